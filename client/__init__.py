@@ -1,0 +1,1 @@
+"""Readers: streams, blocking and asynchronous."""

@@ -1,0 +1,212 @@
+"""The blocking stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import ClosedError, SplitArrowError, TransportError
+from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.uri import DataUri
+from ..transport import blocking as driver
+from ..transport.registry import transport_for
+from .decoder import checked_validation
+from .reader import Reader, ReadOptions, resolve
+
+
+class Stream:
+    """A dataset being read. Made by `open`; a context manager and an iterator of batches.
+
+    The batches belong to the caller: they own the memory that they arrived in, and stay valid
+    after the stream is closed. One thread at a time may read; any thread may `cancel`.
+    """
+
+    def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
+        self._reader = reader = Reader(uris, options)
+        self._stall = options.stall_timeout
+        self._cancelled = False
+        try:
+            for uri in uris:
+                transport = transport_for(uri)
+                channel = transport.connect(uri, options.limits, options.connect_timeout)
+                request = reader.attach(channel, uri)
+                driver.send(channel, [request], self._stall)
+            reader.requested()
+            while reader.schema is None:
+                reader.check()
+                self._receive()
+        except BaseException:
+            reader.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+        schema = self._reader.schema
+        assert schema is not None
+        return schema
+
+    @property
+    def transport(self) -> str:
+        """The scheme that the stream came by."""
+        return self._reader.uris[0].scheme
+
+    @property
+    def rows_received(self) -> int:
+        """How many rows have been received and decoded."""
+        return self._reader.rows
+
+    @property
+    def bytes_received(self) -> int:
+        """How many bytes have arrived, headers included."""
+        return self._reader.bytes_received
+
+    def _receive(self) -> None:
+        kind, channel = self._reader.wanted()
+        try:
+            frames = driver.receive(channel, self._stall)
+        except SplitArrowError as error:
+            if self._cancelled and isinstance(error, TransportError):
+                error = ClosedError("the stream was cancelled")
+            self._reader.fail(error)
+        else:
+            self._reader.take(kind, frames)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        """Return the next record batch.
+
+        Raises
+        ------
+        StopIteration
+            At the proven end of the stream, and only there.
+        ProtocolError, RemoteError, TransportError
+            If the stream breaks. Everything returned before is good, and not the whole.
+        """
+        batches = self._reader.batches
+        while not batches:
+            if not self._reader.check():
+                raise StopIteration
+            self._receive()
+        return batches.popleft()
+
+    def read_all(self) -> pa.Table:
+        """Return what is left of the stream as one table."""
+        return pa.Table.from_batches(list(self), self.schema)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return a ``pyarrow.RecordBatchReader`` over what is left of the stream."""
+        return pa.RecordBatchReader.from_batches(self.schema, self)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        """Export the stream through the Arrow C stream interface, batch by batch."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def cancel(self) -> None:
+        """Stop a read that another thread waits in: it raises `ClosedError`."""
+        self._cancelled = True
+        for channel in self._reader.channels.values():
+            channel.interrupt()
+
+    def close(self) -> None:
+        """Close the connection. Batches already handed out stay valid. Idempotent."""
+        self._reader.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<splitarrow.Stream {self._reader.name!r} {self._reader.state.value}>"
+
+
+def open(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+    validate: str | None = None,
+    connect_timeout: float = 10.0,
+    stall_timeout: float | None = 30.0,
+    prefetch_bytes: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Stream:
+    """Open a dataset for reading.
+
+    Parameters
+    ----------
+    uri : str, DataUri, or a pair of them
+        A ``want_data`` URI; two, one with ``stream=metadata`` and one with ``stream=body``,
+        read the two streams from two connections, be it to one server or to two.
+    ticket : bytes or str, optional
+        What to ask for, where the URI has no ticket.
+    columns : sequence of str, optional
+        The columns to read, in this order; all by default.
+    limit : int, optional
+        The largest number of rows to read.
+    batch_rows : int, optional
+        The largest number of rows in a batch.
+    compression : {"none", "lz4", "zstd"}, optional
+        How the bodies travel; by default as they lie at the server.
+    validate : {"full", "cheap", "off"}, optional
+        How batches are checked before they are handed out. By default ``full``, or ``cheap``
+        where the server is on this host.
+    connect_timeout : float
+        The longest time to connect, in seconds.
+    stall_timeout : float or None
+        The longest silence of the server while something is awaited, in seconds.
+    prefetch_bytes : int
+        How many bytes of batches a thread of the stream's may read ahead of the consumer; 0
+        reads when asked, and leaves reading ahead to the kernel's buffers.
+    limits : Limits
+        Bounds on what is accepted from the server.
+
+    Returns
+    -------
+    Stream
+        Its schema has arrived.
+
+    Raises
+    ------
+    UsageError
+        If an argument is wrong; `UriError` for the URI.
+    TransportError
+        If no server answers, or what answers does not speak splitarrow.
+    RemoteError
+        If the server refuses; `NotFoundError` if it has no such dataset.
+
+    Examples
+    --------
+    >>> import pyarrow, splitarrow
+    >>> table = pyarrow.table({"n": [1, 2, 3], "name": ["a", "b", "c"]})
+    >>> with splitarrow.serve({"numbers": table}) as server:
+    ...     with splitarrow.open(server.uri("numbers"), columns=["name"]) as stream:
+    ...         stream.read_all()["name"].to_pylist()
+    ['a', 'b', 'c']
+    """
+    uris = resolve(
+        uri, ticket, columns=columns, limit=limit, batch_rows=batch_rows, compression=compression
+    )
+    options = ReadOptions(
+        validate=None if validate is None else checked_validation(validate),
+        connect_timeout=connect_timeout,
+        stall_timeout=stall_timeout,
+        prefetch_bytes=prefetch_bytes,
+        limits=limits,
+    )
+    return Stream(uris, options)

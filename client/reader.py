@@ -1,0 +1,265 @@
+"""One stream being read, without waiting: what the blocking and the async stream share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ..errors import (
+    ClosedError,
+    ConnectionLostError,
+    InvalidRequestError,
+    ProtocolError,
+    SplitArrowError,
+    UriError,
+    UsageError,
+)
+from ..protocol.frames import Incoming, Tagged
+from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.messages import Message
+from ..protocol.reassembler import Reassembler
+from ..protocol.request import Request
+from ..protocol.states import READER, Machine, ReaderEvent, ReaderState
+from ..protocol.uri import DataUri, StreamKind
+from ..transport.base import Channel
+from .decoder import BatchDecoder, Validation, checked_validation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a stream is read. It is valid once built."""
+
+    validate: Validation | None = None
+    """How batches are checked; None: ``full``, or ``cheap`` if the peer is on this host."""
+    connect_timeout: float = 10.0
+    """The longest time that a connection may take to be made, in seconds."""
+    stall_timeout: float | None = 30.0
+    """The longest silence of the peer while something is awaited, in seconds; None: no end."""
+    prefetch_bytes: int = 0
+    """How many bytes of decoded batches may be read ahead of the consumer."""
+    limits: Limits = DEFAULT_LIMITS
+    """Bounds on what is accepted from the server."""
+
+    def __post_init__(self) -> None:
+        if self.validate is not None:
+            checked_validation(self.validate)
+        if self.connect_timeout <= 0:
+            raise UsageError("connect_timeout has to be more than 0 seconds")
+        if self.stall_timeout is not None and self.stall_timeout <= 0:
+            raise UsageError("stall_timeout has to be more than 0 seconds, or None")
+        if self.prefetch_bytes < 0:
+            raise UsageError("prefetch_bytes cannot be negative")
+
+
+def resolve(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+) -> list[DataUri]:
+    """Return the one or two URIs of a stream, checked, each with its ticket.
+
+    Raises
+    ------
+    UriError
+        If a URI is malformed, lacks ``want_data`` or a ticket, or two do not make a pair.
+    UsageError
+        If a selection is impossible, or the ticket cannot be combined with one.
+    """
+    given = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
+    uris = [DataUri.parse(item) if isinstance(item, str) else item for item in given]
+    if len(uris) == 2:
+        kinds = {item.stream for item in uris}
+        if kinds != {StreamKind.METADATA, StreamKind.BODY}:
+            raise UriError(
+                "a pair of URIs is one with stream=metadata and one with stream=body; got "
+                + " and ".join(f"stream={item.stream.value}" for item in uris)
+            )
+    elif len(uris) != 1:
+        raise UriError(f"a stream has one URI, or a pair of them; got {len(uris)}")
+    elif uris[0].stream is not StreamKind.BOTH:
+        other = "body" if uris[0].stream is StreamKind.METADATA else "metadata"
+        raise UriError(
+            f"{uris[0].redacted()} carries only the {uris[0].stream.value} stream; "
+            f"give the URI with stream={other} as well"
+        )
+    wanted = {
+        "columns": None if columns is None else tuple(columns),
+        "limit": limit,
+        "batch_rows": batch_rows,
+        "compression": compression,
+    }
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if isinstance(ticket, str):
+        ticket = ticket.encode()
+    resolved: list[DataUri] = []
+    for item in uris:
+        item.require_want_data()
+        own = ticket if item.ticket is None else item.ticket
+        own = next((u.ticket for u in uris if u.ticket is not None), None) if own is None else own
+        if not own:
+            raise UriError(f"{item.redacted()} has no ticket: add &ticket=NAME, or pass ticket=…")
+        if wanted:
+            try:
+                own = replace(Request.parse(own), **wanted).ticket()
+            except InvalidRequestError as error:
+                raise UsageError(error.message) from None
+        resolved.append(item.replace(ticket=own))
+    return resolved
+
+
+def stream_name(ticket: bytes) -> str:
+    """Return what a stream is called in errors: its dataset, where the ticket shows it."""
+    try:
+        return Request.parse(ticket).dataset
+    except InvalidRequestError:
+        return "?"
+
+
+class Reader:
+    """Holds a stream's connections, puts its messages together and decodes them.
+
+    A driver connects the channels, sends `request` on each, receives from the channel that
+    `wanted` names, and hands what came to `take`.
+
+    Parameters
+    ----------
+    uris : list of DataUri
+        As `resolve` returns them.
+    options : ReadOptions
+        How to read.
+    """
+
+    def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
+        self.uris = uris
+        self.options = options
+        self.name = stream_name(uris[0].ticket or b"")
+        self.channels: dict[StreamKind, Channel] = {}
+        self.batches: deque[pa.RecordBatch] = deque()
+        """Decoded batches that nobody has taken yet."""
+        self.rows = 0
+        """How many rows have been decoded."""
+        self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
+        self._reassembler = Reassembler(options.limits, stream=self.name)
+        self._decoder: BatchDecoder | None = None
+        self._error: SplitArrowError | None = None
+
+    @property
+    def state(self) -> ReaderState:
+        """Where the stream stands."""
+        return self._machine.state
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The schema, once it has arrived."""
+        return None if self._decoder is None else self._decoder.schema
+
+    @property
+    def bytes_received(self) -> int:
+        """How many bytes have arrived over all connections."""
+        return sum(channel.bytes_received for channel in self.channels.values())
+
+    def attach(self, channel: Channel, uri: DataUri) -> Tagged:
+        """Take over a connected channel; return the request to send on it."""
+        self.channels[uri.stream] = channel
+        ticket = uri.ticket or b""
+        return Tagged(uri.require_want_data(), len(ticket), (ticket,))
+
+    def requested(self) -> None:
+        """Note that all requests are sent."""
+        self._machine.on(ReaderEvent.REQUESTED)
+
+    def wanted(self) -> tuple[StreamKind, Channel]:
+        """Return the connection that the next message waits for."""
+        if len(self.channels) == 1:
+            return next(iter(self.channels.items()))
+        kind = StreamKind.BODY if self._reassembler.needs_body else StreamKind.METADATA
+        return kind, self.channels[kind]
+
+    def take(self, kind: StreamKind, frames: list[Incoming]) -> None:
+        """Take in what arrived on the connection of `kind`; batches go to `batches`.
+
+        Batches that were complete before an error are there; the error comes after them,
+        from `check`.
+        """
+        messages: list[Message] = []
+        try:
+            self._reassembler.feed(frames, messages, kind)
+        except ProtocolError as error:
+            self._decode(messages)
+            self.fail(error)
+            return
+        self._decode(messages)
+        if self._error is None and self._reassembler.failure is not None:
+            self.fail(self._reassembler.failure)
+        elif self._error is None and self._reassembler.finished:
+            self._machine.on(ReaderEvent.PROVEN_END)
+
+    def _decode(self, messages: list[Message]) -> None:
+        try:
+            for message in messages:
+                if self._decoder is None:
+                    self._decoder = self._open(message)
+                    continue
+                batch = self._decoder.decode(message)
+                if batch is not None:
+                    self.batches.append(batch)
+                    self.rows += batch.num_rows
+        except SplitArrowError as error:
+            self.fail(error)
+
+    def _open(self, message: Message) -> BatchDecoder:
+        validate = self.options.validate
+        if validate is None:
+            local = all(channel.is_local for channel in self.channels.values())
+            validate = "cheap" if local else "full"
+        decoder = BatchDecoder(message, self.options.limits, validate, self.name)
+        self._machine.on(ReaderEvent.SCHEMA)
+        return decoder
+
+    def fail(self, error: SplitArrowError) -> None:
+        """Note why the stream cannot go on, and let go of its connections."""
+        if self._error is None:
+            if isinstance(error, ConnectionLostError):
+                error.message = f"{error.message}; missing is {self._reassembler.missing()}"
+            if error.stream is None:
+                error.stream = self.name
+            error.state = self.state.value
+            self._error = error
+            self._machine.on(ReaderEvent.ERROR)
+        for channel in self.channels.values():
+            channel.abort()
+
+    def check(self) -> bool:
+        """Tell whether more may come; raise what the stream failed with.
+
+        Raises
+        ------
+        SplitArrowError
+            If the stream failed, once its good batches are taken.
+        ClosedError
+            If it was closed.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.state is ReaderState.CLOSED:
+            raise ClosedError("the stream is closed", stream=self.name)
+        return self.state is not ReaderState.ENDED
+
+    def close(self) -> None:
+        """Close the connections. What was decoded stays valid; nothing more can be read."""
+        ended = self.state is ReaderState.ENDED
+        if self.state is not ReaderState.CLOSED:
+            self._machine.on(ReaderEvent.CLOSE)
+        self.batches.clear()
+        for channel in self.channels.values():
+            if ended:
+                channel.close()
+            else:
+                channel.abort()

@@ -1,0 +1,1 @@
+"""What is inside a message: bytes in, objects out, no I/O."""

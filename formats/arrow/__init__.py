@@ -1,0 +1,1 @@
+"""Arrow IPC: encapsulated messages, schemas, files, encoding and decoding."""

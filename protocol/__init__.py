@@ -1,0 +1,1 @@
+"""The dissociated protocol, without I/O: tags, messages, splitting, reassembly, leases."""

@@ -1,0 +1,1 @@
+"""How messages travel: one module per URI scheme behind one small interface."""
