@@ -1,0 +1,90 @@
+"""What a dataset is to the server, whatever it is made of.
+
+A dataset opens a `Source` for each reader. A source yields groups of messages; the session
+numbers, splits and sends one group before it asks for the next, so that a group is all that a
+reader makes the server hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage
+
+GROUP_BYTES = 256 << 10
+"""How many bytes of small messages may share a group; a larger message is one of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How record batches become messages where they do not lie in a file as such."""
+
+    compression: str | None = None
+    """``none``, ``lz4`` or ``zstd``; None leaves files as they lie and compresses nothing."""
+    batch_rows: int | None = None
+    """The largest number of rows in a batch; None leaves it to the source."""
+
+
+class Source(Protocol):
+    """The messages of one dataset, for one reader: first the schema, then the rest in order."""
+
+    blocking: bool
+    """Whether asking for the next group may take long: it is then asked on a worker thread."""
+
+    def __iter__(self) -> Iterator[list[SourceMessage]]:
+        """Yield groups of messages, none empty.
+
+        Raises
+        ------
+        DatasetError
+            If the data cannot be read, was truncated, or changed since the source was opened.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files and threads. Idempotent; called whether or not all was read."""
+        ...
+
+
+class Dataset(Protocol):
+    """A named set of record batches with one schema. Safe to use from several threads."""
+
+    schema: pa.Schema
+    """The schema of all its batches."""
+    rows: int | None
+    """How many rows it has; None if that is not known without reading it."""
+    nbytes: int | None
+    """How many bytes it has as it lies; None if that is not known."""
+    kind: str
+    """What it is made of, in a word or two: ``arrow file``, ``parquet directory``, ``table``."""
+
+    def open(self, request: Request, encoding: Encoding) -> Source:
+        """Begin to read it for one reader.
+
+        Parameters
+        ----------
+        request : Request
+            Columns, limit, batch size and compression that the reader asks for. They come
+            before those of `encoding`, which are the server's defaults.
+        encoding : Encoding
+            The server's defaults.
+
+        Raises
+        ------
+        DatasetError
+            If it is not readable any more.
+        NotFoundError
+            If a column does not exist; the error names it and the nearest existing names.
+        InvalidRequestError
+            If it cannot be served as asked for.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds. Sources already open go on."""
+        ...

@@ -1,0 +1,150 @@
+"""The server's settings: from arguments, ``SPLITARROW_…`` variables and a TOML file.
+
+They count in that order: what an argument says wins over a variable, and that over the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ..errors import ConfigError, UriError
+from ..protocol.tags import is_request_value
+from ..protocol.uri import DataUri
+from ..transport.registry import transport_for
+
+WANT_DATA = 0x0000_0100_0000_0001
+FREE_DATA = 0x0000_0100_0000_0002
+"""The tags of a listener that names none: the same on every host, so that URIs stay valid."""
+
+Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ServerSettings(BaseSettings):
+    """How a daemon serves. It is valid once built."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPLITARROW_", extra="forbid", frozen=True, validate_default=True
+    )
+
+    datasets: dict[str, str] = {}
+    """The catalog: names and where the data lies."""
+    listen: tuple[str, ...] = ("tcp://127.0.0.1:8816",)
+    """Where to listen for readers. ``stream=metadata`` or ``stream=body`` serves one stream."""
+    control: str | None = None
+    """Where to listen for the control plane; None: nowhere."""
+    compression: Literal["none", "lz4", "zstd"] | None = None
+    """How bodies are compressed; None leaves files as they lie and compresses nothing else."""
+    batch_rows: Count | None = None
+    """The largest number of rows in a batch; None leaves it to the source."""
+    workers: Count = 1
+    """How many processes share the ports."""
+    drain_seconds: Seconds = 30.0
+    """How long running streams may go on after SIGTERM."""
+    handshake_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """How long a new connection may take to say what it is."""
+    idle_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """How long a connection without a stream is kept."""
+    max_connections: Count = 4096
+    """How many connections a process serves; more are told RESOURCE_EXHAUSTED."""
+    ready_file: Path | None = None
+    """A file that gets one JSON object once every listener is bound."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe event that is logged."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How events are logged; ``auto``: for people on a terminal, JSON elsewhere."""
+
+    @field_validator("datasets")
+    @classmethod
+    def _named(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not name or "\0" in name:
+                raise ValueError("a dataset needs a name")
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _listening(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("there has to be one address at least")
+        for text in value:
+            listener_uri(text)
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Say where settings come from, the strongest first."""
+        toml_file = settings_cls.model_config.get("toml_file")
+        file = (TomlConfigSettingsSource(settings_cls),) if toml_file else ()
+        return (init_settings, env_settings, *file)
+
+
+def load_settings(config: Path | None = None, **arguments: Any) -> ServerSettings:
+    """Return the settings; arguments that are None count as not given.
+
+    Parameters
+    ----------
+    config : Path, optional
+        A TOML file with settings of the same names.
+    **arguments
+        Fields of `ServerSettings`.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a setting is unknown or impossible; the error names it.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if config is not None and not config.is_file():
+        raise ConfigError(f"there is no configuration file {config}")
+
+    class FromFile(ServerSettings):
+        model_config = SettingsConfigDict(toml_file=config, title="ServerSettings")
+
+    try:
+        return ServerSettings(**FromFile(**given).model_dump())
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{name}: {reason}") from None
+    except (ValueError, OSError) as error:  # malformed TOML, or a variable that is no JSON
+        raise ConfigError(f"{config or 'environment'}: {error}") from None
+
+
+def listener_uri(text: str) -> DataUri:
+    """Return the URI of a listener, with ``want_data`` filled in.
+
+    Raises
+    ------
+    UriError
+        If it is malformed, of an unknown scheme, or its ``want_data`` could be a body's tag.
+    """
+    uri = DataUri.parse(text)
+    transport_for(uri)
+    if uri.ticket is not None:
+        raise UriError(f"{uri.redacted()}: a listener has no ticket")
+    changes: dict[str, int] = {}
+    for name, default in (("want_data", WANT_DATA), ("free_data", FREE_DATA)):
+        value = getattr(uri, name)
+        if value is not None and not is_request_value(value):
+            raise UriError(f"{name}={value:#x}: one of its bits 32-55 has to be set")
+        if value is None and name == "want_data":
+            changes[name] = default
+    return uri.replace(**changes)

@@ -1,0 +1,239 @@
+"""The daemon: listeners, sessions, draining. The same object serves a process and a notebook."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from socket import socket
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from anyio.lowlevel import checkpoint
+
+from ..errors import UsageError
+from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.request import Request
+from ..protocol.uri import DataUri, StreamKind
+from ..transport.base import Channel, Listener
+from ..transport.registry import transport_for
+from ..transport.tcp import TcpListener
+from .catalog.base import Dataset, Encoding
+from .catalog.catalog import Catalog
+from .config import ServerSettings, listener_uri
+from .logs import get_logger
+from .metrics import Counters
+from .session import Session
+
+_MAX_REQUEST_FRAME = 1 << 20
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_WORKER_THREADS = 16
+
+
+class Daemon:
+    """Serves a catalog over the listeners that its settings name.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        What to serve. It may change while the daemon runs.
+    settings : ServerSettings
+        How.
+    limits : Limits
+        Bounds on what readers may send.
+
+    Attributes
+    ----------
+    uris : list of DataUri
+        The addresses that are bound.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        settings: ServerSettings,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.catalog = catalog
+        self.settings = settings
+        self.limits = limits
+        self.encoding = Encoding(settings.compression, settings.batch_rows)
+        self.handshake_seconds = settings.handshake_seconds
+        self.idle_seconds = settings.idle_seconds
+        self.counters = Counters()
+        self.uris: list[DataUri] = []
+        self._listeners: list[Listener] = []
+        self._sessions: set[Session] = set()
+        self._log = get_logger("daemon")
+
+    def lookup(self, name: str) -> Dataset:
+        """Return a dataset of the catalog.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of that name.
+        """
+        return self.catalog.lookup(name)
+
+    async def run(
+        self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve what is bound until `drain` or `cut`; return when the last stream has ended."""
+        self.draining = anyio.Event()
+        self.threads = anyio.CapacityLimiter(_WORKER_THREADS)
+        listeners = self._listeners
+        try:
+            async with anyio.create_task_group() as sessions:
+                self._scope = sessions.cancel_scope
+                async with anyio.create_task_group() as accepting:
+                    for listener in listeners:
+                        accepting.start_soon(self._accept, listener, sessions)
+                    task_status.started(self.uris)
+                    await self.draining.wait()
+                    accepting.cancel_scope.cancel()
+                for listener in listeners:
+                    listener.close()
+                sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
+        finally:
+            for listener in listeners:
+                listener.close()
+        if self.counters.streams:
+            self._log.warning("streams cut", streams=self.counters.streams)
+
+    def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
+        """Bind the addresses of the settings: all of them or, with an error, none.
+
+        Parameters
+        ----------
+        sockets : mapping, optional
+            Sockets that are bound already, for several processes to share, by the address
+            that they are bound for.
+
+        Raises
+        ------
+        ConfigError
+            If an address cannot be bound.
+        """
+        limits = Limits(body_bytes=_MAX_REQUEST_FRAME, metadata_bytes=_MAX_REQUEST_FRAME)
+        listeners: list[Listener] = []
+        try:
+            for text in self.settings.listen:
+                uri = listener_uri(text)
+                if sockets is not None:
+                    listeners.append(TcpListener(uri, limits, sockets[text]))
+                else:
+                    listeners.append(transport_for(uri).listen(uri, limits))
+        except BaseException:
+            for listener in listeners:
+                listener.close()
+            raise
+        self._listeners = listeners
+        self.uris = [listener.uri for listener in listeners]
+
+    def drain(self) -> None:
+        """Take no new streams; return from `run` when those that run have ended."""
+        self.draining.set()
+
+    def cut(self) -> None:
+        """End every stream now; the readers see broken connections."""
+        self.draining.set()
+        self._scope.cancel()
+
+    def stats(self) -> dict[str, int]:
+        """Return what is counted: what is open or held now, and totals since the start."""
+        counters = self.counters
+        return {
+            "connections": counters.connections,
+            "connections_total": counters.connections_total,
+            "streams": counters.streams,
+            "streams_total": counters.streams_total,
+            "leases": sum(session.ledger.held for session in self._sessions),
+            "leased_bytes": sum(session.ledger.held_bytes for session in self._sessions),
+            "bytes_sent": counters.bytes_sent
+            + sum(session.bytes_sent for session in self._sessions),
+            "messages": counters.messages,
+            "rows": counters.rows,
+            "failures": counters.failures,
+            "protocol_errors": counters.protocol_errors,
+            "refused": counters.refused,
+        }
+
+    def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
+        """Return the complete URI of a dataset, ticket included.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        scheme : str, optional
+            The transport; None takes the first listener that fits.
+        stream : {"both", "metadata", "body"}, optional
+            Which streams the listener carries; None prefers both.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such dataset.
+        UsageError
+            If no listener fits.
+        """
+        self.catalog.lookup(name)
+        fitting = [
+            uri
+            for uri in self.uris
+            if scheme in (None, uri.scheme) and stream in (None, uri.stream.value)
+        ]
+        if not fitting:
+            wanted = " ".join(part for part in (scheme, stream and f"stream={stream}") if part)
+            raise UsageError(f"the server has no listener for {wanted or 'anything'}")
+        fitting.sort(key=lambda uri: uri.stream is not StreamKind.BOTH)
+        return str(_reachable(fitting[0]).replace(ticket=Request(name).ticket()))
+
+    def ready(self, pid: int) -> dict[str, Any]:
+        """Return what the ready file says: the process, its addresses and its datasets."""
+        schemes = list(dict.fromkeys(uri.scheme for uri in self.uris))
+        return {
+            "pid": pid,
+            "control": None,
+            "listen": [str(uri) for uri in self.uris],
+            "datasets": {
+                name: {scheme: self.uri(name, scheme) for scheme in schemes}
+                for name in self.catalog.names()
+            },
+        }
+
+    async def _accept(self, listener: Listener, sessions: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener.fileno())
+            try:
+                while (channel := listener.accept()) is not None:
+                    sessions.start_soon(self._serve, channel, listener.uri)
+                    await checkpoint()
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                self._log.error("cannot accept a connection", reason=error.strerror)
+                await anyio.sleep(0.1)
+
+    async def _serve(self, channel: Channel, uri: DataUri) -> None:
+        counters = self.counters
+        admitted = counters.connections < self.settings.max_connections
+        counters.connections += 1
+        counters.connections_total += 1
+        counters.refused += not admitted
+        session = Session(channel, uri, self, admitted=admitted)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        except Exception:
+            self._log.exception("session failed", peer=channel.peer)
+        finally:
+            counters.connections -= 1
+            self._sessions.discard(session)
+
+
+def _reachable(uri: DataUri) -> DataUri:
+    """Return the address that a reader uses for a listener bound to every interface."""
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    return uri.replace(host=loopback.get(uri.host, uri.host))
