@@ -132,6 +132,9 @@ class RemoteError(SplitArrowError):
 
     code: str = "UNKNOWN"
 
+    def __str__(self) -> str:
+        return self.message  # the server's words name the dataset
+
 
 class NotFoundError(RemoteError):
     """There is no dataset, or no column, of that name."""

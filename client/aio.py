@@ -8,12 +8,15 @@ from types import TracebackType
 import anyio
 import pyarrow as pa
 from anyio import to_thread
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from ..errors import ClosedError, SplitArrowError, TransportError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.uri import DataUri
 from ..transport import aio as driver
 from ..transport.registry import transport_for
+from .ahead import TaskAhead
 from .decoder import checked_validation
 from .reader import Reader, ReadOptions, resolve
 
@@ -30,6 +33,8 @@ class AsyncStream:
         self._reader = Reader(uris, options)
         self._options = options
         self._cancelled = False
+        self._ahead: TaskAhead | None = None
+        self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> AsyncStream:
         reader, options = self._reader, self._options
@@ -46,6 +51,11 @@ class AsyncStream:
         except BaseException:
             reader.close()
             raise
+        if options.prefetch_bytes:
+            self._ahead = TaskAhead(reader, self._receive, options.prefetch_bytes)
+            self._group = anyio.create_task_group()
+            await self._group.__aenter__()
+            self._group.start_soon(self._ahead.run)
         return self
 
     async def __aexit__(
@@ -55,6 +65,9 @@ class AsyncStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+        if self._group is not None:
+            self._group.cancel_scope.cancel()
+            await self._group.__aexit__(None, None, None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -109,14 +122,21 @@ class AsyncStream:
         ProtocolError, RemoteError, TransportError
             If the stream breaks. Everything returned before is good, and not the whole.
         """
-        batches = self._reader.batches
-        if not batches:
-            await anyio.lowlevel.checkpoint()
-        while not batches:
-            if not self._reader.check():
+        reader = self._reader
+        if not reader.has_batches:
+            await checkpoint()
+        while (batch := reader.pop()) is None:
+            if self._ahead is not None:
+                batch = await self._ahead.next()
+                if batch is not None:
+                    break
+            if not reader.check():
                 raise StopAsyncIteration
-            await self._receive()
-        return batches.popleft()
+            if self._ahead is None:
+                await self._receive()
+        if self._ahead is not None:
+            self._ahead.tell()
+        return batch
 
     async def read_all(self) -> pa.Table:
         """Return what is left of the stream as one table."""

@@ -13,6 +13,7 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.uri import DataUri
 from ..transport import blocking as driver
 from ..transport.registry import transport_for
+from .ahead import ThreadAhead
 from .decoder import checked_validation
 from .reader import Reader, ReadOptions, resolve
 
@@ -28,6 +29,8 @@ class Stream:
         self._reader = reader = Reader(uris, options)
         self._stall = options.stall_timeout
         self._cancelled = False
+        self._window = options.prefetch_bytes
+        self._ahead: ThreadAhead | None = None
         try:
             for uri in uris:
                 transport = transport_for(uri)
@@ -88,12 +91,23 @@ class Stream:
         ProtocolError, RemoteError, TransportError
             If the stream breaks. Everything returned before is good, and not the whole.
         """
-        batches = self._reader.batches
-        while not batches:
-            if not self._reader.check():
+        reader = self._reader
+        if self._window:
+            return self._next_ahead()
+        while (batch := reader.pop()) is None:
+            if not reader.check():
                 raise StopIteration
             self._receive()
-        return batches.popleft()
+        return batch
+
+    def _next_ahead(self) -> pa.RecordBatch:
+        if self._ahead is None:
+            self._ahead = ThreadAhead(self._reader, self._receive, self._window)
+        batch = self._ahead.next()
+        if batch is None:
+            self._reader.check()
+            raise StopIteration
+        return batch
 
     def read_all(self) -> pa.Table:
         """Return what is left of the stream as one table."""
@@ -115,6 +129,9 @@ class Stream:
 
     def close(self) -> None:
         """Close the connection. Batches already handed out stay valid. Idempotent."""
+        if self._ahead is not None:
+            self.cancel()
+            self._ahead.stop()
         self._reader.close()
 
     def __enter__(self) -> Stream:

@@ -4,29 +4,29 @@ Two ways lead there. Where nothing depends on earlier messages (no dictionaries,
 byte order), the metadata is written into the room in front of the received body, and pyarrow
 decodes the contiguous message where it lies: some 2 µs a batch. Otherwise one stream reader of
 pyarrow lives as long as the stream; it keeps the dictionaries, merges deltas and swaps bytes,
-and is handed the pieces as they came.
+and is handed the pieces as they came. It wants every dictionary before the first batch, which
+the Arrow specification does not ask for where a column is all null; empty ones stand in.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from typing import Any, Literal, cast, get_args
 
 import pyarrow as pa
 
 from ..errors import InvalidDataError, LimitError, ProtocolError, UsageError
+from ..formats.arrow.bounds import survey_custom_metadata
+from ..formats.arrow.dictionaries import dictionary_types, empty_dictionary
 from ..formats.arrow.message import (
-    CONTINUATION,
     HeaderType,
     batch_facts,
+    batch_traits,
     decoded_bytes,
     encapsulate,
-    is_compressed,
     message_facts,
-    padded,
 )
-from ..formats.arrow.schema import has_dictionaries, is_native_endian, read_schema
+from ..formats.arrow.schema import is_native_endian, read_schema
 from ..protocol.frames import ReceivedBody
 from ..protocol.limits import Limits
 from ..protocol.messages import Message
@@ -35,8 +35,17 @@ from ..protocol.tags import BodyType
 Validation = Literal["full", "cheap", "off"]
 """How thoroughly decoded batches are checked."""
 
-_PREFIX = struct.Struct("<4sI")
-_DECODING = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, MemoryError)
+_read_record_batch = pa.ipc.read_record_batch
+_DECODING = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    MemoryError,
+    StopIteration,
+)
+"""What pyarrow raises for data that it cannot decode; the last where it finds no message."""
 
 
 def checked_validation(value: str) -> Validation:
@@ -120,7 +129,7 @@ class BatchDecoder:
     InvalidDataError
         If the schema cannot be decoded.
     LimitError
-        If it nests too deep.
+        If it nests too deep, or becomes too large.
 
     Attributes
     ----------
@@ -138,16 +147,30 @@ class BatchDecoder:
         self._limits = limits
         self._validate = validate
         self._stream = stream
-        self._known = b""
+        self._known = self._framed = self._head = b""
         metadata = schema_message.metadata
-        self.schema: pa.Schema = read_schema(metadata, max_nesting=limits.nesting)
-        self._pieces: _Pieces | None = None
-        self._reader: pa.RecordBatchStreamReader | None = None
-        if has_dictionaries(self.schema) or not is_native_endian(metadata):
-            self._pieces = _Pieces()
-            self._pieces.add(metadata, None)
-            self._reader = pa.ipc.open_stream(pa.PythonFile(cast(Any, self._pieces), mode="r"))
-            self.schema = self._reader.schema
+        try:
+            self.schema: pa.Schema = read_schema(
+                metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
+            )
+            self._swapped = not is_native_endian(metadata)
+            self._awaited = dictionary_types(metadata, self.schema)
+            self._stand_ins_due = bool(self._awaited)
+            self._held = 0
+            self._pieces: _Pieces | None = None
+            self._reader: pa.RecordBatchStreamReader | None = None
+            if self._awaited or self._swapped:
+                self._pieces = _Pieces()
+                self._pieces.add(metadata, None)
+                self._reader = pa.ipc.open_stream(pa.PythonFile(cast(Any, self._pieces), mode="r"))
+                self.schema = self._reader.schema
+        except ProtocolError as error:
+            error.stream, error.sequence = stream, schema_message.sequence
+            raise
+        except _DECODING as error:
+            raise InvalidDataError(
+                f"the schema is refused: {error}", stream=stream, sequence=schema_message.sequence
+            ) from None
 
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of a message; None for a dictionary batch, which is kept.
@@ -175,57 +198,78 @@ class BatchDecoder:
                 batch = self._decode_alone(message.metadata, body)
             else:
                 batch = self._decode_in_stream(message.metadata, body)
-            if batch is not None and self._validate != "off":
-                batch.validate(full=self._validate == "full")
+            if batch is not None and (self._validate != "off" or self._awaited):
+                batch.validate(full=self._validate == "full" or bool(self._awaited))
         except ProtocolError as error:
             error.stream, error.sequence = self._stream, message.sequence
             raise
         except _DECODING as error:
-            raise InvalidDataError(
-                f"the data is refused: {error}", stream=self._stream, sequence=message.sequence
-            ) from None
+            why = f"the data is refused: {error}"
+            if self._awaited:
+                why += f"; no dictionary has come with the id {', '.join(map(str, self._awaited))}"
+            raise InvalidDataError(why, stream=self._stream, sequence=message.sequence) from None
         return batch
 
     def _check(self, message: Message, body: ReceivedBody) -> None:
         """Check what depends on the metadata; uncompressed messages alike need it only once."""
-        metadata = message.metadata
-        header_type = message_facts(metadata).header_type
-        if header_type is HeaderType.DICTIONARY_BATCH:
+        metadata, limits = message.metadata, self._limits
+        header_type, compressed, custom_metadata = batch_traits(metadata)
+        if header_type == HeaderType.DICTIONARY_BATCH:
             if self._pieces is None:
                 raise ProtocolError("a dictionary for a schema that has none")
-        elif header_type is not HeaderType.RECORD_BATCH:
-            raise ProtocolError(f"a {header_type.name} message among record batches")
-        if not is_compressed(metadata):
-            self._known = metadata
-            return
-        facts = batch_facts(metadata, max_buffers=self._limits.buffers)
-        size = decoded_bytes(facts, body.view[body.start :])
-        if size > self._limits.decoded_bytes:
+        elif header_type != HeaderType.RECORD_BATCH:
+            raise ProtocolError(f"a {HeaderType(header_type).name} message among record batches")
+        if custom_metadata and survey_custom_metadata(metadata, max_bytes=limits.metadata_bytes):
+            compressed = True
+        if compressed:
+            facts = batch_facts(metadata, max_buffers=limits.buffers)
+            size = decoded_bytes(facts, body.view[body.start :])
+        else:
+            if header_type == HeaderType.RECORD_BATCH and not self._swapped:
+                self._known = metadata
+                return
+            # Swapping and merging make copies, also of buffers that lie over each other.
+            facts = batch_facts(metadata, max_buffers=limits.buffers)
+            size = sum(max(0, length) for _, length in facts.buffers)
+        if size > limits.decoded_bytes:
             raise LimitError(
-                f"the body of {body.nbytes} bytes declares {size} bytes decompressed; "
-                f"the limit is {self._limits.decoded_bytes}"
+                f"the body of {body.nbytes} bytes becomes {size} bytes when it is decoded; "
+                f"the limit is {limits.decoded_bytes}"
             )
 
     def _decode_alone(self, metadata: bytes, body: ReceivedBody) -> pa.RecordBatch:
-        size = padded(len(metadata))
-        begin = body.start - size - _PREFIX.size
+        # Many messages in a row often have the very same metadata, which is framed once.
+        head = self._head if metadata is self._framed else encapsulate(metadata)
+        self._head, self._framed = head, metadata
+        begin = body.start - len(head)
         if begin < 0:
             pieces = _Pieces()
             pieces.add(metadata, body.payload())
             message = pa.ipc.read_message(pa.PythonFile(cast(Any, pieces), mode="r"))
-            return pa.ipc.read_record_batch(message, self.schema)
-        view = body.view
-        at = begin + _PREFIX.size
-        view[begin:at] = _PREFIX.pack(CONTINUATION, size)
-        view[at : at + len(metadata)] = metadata
-        if size != len(metadata):
-            view[at + len(metadata) : body.start] = bytes(size - len(metadata))
-        return pa.ipc.read_record_batch(body.buffer.slice(begin), self.schema)
+            return _read_record_batch(message, self.schema)
+        body.view[begin : body.start] = head
+        return _read_record_batch(body.buffer.slice(begin), self.schema)
 
     def _decode_in_stream(self, metadata: bytes, body: ReceivedBody) -> pa.RecordBatch | None:
-        assert self._pieces is not None
-        assert self._reader is not None
-        self._pieces.add(metadata, body.payload())
+        pieces, reader = self._pieces, self._reader
+        assert pieces is not None
+        assert reader is not None
         if message_facts(metadata).header_type is HeaderType.DICTIONARY_BATCH:
-            return None  # the reader takes it in before the next record batch
-        return self._reader.read_next_batch()
+            # The reader takes it in before the next record batch.
+            self._held += len(metadata) + body.nbytes
+            if self._held > self._limits.body_bytes:
+                raise LimitError(
+                    f"dictionaries of {self._held} bytes without a record batch; "
+                    f"the limit is {self._limits.body_bytes}"
+                )
+            if self._awaited:
+                self._awaited.pop(batch_facts(metadata).dictionary_id or 0, None)
+            pieces.add(metadata, body.payload())
+            return None
+        if self._stand_ins_due:
+            self._stand_ins_due = False
+            for dictionary_id, value_type in reversed(self._awaited.items()):
+                pieces.add(*empty_dictionary(dictionary_id, value_type))
+        pieces.add(metadata, body.payload())
+        self._held = 0
+        return reader.read_next_batch()

@@ -13,6 +13,7 @@ from ..errors import (
     ConnectionLostError,
     InvalidRequestError,
     ProtocolError,
+    RemoteError,
     SplitArrowError,
     UriError,
     UsageError,
@@ -126,7 +127,7 @@ class Reader:
     """Holds a stream's connections, puts its messages together and decodes them.
 
     A driver connects the channels, sends `request` on each, receives from the channel that
-    `wanted` names, and hands what came to `take`.
+    `wanted` names, and hands what came to `take`. `pop` returns the batches.
 
     Parameters
     ----------
@@ -141,14 +142,39 @@ class Reader:
         self.options = options
         self.name = stream_name(uris[0].ticket or b"")
         self.channels: dict[StreamKind, Channel] = {}
-        self.batches: deque[pa.RecordBatch] = deque()
-        """Decoded batches that nobody has taken yet."""
+        self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
         self.rows = 0
         """How many rows have been decoded."""
         self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
         self._reassembler = Reassembler(options.limits, stream=self.name)
         self._decoder: BatchDecoder | None = None
         self._error: SplitArrowError | None = None
+        self._decoded_bytes = 0
+        self._popped_bytes = 0
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether a decoded batch waits to be taken."""
+        return bool(self._batches)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes the batches have that wait to be taken, as they came."""
+        return self._decoded_bytes - self._popped_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may come."""
+        return self._error is None and self.state is ReaderState.STREAMING
+
+    def pop(self) -> pa.RecordBatch | None:
+        """Return, and forget, the next decoded batch; None if none waits."""
+        try:
+            batch, nbytes = self._batches.popleft()
+        except IndexError:
+            return None
+        self._popped_bytes += nbytes
+        return batch
 
     @property
     def state(self) -> ReaderState:
@@ -183,7 +209,7 @@ class Reader:
         return kind, self.channels[kind]
 
     def take(self, kind: StreamKind, frames: list[Incoming]) -> None:
-        """Take in what arrived on the connection of `kind`; batches go to `batches`.
+        """Take in what arrived on the connection of `kind`; batches wait for `pop`.
 
         Batches that were complete before an error are there; the error comes after them,
         from `check`.
@@ -209,7 +235,9 @@ class Reader:
                     continue
                 batch = self._decoder.decode(message)
                 if batch is not None:
-                    self.batches.append(batch)
+                    nbytes = 0 if message.body is None else message.body.nbytes
+                    self._batches.append((batch, nbytes))
+                    self._decoded_bytes += nbytes
                     self.rows += batch.num_rows
         except SplitArrowError as error:
             self.fail(error)
@@ -230,7 +258,8 @@ class Reader:
                 error.message = f"{error.message}; missing is {self._reassembler.missing()}"
             if error.stream is None:
                 error.stream = self.name
-            error.state = self.state.value
+            if not isinstance(error, RemoteError):
+                error.state = self.state.value
             self._error = error
             self._machine.on(ReaderEvent.ERROR)
         for channel in self.channels.values():
@@ -257,7 +286,7 @@ class Reader:
         ended = self.state is ReaderState.ENDED
         if self.state is not ReaderState.CLOSED:
             self._machine.on(ReaderEvent.CLOSE)
-        self.batches.clear()
+        self._batches.clear()
         for channel in self.channels.values():
             if ended:
                 channel.close()

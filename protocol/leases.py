@@ -62,9 +62,10 @@ class LeaseLedger:
         Raises
         ------
         LimitError
-            If the peer has sent more bad frees than are tolerated.
+            If the peer has sent more bad frees than are tolerated. What this call has taken
+            back is then still held, for `free_all` to return.
         """
-        released: list[int] = []
+        released: dict[int, _Lease] = {}
         for offset in offsets:
             lease = self._leases.get(offset)
             if lease is None:
@@ -72,11 +73,11 @@ class LeaseLedger:
             elif lease.count > 1:
                 lease.count -= 1
             else:
-                del self._leases[offset]
-                released.append(offset)
+                released[offset] = self._leases.pop(offset)
         if self.bad_frees > self._tolerated:
+            self._leases.update(released)
             raise LimitError(f"{self.bad_frees} frees of memory that was not leased")
-        return released
+        return list(released)
 
     def free_all(self) -> list[int]:
         """Take back everything: the peer is gone."""

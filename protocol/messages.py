@@ -14,11 +14,14 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from ..errors import ProtocolError, RemoteError, remote_error
+from ..errors import LimitError, ProtocolError, RemoteError, remote_error
 from .frames import ReceivedBody
 from .tags import BodyType
 
 PREFIX = struct.Struct("<BI")
+FAILURE_BYTES = 64 << 10
+"""The largest payload of a failure that is read, in bytes."""
+_REASON_CHARACTERS = 4000
 
 
 class MetadataType(IntEnum):
@@ -82,23 +85,41 @@ def parse_metadata_prefix(payload: bytes) -> tuple[MetadataType, int]:
 
 
 def failure_payload(code: str, message: str) -> bytes:
-    """Return the payload of a failure: of metadata type 2 and of body type 255."""
-    return json.dumps({"code": code, "message": message}).encode()
+    """Return the payload of a failure: of metadata type 2 and of body type 255.
+
+    A very long message is cut, so that the payload stays below `FAILURE_BYTES`.
+    """
+    reason = _as_text(message[:_REASON_CHARACTERS])
+    return json.dumps({"code": code, "message": reason}).encode()
 
 
-def parse_failure(payload: bytes, *, stream: str | None = None) -> RemoteError:
+def _as_text(text: str) -> str:
+    """Replace halves of surrogate pairs: JSON and file names can hold them, UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def parse_failure(payload: bytes | memoryview, *, stream: str | None = None) -> RemoteError:
     """Return the exception for a failure that the server reported.
 
     Raises
     ------
     ProtocolError
         If the payload is not the JSON object that it must be.
+    LimitError
+        If it is longer than `FAILURE_BYTES`.
     """
+    if len(payload) > FAILURE_BYTES:
+        raise LimitError(
+            f"a failure message of {len(payload)} bytes; the limit is {FAILURE_BYTES}",
+            stream=stream,
+        )
     try:
-        failure: Any = json.loads(payload.decode())
+        failure: Any = json.loads(bytes(payload).decode())
         code, message = failure["code"], failure["message"]
         if not isinstance(code, str) or not isinstance(message, str):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ProtocolError("a failure message is not the JSON object it must be") from None
-    return remote_error(code, message, stream=stream)
+        raise ProtocolError(
+            "a failure message is not the JSON object it must be", stream=stream
+        ) from None
+    return remote_error(_as_text(code), _as_text(message), stream=stream)

@@ -65,7 +65,7 @@ class Reassembler:
         self._pending_bytes = 0
         self._end: int | None = None
         self._head: _Half | None = None
-        self._known = _Half(b"", MessageFacts(HeaderType.NONE, 0))
+        self._known: _Half | None = None
         self.failure: RemoteError | None = None
         self.duplicates = 0
 
@@ -125,35 +125,40 @@ class Reassembler:
         LimitError
             If more would have to wait than the limits allow.
         """
+        in_order = self._in_order and origin is not StreamKind.BODY
+        takes_bodies = origin is not StreamKind.METADATA
         for frame in frames:
             head = self._head
             if isinstance(frame, Untagged):
-                if head is None and self._in_order and origin is not StreamKind.BODY:
-                    payload = frame.payload
-                    if len(payload) > PREFIX.size:
-                        kind, sequence = PREFIX.unpack_from(payload)
-                        if kind == _MESSAGE and sequence == self._next:
-                            half = self._half(payload[PREFIX.size :], sequence)
-                            if half.facts.header_type.has_body:
-                                self._head = half  # its body is most likely next
-                                continue
+                payload = frame.payload
+                if in_order and head is None and len(payload) > PREFIX.size:
+                    kind, sequence = PREFIX.unpack_from(payload)
+                    if kind == _MESSAGE and sequence == self._next:
+                        metadata = payload[PREFIX.size :]
+                        known = self._known
+                        if known is None or metadata != known.metadata:
+                            known = self._half(metadata, sequence)
+                        if known is self._known or known.facts.header_type.has_body:
+                            self._head = known  # its body is most likely next
+                            continue
                 self._park()
-                self._take_metadata(frame.payload, ready, origin)
+                self._take_metadata(payload, ready, origin)
             else:
                 tag, body = frame
                 if (
                     head is not None
                     and tag == self._next
                     and body.nbytes == head.facts.body_length
-                    and origin is not StreamKind.METADATA
+                    and takes_bodies
                 ):
                     ready.append(Message(tag, head.metadata, body, BodyType.PACKED))
                     self._next = (tag + 1) & LAST
                     self._delivered += 1
                     self._head = None
-                else:
-                    self._park()
-                    self._take_body(tag, body, ready, origin)
+                    continue
+                self._park()
+                self._take_body(tag, body, ready, origin)
+            in_order = self._in_order and origin is not StreamKind.BODY
 
     @property
     def _in_order(self) -> bool:
@@ -176,7 +181,7 @@ class Reassembler:
 
     def _half(self, metadata: bytes, sequence: int) -> _Half:
         known = self._known
-        if metadata == known.metadata and self._delivered:
+        if known is not None and metadata == known.metadata and self._delivered:
             return known
         try:
             facts = message_facts(metadata)
@@ -262,8 +267,10 @@ class Reassembler:
         if self.failure is not None:
             raise self._error("a message after the failure of the stream", sequence, tag)
         if body_type is BodyType.FAILED:
-            self.failure = parse_failure(bytes(body), stream=self._stream)
+            self.failure = parse_failure(body.view[body.start :], stream=self._stream)
             return
+        if distance(sequence, self._next) == -self._delivered:
+            raise self._error("a body for the SCHEMA message, which has none", sequence, tag)
         if not self._is_due(sequence, tag):
             return
         if sequence in self._bodies:

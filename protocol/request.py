@@ -13,6 +13,7 @@ from ..errors import InvalidRequestError
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 FORMATS = ("arrow", "vortex")
+_MOST_ROWS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,16 @@ class Request:
             raise InvalidRequestError("the ticket names no dataset")
         if self.columns is not None and not self.columns:
             raise InvalidRequestError("the ticket asks for no column at all")
+        try:
+            "".join((self.dataset, *(self.columns or ()))).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError("the ticket holds names that are not Unicode text") from None
         for name, least in (("limit", 0), ("batch_rows", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidRequestError(f"the ticket's {name} is {value}, less than {least}")
+            if value is not None and value > _MOST_ROWS:
+                raise InvalidRequestError(f"the ticket's {name} does not fit in 64 bits")
         for name, known in (("compression", COMPRESSIONS), ("format", FORMATS)):
             value = getattr(self, name)
             if value is not None and value not in known:

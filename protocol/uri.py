@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
 from ..errors import UriError
 
 _SECRET = ("ticket", "remote_handle")
 _U64 = 1 << 64
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_AUTHORITY = re.compile(r"[^/?#]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_PATH_SAFE = "/:@!$&'()*+,;="
 
 
 class StreamKind(Enum):
@@ -47,7 +52,7 @@ class DataUri:
     port: int | None = None
     """The port, if one is given."""
     path: str = ""
-    """The path: a socket's for ``shm``, a name for ``inproc``."""
+    """The path, decoded: a socket's for ``shm``, a name for ``inproc``."""
     want_data: int | None = None
     """The tag of the request (uint64). A reader needs it; a listener may leave it open."""
     free_data: int | None = None
@@ -66,6 +71,10 @@ class DataUri:
             value = getattr(self, name)
             if value is not None and not 0 <= value < _U64:
                 raise UriError(f"{name}={value} is not an unsigned 64-bit integer")
+        if not _SCHEME.fullmatch(self.scheme):
+            raise UriError(f"{self.scheme!r} is no scheme of a URI")
+        if "\0" in self.path or self.path[:1] not in ("", "/"):
+            raise UriError(f"the path {self.path!r} of a URI has to begin with /")
         if self.port is not None and not 0 <= self.port < 65536:
             raise UriError(f"port {self.port} is not between 0 and 65535")
 
@@ -84,19 +93,24 @@ class DataUri:
         >>> uri.host, uri.port, uri.ticket
         ('host', 8816, b'flights')
         """
-        scheme, separator, _ = text.partition("://")
+        scheme, separator, rest = text.partition("://")
         if not separator or not scheme:
             raise UriError(
                 f"{text.partition('?')[0]!r} is no URI: it has to begin with a scheme, "
                 "as tcp://host:port?want_data=… does"
             )
+        authority = _AUTHORITY.match(rest)
+        if authority and "@" in authority.group():
+            raise UriError("a URI of a data stream carries no user name or password")
+        if _CONTROL.search(text):
+            raise UriError("a URI holds no control characters; write them as %XX")
+        if "#" in rest:
+            raise UriError("a URI of a data stream has no '#'; in a ticket it is written %23")
         try:
             parts = urlsplit(text)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
             raise UriError(f"malformed URI {text.partition('?')[0]!r}: {error}") from None
-        if parts.username is not None or parts.password is not None:
-            raise UriError("a URI of a data stream carries no user name or password")
         values: dict[str, str] = {}
         extra: list[tuple[str, str]] = []
         for pair in parts.query.split("&") if parts.query else ():
@@ -111,7 +125,7 @@ class DataUri:
             scheme=scheme.lower(),
             host=host,
             port=port,
-            path=parts.path,
+            path=unquote(parts.path, errors="surrogateescape"),
             want_data=_parse_u64("want_data", values.get("want_data")),
             free_data=_parse_u64("free_data", values.get("free_data")),
             remote_handle=_parse_base64(values.get("remote_handle")),
@@ -144,7 +158,8 @@ class DataUri:
         """Where to connect, without any parameter: ``scheme://host:port/path``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port is None else f":{self.port}"
-        return f"{self.scheme}://{host}{port}{self.path}"
+        path = quote(self.path, safe=_PATH_SAFE, errors="surrogateescape")
+        return f"{self.scheme}://{host}{port}{path}"
 
     def __str__(self) -> str:
         return self._text(redact=False)

@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+logging.getLogger("splitarrow").addHandler(logging.NullHandler())
+
 
 def get_logger(name: str) -> Any:
     """Return the logger ``splitarrow.NAME``."""

@@ -26,6 +26,7 @@ _MISALIGNED = (struct.error, IndexError, OverflowError)
 
 # The places of fields in the FlatBuffers vtables of Message.fbs.
 _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH = 6, 8, 10
+_MESSAGE_CUSTOM_METADATA = 12
 _BATCH_LENGTH, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 4, 6, 8, 10
 _SCHEMA_ENDIANNESS = 4
 _DICTIONARY_ID, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 4, 6, 8
@@ -193,13 +194,26 @@ def schema_endianness(metadata: bytes | memoryview) -> str:
         table = _indirect(metadata, _field(metadata, _root(metadata), _MESSAGE_HEADER))
         position = _field(metadata, table, _SCHEMA_ENDIANNESS)
         endianness = _I16.unpack_from(metadata, position)[0] if position else 0
-        return ("little", "big")[endianness]
+        if endianness not in (0, 1):
+            raise IndexError
+        return "big" if endianness else "little"
     except _MISALIGNED:
         raise ProtocolError("the metadata is not an Arrow IPC schema") from None
 
 
-def is_compressed(metadata: bytes | memoryview) -> bool:
-    """Tell whether the body of a record batch or dictionary batch is compressed.
+class BatchTraits(NamedTuple):
+    """What decides how a message of a batch has to be checked before it is decoded."""
+
+    header_type: int
+    """What the message is: a value of `HeaderType`, or unknown."""
+    compressed: bool
+    """Whether a record batch or dictionary batch declares a compressed body."""
+    custom_metadata: bool
+    """Whether it carries custom metadata."""
+
+
+def batch_traits(metadata: bytes | memoryview) -> BatchTraits:
+    """Read the few traits of a record batch or dictionary batch that its checks depend on.
 
     Raises
     ------
@@ -207,24 +221,37 @@ def is_compressed(metadata: bytes | memoryview) -> bool:
         If the message is malformed.
     """
     try:
-        return _field(metadata, _batch_table(metadata), _BATCH_COMPRESSION) != 0
+        root = _root(metadata)
+        position = _field(metadata, root, _MESSAGE_HEADER_TYPE)
+        header_type = metadata[position] if position else 0
+        compressed = False
+        if header_type in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
+            compressed = _field(metadata, batch_table(metadata), _BATCH_COMPRESSION) != 0
+        custom_metadata = _field(metadata, root, _MESSAGE_CUSTOM_METADATA) != 0
     except _MISALIGNED:
         raise ProtocolError("the metadata is not an Arrow IPC batch") from None
+    return BatchTraits(header_type, compressed, custom_metadata)
 
 
-def _batch_table(metadata: bytes | memoryview) -> int:
-    """Return the position of the table RecordBatch of a record or dictionary batch."""
+def batch_table(metadata: bytes | memoryview) -> int:
+    """Return the position of the table RecordBatch of a record batch or dictionary batch.
+
+    Raises
+    ------
+    IndexError, struct.error
+        If the message is malformed.
+    """
     root = _root(metadata)
-    header_type = metadata[_field(metadata, root, _MESSAGE_HEADER_TYPE)]
-    table = _indirect(metadata, _field(metadata, root, _MESSAGE_HEADER))
-    if header_type == HeaderType.DICTIONARY_BATCH:
-        position = _field(metadata, table, _DICTIONARY_DATA)
-        if not position:
-            raise IndexError
+    position = _field(metadata, root, _MESSAGE_HEADER_TYPE)
+    header_type = metadata[position] if position else 0
+    position = _field(metadata, root, _MESSAGE_HEADER)
+    if position and header_type == HeaderType.RECORD_BATCH:
         return _indirect(metadata, position)
-    if header_type != HeaderType.RECORD_BATCH:
-        raise IndexError
-    return table
+    if position and header_type == HeaderType.DICTIONARY_BATCH:
+        position = _field(metadata, _indirect(metadata, position), _DICTIONARY_DATA)
+        if position:
+            return _indirect(metadata, position)
+    raise IndexError
 
 
 def decoded_bytes(facts: BatchFacts, body: memoryview) -> int:

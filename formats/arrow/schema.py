@@ -7,10 +7,13 @@ import sys
 import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
+from .bounds import survey_schema
 from .message import HeaderType, encapsulate, message_facts, schema_endianness
 
 
-def read_schema(metadata: bytes | memoryview, *, max_nesting: int = 64) -> pa.Schema:
+def read_schema(
+    metadata: bytes | memoryview, *, max_nesting: int = 64, max_bytes: int = 16 << 20
+) -> pa.Schema:
     """Decode the schema message of a stream.
 
     Parameters
@@ -19,6 +22,8 @@ def read_schema(metadata: bytes | memoryview, *, max_nesting: int = 64) -> pa.Sc
         The FlatBuffer of the message.
     max_nesting : int
         How deep types may nest; a plain column has depth 1.
+    max_bytes : int
+        How large the schema may become when it is read, in bytes.
 
     Raises
     ------
@@ -27,14 +32,15 @@ def read_schema(metadata: bytes | memoryview, *, max_nesting: int = 64) -> pa.Sc
     InvalidDataError
         If it is malformed, or uses a type that is not known.
     LimitError
-        If a type nests deeper than `max_nesting`.
+        If a type nests deeper than `max_nesting`, or the schema becomes larger than `max_bytes`.
     """
     header_type = message_facts(metadata).header_type
     if header_type is not HeaderType.SCHEMA:
         raise InvalidDataError(f"a {header_type.name} message where a schema was expected")
+    survey_schema(metadata, max_nesting=max_nesting, max_bytes=max_bytes)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(encapsulate(metadata)))
-    except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
+    except Exception as error:  # an extension type that the user registered may raise anything
         raise InvalidDataError(f"the schema cannot be decoded: {error}") from None
     for field in schema:
         if _deeper_than(field.type, max_nesting):
@@ -68,15 +74,4 @@ def _deeper_than(data_type: pa.DataType, depth: int) -> bool:
         if count > depth:
             return True
         level = [child for parent in level for child in _children(parent)]
-    return False
-
-
-def has_dictionaries(schema: pa.Schema) -> bool:
-    """Tell whether a column, or something nested in one, is dictionary-encoded."""
-    pending = [field.type for field in schema]
-    while pending:
-        data_type = pending.pop()
-        if isinstance(data_type, pa.DictionaryType):
-            return True
-        pending.extend(_children(data_type))
     return False

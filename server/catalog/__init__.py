@@ -1,0 +1,1 @@
+"""Named datasets: files, directories and tables, and how each becomes a stream of messages."""

@@ -34,7 +34,10 @@ class Source(Protocol):
     """The messages of one dataset, for one reader: first the schema, then the rest in order."""
 
     blocking: bool
-    """Whether asking for the next group may take long: it is then asked on a worker thread."""
+    """Whether asking for the next group may take long: it is then asked on a worker thread.
+
+    Only the groups of such a source may be asked for ahead. Of any other, a group may refer to a
+    file that is closed when the next one is asked for: it has to be sent before."""
 
     def __iter__(self) -> Iterator[list[SourceMessage]]:
         """Yield groups of messages, none empty.
@@ -43,28 +46,54 @@ class Source(Protocol):
         ------
         DatasetError
             If the data cannot be read, was truncated, or changed since the source was opened.
+            What was yielded may then be wrong, too: the stream has to fail.
+        ClosedError
+            If the source was closed.
         """
         ...
 
     def close(self) -> None:
-        """Let go of files and threads. Idempotent; called whether or not all was read."""
+        """Let go of files and threads. Idempotent; called whether or not all was read.
+
+        It may be called while another thread asks for the next group; that thread then lets go
+        when it is done. Regions of files cannot be sent any more.
+        """
         ...
 
 
 class Dataset(Protocol):
     """A named set of record batches with one schema. Safe to use from several threads."""
 
-    schema: pa.Schema
-    """The schema of all its batches."""
-    rows: int | None
-    """How many rows it has; None if that is not known without reading it."""
-    nbytes: int | None
-    """How many bytes it has as it lies; None if that is not known."""
-    kind: str
-    """What it is made of, in a word or two: ``arrow file``, ``parquet directory``, ``table``."""
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all its batches."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows it has; None if that is not known without decoding it.
+
+        The first use may read the metadata of all messages, so it belongs on a worker thread.
+
+        Raises
+        ------
+        DatasetError
+            If that cannot be read any more.
+        """
+        ...
+
+    @property
+    def nbytes(self) -> int | None:
+        """How many bytes it has as it lies; None if that is not known."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """What it is made of, in a few words: ``arrow file``, ``parquet directory``, ``table``."""
+        ...
 
     def open(self, request: Request, encoding: Encoding) -> Source:
-        """Begin to read it for one reader.
+        """Begin to read it for one reader. It reads files, so it belongs on a worker thread.
 
         Parameters
         ----------

@@ -1,0 +1,1 @@
+"""FlatBuffers schemas, and the readers that flatc generates from them."""

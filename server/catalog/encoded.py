@@ -1,0 +1,87 @@
+"""Record batches that are encoded anew: cut to a limit and a size, compressed, grouped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import DatasetError, InvalidDataError
+from ...formats.arrow.encoder import MessageEncoder
+from ...formats.arrow.truncation import needs_truncation, truncated
+from ...protocol.splitter import SourceMessage
+from .base import GROUP_BYTES
+from .selection import Selection
+from .source import Groups
+
+Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
+"""A record batch, and the custom metadata of its message."""
+Batches = Generator[Batch, None, None]
+
+_GROUP_SECONDS = 0.01
+
+
+def encoded_groups(selection: Selection, batches: Batches, what: str) -> Groups:
+    """Yield the schema, and then groups of the messages that `batches` make.
+
+    A group ends when it has GROUP_BYTES, or when it took 10 ms to make, so that what a slow
+    source has given is not held back until it gives more.
+
+    Parameters
+    ----------
+    selection : Selection
+        The columns have been applied to the batches; limit, size and codec are applied here.
+    batches : generator
+        Yields batches of the selection's schema. It is closed here.
+    what : str
+        The source, for errors.
+
+    Raises
+    ------
+    DatasetError
+        If a batch cannot be encoded.
+    """
+    try:
+        encoder = MessageEncoder(selection.schema, selection.codec)
+        yield [SourceMessage(*encoder.schema_message)]
+        group: list[SourceMessage] = []
+        nbytes, since = 0, time.monotonic()
+        for batch, custom_metadata in _sized(selection, batches):
+            for message in encoder.encode(batch, custom_metadata):
+                group.append(SourceMessage(*message))
+                nbytes += message.body_length
+            if nbytes >= GROUP_BYTES or time.monotonic() - since > _GROUP_SECONDS:
+                yield group
+                group = []
+                nbytes, since = 0, time.monotonic()
+        if group:
+            yield group
+        encoder.close()
+    except InvalidDataError as error:
+        raise DatasetError(f"{what}: {error.message}") from None
+    finally:
+        batches.close()
+
+
+def _sized(selection: Selection, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Cut batches to the limit and the size that the reader asked for."""
+    limit, most = selection.limit, selection.batch_rows
+    if limit == 0:
+        return
+    leaky = needs_truncation(selection.schema)
+    for batch, custom_metadata in batches:
+        whole = batch.num_rows
+        rows = whole if limit is None else min(whole, limit)
+        step = rows if most is None else min(rows, most)
+        if step == whole:
+            yield batch, custom_metadata
+        else:
+            for start in range(0, rows, step):
+                part = batch.slice(start, min(step, rows - start))
+                yield truncated(part) if leaky else part, custom_metadata
+        if limit is not None:
+            limit -= rows
+            if not limit:
+                return

@@ -1,0 +1,43 @@
+"""Names that are nearly right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_MOST = 3
+_ALIKE = 0.5
+
+
+def nearest(name: str, existing: Iterable[str]) -> str:
+    """Return a clause that names what may have been meant; empty if there is nothing at all.
+
+    Parameters
+    ----------
+    name : str
+        What was asked for.
+    existing : iterable of str
+        What there is.
+
+    Examples
+    --------
+    >>> nearest("flihgts", ["flights", "trips"])
+    "; the nearest is 'flights'"
+    >>> nearest("x", ["flights", "trips"])
+    "; there are 'flights', 'trips'"
+    """
+    known: dict[str, str] = {}
+    for candidate in existing:
+        known.setdefault(candidate.lower(), candidate)
+    alike = difflib.get_close_matches(name.lower(), known, n=_MOST, cutoff=_ALIKE)
+    if alike:
+        words = "the nearest is" if len(alike) == 1 else "the nearest are"
+        return f"; {words} {', '.join(repr(known[key]) for key in alike)}"
+    if not known:
+        return ""
+    shown = list(known.values())[: _MOST + 1]
+    if len(shown) > _MOST:
+        listed = ", ".join(map(repr, shown[:_MOST]))
+        return f"; there are {listed} and {len(known) - _MOST} more"
+    words = "there is only" if len(shown) == 1 else "there are"
+    return f"; {words} {', '.join(map(repr, shown))}"

@@ -1,0 +1,138 @@
+"""Truncated slices are equal to what they were, and hold nothing else."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from splitarrow.formats.arrow.encoder import MessageEncoder
+from splitarrow.formats.arrow.truncation import has_unions, needs_truncation, truncated
+
+from ..property.arrow_data import arrays_of_all_types
+
+ROWS = 3000
+VIEW = pa.string_view()
+
+
+def text(number: int) -> str | None:
+    return None if number % 7 == 0 else f"a text that is not inlined {number}"
+
+
+def sparsely(values: list[object]) -> list[object]:
+    return [None if number % 5 == 0 else value for number, value in enumerate(values)]
+
+
+def unions() -> dict[str, pa.Array]:
+    halves = range(ROWS // 2)
+    offsets = pa.array([number // 2 for number in range(ROWS)], pa.int32())
+    codes = [number % 2 for number in range(ROWS)]
+    numbers, texts = pa.array(halves), pa.array(map(text, halves), VIEW)
+    far = pa.array([5 + code for code in codes], pa.int8())
+    whole = [pa.array(range(ROWS)), pa.array(map(text, range(ROWS)), VIEW)]
+    return {
+        "dense": pa.UnionArray.from_dense(pa.array(codes, pa.int8()), offsets, [numbers, texts]),
+        "dense, other codes": pa.UnionArray.from_dense(
+            far, offsets, [texts, numbers], ["t", "n"], [5, 6]
+        ),
+        "sparse": pa.UnionArray.from_sparse(pa.array(codes, pa.int8()), whole),
+    }
+
+
+def arrays() -> dict[str, pa.Array]:
+    numbers = range(ROWS)
+    texts = [[text(number)] * (number % 4) for number in numbers]
+    pairs = [[(str(number), text(number))] * (number % 3) for number in numbers]
+    structs = [{"a": text(number), "b": [number] * (number % 3)} for number in numbers]
+    struct = pa.struct([("a", VIEW), ("b", pa.list_view(pa.int32()))])
+    ends = pa.array([3 * (number + 1) for number in range(ROWS // 3)], pa.int32())
+    runs = pa.array(map(text, range(ROWS // 3)), VIEW)
+    uuids = pa.array([b"%016d" % number for number in numbers], pa.binary_view())
+    return {
+        "string view": pa.array(map(text, numbers), VIEW),
+        "binary view": uuids,
+        "list": pa.array(sparsely(texts), pa.list_(VIEW)),
+        "large list": pa.array(sparsely(texts), pa.large_list(VIEW)),
+        "list view": pa.array(sparsely(texts), pa.list_view(VIEW)),
+        "large list view": pa.array(sparsely(texts), pa.large_list_view(VIEW)),
+        "fixed list": pa.array(
+            sparsely([[text(n), text(n + 1)] for n in numbers]), pa.list_(VIEW, 2)
+        ),
+        "map": pa.array(sparsely(pairs), pa.map_(pa.string(), VIEW)),
+        "struct": pa.array(sparsely(structs), struct),
+        "runs": pa.RunEndEncodedArray.from_arrays(ends, runs),
+        **unions(),
+    }
+
+
+ARRAYS = arrays()
+ALL = arrays_of_all_types()
+
+
+def body_length(batch: pa.RecordBatch) -> int:
+    return sum(message.body_length for message in MessageEncoder(batch.schema).encode(batch))
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("start", "rows"), [(0, ROWS), (0, 10), (7, 0), (1000, 13), (ROWS - 5, 5), (1, ROWS - 1)]
+)
+def test_slices_stay_equal_and_become_small(name: str, start: int, rows: int) -> None:
+    whole = pa.record_batch({"x": ARRAYS[name]})
+    batch = whole.slice(start, rows)
+    assert needs_truncation(batch.schema)
+    small = truncated(batch)
+    small.validate(full=True)
+    assert small.equals(batch)
+    assert small.to_pydict() == batch.to_pydict()
+    if 0 < rows < 20:
+        assert body_length(small) < 1500 < body_length(whole)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_type_stays_equal(name: str) -> None:
+    for batch in (
+        pa.record_batch({"x": ALL[name]}),
+        pa.record_batch({"x": ALL[name]}).slice(2, 2),
+        pa.record_batch({"x": ALL[name]}).slice(0, 0),
+    ):
+        assert truncated(batch).equals(batch)
+
+
+def test_whole_views_are_not_copied() -> None:
+    batch = pa.record_batch({"x": pa.array(["a text that is not inlined"] * 9, VIEW)})
+    assert truncated(batch).column(0).buffers()[2].address == batch.column(0).buffers()[2].address
+
+
+def test_an_extension_type_stays() -> None:
+    texts = pa.array(["a json text that is not inlined"] * 9, VIEW)
+    array = pa.ExtensionArray.from_storage(pa.json_(VIEW), texts)
+    batch = pa.record_batch({"x": array}).slice(3, 2)
+    assert truncated(batch).equals(batch)
+    assert truncated(batch).schema == batch.schema
+
+
+def test_list_views_out_of_order() -> None:
+    offsets, sizes = pa.array([5, 0, 3, 3], pa.int32()), pa.array([2, 2, 2, 0], pa.int32())
+    array = pa.ListViewArray.from_arrays(offsets, sizes, pa.array(range(100)))
+    for start in range(4):
+        batch = pa.record_batch({"x": array.slice(start)})
+        assert truncated(batch).to_pydict() == batch.to_pydict()
+        assert len(truncated(batch).column(0).values) <= 7
+
+
+def test_what_the_writer_cuts_itself_is_left_alone() -> None:
+    schema = pa.schema([("a", pa.int8()), ("b", pa.list_(pa.string())), ("c", pa.struct([]))])
+    assert not needs_truncation(schema)
+    assert not needs_truncation(pa.schema([("d", pa.dictionary(pa.int8(), VIEW))]))
+
+
+def test_unions_are_found_wherever_they_are() -> None:
+    union = pa.sparse_union([pa.field("a", pa.int8())])
+    for found in (
+        union,
+        pa.list_(union),
+        pa.struct([("u", union)]),
+        pa.dictionary(pa.int8(), union),
+    ):
+        assert has_unions(pa.schema([("x", found)]))
+    assert not has_unions(pa.schema([("x", pa.list_(VIEW))]))

@@ -1,0 +1,438 @@
+"""The reassembler: order, halves, ends, duplicates, limits, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitarrow.errors import LimitError, NotFoundError, ProtocolError, SplitArrowError
+from splitarrow.protocol.frames import Incoming, ReceivedBody, TaggedReceived, Untagged
+from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.protocol.messages import (
+    FAILURE_BYTES,
+    Message,
+    MetadataType,
+    failure_payload,
+    metadata_message,
+)
+from splitarrow.protocol.reassembler import Reassembler
+from splitarrow.protocol.sequence import LAST
+from splitarrow.protocol.splitter import Splitter
+from splitarrow.protocol.tags import BodyType, body_tag
+from splitarrow.protocol.uri import StreamKind
+
+from .crafting import (
+    DICTIONARY_BATCH,
+    RECORD_BATCH,
+    SCHEMA,
+    SPARSE_TENSOR,
+    TENSOR,
+    empty_message,
+    plain_batch,
+    schema_of_ints,
+)
+from .streams import arrived, frames_of, small_stream
+
+SCHEMA_METADATA = schema_of_ints(["n"])
+BATCH_METADATA = plain_batch(2, [(0, 0), (0, 8)], 8)
+BODY = b"\1\0\0\0\2\0\0\0"
+
+
+def metadata(sequence: int, payload: bytes = BATCH_METADATA) -> Untagged:
+    return Untagged(metadata_message(MetadataType.MESSAGE, sequence, payload))
+
+
+def schema(sequence: int = 0) -> Untagged:
+    return metadata(sequence, SCHEMA_METADATA)
+
+
+def body(
+    sequence: int, payload: bytes = BODY, kind: int = BodyType.PACKED, reserved: int = 0
+) -> TaggedReceived:
+    tag = body_tag(sequence, kind) | reserved
+    return TaggedReceived(tag, ReceivedBody.copy_of(payload))
+
+
+def end(count: int) -> Untagged:
+    return Untagged(metadata_message(MetadataType.END_OF_STREAM, count))
+
+
+def failed(code: str = "NOT_FOUND", message: str = "gone") -> Untagged:
+    payload = failure_payload(code, message)
+    return Untagged(metadata_message(MetadataType.FAILED, 0, payload))
+
+
+def run(
+    *frames: Incoming, limits: Limits = DEFAULT_LIMITS, first: int = 0
+) -> tuple[Reassembler, list[Message]]:
+    reassembler, ready = Reassembler(limits, stream="s", first_sequence=first), list[Message]()
+    reassembler.feed(frames, ready)
+    return reassembler, ready
+
+
+def refused(*frames: Incoming, limits: Limits = DEFAULT_LIMITS) -> ProtocolError:
+    """Return the error that the last frame raises; those before it must pass."""
+    reassembler = Reassembler(limits, stream="s")
+    reassembler.feed(frames[:-1], [])
+    with pytest.raises(ProtocolError) as caught:
+        reassembler.feed(frames[-1:], [])
+    assert caught.value.stream == "s"
+    return caught.value
+
+
+def test_a_stream_in_order() -> None:
+    reassembler, ready = run(schema(), metadata(1), body(1), metadata(2), body(2), end(3))
+    assert reassembler.finished
+    assert reassembler.missing() == "nothing"
+    assert (reassembler.delivered, reassembler.duplicates, reassembler.pending_bytes) == (3, 0, 0)
+    assert [message.sequence for message in ready] == [0, 1, 2]
+    assert ready[0] == Message(0, SCHEMA_METADATA, None, BodyType.PACKED)
+    assert ready[1].metadata == BATCH_METADATA
+    assert ready[1].body is not None
+    assert bytes(ready[1].body) == BODY
+
+
+def test_a_schema_alone_is_a_stream() -> None:
+    reassembler, ready = run(schema(), end(1))
+    assert reassembler.finished
+    assert len(ready) == 1
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [schema()],
+        [schema(), metadata(1), end(2)],
+        [schema(), body(1), end(2)],
+        [schema(), end(2)],
+        [schema(), metadata(1), body(1)],
+        [metadata(1), body(1), end(2)],
+        [schema(), metadata(2), body(2), end(3)],
+        [end(1)],
+    ],
+)
+def test_without_proof_of_the_end_a_stream_is_not_finished(frames: list[Incoming]) -> None:
+    reassembler, _ = run(*frames)
+    assert not reassembler.finished
+    assert reassembler.missing() != "nothing"
+
+
+@pytest.mark.parametrize(
+    ("frames", "missing", "needs_body"),
+    [
+        ([], "message 0 or the end of the stream", False),
+        ([schema()], "message 1 or the end of the stream", False),
+        ([schema(), metadata(1)], "the body of message 1", True),
+        ([schema(), metadata(1), metadata(2)], "the body of message 1", True),
+        ([schema(), body(1)], "the metadata of message 1", False),
+        ([schema(), end(3)], "message 1; the end of the stream counts 3", False),
+    ],
+)
+def test_what_is_missing_is_named(frames: list[Incoming], missing: str, needs_body: bool) -> None:
+    reassembler, _ = run(*frames)
+    assert reassembler.missing() == missing
+    assert reassembler.needs_body is needs_body
+
+
+def test_messages_roll_over() -> None:
+    first = LAST - 2
+    reassembler, ready = run(
+        schema(first),
+        metadata(LAST - 1),
+        body(LAST - 1),
+        body(0),
+        body(LAST),
+        end(1),
+        metadata(0),
+        metadata(LAST),
+        first=first,
+    )
+    assert reassembler.finished
+    assert [message.sequence for message in ready] == [first, LAST - 1, LAST, 0]
+
+
+def test_duplicates_are_counted_and_ignored() -> None:
+    frames = [
+        *(schema(), schema()),
+        *(metadata(2), metadata(2), body(2), body(2)),
+        *(metadata(1), metadata(1), body(1), body(1), metadata(2), body(2)),
+        *(end(3), end(3), schema(), metadata(1), body(1)),
+    ]
+    reassembler, ready = run(*frames)
+    assert reassembler.finished
+    assert [message.sequence for message in ready] == [0, 1, 2]
+    assert reassembler.duplicates == len(frames) - 6
+
+
+def test_good_messages_before_an_error_come_out() -> None:
+    reassembler, ready = Reassembler(), list[Message]()
+    with pytest.raises(ProtocolError):
+        reassembler.feed([schema(), metadata(1), body(1), metadata(2), end(1)], ready)
+    assert [message.sequence for message in ready] == [0, 1]
+
+
+@pytest.mark.parametrize("header_type", [RECORD_BATCH, DICTIONARY_BATCH, TENSOR, SPARSE_TENSOR])
+def test_a_first_message_that_is_no_schema_is_refused(header_type: int) -> None:
+    error = refused(metadata(0, empty_message(header_type)))
+    assert "not a schema" in error.message
+    assert error.sequence == 0
+
+
+def test_a_second_schema_is_refused() -> None:
+    assert "second schema" in refused(schema(), schema(1)).message
+    assert "second schema" in refused(schema(1)).message
+    assert "second schema" in refused(schema(), metadata(1), schema(2)).message
+
+
+@pytest.mark.parametrize("kind", [2, 3, 128, 254])
+def test_an_unknown_body_type_is_refused(kind: int) -> None:
+    error = refused(schema(), metadata(1), body(1, kind=kind))
+    assert f"unknown body type {kind}" in error.message
+    assert error.tag == kind << 56 | 1
+
+
+@pytest.mark.parametrize("bit", range(32, 56))
+def test_a_reserved_bit_is_refused_after_the_match(bit: int) -> None:
+    error = refused(schema(), metadata(1), body(1, reserved=1 << bit))
+    assert "reserved" in error.message
+    assert error.tag == 1 | 1 << bit
+
+
+@pytest.mark.parametrize("kind", range(4, 256))
+def test_an_unknown_metadata_type_is_refused(kind: int) -> None:
+    payload = metadata_message(kind, 1, BATCH_METADATA)
+    assert f"unknown metadata type {kind}" in refused(schema(), Untagged(payload)).message
+
+
+def test_a_vortex_message_is_refused_where_none_was_asked_for() -> None:
+    payload = metadata_message(MetadataType.VORTEX, 1, b"x")
+    assert "Vortex" in refused(schema(), Untagged(payload)).message
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\0", b"\1\1\0\0"])
+def test_an_end_of_another_length_is_refused(payload: bytes) -> None:
+    refused(schema(), Untagged(payload))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0" * 4, b"\xff" * 64, SCHEMA_METADATA[:20]])
+def test_metadata_that_is_no_arrow_message_is_refused(payload: bytes) -> None:
+    error = refused(schema(), metadata(1, payload))
+    assert error.sequence == 1
+
+
+def test_a_header_type_of_the_future_is_refused() -> None:
+    assert "type 6" in refused(schema(), metadata(1, empty_message(6))).message
+
+
+def test_a_negative_body_length_is_refused() -> None:
+    error = refused(schema(), metadata(1, empty_message(RECORD_BATCH, -1)))
+    assert "-1 bytes" in error.message
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (metadata(1), body(1, BODY[:-1])),
+        (metadata(1), body(1, BODY + b"\0")),
+        (body(1, b""), metadata(1)),
+    ],
+)
+def test_a_body_of_another_size_than_declared_is_refused(frames: tuple[Incoming, ...]) -> None:
+    assert "the metadata declares 8" in refused(schema(), *frames).message
+
+
+def test_a_body_of_offsets_may_have_any_size() -> None:
+    _, ready = run(schema(), metadata(1), body(1, b"x" * 32, BodyType.OFFSETS))
+    assert ready[1].body_type is BodyType.OFFSETS
+
+
+def test_a_body_of_0_bytes_is_waited_for() -> None:
+    empty = plain_batch(0, [(0, 0), (0, 0)], 0)
+    reassembler, ready = run(schema(), metadata(1, empty), end(2))
+    assert not reassembler.finished
+    reassembler.feed([body(1, b"")], ready)
+    assert reassembler.finished
+    assert len(ready) == 2
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (body(0), schema()),
+        (schema(), body(0)),
+        (schema(), metadata(1), body(1), body(0)),
+        (body(0),),
+    ],
+)
+def test_a_body_for_the_schema_is_refused(frames: tuple[Incoming, ...]) -> None:
+    reassembler = Reassembler()
+    with pytest.raises(ProtocolError, match="SCHEMA message, which has none"):
+        reassembler.feed(frames, [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_an_end_that_counts_too_few_is_refused(count: int) -> None:
+    refused(schema(), metadata(1), body(1), metadata(2), end(count))
+
+
+def test_an_end_before_the_schema_is_refused() -> None:
+    assert "before its schema" in refused(end(0)).message
+
+
+@pytest.mark.parametrize("frame", [metadata(2), body(2), metadata(3), body(3)])
+def test_a_message_beyond_the_end_is_refused(frame: Incoming) -> None:
+    error = refused(schema(), end(2), frame)
+    assert "beyond the end" in error.message
+
+
+def test_a_message_after_a_finished_stream_is_refused() -> None:
+    assert "beyond the end" in refused(schema(), end(1), metadata(1)).message
+
+
+def test_two_ends_that_disagree_are_refused() -> None:
+    assert "two ends" in refused(schema(), end(2), end(3)).message
+
+
+def test_an_end_far_ahead_is_refused() -> None:
+    assert "too many" in refused(schema(), end(2 + DEFAULT_LIMITS.pending_messages)).message
+
+
+def test_two_different_metadata_of_one_number_are_refused() -> None:
+    other = plain_batch(1, [(0, 0), (0, 8)], 8)
+    assert "two different" in refused(schema(), metadata(1), metadata(1, other)).message
+    assert "two different" in refused(schema(), metadata(2), metadata(2, other)).message
+
+
+def test_two_bodies_of_different_size_of_one_number_are_refused() -> None:
+    assert "two different" in refused(schema(), body(1), body(1, b"")).message
+
+
+def test_a_number_before_the_first_is_refused() -> None:
+    assert "before the first" in refused(schema(), metadata(LAST)).message
+    assert "before the first" in refused(schema(), body(LAST)).message
+
+
+def test_the_connections_of_a_pair_keep_to_their_streams() -> None:
+    for frame, origin in [
+        (metadata(1), StreamKind.BODY),
+        (end(1), StreamKind.BODY),
+        (failed(), StreamKind.BODY),
+        (body(1), StreamKind.METADATA),
+    ]:
+        reassembler = Reassembler(stream="s")
+        reassembler.feed([schema(), metadata(1)][: 1 if frame == metadata(1) else 2], [])
+        with pytest.raises(ProtocolError, match="on the connection for"):
+            reassembler.feed([frame], [], origin)
+
+
+def test_a_pair_of_connections_makes_one_stream() -> None:
+    reassembler, ready = Reassembler(), list[Message]()
+    reassembler.feed([schema(), metadata(1), metadata(2)], ready, StreamKind.METADATA)
+    assert reassembler.needs_body
+    reassembler.feed([body(1)], ready, StreamKind.BODY)
+    assert [message.sequence for message in ready] == [0, 1]
+    reassembler.feed([body(2)], ready, StreamKind.BODY)
+    reassembler.feed([end(3)], ready, StreamKind.METADATA)
+    assert reassembler.finished
+    assert [message.sequence for message in ready] == [0, 1, 2]
+
+
+def test_a_failure_is_kept_and_no_end() -> None:
+    reassembler, ready = run(schema(), metadata(1), body(1), failed())
+    assert isinstance(reassembler.failure, NotFoundError)
+    assert reassembler.failure.stream == "s"
+    assert not reassembler.finished
+    assert len(ready) == 2
+
+
+def test_a_stream_that_fails_after_its_end_is_not_finished() -> None:
+    for failure in (failed(), body(1, failure_payload("DATA_LOSS", "torn"), BodyType.FAILED)):
+        reassembler, _ = run(schema(), end(1), failure)
+        assert reassembler.failure is not None
+        assert not reassembler.finished
+
+
+def test_a_failure_in_place_of_the_schema_is_kept() -> None:
+    reassembler, ready = run(failed())
+    assert isinstance(reassembler.failure, NotFoundError)
+    assert ready == []
+
+
+def test_a_body_stream_fails_on_its_own() -> None:
+    payload = failure_payload("DATA_LOSS", "torn")
+    reassembler, _ = run(schema(), metadata(1), body(1, payload, BodyType.FAILED))
+    assert reassembler.failure is not None
+    assert (reassembler.failure.code, reassembler.failure.message) == ("DATA_LOSS", "torn")
+
+
+@pytest.mark.parametrize("frame", [schema(), metadata(1), body(1), end(1), failed()])
+def test_nothing_follows_a_failure(frame: Incoming) -> None:
+    assert "after the failure" in refused(schema(), failed(), frame).message
+
+
+def test_a_failure_that_is_too_large_or_malformed_is_refused() -> None:
+    huge = b" " * (FAILURE_BYTES + 1)
+    for kind in (Untagged(b"\2\0\0\0\0" + huge), body(1, huge, BodyType.FAILED)):
+        with pytest.raises(LimitError):
+            run(schema(), kind)
+    with pytest.raises(ProtocolError):
+        run(Untagged(b"\2\0\0\0\0[]"))
+
+
+def test_no_more_messages_wait_than_the_limit() -> None:
+    limits = Limits(pending_messages=4)
+    waiting = [metadata(2), body(2), metadata(3), metadata(4)]
+    reassembler, _ = run(schema(), *waiting, limits=limits)
+    assert reassembler.pending_bytes == 3 * len(BATCH_METADATA) + len(BODY)
+    for frame in (metadata(5), body(5), body(900)):
+        with pytest.raises(LimitError, match="message 1 is missing") as caught:
+            reassembler.feed([frame], [])
+        assert caught.value.stream == "s"
+    ready: list[Message] = []
+    reassembler.feed([metadata(1), body(1), body(3), body(4), metadata(5), body(5)], ready)
+    assert [message.sequence for message in ready] == [1, 2, 3, 4, 5]
+    assert reassembler.pending_bytes == 0
+
+
+def test_no_more_bytes_wait_than_the_limit() -> None:
+    limits = Limits(pending_bytes=2 * len(BATCH_METADATA) + 1)
+    error = refused(schema(), metadata(2), metadata(3), body(3), limits=limits)
+    assert isinstance(error, LimitError)
+    assert "bytes wait for message 1" in error.message
+    error = refused(schema(), *(body(n) for n in range(2, 199)), limits=Limits(pending_bytes=1575))
+    assert isinstance(error, LimitError)
+
+
+def test_one_message_may_be_larger_than_all_that_may_wait() -> None:
+    limits = Limits(pending_bytes=1)
+    for halves in ([metadata(1), body(1)], [body(1), metadata(1)]):
+        _, ready = run(schema(), *halves, limits=limits)
+        assert len(ready) == 2
+
+
+def test_a_message_that_declares_too_large_a_body_is_refused_at_once() -> None:
+    error = refused(schema(), metadata(1), limits=Limits(body_bytes=7))
+    assert isinstance(error, LimitError)
+    assert (error.sequence, "8 bytes" in error.message) == (1, True)
+
+
+def test_an_error_tells_its_place() -> None:
+    error = refused(schema(), metadata(1), body(1, kind=9))
+    assert isinstance(error, SplitArrowError)
+    assert (error.stream, error.sequence, error.tag) == ("s", 1, 9 << 56 | 1)
+
+
+def test_each_message_of_a_real_stream_comes_out_as_soon_as_it_can() -> None:
+    reassembler, ready = Reassembler(), list[Message]()
+    frames = arrived(frames_of(small_stream(), Splitter()))
+    counts: list[int] = []
+    for frame in frames:
+        reassembler.feed([frame], ready)
+        counts.append(len(ready))
+    assert counts == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert reassembler.finished
+
+
+def test_a_schema_of_the_header_type_schema_is_what_a_schema_is() -> None:
+    _, ready = run(metadata(0, empty_message(SCHEMA)))
+    assert len(ready) == 1

@@ -1,0 +1,109 @@
+"""Unsigned tickets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitarrow.errors import InvalidRequestError
+from splitarrow.protocol.request import COMPRESSIONS, FORMATS, Request
+
+names = st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name)
+counts = st.none() | st.integers(1, (1 << 63) - 1)
+requests = st.builds(
+    Request,
+    names,
+    columns=st.none() | st.lists(names, min_size=1, max_size=5).map(tuple),
+    limit=st.none() | st.integers(0, (1 << 63) - 1),
+    batch_rows=counts,
+    compression=st.none() | st.sampled_from(COMPRESSIONS),
+    format=st.none() | st.sampled_from(FORMATS),
+)
+
+
+@given(requests)
+def test_a_ticket_gives_back_its_request(request_: Request) -> None:
+    assert Request.parse(request_.ticket()) == request_
+
+
+@given(names)
+def test_a_name_is_a_ticket_by_itself(name: str) -> None:
+    request = Request(name)
+    assert request.is_plain
+    if not name.lstrip().startswith("{"):
+        assert request.ticket() == name.encode()
+
+
+@pytest.mark.parametrize("name", ["{", '{"dataset": "x"}', "  {}", "\n{"])
+def test_a_name_that_looks_like_json_survives(name: str) -> None:
+    assert Request.parse(Request(name).ticket()) == Request(name)
+
+
+def test_every_field_can_be_asked_for() -> None:
+    ticket = {
+        "dataset": "flights",
+        "columns": ["delay", "origin"],
+        "limit": 10,
+        "batch_rows": 5,
+        "compression": "zstd",
+        "format": "arrow",
+    }
+    request = Request.parse(json.dumps(ticket).encode())
+    assert request == Request("flights", ("delay", "origin"), 10, 5, "zstd", "arrow")
+    assert not request.is_plain
+
+
+def test_null_stands_for_absent() -> None:
+    assert Request.parse(b'{"dataset": "x", "columns": null, "limit": null}') == Request("x")
+
+
+@pytest.mark.parametrize(
+    ("ticket", "why"),
+    [
+        (b"", "no dataset"),
+        (b"a\0b", "no dataset"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"{", "malformed"),
+        (b"{" * 5000, "malformed"),
+        (b'{"a":' * 50_000, "malformed"),
+        (b'{"limit": ' + b"9" * 5000 + b"}", "malformed"),
+        (b"{}", "no dataset"),
+        (b'{"dataset": null}', "no dataset"),
+        (b'{"dataset": ""}', "no dataset"),
+        (b'{"dataset": 5}', "dataset"),
+        (b'{"dataset": ["x"]}', "dataset"),
+        (b'{"dataset": "x\\ud800"}', "Unicode"),
+        (b'{"dataset": "x", "columns": ["\\udc00"]}', "Unicode"),
+        (b'{"dataset": "x", "columns": []}', "no column"),
+        (b'{"dataset": "x", "columns": "delay"}', "columns"),
+        (b'{"dataset": "x", "columns": [1]}', "columns"),
+        (b'{"dataset": "x", "columns": {}}', "columns"),
+        (b'{"dataset": "x", "limit": -1}', "limit"),
+        (b'{"dataset": "x", "limit": 1.0}', "limit"),
+        (b'{"dataset": "x", "limit": NaN}', "limit"),
+        (b'{"dataset": "x", "limit": true}', "limit"),
+        (b'{"dataset": "x", "limit": "1"}', "limit"),
+        (b'{"dataset": "x", "limit": 9223372036854775808}', "64 bits"),
+        (b'{"dataset": "x", "batch_rows": 0}', "batch_rows"),
+        (b'{"dataset": "x", "compression": "gzip"}', "none, lz4, zstd"),
+        (b'{"dataset": "x", "compression": 1}', "compression"),
+        (b'{"dataset": "x", "format": "csv"}', "arrow, vortex"),
+        (b'{"dataset": "x", "colums": ["a"]}', "colums"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_and_says_why(ticket: bytes, why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=why) as caught:
+        Request.parse(ticket)
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
+@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b"{" + text.encode()))
+def test_any_bytes_are_a_request_or_refused(ticket: bytes) -> None:
+    try:
+        request = Request.parse(ticket)
+    except InvalidRequestError:
+        return
+    assert Request.parse(request.ticket()) == request

@@ -1,0 +1,167 @@
+"""docs/wire.md says what the code does: its constants, tables, diagrams and example bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitarrow.formats.arrow.message import HeaderType
+from splitarrow.protocol.frames import Incoming, TaggedReceived
+from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.protocol.messages import FAILURE_BYTES, MetadataType, metadata_message
+from splitarrow.protocol.request import COMPRESSIONS, Request
+from splitarrow.protocol.states import READER, SERVER, ReaderState, ServerState, mermaid
+from splitarrow.protocol.tags import (
+    RESERVED_MASK,
+    SEQUENCE_MASK,
+    TYPE_SHIFT,
+    BodyType,
+    is_request_value,
+)
+from splitarrow.protocol.uri import DataUri
+from splitarrow.server.catalog.base import GROUP_BYTES
+from splitarrow.transport.framing import (
+    DIRECT_BYTES,
+    HEADER,
+    PREFACE,
+    TAGGED,
+    UNTAGGED,
+    FrameDecoder,
+)
+from splitarrow.transport.tcp import DEFAULT_PORT
+
+from .streams import decoded, reassembled
+from .test_framing import push
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()
+UNITS = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30}
+
+
+def block(name: str) -> str:
+    """Return what stands between the markers of a block."""
+    found = re.findall(rf"<!-- begin {name} -->\n(.*?)\n<!-- end {name} -->", PAGE, re.DOTALL)
+    assert len(found) == 1, f"the page has to have one block {name!r}"
+    return found[0]
+
+
+def rows(name: str) -> list[list[str]]:
+    """Return the cells of the table in a block, without its head."""
+    lines = block(name).splitlines()[2:]
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def hexadecimal(name: str) -> bytes:
+    """Return the bytes that a block spells, without the remarks."""
+    lines = block(name).splitlines()
+    assert (lines[0], lines[-1]) == ("```", "```")
+    return bytes.fromhex(" ".join(line.partition("#")[0] for line in lines[1:-1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "start"),
+    [
+        ("server states", SERVER, ServerState.PREFACE),
+        ("reader states", READER, ReaderState.CONNECTING),
+    ],
+)
+def test_the_diagrams_are_drawn_from_the_tables(
+    name: str, table: Mapping[tuple[Any, Any], Any], start: Enum
+) -> None:
+    expected = f"```mermaid\n{mermaid(table, start)}\n```"
+    assert block(name) == expected, f"put this into the block {name!r}:\n{expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "types"), [("metadata types", MetadataType), ("body types", BodyType)]
+)
+def test_the_types_are_those_of_the_code(name: str, types: type[IntEnum]) -> None:
+    assert [(int(row[0]), row[1]) for row in rows(name)] == [(t.value, t.name) for t in types]
+
+
+def test_the_limits_are_the_defaults() -> None:
+    listed: dict[str, int] = {}
+    for name, value, _ in rows("limits"):
+        number, unit = re.fullmatch(r"(\d+)(.*)", value).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        listed[name] = int(number) * UNITS[unit]
+    assert listed == {field.name: getattr(DEFAULT_LIMITS, field.name) for field in fields(Limits)}
+
+
+def test_the_preface_is_that_of_the_code() -> None:
+    assert hexadecimal("preface") == PREFACE
+    assert f"`{PREFACE[:7].decode()}`" in PAGE
+    assert f"version, {PREFACE[7]}" in PAGE
+
+
+def test_the_header_is_that_of_the_code() -> None:
+    places = [(int(offset), int(size)) for offset, size, _ in rows("header")]
+    assert [offset for offset, _ in places] == [0, 1, 8, 16]
+    assert sum(size for _, size in places) == HEADER.size
+    assert f"a header of {HEADER.size} bytes" in PAGE
+    header = HEADER.pack(TAGGED, 0x1112_1314, 0x2122_2324_2526_2728)
+    kind, zeros, length, tag = (header[at : at + size] for at, size in places)
+    assert (kind, zeros) == (b"\1", bytes(7))
+    assert int.from_bytes(length, "little") == 0x1112_1314
+    assert int.from_bytes(tag, "little") == 0x2122_2324_2526_2728
+    assert rows("header")[0][2] == f"kind: {UNTAGGED} untagged, {TAGGED} tagged"
+
+
+def test_masks_and_shift_are_those_of_the_code() -> None:
+    assert f"`0x{SEQUENCE_MASK:016X}`" in PAGE
+    assert f"`0x{RESERVED_MASK:016X}`" in PAGE
+    assert f"`tag = type << {TYPE_SHIFT} | sequence`" in PAGE
+    assert f"| {TYPE_SHIFT} to 63 | the type of the body |" in PAGE
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"exactly {len(metadata_message(0, 0))} bytes",
+        f"at most {FAILURE_BYTES >> 10} KiB",
+        f"less than {DIRECT_BYTES >> 10} KiB",
+        f"up to {GROUP_BYTES >> 10} KiB, into one send",
+        f"The default port is {DEFAULT_PORT}.",
+        "`compression` is " + " or ".join(f"`{c}`" for c in COMPRESSIONS).replace(" or ", ", ", 1),
+    ],
+)
+def test_other_numbers_are_those_of_the_code(statement: str) -> None:
+    assert statement in PAGE
+
+
+def test_every_message_with_a_body_is_named() -> None:
+    words = [kind.name.replace("_", " ").lower() for kind in HeaderType if kind.has_body]
+    assert words == ["dictionary batch", "record batch", "tensor", "sparse tensor"]
+    assert "Record batches, dictionary batches, tensors and sparse tensors have a\nbody" in PAGE
+
+
+def test_the_ticket_of_the_page_is_understood() -> None:
+    (ticket,) = re.findall(r'^\{"dataset".*\}$', PAGE, re.MULTILINE)
+    request = Request.parse(ticket.encode())
+    assert (request.dataset, request.columns, request.limit) == ("flights", ("delay",), 1000)
+
+
+def received(data: bytes) -> list[Incoming]:
+    decoder = FrameDecoder(DEFAULT_LIMITS)
+    push(decoder, data)
+    assert decoder.at_boundary
+    return decoder.take()
+
+
+def test_the_request_of_the_example_is_what_a_server_understands() -> None:
+    (text,) = re.findall(r"`tcp://…(\?want_data=\S+)`", PAGE)
+    uri = DataUri.parse("tcp://host" + text)
+    (frame,) = received(hexadecimal("request"))
+    assert isinstance(frame, TaggedReceived)
+    assert (frame.tag, bytes(frame.body)) == (uri.want_data, uri.ticket)
+    assert is_request_value(frame.tag)
+
+
+def test_the_answer_of_the_example_is_what_a_reader_decodes() -> None:
+    schema, (batch,) = decoded(reassembled(received(hexadecimal("answer"))))
+    assert str(schema) == "n: int32 not null"
+    assert batch.to_pydict() == {"n": [1, 2, 3]}
