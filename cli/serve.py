@@ -1,0 +1,213 @@
+"""``splitarrow serve``: the daemon."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ..errors import ConfigError, UsageError
+from .wording import option
+
+if TYPE_CHECKING:
+    from ..server.config import ServerSettings
+    from ..server.daemon import Daemon
+
+_DATA = "Data"
+_LIMITS = "Limits"
+_LOG = "Log"
+
+
+def serve(
+    datasets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What to serve: a name, and the path of an Arrow IPC file or stream, a Parquet "
+            "file, or a folder of those. Without NAME= the file's name, less its suffix, "
+            "is the name.",
+            metavar="NAME=PATH",
+        ),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        option(
+            help="Where to listen for readers; may be given several times. Port 0 picks a free "
+            "one; [cyan]?stream=metadata[/cyan] or [cyan]?stream=body[/cyan] serves one of the "
+            "two streams.",
+            default="tcp://127.0.0.1:8816",
+            metavar="URI",
+        ),
+    ] = None,
+    control: Annotated[
+        str | None,
+        option(
+            help="Where the control plane listens. This version has none.",
+            default="nowhere",
+            metavar="URI",
+        ),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        option(
+            help="A file that gets one JSON object, with the URI of every dataset, once every "
+            "address is bound.",
+            metavar="FILE",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        option(
+            help="A TOML file with settings. Variables SPLITARROW_… win over it, and options "
+            "over both; the datasets of all three are served.",
+            metavar="FILE",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        option(
+            min=1,
+            help="How many processes share the addresses.",
+            default="1",
+            metavar="N",
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float | None,
+        option(
+            min=0,
+            help="How long running streams may go on after SIGTERM or Ctrl-C, in seconds; a "
+            "second signal cuts them.",
+            default="30",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    compression: Annotated[
+        Literal["none", "lz4", "zstd"] | None,
+        option(
+            help="How data travels to readers that do not ask for another way.",
+            default="as it lies",
+            panel=_DATA,
+        ),
+    ] = None,
+    batch_rows: Annotated[
+        int | None,
+        option(
+            min=1,
+            help="The largest number of rows in a batch.",
+            default="as they lie",
+            metavar="ROWS",
+            panel=_DATA,
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int | None,
+        option(
+            min=1,
+            help="How many connections a process serves; more are told RESOURCE_EXHAUSTED.",
+            default="4096",
+            metavar="N",
+            panel=_LIMITS,
+        ),
+    ] = None,
+    idle_seconds: Annotated[
+        float | None,
+        option(
+            help="How long a connection without a stream is kept, in seconds.",
+            default="600",
+            metavar="SECONDS",
+            panel=_LIMITS,
+        ),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        option(
+            help="The least severe event that is logged.",
+            default="info",
+            panel=_LOG,
+        ),
+    ] = None,
+    log_format: Annotated[
+        Literal["auto", "console", "json"] | None,
+        option(
+            help="How events are logged, on standard error: for people, or one JSON object each.",
+            default="auto: for people on a terminal",
+            panel=_LOG,
+        ),
+    ] = None,
+) -> int:
+    """Serve datasets until SIGTERM or Ctrl-C.
+
+    On a terminal it says what it serves, and how to fetch it.
+
+    [dim]splitarrow serve flights=flights.arrow trips=trips/ --listen tcp://0.0.0.0:8816[/dim]
+    """
+    given = named(datasets or [])
+    from ..server.config import load_settings
+
+    try:
+        settings = load_settings(
+            config,
+            datasets=given or None,
+            listen=tuple(listen) if listen else None,
+            control=control,
+            ready_file=ready_file,
+            compression=compression,
+            batch_rows=batch_rows,
+            workers=workers,
+            max_connections=max_connections,
+            idle_seconds=idle_seconds,
+            drain_seconds=drain_seconds,
+            log_level=log_level,
+            log_format=log_format,
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    if settings.control is not None:
+        raise UsageError("this version has no control plane: leave --control out")
+    if not settings.datasets:
+        raise UsageError("there is nothing to serve: name a dataset, as in flights=flights.arrow")
+    from ..server.process import serve_process
+
+    return serve_process(settings, describe if _is_for_people(settings) else None)
+
+
+def named(arguments: list[str]) -> dict[str, str]:
+    """Return the names and paths that arguments stand for.
+
+    Examples
+    --------
+    >>> named(["trips=data/t.arrow", "data/flights.arrow"])
+    {'trips': 'data/t.arrow', 'flights': 'data/flights.arrow'}
+
+    Raises
+    ------
+    UsageError
+        If a name or a path is missing, or a name stands for two paths.
+    """
+    found: dict[str, str] = {}
+    for argument in arguments:
+        name, separator, path = argument.partition("=")
+        # A path may have an = of its own, as year=2026/ does.
+        if not separator or (Path(argument).exists() and not Path(path).exists()):
+            name, path = Path(argument).resolve().stem, argument
+        if not name or not path:
+            raise UsageError(f"{argument!r}: a dataset is given as NAME=PATH")
+        if found.setdefault(name, path) != path:
+            raise UsageError(f"two datasets are named {name!r}: {found[name]} and {path}")
+    return found
+
+
+def _is_for_people(settings: ServerSettings) -> bool:
+    """Tell whether people read the output; elsewhere the log and the ready file say the same."""
+    if settings.log_format == "auto":
+        return sys.stdout.isatty()
+    return settings.log_format == "console"
+
+
+def describe(daemon: Daemon) -> None:
+    """Say on standard output what a daemon serves, and how to fetch it."""
+    from .banner import print_banner
+
+    print_banner(daemon)

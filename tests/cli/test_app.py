@@ -1,0 +1,107 @@
+"""What is common to all commands: version, help, completion, wrong usage."""
+
+from __future__ import annotations
+
+import doctest
+import os
+from importlib import import_module
+
+import pytest
+
+import splitarrow
+from splitarrow.cli.app import run as run_here
+
+from .conftest import Run
+
+PEER = "tcp://127.0.0.1:1?want_data=0x10000000001&ticket=table"
+
+
+def test_version(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"splitarrow {splitarrow.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["fetch"], ["bench"], ["demo"]])
+def test_help(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert run_here([*command, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert f"Usage: splitarrow {' '.join(command)}".strip() in shown.out
+    assert shown.err == ""
+    assert "\\[" not in shown.out
+
+
+def test_without_a_command_help_is_shown(run: Run) -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Usage: splitarrow" in done.stdout
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["fly"], "No such command 'fly' (see: splitarrow --help)"),
+    (["fetch"], "Missing argument 'URI' (see: splitarrow fetch --help)"),
+    (["fetch", PEER, "--limits", "3"], "No such option: --limits"),
+    (["fetch", PEER, "--limit", "many"], "Invalid value for '--limit'"),
+    (["fetch", PEER, "--limit", "-1"], "Invalid value for '--limit'"),
+    (["fetch", PEER, "--validate", "no"], "Invalid value for '--validate': 'no' is not one of"),
+    (["fetch", PEER, "--connect-timeout", "0"], "has to be more than 0 seconds"),
+    (["fetch", PEER, "--columns", "a,,b"], "--columns: a name is missing"),
+    (
+        ["fetch", PEER, "-o", "out.csv"],
+        "out.csv: the suffix tells the kind of file; known are",
+    ),
+    (["fetch", PEER, "-o", "out"], "the suffix tells the kind of file"),
+    (["fetch", PEER, "-o", "-", "--json"], "--json and -o -"),
+    (["fetch", PEER, "--ticket", "other"], "the URI has a ticket already"),
+    (["fetch", PEER, PEER], "one with stream=metadata and one with stream=body"),
+    (["fetch", f"{PEER}&stream=body"], "stream=metadata"),
+    (["fetch", "table"], "'table' is no URI"),
+    (["fetch", "http://127.0.0.1:1/table"], "unknown scheme 'http'"),
+    (["fetch", "tcp://127.0.0.1:1?ticket=table"], "has no want_data"),
+    (["fetch", PEER.replace("0x10000000001", "0xZZ")], "want_data='0xZZ' is neither"),
+    (["fetch", PEER.replace("0x10000000001", "0x1" + 16 * "0")], "does not fit in 64 bits"),
+    (["fetch", PEER.partition("&")[0]], "has no ticket: add &ticket=NAME"),
+    (["fetch", PEER.replace(":1?", ":99999?")], "Port out of range"),
+    (["bench", "--sizes", "huge"], "'huge' is no size"),
+    (["bench", "--sizes", "5"], "a batch of 5 bytes"),
+    (["bench", "--backends", "pigeons"], "no backend 'pigeons'"),
+    (["bench", "--plot", "plot.gif"], "plot.gif"),
+    (["bench", "--json", "/missing/figures.json"], "there is no such folder"),
+    (["demo", "--rows", "0"], "Invalid value for '--rows'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert run_here(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("splitarrow: error: ")
+    assert shown.err.count("\n") == 1
+    assert said in shown.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(run: Run, shell: str) -> None:
+    words = {
+        "_SPLITARROW_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "splitarrow fe",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "splitarrow fe",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    done = run(env={**os.environ, **words})
+    assert "fetch" in done.stdout
+    assert "serve" not in done.stdout
+
+
+def test_completion_can_be_shown(run: Run) -> None:
+    done = run("--show-completion", "bash", env={**os.environ, "SHELL": "/bin/bash"})
+    assert "_SPLITARROW_COMPLETE=complete_bash" in done.stdout or done.returncode == 1
+
+
+@pytest.mark.parametrize("module", ["bench", "figures", "serve"])
+def test_examples(module: str) -> None:
+    results = doctest.testmod(import_module(f"splitarrow.cli.{module}"))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,95 @@
+"""``splitarrow demo`` and ``splitarrow bench``, in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from splitarrow.cli.trips import SCHEMA, trips
+
+from .conftest import PATIENCE, Run, Start
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary folder is `tmp_path`/tmp."""
+    (tmp_path / "tmp").mkdir()
+    return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+
+
+def test_the_demonstration(run: Run, temporary: dict[str, str], tmp_path: Path) -> None:
+    arguments = ("--rows", 100_000, "--repeat", 1, "--keep", "kept")
+    done = run("demo", *arguments, env=temporary)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "100,000 trips, 17 columns, 1,700,000 values" in done.stdout
+    assert re.search(r"^serve +process \d+: tcp://127.0.0.1:\d+\?want_data=", done.stdout, re.M)
+    assert "100,000 rows, schema and every value equal to the file's" in done.stdout
+    figures = r" +\d+\.\d\d +\d+\.\d +.*s +\d+\.\d\d$"
+    assert re.search(rf"^splitarrow over TCP{figures}", done.stdout, re.MULTILINE)
+    assert re.search(rf"^Arrow Flight \(pyarrow, C\+\+\){figures}", done.stdout, re.MULTILINE)
+    with pa.OSFile(str(tmp_path / "kept" / "trips.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all().num_rows == 100_000
+    assert os.listdir(tmp_path / "kept") == ["trips.arrow"]
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_an_interrupt_ends_it_and_all_it_started(
+    start: Start, temporary: dict[str, str], tmp_path: Path
+) -> None:
+    process = start("demo", "--rows", 100_000, "--repeat", 100_000, env=temporary)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("serve"):
+            daemon = int(line.split()[2].rstrip(":"))
+        if line.startswith("timing"):
+            break
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon, 0)
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_no_room_for_the_table(run: Run, temporary: dict[str, str]) -> None:
+    done = run("demo", "--rows", 10**15, env=temporary)
+    assert done.returncode == 1
+    assert done.stderr.startswith("splitarrow: error: ")
+    assert "are needed" in done.stderr
+
+
+def test_the_trips_are_what_they_claim_to_be() -> None:
+    batches = list(trips(70_000))
+    table = pa.Table.from_batches(batches)
+    table.validate(full=True)
+    assert table.schema == SCHEMA
+    assert table.num_rows == 70_000
+    assert table["trip_id"].to_pylist() == list(range(70_000))
+    assert table.sort_by("pickup_at")["trip_id"].equals(table["trip_id"])
+    assert 0 < table["passengers"].null_count < 7_000
+    assert 0 < table["tip"].null_count < 70_000
+    assert table.equals(pa.Table.from_batches(trips(70_000)))
+
+
+def test_a_benchmark(run: Run, temporary: dict[str, str], tmp_path: Path) -> None:
+    chosen = ("--sizes", "64KiB", "--total", "1MiB", "--backends", "splitarrow-tcp, raw")
+    done = run("bench", *chosen, "--clients", 1, "--repeat", 1, "--json", "-", env=temporary)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    results = json.loads(done.stdout)["results"]
+    assert [result["backend"] for result in results] == ["splitarrow-tcp", "raw"]
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_the_backends_are_listed(run: Run) -> None:
+    done = run("bench", "--list")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()][:1] == ["splitarrow-tcp"]

@@ -1,0 +1,207 @@
+"""``splitarrow serve``: what it takes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from splitarrow.cli.serve import named
+from splitarrow.errors import UsageError
+from splitarrow.server.config import ServerSettings
+
+from .conftest import PATIENCE, Run, Start, eventually, listening, write_file
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> pa.Table:
+    """A table, that lies in words.arrow."""
+    table = pa.table({"n": [1, 2, 3], "word": ["one", "two", None]})
+    write_file(tmp_path / "words.arrow", table)
+    return table
+
+
+def first_lines(process: subprocess.Popen[str], last: str) -> list[str]:
+    """Read standard output up to a line that begins with `last`."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith(last):
+            return lines
+    raise AssertionError(f"it ended: {lines}")
+
+
+def test_it_says_what_it_serves_and_how_to_fetch_it(
+    start: Start, run: Run, words: pa.Table, tmp_path: Path
+) -> None:
+    arguments = ("--listen", "tcp://127.0.0.1:0", "--log-format", "console")
+    process = start("serve", "words.arrow", "again=words.arrow", *arguments)
+    lines = first_lines(process, "Serving on ")
+    assert lines[1].split() == ["dataset", "kind", "rows", "size", "columns"]
+    assert re.fullmatch(r"words +arrow file +3 +\d+ B +2", lines[2])
+    assert re.fullmatch(r"again +arrow file +3 +\d+ B +2", lines[3])
+    program, *command = shlex.split(lines[lines.index("words") + 1])
+    assert program == "splitarrow"
+    assert command[-2:] == ["-o", "words.arrow"]
+    command[-1] = "copy.arrow"
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    with pa.OSFile(str(tmp_path / "copy.arrow")) as file, pa.ipc.open_file(file) as reader:
+        assert reader.read_all().equals(words)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_it_tells_both_halves(start: Start, run: Run, words: pa.Table) -> None:
+    halves = ("--listen", "tcp://127.0.0.1:0?stream=metadata")
+    halves += ("--listen", "tcp://127.0.0.1:0?stream=body")
+    process = start("serve", "words.arrow", *halves, "--log-format", "console")
+    lines = first_lines(process, "Serving on ")
+    command = shlex.split(lines[lines.index("words") + 1])[1:-2]
+    assert ["stream=metadata" in part for part in command] == [False, True, False]
+    assert "word" in run(*command).stdout
+
+
+def test_in_a_pipe_the_log_is_json_and_all_there_is(
+    start: Start, words: pa.Table, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    process = start("serve", "words.arrow", "--listen", "tcp://127.0.0.1:0", "--ready-file", ready)
+    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    assert set(json.loads(ready.read_text())["datasets"]) == {"words"}
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stdout) == (0, "")
+    events = [json.loads(line) for line in stderr.splitlines()]
+    assert events[0]["event"] == "serving"
+    assert not ready.exists()
+
+
+def test_settings_come_from_a_file_and_options_win(
+    start: Start, words: pa.Table, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    (tmp_path / "serve.toml").write_text(
+        'listen = ["tcp://127.0.0.1:0", "tcp://127.0.0.1:0"]\nlog_level = "debug"\n'
+        f'ready_file = "{ready}"\n[datasets]\nfiled = "words.arrow"\n'
+    )
+    arguments = ("--config", "serve.toml", "--listen", "tcp://127.0.0.1:0", "given=words.arrow")
+    process = start("serve", *arguments)
+    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    told = json.loads(ready.read_text())
+    assert set(told["datasets"]) == {"filed", "given"}
+    assert len(told["listen"]) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
+FAILURES: list[tuple[int, list[str], str]] = [
+    (1, ["lost.arrow"], "lost.arrow"),
+    (1, ["bad.arrow"], "bad.arrow"),
+    (1, ["cut.arrow"], "cut.arrow"),
+    (1, ["words.arrow", "--ready-file", "missing/ready"], "cannot write the ready file"),
+    (1, ["words.arrow", "--listen", "tcp://192.0.2.1:0"], "cannot listen on tcp://192.0.2.1:0"),
+    (2, ["words.arrow", "--listen", "carrier://pigeon"], "unknown scheme 'carrier'"),
+    (2, ["words.arrow", "--config", "missing.toml"], "no configuration file missing.toml"),
+    (2, ["words.arrow", "--config", "bad.toml"], "bad.toml"),
+    (2, ["words.arrow", "--config", "odd.toml"], "colour"),
+    (2, ["words.arrow", "--control", "grpc://127.0.0.1:0"], "has no control plane"),
+    (2, ["words.arrow", "--workers", "0"], "'--workers'"),
+    (2, ["words.arrow", "--compression", "gzip"], "'gzip' is not one of"),
+    (2, [], "there is nothing to serve"),
+]
+
+
+@pytest.mark.parametrize(("status", "arguments", "said"), FAILURES)
+def test_a_start_that_fails(
+    run: Run, words: pa.Table, tmp_path: Path, status: int, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "bad.arrow").write_text("no Arrow at all")
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "words.arrow").read_bytes()[:-40])
+    (tmp_path / "bad.toml").write_text("listen = [")
+    (tmp_path / "odd.toml").write_text("colour = 1\n")
+    listen = [] if "--listen" in arguments else ["--listen", "tcp://127.0.0.1:0"]
+    done = run("serve", *arguments, *listen)
+    assert done.stdout == ""
+    assert done.stderr.startswith("splitarrow: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr
+    assert done.returncode == status
+
+
+def test_an_address_that_is_taken(run: Run, words: pa.Table) -> None:
+    with listening() as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        done = run("serve", "words.arrow", "--listen", address)
+    said = f"splitarrow: error: cannot listen on {address}: Address already in use\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("harm", ["vanished", "truncated", "forbidden"])
+def test_a_file_that_goes_bad_while_it_is_served(
+    start: Start, run: Run, words: pa.Table, tmp_path: Path, harm: str
+) -> None:
+    path, ready = tmp_path / "words.arrow", tmp_path / "ready.json"
+    process = start("serve", path, "--listen", "tcp://127.0.0.1:0", "--ready-file", ready)
+    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    uri = json.loads(ready.read_text())["datasets"]["words"]["tcp"]
+    assert run("fetch", uri, "-q").returncode == 0
+    if harm == "truncated":
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+        path.unlink()
+    if harm == "forbidden":
+        path.mkdir()
+    done = run("fetch", uri, "-o", "copy.arrow")
+    assert done.returncode == 1
+    assert done.stderr.startswith("splitarrow: error: DATA_LOSS: ")
+    assert done.stderr.count("\n") == 1
+    assert "words.arrow" in done.stderr
+    assert not (tmp_path / "copy.arrow").exists()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_names_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "year=2026").mkdir()
+    (tmp_path / "trips").mkdir()
+    given = ["a=x.arrow", "data/b.parquet", "c=d=e", "trips/", "year=2026", "both=trips"]
+    assert named(given) == {
+        "a": "x.arrow",
+        "b": "data/b.parquet",
+        "c": "d=e",
+        "trips": "trips/",
+        "year=2026": "year=2026",
+        "both": "trips",
+    }
+    assert named(["."]) == {tmp_path.name: "."}
+    assert named(["x.arrow", "x=x.arrow"]) == {"x": "x.arrow"}
+    for wrong in (["=x.arrow"], ["x="], [""], ["/"], ["x.arrow", "y/x.arrow"]):
+        with pytest.raises(UsageError):
+            named(wrong)
+
+
+def test_help_tells_the_defaults_that_hold(run: Run) -> None:
+    defaults = ServerSettings.model_fields
+    told: dict[str, Any] = {
+        "--listen": defaults["listen"].default[0],
+        "--drain-seconds": defaults["drain_seconds"].default,
+        "--idle-seconds": defaults["idle_seconds"].default,
+        "--max-connections": defaults["max_connections"].default,
+        "--workers": defaults["workers"].default,
+        "--log-level": defaults["log_level"].default,
+        "--log-format": defaults["log_format"].default,
+    }
+    plain = " ".join(re.sub(r"[│╭╰─╮╯]", " ", run("serve", "--help").stdout).split())
+    for option, value in told.items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        assert re.search(rf"{option} .*?\[default: {re.escape(text)}[\]:]", plain), option
