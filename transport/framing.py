@@ -25,6 +25,8 @@ UNTAGGED, TAGGED = 0, 1
 DIRECT_BYTES = 32 << 10
 """From this size on the rest of a body is received straight into its own memory."""
 _METADATA_HEADROOM = 8 - 5  # an encapsulated message's prefix replaces the protocol's
+_MOST_HEADROOM = 64 << 10
+"""The most room in front of a body that is smaller than that, in bytes."""
 
 
 class PrefaceError(ProtocolError):
@@ -170,8 +172,11 @@ class FrameDecoder:
                 if length > limits.body_bytes:
                     check_sizes(limits, tagged=length, tag=tag)
                 begin += HEADER.size
+                headroom = self._headroom
+                if headroom > _MOST_HEADROOM and headroom > length:
+                    headroom = 0
                 try:
-                    body = ReceivedBody(length, self._headroom)
+                    body = ReceivedBody(length, headroom)
                 except MemoryError:
                     raise LimitError(f"no memory for a body of {length} bytes", tag=tag) from None
                 if length >= DIRECT_BYTES:

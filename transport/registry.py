@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError, UriError
 from ..protocol.uri import DataUri
 from .base import Transport
 
+if TYPE_CHECKING:
+    from .certificates import TlsOptions
+
 _MODULES: dict[str, str] = {
     "inproc": ".inproc",
     "tcp": ".tcp",
+    "tcp+tls": ".tls",
 }
 _EXTRAS: dict[str, str] = {}
 """The extra that brings what a scheme's module needs, where it needs one."""
@@ -24,8 +29,15 @@ def schemes() -> list[str]:
     return sorted(_MODULES)
 
 
-def transport_for(uri: DataUri) -> Transport:
+def transport_for(uri: DataUri, tls: TlsOptions | None = None) -> Transport:
     """Return the transport that a URI's scheme stands for.
+
+    Parameters
+    ----------
+    uri : DataUri
+        Its scheme counts.
+    tls : TlsOptions, optional
+        What to trust and to show, where the transport has a use for that.
 
     Raises
     ------
@@ -34,6 +46,12 @@ def transport_for(uri: DataUri) -> Transport:
     MissingExtraError
         If a package that it needs is not installed; the error names the extra.
     """
+    transport = _transport(uri)
+    secured: Any = getattr(transport, "secured", None)
+    return transport if tls is None or secured is None else secured(tls)
+
+
+def _transport(uri: DataUri) -> Transport:
     if uri.scheme in _replaced:
         return _replaced[uri.scheme]
     try:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import ConnectionLostError, NotAPeerError
+from ..errors import ConnectionLostError, NotAPeerError, ProtocolError
 from ..protocol.frames import Incoming, Outgoing
 from ..protocol.limits import Limits
 from .base import Capabilities
@@ -20,10 +20,11 @@ from .regions import FileRegion
 _MOST_PARTS = 512
 _MOST_BYTES = 4 << 20
 _SENDFILE_FROM = 16 << 10
-_TURN_BYTES = 8 << 20
+TURN_BYTES = 8 << 20
 """How much one call sends at most, so that one fast reader does not hold up the others."""
-_RECEIVE_MOST = 1 << 20
+RECEIVE_MOST = 1 << 20
 _RESET = struct.pack("ii", 1, 0)
+_TLS_ALERT = b"\x15\x03"
 
 
 class SocketChannel:
@@ -65,6 +66,7 @@ class SocketChannel:
         self._decoder = FrameDecoder(limits, staging=staging)
         self._parts: deque[Any] = deque()
         self._closed = False
+        self._refused: ProtocolError | None = None
         self.peer = peer
         self.is_local = is_local
         self.bytes_sent = 0
@@ -107,7 +109,7 @@ class SocketChannel:
     def send_some(self) -> bool:
         """Send what was queued, as far as it goes; tell whether all of it went."""
         parts = self._parts
-        turn = self.bytes_sent + _TURN_BYTES
+        turn = self.bytes_sent + TURN_BYTES
         try:
             while parts:
                 if self.bytes_sent >= turn:
@@ -123,7 +125,7 @@ class SocketChannel:
         return True
 
     def _send_region(self, region: FileRegion) -> None:
-        count = min(region.nbytes, _TURN_BYTES)
+        count = min(region.nbytes, TURN_BYTES)
         sent = os.sendfile(self._socket.fileno(), region.file.fileno(), region.offset, count)
         if sent == 0:
             raise region.file.shrunk(region.offset)
@@ -161,35 +163,45 @@ class SocketChannel:
 
     def receive_some(self) -> list[Incoming]:
         """Return what has arrived; an empty list means: wait until it is readable."""
+        if self._refused is not None:
+            raise self._refused
         decoder = self._decoder
         received = 0
         while True:
             try:
-                targets = decoder.targets()
-                if len(targets) == 1:
-                    count = self._socket.recv_into(targets[0])
-                else:
-                    count = self._socket.recvmsg_into(targets)[0]
+                count = self._receive_into(decoder.targets())
             except BlockingIOError:
                 return decoder.take()
             except OSError as error:
                 return self._frames_before(self._lost(error))
             if count == 0:
                 return self._frames_before(self._ended())
-            self.bytes_received += count
             received += count
-            if decoder.preface_received:
-                decoder.advance(count)
-            else:
-                self._begin(count)
-            if received >= _RECEIVE_MOST and decoder.has_frames:
+            try:
+                if decoder.preface_received:
+                    decoder.advance(count)
+                else:
+                    self._begin(count)
+            except ProtocolError as error:
+                self._refused = error
+                return self._frames_before(error)
+            if received >= RECEIVE_MOST and decoder.has_frames:
                 return decoder.take()
+
+    def _receive_into(self, targets: list[memoryview]) -> int:
+        """Receive what is there; return its size, which is 0 at the end of the stream."""
+        if len(targets) == 1:
+            count = self._socket.recv_into(targets[0])
+        else:
+            count = self._socket.recvmsg_into(targets)[0]
+        self.bytes_received += count
+        return count
 
     def _frames_before(self, error: Exception) -> list[Incoming]:
         """Return the frames that came before an error; raise it if there is none."""
         frames = self._decoder.take()
         if frames:
-            return frames  # the error comes again with the next read
+            return frames  # the next read raises
         raise error
 
     def _begin(self, count: int) -> None:
@@ -198,6 +210,10 @@ class SocketChannel:
         except PrefaceError as error:
             if self._server:
                 raise
+            if error.received.startswith(_TLS_ALERT):
+                raise NotAPeerError(
+                    f"{self.peer} speaks TLS: its URI begins with tcp+tls://"
+                ) from None
             raise NotAPeerError(
                 f"{self.peer} does not speak splitarrow: it answered {error.received[:32]!r}"
             ) from None
@@ -222,7 +238,7 @@ class SocketChannel:
         if not self._closed:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self.close()
+            SocketChannel.close(self)
 
     def _ended(self) -> Exception:
         if self.preface_received:

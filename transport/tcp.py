@@ -13,13 +13,14 @@ from .sockets import SocketChannel
 
 DEFAULT_PORT = 8816
 _BACKLOG = 1024
-_SERVER_STAGING = 16 << 10
+SERVER_STAGING = 16 << 10
 _STAGING = 256 << 10
 _HALF_STAGING = 64 << 10
 """Where a connection carries one stream only, one read must not run far ahead of the other's."""
 
 
-def _is_local(sock: socket.socket) -> bool:
+def is_local(sock: socket.socket) -> bool:
+    """Tell whether the other end of a connection is on this host."""
     peer = sock.getpeername()[0].partition("%")[0]
     if peer == sock.getsockname()[0].partition("%")[0]:
         return True
@@ -28,7 +29,8 @@ def _is_local(sock: socket.socket) -> bool:
     return (mapped or address).is_loopback
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
+    """Set a connection up: small messages go at once, and a dead peer is noticed."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -37,7 +39,8 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def _peer_name(sock: socket.socket) -> str:
+def peer_name(sock: socket.socket) -> str:
+    """Return the address of the other end."""
     host, port = sock.getpeername()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -74,18 +77,21 @@ class TcpListener:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
-            _tune(sock)
-            return SocketChannel(
-                sock,
-                self._limits,
-                server=True,
-                peer=_peer_name(sock),
-                is_local=_is_local(sock),
-                staging=_SERVER_STAGING,
-            )
+            tune(sock)
+            return self._channel(sock)
         except OSError:  # it left already
             sock.close()
             return None
+
+    def _channel(self, sock: socket.socket) -> SocketChannel:
+        return SocketChannel(
+            sock,
+            self._limits,
+            server=True,
+            peer=peer_name(sock),
+            is_local=is_local(sock),
+            staging=SERVER_STAGING,
+        )
 
     def close(self) -> None:
         """Stop listening."""
@@ -115,8 +121,56 @@ def bound_socket(uri: DataUri) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise ConfigError(f"cannot listen on tcp://{host}:{port}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot listen on {uri.scheme}://{host}:{port}: {error.strerror}"
+        ) from None
     return sock
+
+
+def check_listener(uri: DataUri) -> None:
+    """Refuse an address that has more to it than host and port.
+
+    Raises
+    ------
+    UriError
+        If it has a path.
+    """
+    if uri.path.strip("/"):
+        raise UriError(f"{uri.redacted()}: a {uri.scheme} address has no path")
+
+
+def connected_socket(uri: DataUri, timeout: float) -> socket.socket:
+    """Connect to the address of a URI.
+
+    Raises
+    ------
+    ConnectError
+        If that fails; the error names the address.
+    UriError
+        If the URI has no host.
+    """
+    if not uri.host:
+        raise UriError(f"{uri.redacted()}: a {uri.scheme} address needs a host")
+    port = DEFAULT_PORT if uri.port is None else uri.port
+    try:
+        sock = socket.create_connection((uri.host, port), timeout=timeout)
+    except TimeoutError:
+        raise ConnectError(
+            f"cannot connect to {uri.address}: no answer within {timeout:g} s"
+        ) from None
+    except OSError as error:
+        raise ConnectError(f"cannot connect to {uri.address}: {error.strerror or error}") from None
+    try:
+        tune(sock)
+    except OSError as error:
+        sock.close()
+        raise ConnectError(f"cannot connect to {uri.address}: {error.strerror or error}") from None
+    return sock
+
+
+def staging_bytes(uri: DataUri) -> int:
+    """Return how much a reader's connection receives ahead of what it is asked for."""
+    return _STAGING if uri.stream is StreamKind.BOTH else _HALF_STAGING
 
 
 class TcpTransport:
@@ -125,36 +179,24 @@ class TcpTransport:
     scheme = "tcp"
     capabilities = Capabilities(regions=True)
 
-    def listen(self, uri: DataUri, limits: Limits) -> TcpListener:
-        """Bind an address; see `Transport.listen`."""
-        if uri.path.strip("/"):
-            raise UriError(f"{uri.redacted()}: a tcp address has no path")
-        return TcpListener(uri, limits)
+    def listen(
+        self, uri: DataUri, limits: Limits, sock: socket.socket | None = None
+    ) -> TcpListener:
+        """Bind an address; see `Transport.listen` and `TcpListener`."""
+        check_listener(uri)
+        return TcpListener(uri, limits, sock)
 
     def connect(self, uri: DataUri, limits: Limits, timeout: float) -> SocketChannel:
         """Connect; see `Transport.connect`."""
-        if not uri.host:
-            raise UriError(f"{uri.redacted()}: a tcp address needs a host")
-        port = DEFAULT_PORT if uri.port is None else uri.port
+        sock = connected_socket(uri, timeout)
         try:
-            sock = socket.create_connection((uri.host, port), timeout=timeout)
-        except TimeoutError:
-            raise ConnectError(
-                f"cannot connect to {uri.address}: no answer within {timeout:g} s"
-            ) from None
-        except OSError as error:
-            raise ConnectError(
-                f"cannot connect to {uri.address}: {error.strerror or error}"
-            ) from None
-        try:
-            _tune(sock)
             return SocketChannel(
                 sock,
                 limits,
                 server=False,
-                peer=_peer_name(sock),
-                is_local=_is_local(sock),
-                staging=_STAGING if uri.stream is StreamKind.BOTH else _HALF_STAGING,
+                peer=peer_name(sock),
+                is_local=is_local(sock),
+                staging=staging_bytes(uri),
             )
         except OSError as error:
             sock.close()

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flatbuffers.number_types import SOffsetTFlags, VOffsetTFlags
+
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
 from .message import HeaderType, message_facts, parse_prefix
@@ -17,20 +19,20 @@ from .message import HeaderType, message_facts, parse_prefix
 _CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
 _OLD_COMPRESSION = b"ARROW:experimental_compression"  # how Arrow 0.17 declared it
 _MARKER = 0xFFFFFFFF
-_RECORD_BATCH = int(HeaderType.RECORD_BATCH)
 
 # The places of fields in the vtables of Message and RecordBatch.
-_HEADER_TYPE, _BODY_LENGTH, _LENGTH = 6, 10, 4
+_HEADER, _BODY_LENGTH, _LENGTH = 8, 10, 4
 _GARBAGE = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 class Places(NamedTuple):
-    """Where values stand in the metadata of a record batch, in bytes from its start."""
+    """Where values stand in the metadata of a record batch, in bytes from its start.
 
-    header_type: int
-    """The type of the message (u8)."""
+    Everything that tells that they stand there comes before the rows.
+    """
+
     body_length: int
-    """The size of its body (i64)."""
+    """The size of the body (i64)."""
     rows: int
     """The number of rows (i64)."""
 
@@ -51,7 +53,7 @@ class Header(NamedTuple):
     is_delta: bool
     """Whether a dictionary batch extends the dictionary instead of replacing it."""
     places: Places | None
-    """Where the metadata of a record batch says this; None if a value is left out."""
+    """Where a record batch says this; None if it leaves a value out, or is laid out oddly."""
 
 
 def read_header(metadata: bytes | memoryview) -> Header:
@@ -114,25 +116,37 @@ def _codec(message: Any, batch: Any) -> str | None:
 
 
 def _places(message: Any, batch: Any) -> Places | None:
-    found = [
-        table._tab.Pos + place if (place := table._tab.Offset(slot)) else 0
-        for table, slot in ((message, _HEADER_TYPE), (message, _BODY_LENGTH), (batch, _LENGTH))
+    outer, inner = message._tab, batch._tab
+    body_length, rows = outer.Offset(_BODY_LENGTH), inner.Offset(_LENGTH)
+    if not body_length or not rows:
+        return None
+    found = Places(outer.Pos + body_length, inner.Pos + rows)
+    ends = [
+        found.body_length + 8,
+        inner.Pos + 4,
+        outer.Pos + 4,
+        outer.Pos + outer.Offset(_HEADER) + 4,
     ]
-    return Places(*found) if all(found) else None
+    for table in (outer, inner):
+        vtable = table.Pos - table.Get(SOffsetTFlags, table.Pos)
+        ends.append(vtable + table.Get(VOffsetTFlags, vtable))
+        if vtable < 0:
+            return None
+    return found if max(ends) <= found.rows else None
 
 
 class HeaderProbe:
     """Reads the rows of messages that lie in a buffer; faster where layouts repeat.
 
-    It looks where the message before had its type and its body length. If what is expected
-    stands there, the rows stand where they stood, too; otherwise it reads the message properly.
+    A FlatBuffer begins with what tells where its values stand. If that is, byte for byte, as in
+    the message before, the values stand where they stood; otherwise the message is read properly.
     """
 
-    __slots__ = ("_type_first", "_unpack")
+    __slots__ = ("_head", "_middle", "_unpack")
 
     def __init__(self) -> None:
-        self._unpack: Callable[[bytes, int], tuple[int, ...]] = _unpack_nothing
-        self._type_first = True
+        self._unpack: Callable[[bytes, int], tuple[Any, ...]] = _unpack_nothing
+        self._head = self._middle = b""
 
     def rows(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
         """Return how many rows a message has; 0 if it is no record batch.
@@ -154,14 +168,14 @@ class HeaderProbe:
             If the message is malformed, or has a body of another length.
         """
         try:
-            marker, first, second, rows = self._unpack(data, at)
+            marker, head, length, middle, rows = self._unpack(data, at)
         except struct.error:
             return self._read(data, at, metadata_length, body_length)
-        header_type, length = (first, second) if self._type_first else (second, first)
         if (
             marker == _MARKER
-            and header_type == _RECORD_BATCH
             and length == body_length
+            and head == self._head
+            and middle == self._middle
             and rows >= 0
         ):
             return rows
@@ -175,22 +189,12 @@ class HeaderProbe:
                 f"a message's body has {header.body_length} bytes, not {body_length} as expected"
             )
         if header.places is not None and prefix.nbytes == 8:
-            self._learn(header.places)
+            length, rows = header.places
+            layout = struct.Struct(f"<I4x{length}sq{rows - length - 8}sq")
+            self._unpack = layout.unpack_from
+            _, self._head, _, self._middle, _ = layout.unpack_from(data, at)
         return header.rows
 
-    def _learn(self, places: Places) -> None:
-        header_type, body_length, rows = places
-        type_first = header_type < body_length
-        if type_first and header_type < body_length <= rows - 8:
-            layout = f"<I{4 + header_type}xB{body_length - header_type - 1}xq"
-        elif not type_first and body_length + 8 <= header_type < rows:
-            layout = f"<I{4 + body_length}xq{header_type - body_length - 8}xB"
-        else:
-            return  # a layout that no writer is known to make
-        end = max(header_type + 1, body_length + 8)
-        self._type_first = type_first
-        self._unpack = struct.Struct(f"{layout}{rows - end}xq").unpack_from
 
-
-def _unpack_nothing(data: bytes, at: int) -> tuple[int, ...]:
-    return (0, 0, 0, 0)
+def _unpack_nothing(data: bytes, at: int) -> tuple[Any, ...]:
+    return (0, b"", 0, b"", 0)

@@ -33,6 +33,19 @@ def needs_truncation(schema: pa.Schema) -> bool:
     return any(_is_leaky(field.type) for field in schema)
 
 
+def has_offsets(data_type: pa.DataType) -> bool:
+    """Tell whether cutting an array of this type follows offsets that lie in the data."""
+    if isinstance(data_type, pa.DictionaryType):
+        return False
+    if (
+        isinstance(data_type, pa.BaseExtensionType)
+        or pa.types.is_struct(data_type)
+        or pa.types.is_fixed_size_list(data_type)
+    ):
+        return any(map(has_offsets, _parts(data_type)))
+    return bool(_parts(data_type)) or _is_text(data_type)
+
+
 def truncated(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return an equal batch that refers to no values but its own.
 
@@ -67,6 +80,17 @@ def _parts(data_type: Any) -> list[pa.DataType]:
     if isinstance(data_type, pa.DictionaryType):
         return [data_type.value_type]
     return [data_type.field(index).type for index in range(data_type.num_fields)]
+
+
+def _is_text(data_type: Any) -> bool:
+    types = pa.types
+    return (
+        data_type in _VIEWS
+        or types.is_string(data_type)
+        or types.is_binary(data_type)
+        or types.is_large_string(data_type)
+        or types.is_large_binary(data_type)
+    )
 
 
 def _is_list_view(data_type: Any) -> bool:

@@ -58,7 +58,8 @@ class DirectoryDataset:
     """The files of a directory and of those below it, as one dataset.
 
     Files and folders whose names begin with ``.`` or ``_`` are left out; everything else has to
-    be of a kind that is served, and of one schema. Each new reader gets what the directory then
+    be of a kind that is served, and to have the columns of the first. The custom metadata of the
+    schema is that of the first. Each new reader gets what the directory then
     holds. A reader has one file open at a time.
 
     Parameters
@@ -115,7 +116,9 @@ class DirectoryDataset:
             groups, blocking = self._stored_groups(listing), False
         else:
             batches = self._batches(listing, selection)
-            groups, blocking = encoded_groups(selection, batches, str(self.path)), True
+            is_valid = all(shard.dataset.is_decoded for shard in listing.shards)
+            groups = encoded_groups(selection, batches, str(self.path), is_valid=is_valid)
+            blocking = True
         return GroupSource(groups, blocking=blocking, on_close=lambda: None)
 
     def close(self) -> None:

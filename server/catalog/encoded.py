@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import DatasetError, InvalidDataError
+from ...errors import DatasetError, ProtocolError
 from ...formats.arrow.encoder import MessageEncoder
-from ...formats.arrow.truncation import needs_truncation, truncated
+from ...formats.arrow.truncation import has_offsets, needs_truncation, truncated
 from ...protocol.splitter import SourceMessage
 from .base import GROUP_BYTES
 from .selection import Selection
@@ -23,7 +23,9 @@ Batches = Generator[Batch, None, None]
 _GROUP_SECONDS = 0.01
 
 
-def encoded_groups(selection: Selection, batches: Batches, what: str) -> Groups:
+def encoded_groups(
+    selection: Selection, batches: Batches, what: str, *, is_valid: bool = True
+) -> Groups:
     """Yield the schema, and then groups of the messages that `batches` make.
 
     A group ends when it has GROUP_BYTES, or when it took 10 ms to make, so that what a slow
@@ -37,18 +39,21 @@ def encoded_groups(selection: Selection, batches: Batches, what: str) -> Groups:
         Yields batches of the selection's schema. It is closed here.
     what : str
         The source, for errors.
+    is_valid : bool
+        Whether the batches are known to be valid. If they come from a file as they lay in it,
+        they have to be checked before they are cut: Arrow would follow their offsets anywhere.
 
     Raises
     ------
     DatasetError
-        If a batch cannot be encoded.
+        If a batch cannot be encoded, or is not valid.
     """
     try:
         encoder = MessageEncoder(selection.schema, selection.codec)
         yield [SourceMessage(*encoder.schema_message)]
         group: list[SourceMessage] = []
         nbytes, since = 0, time.monotonic()
-        for batch, custom_metadata in _sized(selection, batches):
+        for batch, custom_metadata in _sized(selection, batches, is_valid=is_valid):
             for message in encoder.encode(batch, custom_metadata):
                 group.append(SourceMessage(*message))
                 nbytes += message.body_length
@@ -59,19 +64,25 @@ def encoded_groups(selection: Selection, batches: Batches, what: str) -> Groups:
         if group:
             yield group
         encoder.close()
-    except InvalidDataError as error:
+    except ProtocolError as error:
         raise DatasetError(f"{what}: {error.message}") from None
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(f"{what} holds data that is not valid: {reason}") from None
     finally:
         batches.close()
 
 
-def _sized(selection: Selection, batches: Iterable[Batch]) -> Iterator[Batch]:
+def _sized(selection: Selection, batches: Iterable[Batch], *, is_valid: bool) -> Iterator[Batch]:
     """Cut batches to the limit and the size that the reader asked for."""
     limit, most = selection.limit, selection.batch_rows
     if limit == 0:
         return
     leaky = needs_truncation(selection.schema)
+    is_cut = limit is not None or most is not None
     for batch, custom_metadata in batches:
+        if not is_valid:
+            _check(batch, full=is_cut or leaky)
         whole = batch.num_rows
         rows = whole if limit is None else min(whole, limit)
         step = rows if most is None else min(rows, most)
@@ -85,3 +96,16 @@ def _sized(selection: Selection, batches: Iterable[Batch]) -> Iterator[Batch]:
             limit -= rows
             if not limit:
                 return
+
+
+def _check(batch: pa.RecordBatch, *, full: bool) -> None:
+    """Check what cutting and encoding a batch relies on; raise ``pyarrow.ArrowInvalid``.
+
+    Columns of numbers are not looked at in full: whatever they hold can be cut, and files of
+    other writers hold some that pyarrow does not take for valid.
+    """
+    batch.validate()
+    if full:
+        for column in batch.columns:
+            if has_offsets(column.type):
+                column.validate(full=True)

@@ -18,7 +18,7 @@ from ...protocol.request import Request
 from ...transport.regions import RegionFile
 from .base import Encoding
 from .encoded import Batches, encoded_groups
-from .selection import Selection
+from .selection import Selection, has_text_names
 from .source import Groups, GroupSource
 from .stored import StoredMessages
 
@@ -59,6 +59,9 @@ class FileDataset(ABC):
 
     _kind: ClassVar[str]
 
+    is_decoded: ClassVar[bool] = False
+    """Whether the batches are made when they are read, and so are valid."""
+
     def __init__(self, path: str | os.PathLike[str], *, keep_index: bool = True) -> None:
         self.path = Path(path)
         """Where the file lies."""
@@ -66,7 +69,7 @@ class FileDataset(ABC):
         self._lock = threading.Lock()
         self._extent: tuple[tuple[int, ...], int] | None = None
         with closing(RegionFile(self.path)) as file:
-            self._contents = self._kept(self.look_into(file))
+            self._contents = self._kept(self._checked(file))
 
     @abstractmethod
     def look_into(self, file: RegionFile) -> Contents:
@@ -140,7 +143,7 @@ class FileDataset(ABC):
             contents = self._contents
             if contents.version == file.version and self._keep_index:
                 return contents
-            contents = self.look_into(file)
+            contents = self._checked(file)
             self._contents = self._kept(contents)
             return contents
 
@@ -154,7 +157,7 @@ class FileDataset(ABC):
                 groups = _stored_groups(file, contents.stored)
                 return GroupSource(groups, blocking=False, on_close=file.close)
             batches = self.batches(file, contents, selection)
-            groups = encoded_groups(selection, batches, str(self.path))
+            groups = encoded_groups(selection, batches, str(self.path), is_valid=self.is_decoded)
             return GroupSource(groups, blocking=True, on_close=file.close)
         except BaseException:
             file.close()
@@ -165,6 +168,12 @@ class FileDataset(ABC):
         with self._lock:
             self._keep_index = False
             self._contents = self._kept(self._contents)
+
+    def _checked(self, file: RegionFile) -> Contents:
+        contents = self.look_into(file)
+        if not has_text_names(contents.schema):
+            raise DatasetError(f"{self.path} has names of columns that are not UTF-8")
+        return contents
 
     def _kept(self, contents: Contents) -> Contents:
         if self._keep_index or contents.stored is None:

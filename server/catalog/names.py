@@ -35,9 +35,9 @@ def nearest(name: str, existing: Iterable[str]) -> str:
         return f"; {words} {', '.join(repr(known[key]) for key in alike)}"
     if not known:
         return ""
-    shown = list(known.values())[: _MOST + 1]
-    if len(shown) > _MOST:
-        listed = ", ".join(map(repr, shown[:_MOST]))
-        return f"; there are {listed} and {len(known) - _MOST} more"
-    words = "there is only" if len(shown) == 1 else "there are"
-    return f"; {words} {', '.join(map(repr, shown))}"
+    names = [repr(candidate) for candidate in known.values()]
+    if len(names) == 1:
+        return f"; there is only {names[0]}"
+    if len(names) > _MOST + 1:
+        return f"; there are {', '.join(names[:_MOST])} and {len(names) - _MOST} more"
+    return f"; there are {', '.join(names)}"

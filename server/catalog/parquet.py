@@ -28,6 +28,7 @@ class ParquetDataset(FileDataset):
     """A dataset in a Parquet file."""
 
     _kind = "parquet file"
+    is_decoded = True
 
     def look_into(self, file: RegionFile) -> Contents:
         """Return what the footer of the file says."""

@@ -20,7 +20,7 @@ from ...protocol.splitter import SourceMessage
 from ...transport.regions import FileRegion, RegionFile
 from .base import GROUP_BYTES
 
-REGION_BYTES = 32 << 10
+REGION_BYTES = 128 << 10
 """From this size on a body is sent as a region of its file."""
 READ_AHEAD = 16 << 20
 """How far ahead of a reader the kernel is asked to read, in bytes."""

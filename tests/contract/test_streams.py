@@ -1,0 +1,272 @@
+"""What arrives equals what was sent, on every transport; everything else raises."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from splitarrow.errors import (
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    NotFoundError,
+    ProtocolError,
+    SplitArrowError,
+    StallError,
+)
+from splitarrow.protocol.frames import Outgoing, Tagged, Untagged
+from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.splitter import SourceMessage, Splitter
+from splitarrow.protocol.uri import DataUri
+from splitarrow.transport import blocking
+from splitarrow.transport.faults import Faults, injected
+from splitarrow.transport.registry import transport_for
+
+
+def pair(server: splitarrow.Server, scheme: str) -> list[str]:
+    return [server.uri("data", scheme, stream) for stream in ("metadata", "body")]
+
+
+def test_arrives_equal(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    with splitarrow.open(server.uri("data", scheme)) as stream:
+        assert stream.schema.equals(table.schema, check_metadata=True)
+        assert stream.transport == scheme
+        batches = list(stream)
+        assert [batch.num_rows for batch in batches] == [c.num_rows for c in table.to_batches()]
+        assert pa.Table.from_batches(batches).equals(table)
+        assert stream.rows_received == table.num_rows
+        assert stream.bytes_received > table.nbytes / 2
+        with pytest.raises(StopIteration):
+            next(stream)
+
+
+def test_two_connections_arrive_equal(
+    server: splitarrow.Server, scheme: str, table: pa.Table
+) -> None:
+    with splitarrow.open(pair(server, scheme)) as stream:
+        assert stream.read_all().equals(table)
+
+
+async def test_async_arrives_equal(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    async with splitarrow.aio.open(server.uri("data", scheme)) as stream:
+        assert stream.schema.equals(table.schema)
+        assert (await stream.read_all()).equals(table)
+    async with splitarrow.aio.open(pair(server, scheme)) as stream:
+        batches = [batch async for batch in stream]
+    assert pa.Table.from_batches(batches).equals(table)
+
+
+def test_c_stream_and_reader(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    uri = server.uri("data", scheme)
+    with splitarrow.open(uri) as stream:
+        assert pa.table(stream).equals(table)
+    with splitarrow.open(uri) as stream:
+        assert stream.to_reader().read_all().equals(table)
+
+
+def test_bodies_are_aligned_and_outlive_the_stream(
+    server: splitarrow.Server, scheme: str, table: pa.Table
+) -> None:
+    with splitarrow.open(server.uri("data", scheme)) as stream:
+        batches = list(stream)
+    for batch in batches:
+        for column in batch.columns:
+            for buffer in column.buffers():
+                assert buffer is None or buffer.address % 8 == 0
+    assert pa.Table.from_batches(batches).equals(table)
+    large = batches[6]
+    assert all(buffer.address % 64 == 0 for buffer in large.column("n").buffers() if buffer)
+
+
+def test_one_connection_carries_one_stream_after_another(
+    server: splitarrow.Server, scheme: str
+) -> None:
+    uri = DataUri.parse(server.uri("data", scheme))
+    channel = transport_for(uri).connect(uri, Limits(), 10)
+    try:
+        for _ in range(3):
+            blocking.send(channel, [Tagged(uri.require_want_data(), 4, (b"data",))], 10)
+            last: object = None
+            while not (isinstance(last, Untagged) and last.payload[0] == 0):
+                last = blocking.receive(channel, 10)[-1]
+    finally:
+        channel.close()
+
+
+def test_close_at_any_point(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    count = len(table.to_batches())
+    for stop in range(count + 1):
+        stream = splitarrow.open(server.uri("data", scheme))
+        taken = [next(stream) for _ in range(stop)]
+        stream.close()
+        stream.close()
+        with pytest.raises(ClosedError):
+            next(stream)
+        assert pa.Table.from_batches(taken, table.schema).equals(
+            table.slice(0, sum(batch.num_rows for batch in taken))
+        )
+    wait_until(lambda: server.stats()["streams"] == 0)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        threading.Event().wait(0.005)
+
+
+def test_cancel_from_another_thread(scripted: Any) -> None:
+    with scripted(lambda s, m: s.split(m[:3]), leave=False) as uri:
+        stream = splitarrow.open(uri)
+        assert [next(stream).num_rows, next(stream).num_rows] == [0, 1]
+        timer = threading.Timer(0.05, stream.cancel)
+        timer.start()
+        with pytest.raises(ClosedError, match="cancelled"):
+            next(stream)
+        timer.join()
+        stream.close()
+
+
+async def test_cancelled_read_goes_on(scripted: Any) -> None:
+    """A read that its task gives up loses nothing."""
+    with scripted(lambda s, m: s.split(m[:3]), leave=False) as uri:
+        async with splitarrow.aio.open(uri) as stream:
+            assert (await anext(stream)).num_rows == 0
+            assert (await anext(stream)).num_rows == 1
+            with anyio.move_on_after(0.05) as scope:
+                await anext(stream)
+            assert scope.cancelled_caught
+            assert stream.rows_received == 1
+
+
+def test_unknown_dataset(server: splitarrow.Server, scheme: str) -> None:
+    uri = str(DataUri.parse(server.uri("data", scheme)).replace(ticket=b"dat"))
+    with pytest.raises(NotFoundError, match=r"'dat'.*data") as caught:
+        splitarrow.open(uri)
+    assert caught.value.code == "NOT_FOUND"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.code) == (
+        NotFoundError,
+        str(caught.value),
+        "NOT_FOUND",
+    )
+
+
+def test_other_tag_is_refused(server: splitarrow.Server, scheme: str) -> None:
+    uri = DataUri.parse(server.uri("data", scheme))
+    before = server.stats()["protocol_errors"]
+    with pytest.raises(ConnectionLostError):
+        splitarrow.open(str(uri.replace(want_data=(1 << 41) + 5)))
+    wait_until(lambda: server.stats()["protocol_errors"] == before + 1)
+    with splitarrow.open(str(uri)) as stream:
+        assert stream.read_all().num_rows > 0
+
+
+def test_nobody_listens(scheme: str) -> None:
+    nowhere = "inproc://nobody" if scheme == "inproc" else f"{scheme}://127.0.0.1:1"
+    with pytest.raises(ConnectError, match=re.escape(nowhere)):
+        splitarrow.open(f"{nowhere}?want_data=0x10000000001&ticket=data", connect_timeout=5)
+
+
+@pytest.mark.parametrize("sent", [0, 1, 5])
+def test_silent_peer_is_bounded(scripted: Any, sent: int) -> None:
+    with scripted(lambda s, m: s.split(m[:sent]), leave=False) as uri:
+        begin = time.monotonic()
+        with pytest.raises(StallError, match="silent"):
+            splitarrow.open(uri, stall_timeout=0.5).read_all()
+        assert 0.4 <= time.monotonic() - begin <= 1.5
+
+
+async def test_silent_peer_is_bounded_async(scripted: Any) -> None:
+    with scripted(lambda s, m: s.split(m[:5]), leave=False) as uri:
+        begin = time.monotonic()
+        with pytest.raises(StallError, match="silent"):
+            async with splitarrow.aio.open(uri, stall_timeout=0.5) as stream:
+                await stream.read_all()
+        assert 0.4 <= time.monotonic() - begin <= 1.5
+
+
+def all_frames(splitter: Splitter, messages: list[SourceMessage]) -> list[Outgoing]:
+    return [*splitter.split(messages), *splitter.end()]
+
+
+def test_scripted_peer_is_understood(scripted: Any, table: pa.Table) -> None:
+    with scripted(all_frames) as uri, splitarrow.open(uri) as stream:
+        assert stream.read_all().equals(table)
+
+
+def test_cut_at_every_message(scripted: Any, table: pa.Table) -> None:
+    total = 2 * len(table.to_batches()) + 2
+    for kept in range(total):
+        with scripted(lambda s, m, kept=kept: all_frames(s, m)[:kept]) as uri:
+            with pytest.raises(ConnectionLostError) as caught:
+                splitarrow.open(uri).read_all()
+            assert caught.value.stream == "data"
+
+
+@pytest.mark.parametrize("count", [0, 1, 12, 14, 200, 2**32 - 1])
+def test_wrong_count_at_the_end(scripted: Any, count: int) -> None:
+    def script(splitter: Splitter, messages: list[SourceMessage]) -> list[Outgoing]:
+        end = Untagged(b"\x00" + count.to_bytes(4, "little"))
+        return [*all_frames(splitter, messages)[:-1], end]
+
+    with scripted(script) as uri, pytest.raises((ProtocolError, ConnectionLostError)):
+        splitarrow.open(uri).read_all()
+
+
+def test_one_body_dropped(scripted: Any, table: pa.Table) -> None:
+    for index in range(len(table.to_batches())):
+
+        def script(
+            splitter: Splitter, messages: list[SourceMessage], at: int = index
+        ) -> list[Outgoing]:
+            frames = all_frames(splitter, messages)
+            bodies = [frame for frame in frames if isinstance(frame, Tagged)]
+            frames.remove(bodies[at])
+            return frames
+
+        with scripted(script) as uri:
+            with pytest.raises((ProtocolError, ConnectionLostError)) as caught:
+                splitarrow.open(uri).read_all()
+            assert caught.value.stream == "data"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_order_and_duplicates_do_not_matter(
+    server: splitarrow.Server, scheme: str, table: pa.Table, seed: int
+) -> None:
+    faults = Faults(seed=seed, reorder=2 ** (seed % 6 + 1), duplicate=0.3, delay=0.001)
+    with injected(scheme, faults), splitarrow.open(server.uri("data", scheme)) as stream:
+        assert stream.read_all().equals(table)
+    with injected(scheme, faults), splitarrow.open(pair(server, scheme)) as stream:
+        assert stream.read_all().equals(table)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_faults_never_shorten(
+    server: splitarrow.Server, scheme: str, table: pa.Table, seed: int
+) -> None:
+    faults = [
+        Faults(seed=seed, drop=0.08),
+        Faults(seed=seed, cut_after=seed),
+        Faults(seed=seed, corrupt=0.1),
+        Faults(seed=seed, drop=0.05, reorder=8, duplicate=0.2),
+    ][seed % 4]
+    with injected(scheme, faults):
+        try:
+            with splitarrow.open(server.uri("data", scheme), stall_timeout=0.5) as stream:
+                result = stream.read_all()
+        except SplitArrowError:
+            return
+    assert result.num_rows == table.num_rows
+    if not faults.corrupt:
+        assert result.equals(table)
