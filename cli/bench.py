@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..errors import UsageError
 from . import signals
-from .output import standard_output
+from .output import is_terminal, standard_output
 from .wording import flag, option
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _bytes(text: str) -> int:
 @contextmanager
 def _progress(*, enabled: bool) -> Generator[Progress | None]:
     """Show on a terminal how far the run is."""
-    if not enabled or not sys.stderr.isatty():
+    if not enabled or not is_terminal(sys.stderr):
         yield None
         return
     from rich.console import Console

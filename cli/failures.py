@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 
 import typer
 
 from ..errors import RemoteError, SplitArrowError, UsageError
 from .figures import printable
+from .output import say
 from .signals import Terminated
 
 FAILED = 1
@@ -35,7 +35,7 @@ def report(error: BaseException) -> int:
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exception(error)
     text, status = _explain(error)
-    print(f"splitarrow: error: {printable(text)}", file=sys.stderr)
+    say(f"splitarrow: error: {printable(text)}")
     return status
 
 

@@ -12,7 +12,7 @@ import typer
 from ..errors import UriError, UsageError
 from . import signals
 from .figures import counted, duration, printable, rate, size
-from .output import standard_output
+from .output import is_closed, is_terminal, say, standard_output
 from .progress import FetchProgress
 from .wording import flag, option
 
@@ -147,8 +147,10 @@ def fetch(
     if output == "-":
         if as_json:
             raise UsageError("--json and -o - would both write to standard output")
-        if sys.stdout.isatty():
+        if is_terminal(sys.stdout):
             raise UsageError("-o - writes binary data, and standard output is a terminal")
+        if is_closed(sys.stdout):
+            raise UsageError("-o -: standard output is closed")
     from ..client.blocking import Stream
     from ..client.blocking import open as open_stream
     from .transfer import transfer
@@ -178,10 +180,9 @@ def fetch(
             done.preview.show()
     if not quiet:
         where = "" if output is None else f" -> {'standard output' if output == '-' else output}"
-        print(
+        say(
             f"{printable(name)}: {counted(done.rows, 'row')}, {size(done.nbytes)} "
-            f"in {duration(done.seconds)}, {rate(done.nbytes, done.seconds)}{where}",
-            file=sys.stderr,
+            f"in {duration(done.seconds)}, {rate(done.nbytes, done.seconds)}{where}"
         )
 
 

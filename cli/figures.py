@@ -51,13 +51,13 @@ def rate(nbytes: float, seconds: float) -> str:
 def duration(seconds: float) -> str:
     """Return a time span.
 
-    >>> duration(0.0123), duration(4.56), duration(83)
-    ('12 ms', '4.6 s', '1 min 23 s')
+    >>> duration(0.0123), duration(4.56), duration(38.6), duration(83)
+    ('12 ms', '4.56 s', '38.6 s', '1 min 23 s')
     """
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
     return f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 

@@ -1,11 +1,29 @@
-"""Standard output, and what becomes of it when it cannot be written."""
+"""Standard output and standard error, which may be terminals, pipes, full, or closed."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is a terminal; Python has None for one that is closed."""
+    return stream is not None and stream.isatty()
+
+
+def is_closed(stream: TextIO | None) -> bool:
+    """Tell whether a stream was closed before the program began."""
+    return stream is None
+
+
+def say(text: str) -> None:
+    """Print a line on standard error; where nobody can be told, nobody is."""
+    if not is_closed(sys.stderr):
+        with suppress(OSError):
+            print(text, file=sys.stderr)
 
 
 @contextmanager
@@ -17,9 +35,11 @@ def standard_output() -> Generator[None]:
     OSError
         With ``filename`` set; a `BrokenPipeError` if nobody reads any more.
     """
+    stream: TextIO | None = sys.stdout
     try:
         yield
-        sys.stdout.flush()
+        if stream is not None:
+            stream.flush()
     except OSError as error:
         if error.filename is not None:
             raise

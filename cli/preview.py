@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .figures import counted, printable, shortened
+from .output import is_terminal
 
 _ROWS = 5
 _COLUMNS = 60
-_VALUE_WIDTH = 24
+_VALUE_WIDTH = 32
 _NAME_WIDTH = 30
 _PIPE_WIDTH = 120
 
@@ -50,15 +51,16 @@ class Preview:
         # Names and types are shown whole; the values get what is left of the line.
         table.add_column("column", no_wrap=True, min_width=max(map(len, names), default=0))
         table.add_column("type", no_wrap=True, min_width=max(map(len, types), default=0))
-        table.add_column("first values", no_wrap=True, overflow="ellipsis")
+        table.add_column("first values")
         for index, (name, kind) in enumerate(zip(names, types, strict=True)):
             values = [_shown(value) for batch in self._batches for value in batch.column(index)]
-            table.add_row(Text(name), Text(kind, "cyan"), Text(", ".join(values)))
+            shown = Text(", ".join(values), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(name), Text(kind, "cyan"), shown)
         return table
 
     def show(self) -> None:
         """Print it on standard output."""
-        width = None if sys.stdout.isatty() else _PIPE_WIDTH
+        width = None if is_terminal(sys.stdout) else _PIPE_WIDTH
         console = Console(highlight=False, width=width)
         console.print(self.table())
         hidden = len(self._schema) - _COLUMNS

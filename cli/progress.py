@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .figures import counted, rate, size
+from .output import is_terminal
 
 _INTERVAL = 0.1
 """How often the figures change, in seconds: often enough to read, too seldom to cost."""
@@ -29,7 +30,7 @@ class FetchProgress:
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:
-        self._shown = enabled and sys.stderr.isatty()
+        self._shown = enabled and is_terminal(sys.stderr)
         self._started = self._next = time.perf_counter()
         self._progress = Progress(
             SpinnerColumn(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..errors import ConfigError, UsageError
+from .output import is_terminal
 from .wording import option
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def named(arguments: list[str]) -> dict[str, str]:
 def _is_for_people(settings: ServerSettings) -> bool:
     """Tell whether people read the output; elsewhere the log and the ready file say the same."""
     if settings.log_format == "auto":
-        return sys.stdout.isatty()
+        return is_terminal(sys.stdout)
     return settings.log_format == "console"
 
 

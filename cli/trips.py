@@ -106,7 +106,7 @@ def _batch(first: int, rows: int) -> pa.RecordBatch:
     fare = cents(scaled(distance, 2.1, 3.5))
     tip = mostly(cents(pc.multiply(fare, uniform(0, 0.3))), 0.7)
     tolls = pc.if_else(some(0.06), 6.5, 0.0)
-    total = pc.add(pc.add(fare, pc.fill_null(tip, 0.0)), tolls)
+    total = cents(pc.add(pc.add(fare, pc.fill_null(tip, 0.0)), tolls))
     zones = pa.array(_ZONES)
     columns = [
         ids,

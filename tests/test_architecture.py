@@ -21,6 +21,7 @@ MAX_LINES = 400
 FLOORS = {
     "errors": 0,
     "fbs": 0,
+    "proto": 0,
     "formats": 1,
     "protocol": 2,
     "transport": 3,

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import feather, parquet
 
 COMMAND = [sys.executable, "-m", "splitarrow"]
 PATIENCE = 60.0
@@ -95,6 +96,17 @@ def write_stream(path: Path, batches: list[pa.RecordBatch]) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
+
+
+def read(path: Path) -> pa.Table:
+    """Read a file of any kind that a fetch writes."""
+    if path.suffix == ".parquet":
+        return parquet.read_table(path)
+    if path.suffix == ".feather":
+        return feather.read_table(path)
+    opened = pa.ipc.open_stream if path.suffix == ".arrows" else pa.ipc.open_file
+    with pa.OSFile(str(path), "rb") as file, opened(file) as reader:
+        return reader.read_all()
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +229,7 @@ def relay(served: Served) -> Iterator[Callable[..., int]]:
 
 
 @contextmanager
-def listening(backlog: int = 8) -> Iterator[socket.socket]:
+def listening(backlog: int = 8) -> Generator[socket.socket]:
     """A socket that listens, and accepts nobody by itself."""
     with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
         yield listener

@@ -13,7 +13,7 @@ import pytest
 
 from splitarrow.cli.trips import SCHEMA, trips
 
-from .conftest import PATIENCE, Run, Start
+from .conftest import PATIENCE, Run, Start, read
 
 
 @pytest.fixture
@@ -34,8 +34,7 @@ def test_the_demonstration(run: Run, temporary: dict[str, str], tmp_path: Path) 
     figures = r" +\d+\.\d\d +\d+\.\d +.*s +\d+\.\d\d$"
     assert re.search(rf"^splitarrow over TCP{figures}", done.stdout, re.MULTILINE)
     assert re.search(rf"^Arrow Flight \(pyarrow, C\+\+\){figures}", done.stdout, re.MULTILINE)
-    with pa.OSFile(str(tmp_path / "kept" / "trips.arrow")) as file:
-        assert pa.ipc.open_file(file).read_all().num_rows == 100_000
+    assert read(tmp_path / "kept" / "trips.arrow").num_rows == 100_000
     assert os.listdir(tmp_path / "kept") == ["trips.arrow"]
     assert os.listdir(tmp_path / "tmp") == []
 
@@ -44,12 +43,14 @@ def test_an_interrupt_ends_it_and_all_it_started(
     start: Start, temporary: dict[str, str], tmp_path: Path
 ) -> None:
     process = start("demo", "--rows", 100_000, "--repeat", 100_000, env=temporary)
+    daemon = 0
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("serve"):
             daemon = int(line.split()[2].rstrip(":"))
         if line.startswith("timing"):
             break
+    os.kill(daemon, 0)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
     assert process.stderr is not None

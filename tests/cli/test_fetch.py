@@ -9,24 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet
 import pytest
 
-from .conftest import COMMAND, PATIENCE, ROWS, WORDS, Run, Served
-
-
-def read(path: Path) -> pa.Table:
-    """Read a file of any kind."""
-    if path.suffix == ".parquet":
-        return pa.parquet.read_table(path)
-    if path.suffix == ".arrows":
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            return reader.read_all()
-    if path.suffix == ".feather":
-        return pa.feather.read_table(path)
-    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        return reader.read_all()
+from .conftest import COMMAND, PATIENCE, ROWS, WORDS, Run, Served, read
 
 
 @pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.arrows", "out.parquet"])
@@ -180,3 +165,16 @@ def test_a_reader_that_has_enough_is_no_error(served: Served) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.wait(PATIENCE) == 1
+
+
+def test_closed_outputs_are_not_taken_for_others(served: Served, tmp_path: Path) -> None:
+    command = " ".join(COMMAND)
+    uri = served.uri("table")
+    script = f"{command} fetch '{uri}' -o out.arrow >&- 2>&-; echo $? > status"
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, timeout=PATIENCE, check=True)
+    assert (tmp_path / "status").read_text() == "0\n"
+    assert read(tmp_path / "out.arrow").num_rows == ROWS
+    script = f"{command} fetch '{uri}' -o - >&-"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stderr == b"splitarrow: error: -o -: standard output is closed\n"

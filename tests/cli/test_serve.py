@@ -17,7 +17,7 @@ from splitarrow.cli.serve import named
 from splitarrow.errors import UsageError
 from splitarrow.server.config import ServerSettings
 
-from .conftest import PATIENCE, Run, Start, eventually, listening, write_file
+from .conftest import PATIENCE, Run, Start, eventually, listening, read, write_file
 
 
 @pytest.fixture
@@ -50,12 +50,11 @@ def test_it_says_what_it_serves_and_how_to_fetch_it(
     assert re.fullmatch(r"again +arrow file +3 +\d+ B +2", lines[3])
     program, *command = shlex.split(lines[lines.index("words") + 1])
     assert program == "splitarrow"
-    assert command[-2:] == ["-o", "words.arrow"]
-    command[-1] = "copy.arrow"
+    assert command[-2:] == ["-o", "words-copy.arrow"]  # words.arrow is what is served
+    assert lines[lines.index("again") + 1].endswith("-o again.arrow")
     done = run(*command)
     assert done.returncode == 0, done.stderr
-    with pa.OSFile(str(tmp_path / "copy.arrow")) as file, pa.ipc.open_file(file) as reader:
-        assert reader.read_all().equals(words)
+    assert read(tmp_path / "words-copy.arrow").equals(words)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 0
 

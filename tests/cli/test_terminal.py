@@ -8,10 +8,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from .conftest import COMMAND, PATIENCE, Run, Served, read_terminal
+from .conftest import COMMAND, PATIENCE, ROWS, Run, Served, read, read_terminal
 
 
 def on_terminal(*arguments: str, folder: Path, stdout: bool = False) -> tuple[int, str, str]:
@@ -55,8 +54,7 @@ def test_progress_on_a_terminal(served: Served, tmp_path: Path) -> None:
     figures = r"table [━╸╺ ]+ [\d,]+ rows  [\d.]+ [kMG]?B  [\d.]+ [kMG]?B/s +0:00:\d\d"
     assert re.search(figures, plain(shown))
     assert re.search(r"table: 200,000 rows, [\d.]+ MB in .* -> out.arrow\r\n$", shown)
-    with pa.OSFile(str(tmp_path / "out.arrow")) as file, pa.ipc.open_file(file) as reader:
-        assert reader.num_record_batches == 20
+    assert read(tmp_path / "out.arrow").num_rows == ROWS
 
 
 def test_no_progress_if_quiet(served: Served, tmp_path: Path) -> None:

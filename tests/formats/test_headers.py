@@ -76,14 +76,15 @@ def test_a_probe_reads_what_a_reader_of_headers_reads(legacy: bool) -> None:
         assert probe.rows(data, at, len(prefixed), message.body_length) == expected
 
 
-def test_a_probe_does_not_take_a_dictionary_for_a_batch() -> None:
+def test_a_probe_is_not_misled_by_other_messages_with_such_a_body() -> None:
     probe = HeaderProbe()
     batch = plain_batch(5, [(0, 0), (0, 64)], 64)
     crafter = Crafter()
     inner = crafter.batch(7, [(7, 0)], [(0, 0), (0, 64)])
     dictionary = crafter.message(DICTIONARY_BATCH, crafter.dictionary(3, inner), 64)
+    empty = plain_batch(0, [(0, 0), (0, 64)], 64)
     for _ in range(3):
-        for metadata, rows in ((batch, 5), (batch, 5), (dictionary, 0)):
+        for metadata, rows in ((batch, 5), (batch, 5), (dictionary, 0), (batch, 5), (empty, 0)):
             message = encapsulate(metadata)
             assert probe.rows(message, 0, len(message), 64) == rows
 
