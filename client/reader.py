@@ -22,10 +22,11 @@ from ..protocol.frames import Incoming, Tagged
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.messages import Message
 from ..protocol.reassembler import Reassembler
-from ..protocol.request import Request
+from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.states import READER, Machine, ReaderEvent, ReaderState
 from ..protocol.uri import DataUri, StreamKind
 from ..transport.base import Channel
+from ..transport.registry import transport_for
 from .decoder import BatchDecoder, Validation, checked_validation
 
 
@@ -75,6 +76,8 @@ def resolve(
     """
     given = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
     uris = [DataUri.parse(item) if isinstance(item, str) else item for item in given]
+    for item in uris:
+        transport_for(item)
     if len(uris) == 2:
         kinds = {item.stream for item in uris}
         if kinds != {StreamKind.METADATA, StreamKind.BODY}:
@@ -116,7 +119,9 @@ def resolve(
 
 
 def stream_name(ticket: bytes) -> str:
-    """Return what a stream is called in errors: its dataset, where the ticket shows it."""
+    """Return what a stream is called in errors: its dataset, and never a signed ticket."""
+    if ticket.startswith(SIGNED_PREFIX):
+        return "?"
     try:
         return Request.parse(ticket).dataset
     except InvalidRequestError:

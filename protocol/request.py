@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import InvalidRequestError
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+SIGNED_PREFIX = b"sa1."
+"""How a signed ticket begins; to all but its server it is opaque."""
 FORMATS = ("arrow", "vortex")
 _MOST_ROWS = (1 << 63) - 1
 

@@ -41,7 +41,9 @@ def configure_logs(level: str, style: str) -> None:
     """
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer()
     )
     before: list[Any] = [
         structlog.stdlib.add_log_level,

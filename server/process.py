@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -65,16 +66,15 @@ def serve_process(
             anyio.run(_supervise, daemon, sockets, on_ready)
     finally:
         catalog.close()
-        if settings.ready_file is not None:
-            settings.ready_file.unlink(missing_ok=True)
     return 0
 
 
 async def _serve(daemon: Daemon, on_ready: Callable[[Daemon], None] | None) -> None:
     async with anyio.create_task_group() as group:
         await group.start(_run, daemon, group)
-        group.start_soon(_drain_on_signal, daemon.drain, daemon.cut)
-        _announce(daemon, on_ready)
+        await group.start(_drain_on_signal, daemon.drain, daemon.cut)
+        with _announced(daemon, on_ready):
+            await anyio.sleep_forever()
 
 
 async def _run(
@@ -86,15 +86,24 @@ async def _run(
     group.cancel_scope.cancel()
 
 
-def _announce(daemon: Daemon, on_ready: Callable[[Daemon], None] | None) -> None:
-    settings = daemon.settings
-    if settings.ready_file is not None:
-        _write_whole(settings.ready_file, json.dumps(daemon.ready(os.getpid())))
-    get_logger("daemon").info(
-        "serving", listen=[uri.redacted() for uri in daemon.uris], datasets=daemon.catalog.names()
-    )
-    if on_ready is not None:
-        on_ready(daemon)
+@contextmanager
+def _announced(daemon: Daemon, on_ready: Callable[[Daemon], None] | None) -> Generator[None]:
+    """Tell that the daemon serves; take the ready file away when it does so no more."""
+    ready_file = daemon.settings.ready_file
+    if ready_file is not None:
+        _write_whole(ready_file, json.dumps(daemon.ready(os.getpid())))
+    try:
+        get_logger("daemon").info(
+            "serving",
+            listen=[uri.redacted() for uri in daemon.uris],
+            datasets=daemon.catalog.names(),
+        )
+        if on_ready is not None:
+            on_ready(daemon)
+        yield
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -112,9 +121,12 @@ async def _drain_on_signal(
     drain: Callable[[], None],
     cut: Callable[[], None],
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+    *,
+    task_status: anyio.abc.TaskStatus[None],
 ) -> None:
     log = get_logger("daemon")
     with anyio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
         await anext(signals)
         log.info("draining; another signal cuts what still runs")
         drain()
@@ -157,11 +169,12 @@ async def _supervise(
         signal_all(signal.SIGTERM)
 
     async with anyio.create_task_group() as signals:
-        signals.start_soon(_drain_on_signal, drain, lambda: signal_all(signal.SIGTERM))
+        await signals.start(_drain_on_signal, drain, lambda: signal_all(signal.SIGTERM))
         async with anyio.create_task_group() as keepers:
             for _ in range(daemon.settings.workers):
                 await keepers.start(_keep_worker, daemon.settings, sockets, workers, draining)
-            _announce(daemon, on_ready)
+            with _announced(daemon, on_ready):
+                await draining.wait()
         signals.cancel_scope.cancel()
 
 
@@ -212,7 +225,7 @@ def _work(settings: ServerSettings, sockets: dict[str, socket.socket], parent: C
     async def main() -> None:
         async with anyio.create_task_group() as group:
             await group.start(_run, daemon, group)
-            group.start_soon(_drain_on_signal, daemon.drain, daemon.cut, (signal.SIGTERM,))
+            await group.start(_drain_on_signal, daemon.drain, daemon.cut, (signal.SIGTERM,))
             parent.send_bytes(b"ready")
             await anyio.wait_readable(parent.fileno())
             daemon.drain()

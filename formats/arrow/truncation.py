@@ -135,7 +135,20 @@ def _truncated_view(array: Any) -> Any:
         lengths = lengths.filter(array.is_valid())
     if held <= (pc.sum(lengths).as_py() or 0):
         return array
-    return array.cast(_VIEWS[array.type]).cast(array.type)
+    return _without_hidden(array).cast(_VIEWS[array.type]).cast(array.type)
+
+
+def _without_hidden(array: Any) -> Any:
+    """Return a view array whose nulls hide nothing: a cast would follow what is there."""
+    if not array.null_count:
+        return array
+    validity, views, *data = array.buffers()
+    blank = pa.scalar(bytes(16), pa.binary(16))
+    words = pa.Array.from_buffers(
+        blank.type, len(array), [validity, views], array.null_count, array.offset
+    )
+    filled: Any = pc.fill_null(words, blank)
+    return _rebuilt(array, [_data(filled), *data], None)
 
 
 def _truncated_list(array: Any) -> Any:
@@ -209,14 +222,14 @@ def _integers(array: Any, buffer: int, data_type: pa.DataType) -> Any:
 
 
 def _data(array: Any) -> pa.Buffer:
-    """Return the values of an array of integers, without what lies before and behind them."""
+    """Return the values of an array of a fixed width, without what lies before and behind."""
     if not len(array):
         return pa.py_buffer(b"")
     width = array.type.bit_width // 8
     return array.buffers()[1].slice(array.offset * width, len(array) * width)
 
 
-def _rebuilt(array: Any, buffers: list[pa.Buffer], children: list[Any]) -> Any:
+def _rebuilt(array: Any, buffers: list[pa.Buffer], children: list[Any] | None) -> Any:
     """Return an array like `array`, with its nulls, of other buffers and children."""
     validity = None
     if array.null_count and not pa.types.is_union(array.type):

@@ -103,6 +103,19 @@ def test_whole_views_are_not_copied() -> None:
     assert truncated(batch).column(0).buffers()[2].address == batch.column(0).buffers()[2].address
 
 
+@pytest.mark.parametrize("data_type", [VIEW, pa.binary_view()])
+def test_what_nulls_hide_is_not_followed(data_type: pa.DataType) -> None:
+    texts = ["a text that is not inlined", None] * 500
+    array = pa.array(texts, VIEW).cast(data_type)
+    views = bytearray(array.buffers()[1].to_pybytes())
+    views[16:32] = b"\xff\x00\x00\x00" + b"\x7f" * 12
+    buffers = [array.buffers()[0], pa.py_buffer(bytes(views)), *array.buffers()[2:]]
+    odd = pa.Array.from_buffers(data_type, 1000, buffers, array.null_count)
+    odd.validate(full=True)
+    batch = pa.record_batch({"x": odd}).slice(0, 5)
+    assert truncated(batch).column(0).to_pylist() == array.to_pylist()[:5]
+
+
 def test_an_extension_type_stays() -> None:
     texts = pa.array(["a json text that is not inlined"] * 9, VIEW)
     array = pa.ExtensionArray.from_storage(pa.json_(VIEW), texts)
