@@ -10,15 +10,27 @@ if TYPE_CHECKING:
     from .client.blocking import Stream, open
     from .protocol.limits import Limits
     from .server.handle import Server, serve
+    from .transport.certificates import TlsOptions
 
 __version__ = "0.1.0"
 
-__all__ = ["Limits", "Server", "Stream", "__version__", "aio", "errors", "open", "serve"]
+__all__ = [
+    "Limits",
+    "Server",
+    "Stream",
+    "TlsOptions",
+    "__version__",
+    "aio",
+    "errors",
+    "open",
+    "serve",
+]
 
 _PLACES = {
     "Limits": ".protocol.limits",
     "Server": ".server.handle",
     "Stream": ".client.blocking",
+    "TlsOptions": ".transport.certificates",
     "aio": ".aio",
     "errors": ".errors",
     "open": ".client.blocking",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import MissingExtraError, UsageError
-from .backends import REFERENCE
+from .backends import BASELINE, REFERENCE
 from .tables import size_text
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _OTHERS: tuple[dict[str, Any], ...] = (
     {"color": "#CC79A7", "marker": "P", "linewidth": 2.0, "zorder": 5},
     {"color": "#E69F00", "marker": "X", "linewidth": 2.0, "zorder": 5},
 )
+_SHADED = ("splitarrow-tcp", BASELINE)
+"""The lines whose range is drawn; more than two would hide each other."""
 _LABELS = {
     "flight": "Arrow Flight",
     "raw": "raw sockets",
@@ -78,7 +80,7 @@ def draw(report: Report, path: Path) -> None:
         "xtick.color": _INK,
         "ytick.color": _INK,
     }
-    with mpl.rc_context(style):
+    with mpl.rc_context(cast(Any, style)):
         figure = Figure(figsize=(8.4, 4.8), facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -106,14 +108,15 @@ def _lines(report: Report, axes: Any) -> list[tuple[str, str, float]]:
         sizes = [result.batch_bytes for result in results]
         rates = [result.rate for result in results]
         middle = [rate.median / 1e9 for rate in rates]
-        axes.fill_between(
-            sizes,
-            [rate.least / 1e9 for rate in rates],
-            [rate.most / 1e9 for rate in rates],
-            color=look["color"],
-            alpha=0.13,
-            linewidth=0,
-        )
+        if name in _SHADED:
+            axes.fill_between(
+                sizes,
+                [rate.least / 1e9 for rate in rates],
+                [rate.most / 1e9 for rate in rates],
+                color=look["color"],
+                alpha=0.15,
+                linewidth=0,
+            )
         axes.plot(sizes, middle, markersize=6, markeredgecolor="white", **look)
         ends.append((_LABELS.get(name, name), look["color"], middle[-1]))
     return ends
@@ -139,7 +142,7 @@ def _scales(report: Report, axes: Any) -> None:
     axes.set_ylim(low, high)
     axes.set_xlabel("size of a record batch")
     axes.set_title(
-        "GB/s from one server to one client over loopback: median, and the range of all rounds",
+        "GB/s from one server to one client over loopback: medians, and ranges of all rounds",
         loc="left",
         fontsize=11,
         color=_INK,

@@ -64,7 +64,7 @@ def _ways(daemon: Daemon, name: str) -> list[str]:
             wanted = [StreamKind.BOTH]
         else:
             wanted = [kind for kind in (StreamKind.METADATA, StreamKind.BODY) if kind in kinds]
-        uris = [shlex.quote(daemon.uri(name, scheme, kind.value)) for kind in wanted]
+        uris = [shlex.quote(daemon.address(name, scheme, kind.value)) for kind in wanted]
         if len(uris) == 1 and wanted[0] is not StreamKind.BOTH:
             uris.append("OTHER_URI")
         lines.append(f"splitarrow fetch {' '.join(uris)} -o {file}")

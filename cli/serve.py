@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError, UsageError
 from .output import is_terminal
-from .wording import option
+from .wording import flag, option
 
 if TYPE_CHECKING:
     from ..server.config import ServerSettings
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DATA = "Data"
 _LIMITS = "Limits"
 _LOG = "Log"
+_RIGHTS = "Rights"
 
 
 def serve(
@@ -121,6 +122,78 @@ def serve(
             panel=_LIMITS,
         ),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        option(
+            help="A TOML file with bearer tokens and what each may read and write.",
+            metavar="FILE",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    jwks: Annotated[
+        str | None,
+        option(
+            help="The public keys of who issues JSON Web Tokens.",
+            metavar="FILE|URL",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    jwt_issuer: Annotated[
+        str | None,
+        option(
+            help="What their claim iss has to be.",
+            metavar="TEXT",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    jwt_audience: Annotated[
+        str | None,
+        option(
+            help="What their claim aud has to be, or to hold.",
+            metavar="TEXT",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    ticket_key_file: Annotated[
+        Path | None,
+        option(
+            help="Keys for tickets, for several servers that take each other's.",
+            metavar="FILE",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        option(
+            help="The certificate for tcp+tls and grpc+tls addresses, in PEM.",
+            metavar="FILE",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        option(
+            help="Its key; without this it is in the same file.",
+            metavar="FILE",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        option(
+            help="Ask clients for a certificate of one of these authorities.",
+            metavar="FILE",
+            panel=_RIGHTS,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        flag(
+            "--insecure",
+            help="Serve everybody on the network, where no token is asked for.",
+            panel=_RIGHTS,
+        ),
+    ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         option(
@@ -160,6 +233,15 @@ def serve(
             max_connections=max_connections,
             idle_seconds=idle_seconds,
             drain_seconds=drain_seconds,
+            token_file=token_file,
+            jwks=jwks,
+            jwt_issuer=jwt_issuer,
+            jwt_audience=jwt_audience,
+            ticket_key_file=ticket_key_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            insecure=insecure,
             log_level=log_level,
             log_format=log_format,
         )

@@ -15,6 +15,7 @@ from ..errors import ClosedError, SplitArrowError, TransportError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.uri import DataUri
 from ..transport import aio as driver
+from ..transport.certificates import TlsOptions
 from ..transport.registry import transport_for
 from .ahead import TaskAhead
 from .decoder import checked_validation
@@ -41,7 +42,10 @@ class AsyncStream:
         try:
             for uri in reader.uris:
                 channel = await to_thread.run_sync(
-                    transport_for(uri).connect, uri, options.limits, options.connect_timeout
+                    transport_for(uri, options.tls).connect,
+                    uri,
+                    options.limits,
+                    options.connect_timeout,
                 )
                 await driver.send(channel, [reader.attach(channel, uri)], options.stall_timeout)
             reader.requested()
@@ -169,6 +173,7 @@ def open(
     stall_timeout: float | None = 30.0,
     prefetch_bytes: int = 0,
     limits: Limits = DEFAULT_LIMITS,
+    tls: TlsOptions | None = None,
 ) -> AsyncStream:
     """Open a dataset for reading; the arguments are those of `splitarrow.open`.
 
@@ -187,5 +192,6 @@ def open(
         stall_timeout=stall_timeout,
         prefetch_bytes=prefetch_bytes,
         limits=limits,
+        tls=tls,
     )
     return AsyncStream(uris, options)

@@ -12,6 +12,7 @@ from ..errors import ClosedError, SplitArrowError, TransportError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.uri import DataUri
 from ..transport import blocking as driver
+from ..transport.certificates import TlsOptions
 from ..transport.registry import transport_for
 from .ahead import ThreadAhead
 from .decoder import checked_validation
@@ -33,7 +34,7 @@ class Stream:
         self._ahead: ThreadAhead | None = None
         try:
             for uri in uris:
-                transport = transport_for(uri)
+                transport = transport_for(uri, options.tls)
                 channel = transport.connect(uri, options.limits, options.connect_timeout)
                 request = reader.attach(channel, uri)
                 driver.send(channel, [request], self._stall)
@@ -94,6 +95,8 @@ class Stream:
         reader = self._reader
         if self._window:
             return self._next_ahead()
+        if reader.batches:
+            return reader.batches.popleft()
         while (batch := reader.pop()) is None:
             if not reader.check():
                 raise StopIteration
@@ -162,6 +165,7 @@ def open(
     stall_timeout: float | None = 30.0,
     prefetch_bytes: int = 0,
     limits: Limits = DEFAULT_LIMITS,
+    tls: TlsOptions | None = None,
 ) -> Stream:
     """Open a dataset for reading.
 
@@ -225,5 +229,6 @@ def open(
         stall_timeout=stall_timeout,
         prefetch_bytes=prefetch_bytes,
         limits=limits,
+        tls=tls,
     )
     return Stream(uris, options)

@@ -35,6 +35,7 @@ from ..protocol.tags import BodyType
 Validation = Literal["full", "cheap", "off"]
 """How thoroughly decoded batches are checked."""
 
+_PACKED = BodyType.PACKED
 _read_record_batch = pa.ipc.read_record_batch
 _DECODING = (
     pa.ArrowException,
@@ -147,7 +148,8 @@ class BatchDecoder:
         self._limits = limits
         self._validate = validate
         self._stream = stream
-        self._known = self._framed = self._head = b""
+        self._known = self._head = b""
+        self._ready: bytes | None = None
         metadata = schema_message.metadata
         try:
             self.schema: pa.Schema = read_schema(
@@ -184,7 +186,20 @@ class BatchDecoder:
         LimitError
             If it would grow beyond the limits when decompressed.
         """
-        body = message.body
+        sequence, metadata, body, body_type = message
+        if metadata is self._ready and body is not None and body_type is _PACKED:
+            # The metadata was checked and framed for a message before; this is the usual case.
+            head = self._head
+            begin = body.start - len(head)
+            if begin >= 0:
+                try:
+                    body.view[begin : body.start] = head
+                    batch = _read_record_batch(body.buffer.slice(begin), self.schema)
+                    if self._validate != "off":
+                        batch.validate(full=self._validate == "full")
+                    return batch
+                except _DECODING as error:
+                    raise self._refused(error, sequence) from None
         if body is None or message.body_type is not BodyType.PACKED:
             raise ProtocolError(
                 "a message without packed body among record batches",
@@ -204,11 +219,14 @@ class BatchDecoder:
             error.stream, error.sequence = self._stream, message.sequence
             raise
         except _DECODING as error:
-            why = f"the data is refused: {error}"
-            if self._awaited:
-                why += f"; no dictionary has come with the id {', '.join(map(str, self._awaited))}"
-            raise InvalidDataError(why, stream=self._stream, sequence=message.sequence) from None
+            raise self._refused(error, message.sequence) from None
         return batch
+
+    def _refused(self, error: BaseException, sequence: int) -> InvalidDataError:
+        why = f"the data is refused: {error}"
+        if self._awaited:
+            why += f"; no dictionary has come with the id {', '.join(map(str, self._awaited))}"
+        return InvalidDataError(why, stream=self._stream, sequence=sequence)
 
     def _check(self, message: Message, body: ReceivedBody) -> None:
         """Check what depends on the metadata; uncompressed messages alike need it only once."""
@@ -238,9 +256,9 @@ class BatchDecoder:
             )
 
     def _decode_alone(self, metadata: bytes, body: ReceivedBody) -> pa.RecordBatch:
-        # Many messages in a row often have the very same metadata, which is framed once.
-        head = self._head if metadata is self._framed else encapsulate(metadata)
-        self._head, self._framed = head, metadata
+        head = encapsulate(metadata)
+        if metadata is self._known:
+            self._ready, self._head = metadata, head
         begin = body.start - len(head)
         if begin < 0:
             pieces = _Pieces()

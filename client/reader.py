@@ -26,6 +26,7 @@ from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.states import READER, Machine, ReaderEvent, ReaderState
 from ..protocol.uri import DataUri, StreamKind
 from ..transport.base import Channel
+from ..transport.certificates import TlsOptions
 from ..transport.registry import transport_for
 from .decoder import BatchDecoder, Validation, checked_validation
 
@@ -44,6 +45,8 @@ class ReadOptions:
     """How many bytes of decoded batches may be read ahead of the consumer."""
     limits: Limits = DEFAULT_LIMITS
     """Bounds on what is accepted from the server."""
+    tls: TlsOptions | None = None
+    """What to trust and to show where TLS is spoken; None: what ``SPLITARROW_TLS_…`` say."""
 
     def __post_init__(self) -> None:
         if self.validate is not None:
@@ -109,6 +112,11 @@ def resolve(
         own = next((u.ticket for u in uris if u.ticket is not None), None) if own is None else own
         if not own:
             raise UriError(f"{item.redacted()} has no ticket: add &ticket=NAME, or pass ticket=…")
+        if wanted and own.startswith(SIGNED_PREFIX):
+            raise UsageError(
+                f"the ticket is signed and says what is read: {', '.join(wanted)} cannot be given "
+                "beside it, only to the control plane that makes it"
+            )
         if wanted:
             try:
                 own = replace(Request.parse(own), **wanted).ticket()
@@ -147,24 +155,31 @@ class Reader:
         self.options = options
         self.name = stream_name(uris[0].ticket or b"")
         self.channels: dict[StreamKind, Channel] = {}
-        self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
+        self.batches: deque[pa.RecordBatch] = deque()
+        """Decoded batches that nobody has taken yet."""
         self.rows = 0
         """How many rows have been decoded."""
         self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
         self._reassembler = Reassembler(options.limits, stream=self.name)
         self._decoder: BatchDecoder | None = None
         self._error: SplitArrowError | None = None
+        self._counts = options.prefetch_bytes > 0
+        self._sizes: deque[int] = deque()
+        # Each is counted by one thread alone.
         self._decoded_bytes = 0
         self._popped_bytes = 0
 
     @property
     def has_batches(self) -> bool:
         """Whether a decoded batch waits to be taken."""
-        return bool(self._batches)
+        return bool(self.batches)
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes the batches have that wait to be taken, as they came."""
+        """How many bytes the batches have that wait to be taken, as they came.
+
+        They are counted only where batches are read ahead.
+        """
         return self._decoded_bytes - self._popped_bytes
 
     @property
@@ -174,12 +189,11 @@ class Reader:
 
     def pop(self) -> pa.RecordBatch | None:
         """Return, and forget, the next decoded batch; None if none waits."""
-        try:
-            batch, nbytes = self._batches.popleft()
-        except IndexError:
+        if not self.batches:
             return None
-        self._popped_bytes += nbytes
-        return batch
+        if self._counts:
+            self._popped_bytes += self._sizes.popleft()
+        return self.batches.popleft()
 
     @property
     def state(self) -> ReaderState:
@@ -240,9 +254,11 @@ class Reader:
                     continue
                 batch = self._decoder.decode(message)
                 if batch is not None:
-                    nbytes = 0 if message.body is None else message.body.nbytes
-                    self._batches.append((batch, nbytes))
-                    self._decoded_bytes += nbytes
+                    if self._counts:
+                        nbytes = 0 if message.body is None else message.body.nbytes
+                        self._sizes.append(nbytes)
+                        self._decoded_bytes += nbytes
+                    self.batches.append(batch)
                     self.rows += batch.num_rows
         except SplitArrowError as error:
             self.fail(error)
@@ -291,7 +307,7 @@ class Reader:
         ended = self.state is ReaderState.ENDED
         if self.state is not ReaderState.CLOSED:
             self._machine.on(ReaderEvent.CLOSE)
-        self._batches.clear()
+        self.batches.clear()
         for channel in self.channels.values():
             if ended:
                 channel.close()

@@ -8,6 +8,7 @@ case, everything in order, takes a short path through `Reassembler.feed`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError
@@ -20,6 +21,8 @@ from .tags import BodyType, parse_body_tag
 from .uri import StreamKind
 
 _MESSAGE = int(MetadataType.MESSAGE)
+_PACKED = BodyType.PACKED
+_make_message = partial(tuple.__new__, Message)
 
 
 class _Half(NamedTuple):
@@ -151,7 +154,7 @@ class Reassembler:
                     and body.nbytes == head.facts.body_length
                     and takes_bodies
                 ):
-                    ready.append(Message(tag, head.metadata, body, BodyType.PACKED))
+                    ready.append(_make_message((tag, head.metadata, body, _PACKED)))
                     self._next = (tag + 1) & LAST
                     self._delivered += 1
                     self._head = None

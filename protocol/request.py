@@ -6,6 +6,7 @@ A ticket is a dataset's name in UTF-8, or a JSON object with the fields of `Requ
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,7 +16,14 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 SIGNED_PREFIX = b"sa1."
 """How a signed ticket begins; to all but its server it is opaque."""
 FORMATS = ("arrow", "vortex")
+MOST_FILTER_CHARS = 44 << 10
+"""The longest filter, as text."""
+MOST_VERSION_CHARS = 256
+"""The longest version."""
 _MOST_ROWS = (1 << 63) - 1
+_COUNTS = {"limit": 0, "batch_rows": 1, "offset": 0, "shard": 0}
+_LENGTHS = {"filter": MOST_FILTER_CHARS, "version": MOST_VERSION_CHARS}
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,16 @@ class Request:
     """``none``, ``lz4`` or ``zstd``; None leaves the data as it lies."""
     format: str | None = None
     """What the messages hold: ``arrow`` (None means that too) or ``vortex``."""
+    filter: str | None = None
+    """Which rows to send: a Substrait extended expression, its bytes in base64url; None means all.
+
+    Whoever applies it finds out whether it is one."""
+    offset: int | None = None
+    """How many rows to leave out at the start, of those that shard and filter leave."""
+    shard: int | None = None
+    """Which shard of the dataset to send, from 0; None means all."""
+    version: str | None = None
+    """Which version of the dataset is wanted; None means the one that is there."""
 
     def __post_init__(self) -> None:
         if not self.dataset or "\0" in self.dataset:
@@ -41,15 +59,25 @@ class Request:
         if self.columns is not None and not self.columns:
             raise InvalidRequestError("the ticket asks for no column at all")
         try:
-            "".join((self.dataset, *(self.columns or ()))).encode()
+            "".join((self.dataset, *(self.columns or ()), self.version or "")).encode()
         except UnicodeEncodeError:
             raise InvalidRequestError("the ticket holds names that are not Unicode text") from None
-        for name, least in (("limit", 0), ("batch_rows", 1)):
+        for name, least in _COUNTS.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidRequestError(f"the ticket's {name} is {value}, less than {least}")
             if value is not None and value > _MOST_ROWS:
                 raise InvalidRequestError(f"the ticket's {name} does not fit in 64 bits")
+        for name, most in _LENGTHS.items():
+            length = len(getattr(self, name) or "")
+            if length > most:
+                raise InvalidRequestError(
+                    f"the ticket's {name} has {length} characters, more than {most}"
+                )
+        if self.version == "":
+            raise InvalidRequestError("the ticket's version is empty")
+        if self.filter is not None and not _BASE64URL.fullmatch(self.filter):
+            raise InvalidRequestError("the ticket's filter is not base64url")
         for name, known in (("compression", COMPRESSIONS), ("format", FORMATS)):
             value = getattr(self, name)
             if value is not None and value not in known:
@@ -99,7 +127,7 @@ class Request:
             if name == "columns":
                 good = isinstance(value, list) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
                 values[name] = tuple(value) if good else None
-            elif name in ("limit", "batch_rows"):
+            elif name in _COUNTS:
                 good = isinstance(value, int) and not isinstance(value, bool)
             else:
                 good = isinstance(value, str)

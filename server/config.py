@@ -56,6 +56,36 @@ class ServerSettings(BaseSettings):
     """How long a connection without a stream is kept."""
     max_connections: Count = 4096
     """How many connections a process serves; more are told RESOURCE_EXHAUSTED."""
+    advertise: str | None = None
+    """The host in the addresses that the control plane hands out, if readers need another."""
+    writable: Path | None = None
+    """The directory for uploads; None: nothing can be uploaded."""
+    writable_bytes: Count | None = None
+    """The most bytes that all uploads together may take."""
+    upload_bytes: Count | None = None
+    """The most bytes that one upload may take."""
+    token_file: Path | None = None
+    """A file with bearer tokens and what each may read."""
+    jwks: str | None = None
+    """A file or URL with the public keys of an issuer of JSON Web Tokens."""
+    jwt_issuer: str | None = None
+    """Who issues them."""
+    jwt_audience: str | None = None
+    """Whom they are for."""
+    ticket_key_file: Path | None = None
+    """A file with the keys that sign tickets; servers that share it accept each other's."""
+    ticket_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """How long a signed ticket is good."""
+    tls_cert: Path | None = None
+    """The certificate chain for ``tcp+tls`` and ``grpc+tls``, in PEM."""
+    tls_key: Path | None = None
+    """Its key, in PEM; None: it is in the same file."""
+    tls_client_ca: Path | None = None
+    """Authorities of which clients need a certificate, in PEM; None: they need none."""
+    reflection: bool = False
+    """Whether the control plane describes itself to gRPC tools."""
+    insecure: bool = False
+    """Whether a server without tokens may be reached from other machines."""
     ready_file: Path | None = None
     """A file that gets one JSON object once every listener is bound."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

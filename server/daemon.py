@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from socket import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -16,14 +16,20 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri, StreamKind
 from ..transport.base import Channel, Listener
+from ..transport.certificates import TlsServerOptions
 from ..transport.registry import transport_for
-from ..transport.tcp import TcpListener
+from ..transport.tls import TlsTransport
+from .auth.rights import make_rights
+from .auth.tickets import TicketOffice
 from .catalog.base import Dataset, Encoding
 from .catalog.catalog import Catalog
 from .config import ServerSettings, listener_uri
 from .logs import get_logger
 from .metrics import Counters
 from .session import Session
+
+if TYPE_CHECKING:
+    from .control.plane import ControlPlane
 
 _MAX_REQUEST_FRAME = 1 << 20
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -41,6 +47,8 @@ class Daemon:
         How.
     limits : Limits
         Bounds on what readers may send.
+    office : TicketOffice, optional
+        Makes and checks tickets, where several processes share one.
 
     Attributes
     ----------
@@ -53,6 +61,7 @@ class Daemon:
         catalog: Catalog,
         settings: ServerSettings,
         limits: Limits = DEFAULT_LIMITS,
+        office: TicketOffice | None = None,
     ) -> None:
         self.catalog = catalog
         self.settings = settings
@@ -62,9 +71,15 @@ class Daemon:
         self.idle_seconds = settings.idle_seconds
         self.counters = Counters()
         self.uris: list[DataUri] = []
+        self.rights = make_rights(settings, office)
+        self.control_uri: str | None = None
         self._listeners: list[Listener] = []
         self._sessions: set[Session] = set()
         self._log = get_logger("daemon")
+
+    def admit(self, ticket: bytes, kind: StreamKind) -> Request:
+        """Return what a reader may have for a ticket; see `Rights.admit`."""
+        return self.rights.admit(ticket, kind)
 
     def lookup(self, name: str) -> Dataset:
         """Return a dataset of the catalog.
@@ -84,8 +99,11 @@ class Daemon:
         self.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         listeners = self._listeners
         try:
+            control = await self._bind_control()
             async with anyio.create_task_group() as sessions:
                 self._scope = sessions.cancel_scope
+                if control is not None:
+                    await sessions.start(control.run)
                 async with anyio.create_task_group() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept, listener, sessions)
@@ -98,8 +116,32 @@ class Daemon:
         finally:
             for listener in listeners:
                 listener.close()
+            self.rights.close()
         if self.counters.streams:
             self._log.warning("streams cut", streams=self.counters.streams)
+
+    async def _bind_control(self) -> ControlPlane | None:
+        settings = self.settings
+        if settings.control is None:
+            return None
+        from .control.plane import ControlPlane
+        from .control.settings import ControlSettings
+
+        chosen = ControlSettings(
+            control=settings.control,
+            advertise=settings.advertise,
+            writable=settings.writable,
+            writable_bytes=settings.writable_bytes,
+            upload_bytes=settings.upload_bytes,
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
+            tls_client_ca=settings.tls_client_ca,
+            reflection=settings.reflection,
+            insecure=settings.insecure,
+        )
+        control = ControlPlane(self, self.rights.guard, self.rights.office, chosen)
+        self.control_uri = str(await control.bind())
+        return control
 
     def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
         """Bind the addresses of the settings: all of them or, with an error, none.
@@ -118,18 +160,32 @@ class Daemon:
         limits = Limits(body_bytes=_MAX_REQUEST_FRAME, metadata_bytes=_MAX_REQUEST_FRAME)
         listeners: list[Listener] = []
         try:
-            for text in self.settings.listen:
-                uri = listener_uri(text)
-                if sockets is not None:
-                    listeners.append(TcpListener(uri, limits, sockets[text]))
-                else:
-                    listeners.append(transport_for(uri).listen(uri, limits))
+            uris = [listener_uri(text) for text in self.settings.listen]
+            self.rights.check_exposure(
+                uris,
+                None,
+                client_certificates=self.settings.tls_client_ca is not None,
+                insecure=self.settings.insecure,
+            )
+            for text, uri in zip(self.settings.listen, uris, strict=True):
+                sock = None if sockets is None else sockets[text]
+                listeners.append(self._listener(uri, limits, sock))
         except BaseException:
             for listener in listeners:
                 listener.close()
             raise
         self._listeners = listeners
         self.uris = [listener.uri for listener in listeners]
+
+    def _listener(self, uri: DataUri, limits: Limits, sock: socket | None) -> Listener:
+        settings = self.settings
+        transport: Any = transport_for(uri)
+        if uri.scheme == "tcp+tls" and settings.tls_cert is not None:
+            own = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            transport = TlsTransport(server_options=own)
+        if sock is not None:
+            return transport.listen(uri, limits, sock)
+        return transport.listen(uri, limits)
 
     def drain(self) -> None:
         """Take no new streams; return from `run` when those that run have ended."""
@@ -178,6 +234,19 @@ class Daemon:
         UsageError
             If no listener fits.
         """
+        found = self._listening(name, scheme, stream)
+        return str(found.replace(ticket=self.rights.ticket(Request(name))))
+
+    def address(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
+        """Return the URI of a dataset for people and files; see `uri`.
+
+        It has no ticket where only the control plane gives those: one would be used up by the
+        first reader, and be a secret until then.
+        """
+        found = self._listening(name, scheme, stream)
+        return str(found if self.rights.signed else found.replace(ticket=Request(name).ticket()))
+
+    def _listening(self, name: str, scheme: str | None, stream: str | None) -> DataUri:
         self.catalog.lookup(name)
         fitting = [
             uri
@@ -188,17 +257,17 @@ class Daemon:
             wanted = " ".join(part for part in (scheme, stream and f"stream={stream}") if part)
             raise UsageError(f"the server has no listener for {wanted or 'anything'}")
         fitting.sort(key=lambda uri: uri.stream is not StreamKind.BOTH)
-        return str(_reachable(fitting[0]).replace(ticket=Request(name).ticket()))
+        return _reachable(fitting[0])
 
     def ready(self, pid: int) -> dict[str, Any]:
         """Return what the ready file says: the process, its addresses and its datasets."""
         schemes = list(dict.fromkeys(uri.scheme for uri in self.uris))
         return {
             "pid": pid,
-            "control": None,
+            "control": self.control_uri,
             "listen": [str(uri) for uri in self.uris],
             "datasets": {
-                name: {scheme: self.uri(name, scheme) for scheme in schemes}
+                name: {scheme: self.address(name, scheme) for scheme in schemes}
                 for name in self.catalog.names()
             },
         }

@@ -9,7 +9,6 @@ from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-from ..errors import UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from .catalog.catalog import Catalog
 from .config import load_settings
@@ -41,7 +40,7 @@ class Server:
     @property
     def control_uri(self) -> str | None:
         """The address of the control plane; None if it has none."""
-        return None
+        return self._daemon.control_uri
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
         """Return the complete URI of a dataset; see `Daemon.uri`."""
@@ -112,7 +111,7 @@ def serve(
     listen : sequence of str
         Where to listen; port 0 picks a free one.
     control : str, optional
-        Where the control plane listens. This version has none.
+        Where the control plane listens, as in ``grpc://127.0.0.1:0``; None: nowhere.
     limits : Limits
         Bounds on what readers may send.
     **settings
@@ -139,11 +138,9 @@ def serve(
     ...         stream.read_all().num_rows
     3
     """
-    if control is not None:
-        raise UsageError("this version has no control plane: leave control out")
     catalog = Catalog(datasets)
     try:
-        chosen = load_settings(listen=tuple(listen), **settings)
+        chosen = load_settings(listen=tuple(listen), control=control, **settings)
         daemon = Daemon(catalog, chosen, limits)
         daemon.bind()
     except BaseException:

@@ -41,7 +41,10 @@ def configure_logs(level: str, style: str) -> None:
     """
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # others show what variables hold
+        )
         if console
         else structlog.processors.JSONRenderer()
     )

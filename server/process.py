@@ -17,12 +17,14 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from ..errors import ConfigError
+from ..errors import ConfigError, SplitArrowError
 from ..transport.tcp import bound_socket
+from .auth.tickets import TicketOffice
 from .catalog.catalog import Catalog
 from .config import ServerSettings, listener_uri
 from .daemon import Daemon
 from .logs import configure_logs, get_logger
+from .notify import notify, watchdog_seconds
 
 _RESTART_SECONDS = 1.0
 
@@ -51,12 +53,12 @@ def serve_process(
     """
     if not settings.datasets:
         raise ConfigError("there is nothing to serve: name a dataset, as in NAME=PATH")
-    if settings.control is not None:
-        raise ConfigError("control: this version has no control plane")
+    if settings.control is not None and settings.workers > 1:
+        raise ConfigError("control: a server with a control plane has one worker in this version")
     configure_logs(settings.log_level, settings.log_format)
     catalog = Catalog(settings.datasets)
-    daemon = Daemon(catalog, settings)
     try:
+        daemon = Daemon(catalog, settings)
         if settings.workers == 1:
             daemon.bind()
             anyio.run(_serve, daemon, on_ready)
@@ -64,15 +66,25 @@ def serve_process(
             sockets = _shared_sockets(settings)
             daemon.bind(sockets)
             anyio.run(_supervise, daemon, sockets, on_ready)
+    except BaseExceptionGroup as errors:
+        ours = errors.subgroup(SplitArrowError)
+        while isinstance(ours, BaseExceptionGroup):
+            ours = ours.exceptions[0]
+        raise errors if ours is None else ours from None
     finally:
         catalog.close()
     return 0
 
 
 async def _serve(daemon: Daemon, on_ready: Callable[[Daemon], None] | None) -> None:
+    def drain() -> None:
+        notify("STOPPING=1")
+        daemon.drain()
+
     async with anyio.create_task_group() as group:
         await group.start(_run, daemon, group)
-        await group.start(_drain_on_signal, daemon.drain, daemon.cut)
+        await group.start(_drain_on_signal, drain, daemon.cut)
+        group.start_soon(_say_alive)
         with _announced(daemon, on_ready):
             await anyio.sleep_forever()
 
@@ -100,10 +112,19 @@ def _announced(daemon: Daemon, on_ready: Callable[[Daemon], None] | None) -> Gen
         )
         if on_ready is not None:
             on_ready(daemon)
+        notify("READY=1")
         yield
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
+
+
+async def _say_alive() -> None:
+    """Tell the service manager's watchdog, if there is one, that the loop turns."""
+    seconds = watchdog_seconds()
+    while seconds is not None:
+        notify("WATCHDOG=1")
+        await anyio.sleep(seconds)
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -137,7 +158,7 @@ async def _drain_on_signal(
 
 def _shared_sockets(settings: ServerSettings) -> dict[str, socket.socket]:
     for text in settings.listen:
-        if listener_uri(text).scheme != "tcp":
+        if listener_uri(text).scheme not in ("tcp", "tcp+tls"):
             raise ConfigError(f"{text}: only tcp ports can be shared by several workers")
     sockets: dict[str, socket.socket] = {}
     try:
@@ -165,14 +186,18 @@ async def _supervise(
                 os.kill(worker.pid, number)
 
     def drain() -> None:
+        notify("STOPPING=1")
         draining.set()
         signal_all(signal.SIGTERM)
 
     async with anyio.create_task_group() as signals:
         await signals.start(_drain_on_signal, drain, lambda: signal_all(signal.SIGTERM))
+        signals.start_soon(_say_alive)
         async with anyio.create_task_group() as keepers:
             for _ in range(daemon.settings.workers):
-                await keepers.start(_keep_worker, daemon.settings, sockets, workers, draining)
+                await keepers.start(
+                    _keep_worker, daemon.settings, sockets, daemon.rights.office, workers, draining
+                )
             with _announced(daemon, on_ready):
                 await draining.wait()
         signals.cancel_scope.cancel()
@@ -181,6 +206,7 @@ async def _supervise(
 async def _keep_worker(
     settings: ServerSettings,
     sockets: dict[str, socket.socket],
+    office: TicketOffice | None,
     workers: set[SpawnProcess],
     draining: anyio.Event,
     *,
@@ -193,7 +219,10 @@ async def _keep_worker(
     while not draining.is_set():
         here, there = context.Pipe()
         worker = context.Process(
-            target=_work, args=(settings, sockets, there), name="splitarrow-worker", daemon=True
+            target=_work,
+            args=(settings, sockets, office, there),
+            name="splitarrow-worker",
+            daemon=True,
         )
         await to_thread.run_sync(worker.start)
         there.close()
@@ -214,12 +243,17 @@ async def _keep_worker(
         worker.close()
 
 
-def _work(settings: ServerSettings, sockets: dict[str, socket.socket], parent: Connection) -> None:
+def _work(
+    settings: ServerSettings,
+    sockets: dict[str, socket.socket],
+    office: TicketOffice | None,
+    parent: Connection,
+) -> None:
     """Be a worker; `parent` is told when it serves, and closes when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     configure_logs(settings.log_level, settings.log_format)
     catalog = Catalog(settings.datasets)
-    daemon = Daemon(catalog, settings)
+    daemon = Daemon(catalog, settings, office=office)
     daemon.bind(sockets)
 
     async def main() -> None:

@@ -29,7 +29,7 @@ from ..protocol.limits import Limits
 from ..protocol.request import Request
 from ..protocol.splitter import SourceMessage, Splitter
 from ..protocol.states import SERVER, Machine, ServerEvent, ServerState
-from ..protocol.uri import DataUri
+from ..protocol.uri import DataUri, StreamKind
 from ..transport import aio
 from ..transport.base import Channel
 from .catalog.base import Dataset, Encoding, Source
@@ -50,6 +50,10 @@ class Host(Protocol):
     idle_seconds: float
     draining: anyio.Event
     threads: anyio.CapacityLimiter
+
+    def admit(self, ticket: bytes, kind: StreamKind) -> Request:
+        """Return what a reader may have for a ticket; raise `DeniedError` if nothing."""
+        ...
 
     def lookup(self, name: str) -> Dataset:
         """Return a dataset of the catalog; raise `NotFoundError`."""
@@ -177,9 +181,9 @@ class Session:
         log = self._log
         try:
             try:
-                request = Request.parse(ticket)
+                self._admit()  # first: only a stream that there is room for uses its ticket up
+                request = self._host.admit(ticket, self._uri.stream)
                 log = log.bind(dataset=request.dataset)
-                self._admit()
                 dataset = self._host.lookup(request.dataset)
                 source = await to_thread.run_sync(
                     dataset.open, request, self._host.encoding, limiter=self._host.threads

@@ -14,7 +14,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import LimitError, ProtocolError
-from ..protocol.frames import Incoming, Outgoing, ReceivedBody, TaggedReceived, Untagged
+from ..protocol.frames import (
+    BodyArena,
+    Incoming,
+    Outgoing,
+    ReceivedBody,
+    TaggedReceived,
+    Untagged,
+    make_received,
+    make_untagged,
+)
 from ..protocol.limits import Limits
 
 PREFACE = b"SPLTARW\x01"
@@ -65,6 +74,7 @@ class FrameDecoder:
         self._guess = 4096
         self._headroom = 1024
         self._long: tuple[bytearray, int] | None = None
+        self._arena = BodyArena()
         self._frames: list[Incoming] = []
 
     @property
@@ -166,13 +176,20 @@ class FrameDecoder:
                     break
                 payload = bytes(staging[begin : begin + length])
                 begin += length
-                frames.append(Untagged(payload))
+                frames.append(make_untagged((payload,)))
                 self._headroom = length + _METADATA_HEADROOM
             elif kind == TAGGED:
                 if length > limits.body_bytes:
                     check_sizes(limits, tagged=length, tag=tag)
                 begin += HEADER.size
                 headroom = self._headroom
+                if have >= length and length + headroom <= BodyArena.LARGEST:
+                    body = self._arena.body(length, headroom)
+                    body.view[body.start :] = staging[begin : begin + length]
+                    begin += length
+                    self._between = 0
+                    frames.append(make_received((tag, body)))
+                    continue
                 if headroom > _MOST_HEADROOM and headroom > length:
                     headroom = 0
                 try:
@@ -189,7 +206,7 @@ class FrameDecoder:
                     break
                 body.view[body.start :] = staging[begin : begin + length]
                 begin += length
-                frames.append(TaggedReceived(tag, body))
+                frames.append(make_received((tag, body)))
             else:
                 raise ProtocolError(f"a frame begins with {kind:#018x}: no kind of frame does")
         if begin == end:

@@ -13,7 +13,7 @@ from ...formats.arrow.message import HeaderType, parse_prefix
 from ...formats.arrow.schema import read_schema
 from ...transport.regions import RegionFile
 from .encoded import Batches
-from .files import Contents, FileDataset, arrow_handle, reading
+from .files import Contents, FileDataset, arrow_handle, included_fields, reading
 from .selection import Selection, same_schema
 from .stored import StoredMessages, check_unchanged
 
@@ -49,11 +49,11 @@ class ArrowFileDataset(FileDataset):
 
     def batches(self, file: RegionFile, contents: Contents, selection: Selection) -> Batches:
         """Yield the record batches."""
-        included = selection.included or []
+        included = included_fields(selection, contents)
         with reading(file.path, _WHAT), closing(arrow_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             reader = pa.ipc.open_file(handle, options=options)
-            for index in range(reader.num_record_batches):
+            for index in range(selection.first, reader.num_record_batches):
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(index)
                 check_unchanged(file)
                 yield selection.arrange(batch), custom_metadata

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from itertools import islice
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ from ...formats.arrow.message import HeaderType, MessageFacts, message_facts, pa
 from ...formats.arrow.schema import read_schema
 from ...transport.regions import RegionFile
 from .encoded import Batches
-from .files import Contents, FileDataset, arrow_handle, reading
+from .files import Contents, FileDataset, arrow_handle, included_fields, reading
 from .selection import Selection
 from .stored import StoredMessages, check_unchanged
 
@@ -39,11 +40,12 @@ class ArrowStreamDataset(FileDataset):
 
     def batches(self, file: RegionFile, contents: Contents, selection: Selection) -> Batches:
         """Yield the record batches."""
-        included = selection.included or []
+        included = included_fields(selection, contents)
         with reading(file.path, _WHAT), closing(arrow_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             with pa.ipc.open_stream(handle, options=options) as reader:
-                for batch, custom_metadata in reader.iter_batches_with_custom_metadata():
+                found = reader.iter_batches_with_custom_metadata()
+                for batch, custom_metadata in islice(found, selection.first, None):
                     check_unchanged(file)
                     yield selection.arrange(batch), custom_metadata
 

@@ -7,9 +7,9 @@ reader makes the server hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -28,6 +28,15 @@ class Encoding:
     """``none``, ``lz4`` or ``zstd``; None leaves files as they lie and compresses nothing."""
     batch_rows: int | None = None
     """The largest number of rows in a batch; None leaves it to the source."""
+
+
+class Shard(NamedTuple):
+    """A part of a dataset that can be read by itself. One after the other they make it up."""
+
+    rows: int | None
+    """How many rows it has; None if that is not known without decoding it."""
+    nbytes: int | None
+    """How many bytes it has as it lies; None if that is not known."""
 
 
 class Source(Protocol):
@@ -92,14 +101,33 @@ class Dataset(Protocol):
         """What it is made of, in a few words: ``arrow file``, ``parquet directory``, ``table``."""
         ...
 
+    @property
+    def version(self) -> str:
+        """What tells its state from others: it changes when the data changes. Opaque.
+
+        It looks at the files, so it belongs on a worker thread.
+        """
+        ...
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """Its parts, in order; at least one. Like `rows`, it belongs on a worker thread.
+
+        Raises
+        ------
+        DatasetError
+            If that cannot be read any more.
+        """
+        ...
+
     def open(self, request: Request, encoding: Encoding) -> Source:
         """Begin to read it for one reader. It reads files, so it belongs on a worker thread.
 
         Parameters
         ----------
         request : Request
-            Columns, limit, batch size and compression that the reader asks for. They come
-            before those of `encoding`, which are the server's defaults.
+            Shard, filter, columns, offset, limit, batch size and compression that the reader
+            asks for. They come before those of `encoding`, which are the server's defaults.
         encoding : Encoding
             The server's defaults.
 
@@ -110,7 +138,11 @@ class Dataset(Protocol):
         NotFoundError
             If a column does not exist; the error names it and the nearest existing names.
         InvalidRequestError
-            If it cannot be served as asked for.
+            If it cannot be served as asked for: there is no such shard, or the filter does not
+            fit.
+        RemoteError
+            With the code FAILED_PRECONDITION, if it has another version than is asked for, or
+            could be read only once and has been.
         """
         ...
 

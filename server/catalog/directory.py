@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,9 +14,10 @@ import pyarrow as pa
 from ...errors import DatasetError
 from ...protocol.request import Request
 from ...transport.regions import RegionFile
-from .base import Encoding
+from .asked import asked_shards, check_version, version_text
+from .base import Encoding, Shard
 from .encoded import Batches, encoded_groups
-from .files import FileDataset
+from .files import FileDataset, file_identity
 from .hive import Partitions, Values, file_selection, with_partitions
 from .kinds import EXPECTED, open_file
 from .parquet import ParquetDataset
@@ -26,12 +27,12 @@ from .stored import StoredMessages
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """One file of a directory."""
 
     dataset: FileDataset
     """What is in it. Its index is made anew for each reader: there may be many shards."""
-    version: tuple[int, ...]
+    identity: tuple[int, ...]
     """Which state of the file was looked into."""
     values: Values
     """The values of the partition columns."""
@@ -41,7 +42,7 @@ class Shard:
 class Listing:
     """What was found in a directory."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardFile, ...]
     """The files, in the order in which they are read."""
     file_schema: pa.Schema
     """The schema of each of them."""
@@ -108,14 +109,37 @@ class DirectoryDataset:
         """The sum of the sizes of the files in bytes."""
         return sum(shard.dataset.nbytes or 0 for shard in self._listing.shards)
 
+    @property
+    def version(self) -> str:
+        """What tells the state of the files from others; the last known if it is not readable."""
+        try:
+            return self._version(self._current())
+        except DatasetError:
+            return self._version(self._listing)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The files.
+
+        Raises
+        ------
+        DatasetError
+            If a file is not readable any more.
+        """
+        return tuple(shard.dataset.shards[0] for shard in self._listing.shards)
+
     def open(self, request: Request, encoding: Encoding) -> GroupSource:
         """Begin to read it for one reader; see `Dataset`."""
         listing = self._current()
+        check_version(request, self._version(listing))
+        listing = replace(listing, shards=tuple(asked_shards(request, listing.shards)))
         selection = Selection.resolve(request, encoding, listing.schema)
+        if selection.offset and selection.filter is None:
+            listing, selection = _skipped(listing, selection)
         if _lies_as_wanted(selection, listing):
-            groups, blocking = self._stored_groups(listing), False
+            groups, blocking = self._stored_groups(listing, selection.first), False
         else:
-            batches = self._batches(listing, selection)
+            batches = self._batches(listing, selection.to_read(listing.schema))
             is_valid = all(shard.dataset.is_decoded for shard in listing.shards)
             groups = encoded_groups(selection, batches, str(self.path), is_valid=is_valid)
             blocking = True
@@ -155,12 +179,20 @@ class DirectoryDataset:
                     schema = schema.append(field)
                 values = partitions.values
         shards = tuple(
-            Shard(dataset, dataset.version, value)
+            ShardFile(dataset, dataset.identity, value)
             for dataset, value in zip(datasets, values, strict=True)
         )
         return Listing(shards, first.schema, schema, stored, frozenset(codecs))
 
-    def _stored_groups(self, listing: Listing) -> Groups:
+    def _version(self, listing: Listing) -> str:
+        return version_text(
+            *(
+                (str(shard.dataset.path.relative_to(self.path)), *shard.identity)
+                for shard in listing.shards
+            )
+        )
+
+    def _stored_groups(self, listing: Listing, skip: int) -> Groups:
         first = listing.stored
         assert first is not None
         yield [first.schema_message()]
@@ -169,7 +201,8 @@ class DirectoryDataset:
                 stored = shard.dataset.contents(file).stored
                 if stored is None or not first.begins_like(stored):
                     raise DatasetError(f"{shard.dataset.path} changed while it was read")
-                yield from stored.groups(file)
+                yield from (stored.after(file, skip) if skip else stored).groups(file)
+                skip = 0
 
     def _batches(self, listing: Listing, selection: Selection) -> Batches:
         inner = file_selection(selection, listing.file_schema)
@@ -177,13 +210,32 @@ class DirectoryDataset:
         for shard in listing.shards:
             with closing(_open(shard)) as file:
                 contents = shard.dataset.contents(file)
+                if shard is not listing.shards[0]:
+                    inner = replace(inner, first=0)
                 with closing(shard.dataset.batches(file, contents, inner)) as batches:
                     for batch, custom_metadata in batches:
                         full = with_partitions(batch, shard.values, selection, columns)
                         yield full, custom_metadata
 
 
+def _skipped(listing: Listing, selection: Selection) -> tuple[Listing, Selection]:
+    """Leave out the files, and in the first of the others the batches, that need not be read."""
+    shards, offset = listing.shards, selection.offset
+    for number, shard in enumerate(shards):
+        rows = shard.dataset.rows
+        if rows is None or offset < rows:
+            with closing(_open(shard)) as file:
+                inner = Selection(listing.file_schema, offset=offset)
+                inner = shard.dataset.skipped(file, shard.dataset.contents(file), inner)
+            selection = replace(selection, first=inner.first, offset=inner.offset)
+            return replace(listing, shards=shards[number:]), selection
+        offset -= rows
+    return replace(listing, shards=()), replace(selection, offset=0)
+
+
 def _lies_as_wanted(selection: Selection, listing: Listing) -> bool:
+    if selection.filter is not None or selection.offset:
+        return False
     if listing.stored is None or selection.columns is not None:
         return False
     if selection.limit is not None or selection.batch_rows is not None:
@@ -191,9 +243,9 @@ def _lies_as_wanted(selection: Selection, listing: Listing) -> bool:
     return selection.compression is None or listing.codecs == frozenset([selection.compression])
 
 
-def _open(shard: Shard) -> RegionFile:
+def _open(shard: ShardFile) -> RegionFile:
     file = RegionFile(shard.dataset.path)
-    if file.version != shard.version:
+    if file.version != shard.identity:
         file.close()
         raise DatasetError(f"{shard.dataset.path} changed while the directory was read")
     return file
@@ -202,11 +254,10 @@ def _open(shard: Shard) -> RegionFile:
 def _dataset(path: Path, known: FileDataset | None) -> FileDataset:
     if known is not None:
         try:
-            status = path.stat()
+            identity = file_identity(path)
         except OSError as error:
             raise DatasetError(f"cannot read {path}: {error.strerror}") from None
-        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if version == known.version:
+        if identity == known.identity:
             return known
     return open_file(path, keep_index=False)
 

@@ -34,9 +34,10 @@ def encoded_groups(
     Parameters
     ----------
     selection : Selection
-        The columns have been applied to the batches; limit, size and codec are applied here.
+        The columns have been applied to the batches; filter, offset, limit, size and codec are
+        applied here.
     batches : generator
-        Yields batches of the selection's schema. It is closed here.
+        Yields batches of what `Selection.to_read` says. It is closed here.
     what : str
         The source, for errors.
     is_valid : bool
@@ -74,15 +75,27 @@ def encoded_groups(
 
 
 def _sized(selection: Selection, batches: Iterable[Batch], *, is_valid: bool) -> Iterator[Batch]:
-    """Cut batches to the limit and the size that the reader asked for."""
-    limit, most = selection.limit, selection.batch_rows
+    """Cut batches to the rows and the size that the reader asked for."""
+    limit, most, offset = selection.limit, selection.batch_rows, selection.offset
     if limit == 0:
         return
     leaky = needs_truncation(selection.schema)
-    is_cut = limit is not None or most is not None
+    is_cut = limit is not None or most is not None or offset > 0
     for batch, custom_metadata in batches:
         if not is_valid:
-            _check(batch, full=is_cut or leaky)
+            _check(batch, full=is_cut or leaky or selection.filter is not None)
+            _check_filtered(selection, batch)
+        if selection.filter is not None:
+            batch = selection.filtered(batch)
+            if not batch.num_rows:
+                continue
+        if offset:
+            left_out = min(offset, batch.num_rows)
+            offset -= left_out
+            if left_out == batch.num_rows:
+                continue
+            batch = batch.slice(left_out)
+            batch = truncated(batch) if leaky else batch
         whole = batch.num_rows
         rows = whole if limit is None else min(whole, limit)
         step = rows if most is None else min(rows, most)
@@ -98,6 +111,15 @@ def _sized(selection: Selection, batches: Iterable[Batch], *, is_valid: bool) ->
                 return
 
 
+def _check_filtered(selection: Selection, batch: pa.RecordBatch) -> None:
+    """Check in full what a filter looks at; raise ``pyarrow.ArrowInvalid``."""
+    if selection.filter is not None:
+        columns = selection.reading or range(batch.num_columns)
+        for column, array in zip(columns, batch.columns, strict=True):
+            if column in selection.filter.columns and not pa.types.is_primitive(array.type):
+                array.validate(full=True)
+
+
 def _check(batch: pa.RecordBatch, *, full: bool) -> None:
     """Check what cutting and encoding a batch relies on; raise ``pyarrow.ArrowInvalid``.
 
@@ -106,6 +128,6 @@ def _check(batch: pa.RecordBatch, *, full: bool) -> None:
     """
     batch.validate()
     if full:
-        for column in batch.columns:
-            if has_offsets(column.type):
-                column.validate(full=True)
+        for index, field in enumerate(batch.schema):
+            if has_offsets(field.type):
+                batch.column(index).validate(full=True)

@@ -14,10 +14,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from ...errors import DatasetError, ProtocolError
+from ...formats.arrow.truncation import has_unions
 from ...protocol.request import Request
 from ...transport.regions import RegionFile
-from .base import Encoding
+from .asked import asked_shards, check_version, version_text
+from .base import Encoding, Shard
 from .encoded import Batches, encoded_groups
+from .projected import ProjectedMessages
 from .selection import Selection, has_text_names
 from .source import Groups, GroupSource
 from .stored import StoredMessages
@@ -79,8 +82,9 @@ class FileDataset(ABC):
     def batches(self, file: RegionFile, contents: Contents, selection: Selection) -> Batches:
         """Yield the record batches, of the columns selected and in that order.
 
-        The limit and the size of batches are hints here; they are applied later. Raises
-        `DatasetError` if the file cannot be read, or changed since it was opened.
+        Filter, limit and the size of batches are hints here; they are applied later. The first
+        batches or row groups are left out as `Selection.first` says. Raises `DatasetError` if
+        the file cannot be read, or changed since it was opened.
         """
 
     @property
@@ -99,9 +103,28 @@ class FileDataset(ABC):
         return self._contents.nbytes
 
     @property
-    def version(self) -> tuple[int, ...]:
+    def identity(self) -> tuple[int, ...]:
         """Which state of the file was looked into last."""
         return self._contents.version
+
+    @property
+    def version(self) -> str:
+        """What tells the state of the file from others; the last one known if it is gone."""
+        try:
+            return version_text(file_identity(self.path))
+        except OSError:
+            return version_text(self.identity)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The one shard that it is.
+
+        Raises
+        ------
+        DatasetError
+            If the file is not readable any more.
+        """
+        return (Shard(self.rows, self.nbytes),)
 
     @property
     def layout(self) -> StoredMessages | None:
@@ -131,6 +154,19 @@ class FileDataset(ABC):
                 counted = self._extent = (file.version, stored.extent(file).rows)
             return counted[1]
 
+    def skipped(self, file: RegionFile, contents: Contents, selection: Selection) -> Selection:
+        """Return the selection with what need not even be read taken from its offset.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read, or holds something else than its index says.
+        """
+        if not selection.offset or selection.filter is not None or contents.stored is None:
+            return selection
+        batch, row = contents.stored.locate(file, selection.offset)
+        return replace(selection, first=batch, offset=row)
+
     def contents(self, file: RegionFile) -> Contents:
         """Return what is in `file`, which is this dataset's.
 
@@ -151,12 +187,17 @@ class FileDataset(ABC):
         """Begin to read it for one reader; see `Dataset`."""
         file = RegionFile(self.path)
         try:
+            check_version(request, version_text(file.version))
+            asked_shards(request, (self,))
             contents = self.contents(file)
-            selection = Selection.resolve(request, encoding, contents.schema)
-            if lies_as_wanted(selection, contents.stored, file):
-                groups = _stored_groups(file, contents.stored)
+            selection = self.skipped(
+                file, contents, Selection.resolve(request, encoding, contents.schema)
+            )
+            messages = as_it_lies(selection, contents.stored, file)
+            if messages is not None:
+                groups = _stored_groups(file, messages)
                 return GroupSource(groups, blocking=False, on_close=file.close)
-            batches = self.batches(file, contents, selection)
+            batches = self.batches(file, contents, selection.to_read(contents.schema))
             groups = encoded_groups(selection, batches, str(self.path), is_valid=self.is_decoded)
             return GroupSource(groups, blocking=True, on_close=file.close)
         except BaseException:
@@ -181,29 +222,56 @@ class FileDataset(ABC):
         return replace(contents, stored=contents.stored.without_blocks())
 
 
-def lies_as_wanted(selection: Selection, stored: StoredMessages | None, file: RegionFile) -> bool:
-    """Tell whether messages as they lie in a file are what a reader wants.
+def as_it_lies(
+    selection: Selection, stored: StoredMessages | None, file: RegionFile
+) -> StoredMessages | ProjectedMessages | None:
+    """Return what a reader wants, if it lies in a file as such: messages, or their columns.
 
     Raises
     ------
     DatasetError
         If the file cannot be read.
     """
-    if stored is None or selection.columns is not None:
-        return False
+    if stored is None or selection.filter is not None or selection.offset:
+        return None
     if selection.compression not in (None, stored.codec or "none") and len(stored.blocks):
-        return False
+        return None
+    if selection.first:
+        stored = stored.after(file, selection.first)
+    if not _fits(selection, stored, file):
+        return None
+    if selection.columns is None:
+        return stored
+    return ProjectedMessages.of(stored, selection, file)
+
+
+def _fits(selection: Selection, stored: StoredMessages, file: RegionFile) -> bool:
+    """Tell whether limit and batch size leave the messages as they are."""
     if selection.limit is None and selection.batch_rows is None:
         return True
     rows, largest = stored.extent(file)
     enough = selection.limit is None or selection.limit >= rows
-    return enough and (selection.batch_rows is None or selection.batch_rows >= largest)
+    fits = selection.batch_rows is None or selection.batch_rows >= largest
+    return enough and fits
 
 
-def _stored_groups(file: RegionFile, stored: StoredMessages | None) -> Groups:
-    assert stored is not None
-    yield [stored.schema_message()]
-    yield from stored.groups(file)
+def included_fields(selection: Selection, contents: Contents) -> list[int]:
+    """Return the columns that pyarrow is to read from a file; none means all.
+
+    It miscounts the buffers of unions of old versions if it has to leave them out.
+    """
+    return [] if has_unions(contents.schema) else selection.included or []
+
+
+def file_identity(path: Path) -> tuple[int, int, int, int]:
+    """Return what identifies the contents of a file, as `RegionFile.version` has it."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _stored_groups(file: RegionFile, messages: StoredMessages | ProjectedMessages) -> Groups:
+    yield [messages.schema_message()]
+    yield from messages.groups(file)
 
 
 @contextmanager

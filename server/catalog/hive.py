@@ -93,7 +93,17 @@ def file_selection(selection: Selection, schema: pa.Schema) -> Selection:
     else:
         columns = tuple(column for column in selection.columns if column < len(schema))
         part = schema_part(schema, columns)
-    return Selection(part, columns, selection.limit, selection.batch_rows)
+    own = selection.filter
+    if own is not None and any(column >= len(schema) for column in own.columns):
+        own = None  # it looks at partitions: the files alone cannot tell what it leaves
+    return Selection(
+        part,
+        columns,
+        selection.limit,
+        selection.batch_rows,
+        filter=own,
+        first=selection.first,
+    )
 
 
 def with_partitions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow as pa
 from ...errors import InvalidRequestError, NotFoundError
 from ...protocol.request import Request
 from .base import Encoding
+from .filters import RowFilter
 from .names import nearest
 
 
@@ -28,6 +29,12 @@ class Selection:
     """The largest number of rows in a batch; None leaves it to the dataset."""
     compression: str | None = None
     """``none``, ``lz4`` or ``zstd``; None leaves it as it lies."""
+    filter: RowFilter | None = None
+    """Which rows to send; None means all."""
+    offset: int = 0
+    """How many rows to leave out at the start, of those that the filter leaves."""
+    first: int = 0
+    """How many record batches or row groups are to be left out before anything else is done."""
 
     @classmethod
     def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
@@ -38,8 +45,8 @@ class Selection:
         NotFoundError
             If a column does not exist.
         InvalidRequestError
-            If a column's name is ambiguous or asked for twice, or another format than Arrow is
-            asked for.
+            If a column's name is ambiguous or asked for twice, the filter is malformed or does
+            not fit, or another format than Arrow is asked for.
         """
         if request.format not in (None, "arrow"):
             raise InvalidRequestError(
@@ -59,6 +66,10 @@ class Selection:
             limit=request.limit,
             batch_rows=request.batch_rows or encoding.batch_rows,
             compression=request.compression or encoding.compression,
+            filter=None
+            if request.filter is None
+            else RowFilter.resolve(request.filter, schema, request.dataset),
+            offset=request.offset or 0,
         )
 
     @property
@@ -71,13 +82,42 @@ class Selection:
         """The columns to read, in the dataset's order; None means all."""
         return None if self.columns is None else sorted(self.columns)
 
+    @property
+    def reading(self) -> tuple[int, ...] | None:
+        """The columns to read: those to send, then those that only the filter looks at."""
+        if self.columns is None or self.filter is None:
+            return self.columns
+        return self.columns + tuple(sorted(self.filter.columns.difference(self.columns)))
+
+    def to_read(self, schema: pa.Schema) -> Selection:
+        """Return what is to be read for this from a dataset with a schema.
+
+        Offset and filter remain to be applied; the filter is a hint there.
+        """
+        columns = self.reading
+        part = schema if columns is None else schema_part(schema, columns)
+        limit = None if self.offset or self.filter is not None else self.limit
+        return replace(self, schema=part, columns=columns, limit=limit, offset=0)
+
+    def filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what the filter leaves of a batch of the columns to read, to be sent."""
+        if self.filter is None:
+            return batch
+        columns = self.reading
+        batch = self.filter.apply(batch, range(batch.num_columns) if columns is None else columns)
+        if self.columns is None or batch.num_columns == len(self.columns):
+            return batch
+        return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
+
     def arrange(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch of the columns that were `included`, in the order to send them."""
+        """Return the columns to send, in order, of a batch of all or of those `included`."""
         if self.columns is None:
             return batch
         included = sorted(self.columns)
-        arrays = [batch.column(included.index(column)) for column in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if batch.num_columns > len(included):
+            included = range(batch.num_columns)
+        # Taking the arrays out one by one would fail for intervals, which Python lacks.
+        return batch.select([included.index(column) for column in self.columns])
 
 
 def schema_part(schema: pa.Schema, columns: Sequence[int]) -> pa.Schema:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from ...errors import DatasetError, ProtocolError
-from ...formats.arrow.file import Blocks
+from ...formats.arrow.file import BLOCK, Blocks
 from ...formats.arrow.headers import HeaderProbe
+from ...formats.arrow.message import HeaderType, message_facts, parse_prefix
 from ...protocol.splitter import SourceMessage
 from ...transport.regions import FileRegion, RegionFile
 from .base import GROUP_BYTES
@@ -38,6 +39,15 @@ class Extent(NamedTuple):
     """The rows of the largest record batch."""
 
 
+class Position(NamedTuple):
+    """Where a row is."""
+
+    batch: int
+    """How many record batches lie in front of the one that it is in."""
+    row: int
+    """How many rows of that one lie in front of it."""
+
+
 class StoredMessages:
     """Where the messages of a stream lie in a file: an index, and what reads by it.
 
@@ -53,7 +63,7 @@ class StoredMessages:
         How the bodies are compressed: ``lz4``, ``zstd``, or None.
     """
 
-    __slots__ = ("_cuts", "_extent", "blocks", "codec", "schema", "schema_metadata")
+    __slots__ = ("_counts", "_cuts", "blocks", "codec", "schema", "schema_metadata")
 
     def __init__(
         self, schema: pa.Schema, schema_metadata: bytes, blocks: Blocks, codec: str | None
@@ -63,7 +73,7 @@ class StoredMessages:
         self.blocks = blocks
         self.codec = codec
         self._cuts = _cuts(blocks)
-        self._extent: Extent | None = None
+        self._counts: array[int] | None = None
 
     def schema_message(self) -> SourceMessage:
         """Return the message that begins the stream."""
@@ -149,18 +159,62 @@ class StoredMessages:
         DatasetError
             If the file cannot be read, or holds something else than the index says.
         """
-        if self._extent is None:
+        counts = self._row_counts(file)
+        return Extent(sum(max(rows, 0) for rows in counts), max((0, *counts)))
+
+    def locate(self, file: RegionFile, row: int) -> Position:
+        """Return in which record batch a row is. The first call reads the metadata of all.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read, or holds something else than the index says.
+        """
+        batch = 0
+        for rows in self._row_counts(file):
+            if rows < 0:
+                continue
+            if row < rows or not row:
+                break
+            row -= rows
+            batch += 1
+        else:
+            row = 0
+        return Position(batch, row)
+
+    def after(self, file: RegionFile, batch: int) -> StoredMessages:
+        """Return the messages without the first `batch` record batches; dictionaries stay."""
+        packed = bytearray()
+        blocks = self.blocks.tuples(0, len(self.blocks))
+        counts = array("q")
+        for block, rows in zip(blocks, self._row_counts(file), strict=True):
+            if rows >= 0 and batch:
+                batch -= 1
+            else:
+                packed += BLOCK.pack(*block)
+                counts.append(rows)
+        rest = StoredMessages(self.schema, self.schema_metadata, Blocks(bytes(packed)), self.codec)
+        rest._counts = counts
+        return rest
+
+    def _row_counts(self, file: RegionFile) -> array[int]:
+        """Return the rows of each message; -1 for those that are no record batches."""
+        if self._counts is None:
             probe = HeaderProbe()
-            total = largest = offset = 0
+            counts = array("q")
+            offset = 0
             try:
                 for offset, metadata, body in self.blocks.tuples(0, len(self.blocks)):
-                    rows = probe.rows(file.read(offset, metadata), 0, metadata, body)
-                    total += rows
-                    largest = max(largest, rows)
+                    data = file.read(offset, metadata)
+                    rows = probe.rows(data, 0, metadata, body)
+                    if not rows:
+                        head = message_facts(memoryview(data)[parse_prefix(data[:8]).nbytes :])
+                        rows = 0 if head.header_type is HeaderType.RECORD_BATCH else -1
+                    counts.append(rows)
             except ProtocolError as error:
                 raise _corrupt(file, offset, error) from None
-            self._extent = Extent(total, largest)
-        return self._extent
+            self._counts = counts
+        return self._counts
 
 
 class _ReadAhead:

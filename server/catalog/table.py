@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -11,7 +12,8 @@ import pyarrow as pa
 from ...errors import DatasetError, UsageError, remote_error
 from ...formats.arrow.truncation import needs_truncation, truncated
 from ...protocol.request import Request
-from .base import Encoding
+from .asked import asked_shards, check_version
+from .base import Encoding, Shard
 from .encoded import Batches, encoded_groups
 from .selection import Selection, difference
 from .source import GroupSource
@@ -53,16 +55,26 @@ class TableDataset:
         self._batches = list(_in_slices(found, leaky=needs_truncation(self.schema)))
         self.rows: int | None = sum(batch.num_rows for batch in found)
         self.nbytes: int | None = sum(batch.nbytes for batch in self._batches)
+        self.version: str = uuid.uuid4().hex
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The one shard that it is."""
+        return (Shard(self.rows, self.nbytes),)
 
     def open(self, request: Request, encoding: Encoding) -> GroupSource:
         """Begin to read it for one reader; see `Dataset`."""
+        check_version(request, self.version)
+        asked_shards(request, self.shards)
         selection = Selection.resolve(request, encoding, self.schema)
-        batches = _selected(self._batches, selection)
-        cut = selection.limit is not None or selection.batch_rows is not None
+        batches = _selected(self._batches, selection.to_read(self.schema))
+        cut = (selection.limit, selection.batch_rows) != (None, None) or selection.offset > 0
         return GroupSource(
             encoded_groups(selection, batches, "the table"),
-            # Only compression and copying take long; the rest is laying out metadata.
-            blocking=selection.codec is not None or (cut and needs_truncation(self.schema)),
+            # Only compression, filters and copying take long; the rest lays out metadata.
+            blocking=selection.codec is not None
+            or selection.filter is not None
+            or (cut and needs_truncation(self.schema)),
             on_close=_nothing,
         )
 
@@ -89,8 +101,14 @@ class ReaderDataset:
         self.schema: pa.Schema = reader.schema
         self.rows: int | None = None
         self.nbytes: int | None = None
+        self.version: str = uuid.uuid4().hex
         self._reader: pa.RecordBatchReader | None = reader
         self._lock = threading.Lock()
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The one shard that it is."""
+        return (Shard(self.rows, self.nbytes),)
 
     def open(self, request: Request, encoding: Encoding) -> GroupSource:
         """Begin to read it for the one reader that it has; see `Dataset`.
@@ -100,6 +118,8 @@ class ReaderDataset:
         RemoteError
             With the code FAILED_PRECONDITION, if it has been read, or closed.
         """
+        check_version(request, self.version)
+        asked_shards(request, self.shards)
         selection = Selection.resolve(request, encoding, self.schema)
         with self._lock:
             reader, self._reader = self._reader, None
@@ -110,7 +130,7 @@ class ReaderDataset:
                 "serve a table or a file for more than one reader",
                 stream=request.dataset,
             )
-        batches = _selected(_read(reader), selection)
+        batches = _selected(_read(reader), selection.to_read(self.schema))
         groups = encoded_groups(selection, batches, "the record batch reader")
         return GroupSource(groups, blocking=True, on_close=lambda: _close(reader))
 
@@ -136,8 +156,7 @@ def _in_slices(batches: Iterable[pa.RecordBatch], *, leaky: bool) -> Iterator[pa
 def _selected(batches: Iterable[pa.RecordBatch], selection: Selection) -> Batches:
     for batch in batches:
         if selection.columns is not None:
-            arrays = [batch.column(column) for column in selection.columns]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
+            batch = batch.select(list(selection.columns))
         yield batch, None
 
 

@@ -16,6 +16,7 @@ from splitarrow.formats.arrow.encoder import EncodedMessage, MessageEncoder, _Si
 from splitarrow.formats.arrow.message import HeaderType, encapsulate, message_facts
 from splitarrow.formats.arrow.truncation import truncated
 
+from ..catalog.reading import rows_without_columns
 from ..property.arrow_data import arrays_of_all_types
 from ..protocol.streams import cut, ipc_stream
 
@@ -76,7 +77,8 @@ def test_buffers_are_not_copied() -> None:
     _, message = encoded([batch], batch.schema)
     assert message.body is not None
     sent = {part.address for part in message.body if isinstance(part, pa.Buffer)}
-    assert sent == {column.buffers()[1].address for column in batch.columns}
+    columns: list[Any] = batch.columns
+    assert sent == {column.buffers()[1].address for column in columns}
 
 
 def test_the_schema_is_known_without_a_batch() -> None:
@@ -87,7 +89,7 @@ def test_the_schema_is_known_without_a_batch() -> None:
 
 
 def test_a_batch_without_columns_keeps_its_rows() -> None:
-    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 7, pa.struct([])))
+    batch = rows_without_columns(7)
     messages = encoded([batch], batch.schema)
     assert [(message.rows, message.body_length) for message in messages] == [(0, 0), (7, 0)]
     assert decoded(messages)[0].num_rows == 7
@@ -134,8 +136,8 @@ def test_custom_metadata_travels() -> None:
 def test_empty_unions_lack_no_buffer(codec: str | None) -> None:
     kind = pa.dense_union([pa.field("a", pa.int32())])
     sparse = pa.sparse_union([pa.field("a", pa.int32())])
-    none = pa.array([], pa.int32())
-    unions = [
+    none: Any = pa.array([], pa.int32())
+    unions: list[Any] = [
         pa.Array.from_buffers(kind, 0, [None, None, None], children=[none]),
         pa.Array.from_buffers(sparse, 0, [None, None], children=[none]),
     ]

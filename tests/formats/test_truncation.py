@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -18,7 +20,7 @@ def text(number: int) -> str | None:
     return None if number % 7 == 0 else f"a text that is not inlined {number}"
 
 
-def sparsely(values: list[object]) -> list[object]:
+def sparsely(values: list[Any]) -> list[Any]:
     return [None if number % 5 == 0 else value for number, value in enumerate(values)]
 
 
@@ -29,10 +31,11 @@ def unions() -> dict[str, pa.Array]:
     numbers, texts = pa.array(halves), pa.array(map(text, halves), VIEW)
     far = pa.array([5 + code for code in codes], pa.int8())
     whole = [pa.array(range(ROWS)), pa.array(map(text, range(ROWS)), VIEW)]
+    codes_of: Any = [5, 6]
     return {
         "dense": pa.UnionArray.from_dense(pa.array(codes, pa.int8()), offsets, [numbers, texts]),
         "dense, other codes": pa.UnionArray.from_dense(
-            far, offsets, [texts, numbers], ["t", "n"], [5, 6]
+            far, offsets, [texts, numbers], ["t", "n"], codes_of
         ),
         "sparse": pa.UnionArray.from_sparse(pa.array(codes, pa.int8()), whole),
     }
@@ -100,20 +103,22 @@ def test_every_type_stays_equal(name: str) -> None:
 
 def test_whole_views_are_not_copied() -> None:
     batch = pa.record_batch({"x": pa.array(["a text that is not inlined"] * 9, VIEW)})
-    assert truncated(batch).column(0).buffers()[2].address == batch.column(0).buffers()[2].address
+    before: Any = batch.column(0).buffers()[2]
+    after: Any = truncated(batch).column(0).buffers()[2]
+    assert after.address == before.address
 
 
 @pytest.mark.parametrize("data_type", [VIEW, pa.binary_view()])
 def test_what_nulls_hide_is_not_followed(data_type: pa.DataType) -> None:
     texts = ["a text that is not inlined", None] * 500
-    array = pa.array(texts, VIEW).cast(data_type)
+    array: Any = pa.array(texts, VIEW).cast(data_type)
     views = bytearray(array.buffers()[1].to_pybytes())
     views[16:32] = b"\xff\x00\x00\x00" + b"\x7f" * 12
     buffers = [array.buffers()[0], pa.py_buffer(bytes(views)), *array.buffers()[2:]]
     odd = pa.Array.from_buffers(data_type, 1000, buffers, array.null_count)
     odd.validate(full=True)
     batch = pa.record_batch({"x": odd}).slice(0, 5)
-    assert truncated(batch).column(0).to_pylist() == array.to_pylist()[:5]
+    assert truncated(batch).to_pydict() == {"x": array.to_pylist()[:5]}
 
 
 def test_an_extension_type_stays() -> None:
@@ -125,12 +130,15 @@ def test_an_extension_type_stays() -> None:
 
 
 def test_list_views_out_of_order() -> None:
-    offsets, sizes = pa.array([5, 0, 3, 3], pa.int32()), pa.array([2, 2, 2, 0], pa.int32())
-    array = pa.ListViewArray.from_arrays(offsets, sizes, pa.array(range(100)))
+    offsets: Any = pa.array([5, 0, 3, 3], pa.int32())
+    sizes: Any = pa.array([2, 2, 2, 0], pa.int32())
+    values: Any = pa.array(range(100))
+    array: Any = pa.ListViewArray.from_arrays(offsets, sizes, values)  # pyright: ignore[reportCallIssue]
     for start in range(4):
         batch = pa.record_batch({"x": array.slice(start)})
         assert truncated(batch).to_pydict() == batch.to_pydict()
-        assert len(truncated(batch).column(0).values) <= 7
+        kept: Any = truncated(batch).column(0)
+        assert len(kept.values) <= 7
 
 
 def test_what_the_writer_cuts_itself_is_left_alone() -> None:
@@ -140,7 +148,7 @@ def test_what_the_writer_cuts_itself_is_left_alone() -> None:
 
 
 def test_unions_are_found_wherever_they_are() -> None:
-    union = pa.sparse_union([pa.field("a", pa.int8())])
+    union: Any = pa.sparse_union([pa.field("a", pa.int8())])
     for found in (
         union,
         pa.list_(union),

@@ -15,7 +15,8 @@ INNER = pa.dictionary(pa.int8(), pa.string())
 
 
 def _dictionary(values: pa.Array, indices: list[int | None], index: pa.DataType) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(indices, index), values)
+    places: Any = pa.array(indices, index)
+    return pa.DictionaryArray.from_arrays(places, values)
 
 
 def _nested_dictionary() -> pa.Array:

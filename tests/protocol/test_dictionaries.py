@@ -33,13 +33,13 @@ VALUES: list[Any] = [
     pa.list_view(pa.int8()),
     pa.list_(pa.struct([("a", INNER), ("b", pa.int64())])),
 ]
-TYPES: list[pa.DataType] = [
+TYPES: list[Any] = [
     *(pa.dictionary(pa.int16(), values, ordered=True) for values in VALUES),
     pa.list_(pa.struct([("a", INNER), ("b", pa.map_(pa.string(), INNER))])),
     pa.list_(INNER, 2),
     pa.list_view(INNER),
     pa.large_list_view(INNER),
-    pa.run_end_encoded(pa.int16(), INNER),
+    pa.run_end_encoded(pa.int16(), cast(Any, INNER)),
     pa.sparse_union([pa.field("a", INNER), pa.field("b", pa.dictionary(pa.int8(), pa.int64()))]),
     pa.opaque(INNER, "type", "vendor"),
     pa.struct([("a", pa.opaque(pa.list_(INNER), "type", "vendor")), ("b", INNER)]),

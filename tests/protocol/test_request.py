@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import InvalidRequestError
-from splitarrow.protocol.request import COMPRESSIONS, FORMATS, Request
+from splitarrow.protocol.request import COMPRESSIONS, FORMATS, MOST_FILTER_CHARS, Request
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name)
 counts = st.none() | st.integers(1, (1 << 63) - 1)
@@ -21,6 +23,11 @@ requests = st.builds(
     batch_rows=counts,
     compression=st.none() | st.sampled_from(COMPRESSIONS),
     format=st.none() | st.sampled_from(FORMATS),
+    filter=st.none()
+    | st.binary(min_size=1, max_size=60).map(lambda data: urlsafe_b64encode(data).decode()),
+    offset=st.none() | st.integers(0, (1 << 63) - 1),
+    shard=st.none() | st.integers(0, (1 << 63) - 1),
+    version=st.none() | st.text(min_size=1, max_size=40),
 )
 
 
@@ -50,10 +57,25 @@ def test_every_field_can_be_asked_for() -> None:
         "batch_rows": 5,
         "compression": "zstd",
         "format": "arrow",
+        "filter": "AAEC_-8=",
+        "offset": 3,
+        "shard": 1,
+        "version": "v7",
     }
     request = Request.parse(json.dumps(ticket).encode())
-    assert request == Request("flights", ("delay", "origin"), 10, 5, "zstd", "arrow")
+    assert request == Request(
+        "flights", ("delay", "origin"), 10, 5, "zstd", "arrow", "AAEC_-8=", 3, 1, "v7"
+    )
     assert not request.is_plain
+
+
+@pytest.mark.parametrize(
+    "asked", [{"filter": "AA"}, {"offset": 0}, {"shard": 0}, {"version": "v"}, {"limit": 0}]
+)
+def test_what_asks_for_anything_is_not_plain(asked: dict[str, Any]) -> None:
+    request = Request("x", **asked)
+    assert not request.is_plain
+    assert json.loads(request.ticket()) == {"dataset": "x", **asked}
 
 
 def test_null_stands_for_absent() -> None:
@@ -91,6 +113,21 @@ def test_null_stands_for_absent() -> None:
         (b'{"dataset": "x", "compression": "gzip"}', "none, lz4, zstd"),
         (b'{"dataset": "x", "compression": 1}', "compression"),
         (b'{"dataset": "x", "format": "csv"}', "arrow, vortex"),
+        (b'{"dataset": "x", "filter": ""}', "base64url"),
+        (b'{"dataset": "x", "filter": "a+b/"}', "base64url"),
+        (b'{"dataset": "x", "filter": "AA\\n"}', "base64url"),
+        (b'{"dataset": "x", "filter": ["AA"]}', "filter"),
+        (b'{"dataset": "x", "filter": "' + b"A" * (MOST_FILTER_CHARS + 1) + b'"}', "characters"),
+        (b'{"dataset": "x", "offset": -1}', "offset"),
+        (b'{"dataset": "x", "offset": 1.5}', "offset"),
+        (b'{"dataset": "x", "offset": false}', "offset"),
+        (b'{"dataset": "x", "offset": 9223372036854775808}', "64 bits"),
+        (b'{"dataset": "x", "shard": -1}', "shard"),
+        (b'{"dataset": "x", "shard": "0"}', "shard"),
+        (b'{"dataset": "x", "version": ""}', "version is empty"),
+        (b'{"dataset": "x", "version": 7}', "version"),
+        (b'{"dataset": "x", "version": "\\ud800"}', "Unicode"),
+        (b'{"dataset": "x", "version": "' + b"v" * 257 + b'"}', "characters"),
         (b'{"dataset": "x", "colums": ["a"]}', "colums"),
     ],
 )

@@ -20,13 +20,17 @@ def received(data: bytes, error: type[Exception]) -> list[Incoming]:
     channel = SocketChannel(ours, Limits(), server=False, peer="peer", is_local=True)
     frames: list[Incoming] = []
     deadline = time.monotonic() + 10
+
+    def receive_all() -> None:
+        while time.monotonic() < deadline:
+            frames.extend(channel.receive_some())
+
     with theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
         try:
             with pytest.raises(error):
-                while time.monotonic() < deadline:
-                    frames += channel.receive_some()
+                receive_all()
         finally:
             channel.close()
     return frames
