@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import aio, errors
     from .client.blocking import Stream, open
+    from .client.control import Client, connect
     from .protocol.limits import Limits
     from .server.handle import Server, serve
     from .transport.certificates import TlsOptions
@@ -15,23 +16,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Client",
     "Limits",
     "Server",
     "Stream",
     "TlsOptions",
     "__version__",
     "aio",
+    "connect",
     "errors",
     "open",
     "serve",
 ]
 
 _PLACES = {
+    "Client": ".client.control",
     "Limits": ".protocol.limits",
     "Server": ".server.handle",
     "Stream": ".client.blocking",
     "TlsOptions": ".transport.certificates",
     "aio": ".aio",
+    "connect": ".client.control",
     "errors": ".errors",
     "open": ".client.blocking",
     "serve": ".server.handle",

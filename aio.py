@@ -1,5 +1,6 @@
 """The asynchronous side of the front door, for asyncio and trio."""
 
 from .client.aio import AsyncStream, open
+from .client.control_aio import AsyncClient, connect
 
-__all__ = ["AsyncStream", "open"]
+__all__ = ["AsyncClient", "AsyncStream", "connect", "open"]

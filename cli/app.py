@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from . import bench, demo, failures, fetch, serve
+from . import bench, demo, doctor, failures, fetch, info, ls, put, serve, status
 from .output import standard_output
 from .wording import flag, prose
 
@@ -51,9 +51,14 @@ def _root(
 
 for _name, _command in {
     "serve": serve.serve,
+    "ls": ls.ls,
+    "info": info.info,
     "fetch": fetch.fetch,
+    "put": put.put,
+    "status": status.status,
     "bench": bench.bench,
     "demo": demo.demo,
+    "doctor": doctor.doctor,
 }.items():
     app.command(_name, help=prose(_command))(_command)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import UriError, UsageError
 from . import signals
+from .connecting import Token, connected, is_control
 from .figures import counted, duration, printable, rate, size
 from .output import is_closed, is_terminal, say, standard_output
 from .progress import FetchProgress
@@ -28,15 +32,17 @@ def fetch(
         str,
         typer.Argument(
             help="The dataset's URI as the server prints it, in quotes. Of a pair, the one with "
-            "[cyan]stream=metadata[/cyan].",
+            "[cyan]stream=metadata[/cyan]. Or a control plane, [cyan]grpc://host:port[/cyan], "
+            "which knows where the dataset is.",
             metavar="URI",
         ),
     ],
     body_uri: Annotated[
         str | None,
         typer.Argument(
-            help="Where two servers share the work: the URI with [cyan]stream=body[/cyan].",
-            metavar="BODY_URI",
+            help="With a control plane, the dataset's name. Where two servers share the work, the "
+            "URI with [cyan]stream=body[/cyan].",
+            metavar="NAME|BODY_URI",
         ),
     ] = None,
     output: Annotated[
@@ -78,6 +84,17 @@ def fetch(
             panel=_SELECTION,
         ),
     ] = None,
+    transport: Annotated[
+        str,
+        option(
+            help="With a control plane: which way to take, such as [cyan]tcp[/cyan] or "
+            "[cyan]shm[/cyan]; [cyan]flight[/cyan] is Flight's DoGet; [cyan]auto[/cyan] the first "
+            "that can be reached.",
+            metavar="SCHEME",
+            panel=_CONNECTION,
+        ),
+    ] = "auto",
+    token: Token = None,
     batch_rows: Annotated[
         int | None,
         option(
@@ -143,6 +160,8 @@ def fetch(
     was there before as it was. Progress is shown on a terminal, and not in a pipe.
 
     [dim]splitarrow fetch 'tcp://host:8816?want_data=…&ticket=trips' -o trips.parquet[/dim]
+
+    [dim]splitarrow fetch grpc://host:8815 trips -o trips.parquet[/dim]
     """
     if output == "-":
         if as_json:
@@ -151,27 +170,38 @@ def fetch(
             raise UsageError("-o - writes binary data, and standard output is a terminal")
         if is_closed(sys.stdout):
             raise UsageError("-o -: standard output is closed")
-    from ..client.blocking import Stream
-    from ..client.blocking import open as open_stream
     from .transfer import transfer
 
-    uris = [uri] if body_uri is None else [uri, body_uri]
-    name = _dataset(uris, ticket)
+    selection: dict[str, Any] = {
+        "columns": _names(columns),
+        "limit": limit,
+        "batch_rows": batch_rows,
+        "compression": compression,
+        "validate": validate,
+        "connect_timeout": connect_timeout,
+        "stall_timeout": stall_timeout or None,
+    }
+    with ExitStack() as stack:
+        if is_control(uri):
+            if ticket is not None:
+                raise UsageError("--ticket goes with the URI of a data stream")
+            if body_uri is None:
+                raise UsageError("which dataset? splitarrow fetch CONTROL_URI NAME")
+            name = body_uri
+            stack.enter_context(signals.raised())
+            client = stack.enter_context(connected(uri, token, connect_timeout))
+            connect: Callable[[], Any] = partial(
+                client.read, name, transport=transport, **selection
+            )
+        else:
+            if transport != "auto" or token is not None:
+                raise UsageError("--transport and --token go with a control plane, grpc://…")
+            from ..client.blocking import open as open_stream
 
-    def connect() -> Stream:
-        return open_stream(
-            uris,
-            ticket,
-            columns=_names(columns),
-            limit=limit,
-            batch_rows=batch_rows,
-            compression=compression,
-            validate=validate,
-            connect_timeout=connect_timeout,
-            stall_timeout=stall_timeout or None,
-        )
-
-    with signals.raised():
+            uris = [uri] if body_uri is None else [uri, body_uri]
+            name = _dataset(uris, ticket)
+            connect = partial(open_stream, uris, ticket, **selection)
+            stack.enter_context(signals.raised())
         done = transfer(connect, output, FetchProgress(name, limit, enabled=not quiet))
     with standard_output():
         if as_json:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..server.daemon import Daemon
 
 _DATA = "Data"
+_CONTROL = "Control plane"
 _LIMITS = "Limits"
 _LOG = "Log"
 _RIGHTS = "Rights"
@@ -45,9 +46,56 @@ def serve(
     control: Annotated[
         str | None,
         option(
-            help="Where the control plane listens. This version has none.",
+            help="Where the control plane listens, an Arrow Flight service, as in "
+            "[cyan]grpc://127.0.0.1:8815[/cyan].",
             default="nowhere",
             metavar="URI",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        option(
+            help="The host in the addresses that the control plane hands out, where readers "
+            "reach this one by another name.",
+            metavar="HOST",
+            panel=_CONTROL,
+        ),
+    ] = None,
+    writable: Annotated[
+        Path | None,
+        option(
+            help="A folder for what is uploaded; without one nothing can be.",
+            metavar="FOLDER",
+            panel=_CONTROL,
+        ),
+    ] = None,
+    writable_bytes: Annotated[
+        int | None,
+        option(
+            min=1,
+            help="The most that all uploads together may take, in bytes.",
+            default="what the disk has",
+            metavar="BYTES",
+            panel=_CONTROL,
+        ),
+    ] = None,
+    upload_bytes: Annotated[
+        int | None,
+        option(
+            min=1,
+            help="The most that one upload may take, in bytes.",
+            default="as much as all together",
+            metavar="BYTES",
+            panel=_CONTROL,
+        ),
+    ] = None,
+    reflection: Annotated[
+        bool | None,
+        option(
+            "--reflection/--no-reflection",
+            help="Let gRPC tools ask the control plane what it offers.",
+            default="no",
+            panel=_CONTROL,
         ),
     ] = None,
     ready_file: Annotated[
@@ -215,7 +263,7 @@ def serve(
 
     On a terminal it says what it serves, and how to fetch it.
 
-    [dim]splitarrow serve flights=flights.arrow trips=trips/ --listen tcp://0.0.0.0:8816[/dim]
+    [dim]splitarrow serve flights=flights.arrow trips=trips/ --control grpc://127.0.0.1:8815[/dim]
     """
     given = named(datasets or [])
     from ..server.config import load_settings
@@ -226,6 +274,11 @@ def serve(
             datasets=given or None,
             listen=tuple(listen) if listen else None,
             control=control,
+            advertise=advertise,
+            writable=writable,
+            writable_bytes=writable_bytes,
+            upload_bytes=upload_bytes,
+            reflection=reflection,
             ready_file=ready_file,
             compression=compression,
             batch_rows=batch_rows,
@@ -247,9 +300,7 @@ def serve(
         )
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    if settings.control is not None:
-        raise UsageError("this version has no control plane: leave --control out")
-    if not settings.datasets:
+    if not settings.datasets and settings.writable is None:
         raise UsageError("there is nothing to serve: name a dataset, as in flights=flights.arrow")
     from ..server.process import serve_process
 

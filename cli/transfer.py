@@ -7,14 +7,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..client.blocking import Stream
 from .preview import Preview
 from .progress import FetchProgress
 from .sinks import Sink, StandardOutputSink, checked_suffix, open_sink
 from .target import Target
+
+if TYPE_CHECKING:
+    from ..client.blocking import Stream
+    from ..client.parallel import DatasetStream
 
 STDOUT = "-"
 
@@ -40,7 +44,7 @@ class Transfer:
 
 
 def transfer(
-    connect: Callable[[], Stream], output: str | None, progress: FetchProgress
+    connect: Callable[[], Stream | DatasetStream], output: str | None, progress: FetchProgress
 ) -> Transfer:
     """Read a whole stream.
 

@@ -51,7 +51,7 @@ def serve_process(
     DatasetError
         If a dataset cannot be read.
     """
-    if not settings.datasets:
+    if not settings.datasets and settings.writable is None:
         raise ConfigError("there is nothing to serve: name a dataset, as in NAME=PATH")
     if settings.control is not None and settings.workers > 1:
         raise ConfigError("control: a server with a control plane has one worker in this version")

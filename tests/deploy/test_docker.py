@@ -1,0 +1,161 @@
+"""The container image and the compose file: their commands are run here, without containers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trustme
+
+import splitarrow
+
+from .conftest import COMMAND, DEPLOY, PATIENCE, ROOT, Manager
+
+DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
+HEALTHY = DEPLOY / "docker" / "healthy.py"
+NOBODY = "grpc://127.0.0.1:1"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """What the Dockerfile does: instructions and what follows them."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    parts = [line.split(maxsplit=1) for line in lines if line.strip()]
+    return [(name, rest.strip()) for name, rest in parts]
+
+
+def last(name: str) -> str:
+    return [rest for found, rest in instructions() if found == name][-1]
+
+
+def variables() -> dict[str, str]:
+    """What the image sets in the environment of the daemon."""
+    pairs = (word.partition("=") for word in shlex.split(last("ENV")))
+    return {name: value for name, _, value in pairs if name.startswith("SPLITARROW_")}
+
+
+def check(uri: str) -> int:
+    command = json.loads(last("HEALTHCHECK").partition("CMD")[2])
+    assert command[0] == "python"
+    assert Path(command[1]).name == HEALTHY.name
+    assert command[2] == variables()["SPLITARROW_CONTROL"].replace("0.0.0.0", "127.0.0.1")
+    return subprocess.run([sys.executable, str(HEALTHY), uri], timeout=PATIENCE).returncode
+
+
+def test_the_image_is_small_and_its_user_is_nobody_special() -> None:
+    known = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE"}
+    known |= {"STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in instructions()} == known
+    assert [rest.split()[0] for name, rest in instructions() if name == "FROM"] == [
+        "python:3.12-slim"
+    ] * 2
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last("USER"))
+    ports = set(re.findall(r":(\d+)", " ".join(variables().values())))
+    assert set(last("EXPOSE").split()) == ports == {"8815", "8816"}
+
+
+def test_what_the_image_copies_is_there_and_not_ignored() -> None:
+    copied = [rest.split()[0] for name, rest in instructions() if name == "COPY"]
+    here = [name for name in copied if not name.startswith("--")]
+    assert here == [".", str(HEALTHY.relative_to(ROOT))]
+    assert f"!{here[1]}" in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
+
+
+def test_the_image_starts_with_a_command_of_ours() -> None:
+    command = [*json.loads(last("ENTRYPOINT")), *json.loads(last("CMD"))]
+    assert command[0] == "splitarrow"
+    done = subprocess.run([*COMMAND, *command[1:]], capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 0
+
+
+def test_a_server_is_healthy_and_nobody_is_not() -> None:
+    with splitarrow.serve({"t": pa.table({"a": [1]})}, control="grpc://127.0.0.1:0") as server:
+        assert server.control_uri is not None
+        assert check(server.control_uri) == 0
+    assert check(NOBODY) == 1
+
+
+def test_health_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("authority", "chain", "key")}
+    certificate = authority.issue_cert("node7")
+    authority.cert_pem.write_to_path(files["authority"])
+    certificate.cert_chain_pems[0].write_to_path(files["chain"])
+    certificate.private_key_pem.write_to_path(files["key"])
+    with splitarrow.serve(
+        {"t": pa.table({"a": [1]})},
+        control="grpc+tls://127.0.0.1:0",
+        tls_cert=files["chain"],
+        tls_key=files["key"],
+    ) as server:
+        assert server.control_uri is not None
+        monkeypatch.setenv("SPLITARROW_TLS_CA", str(files["authority"]))
+        assert check(server.control_uri) == 1
+        monkeypatch.setenv("SPLITARROW_TLS_SERVER_NAME", "node7")
+        assert check(server.control_uri) == 0
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    yaml: Any = pytest.importorskip("yaml")
+    return yaml.safe_load((DOCKERFILE.parent / "compose.yaml").read_text())
+
+
+def test_the_compose_file_fits_together(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", ())) <= services.keys()
+        assert set(service["networks"]) <= compose["networks"].keys()
+        assert {mount.split(":")[0] for mount in service["volumes"]} <= compose["volumes"].keys()
+        assert service["read_only"]
+        assert service["image"] == services["seed"]["image"]
+    context = (DOCKERFILE.parent / services["seed"]["build"]["context"]).resolve()
+    assert context / services["seed"]["build"]["dockerfile"] == DOCKERFILE
+
+
+def test_the_commands_of_the_compose_file_work(
+    compose: dict[str, Any], manager: Manager, tmp_path: Path
+) -> None:
+    """They run one after the other; only paths, hosts and ports are others."""
+    services = compose["services"]
+    for folder in ("data", "out"):
+        (tmp_path / folder).mkdir()
+
+    def here(text: str) -> str:
+        text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
+        return re.sub(r'(^|[="])/(data|out)/', rf"\g<1>{tmp_path}/\2/", text)
+
+    seed = services["seed"]
+    assert seed["entrypoint"] == ["python", "-c"]
+    script = here(seed["command"][0])
+    assert str(tmp_path) in script
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
+
+    client = [here(argument) for argument in services["client"]["command"]]
+    for name in ("metadata", "bodies"):
+        ready_file = tmp_path / f"{name}.json"
+        environment = {**variables(), **services[name]["environment"]}
+        environment = {key: here(value) for key, value in environment.items()}
+        manager.start(
+            *map(here, services[name]["command"]),
+            environment={**environment, "SPLITARROW_READY_FILE": str(ready_file)},
+        )
+        manager.wait_for("READY=1")
+        ready = json.loads(ready_file.read_text())
+        assert check(ready["control"]) == 0
+        address = ready["listen"][0].partition("?")[0]
+        client = [argument.replace(f"tcp://{name}:8816", address) for argument in client]
+    done = subprocess.run([*COMMAND, *client], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    with (
+        pa.OSFile(str(tmp_path / "out" / "flights.arrow"), "rb") as file,
+        pa.ipc.open_file(file) as reader,
+    ):
+        assert reader.read_all().column("number").to_pylist() == list(range(1_000_000))
