@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from . import aio, errors
     from .client.blocking import Stream, open
     from .client.control import Client, connect
+    from .client.described import DatasetInfo
+    from .client.parallel import DatasetStream
     from .protocol.limits import Limits
     from .server.handle import Server, serve
     from .transport.certificates import TlsOptions
@@ -17,6 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Client",
+    "DatasetInfo",
+    "DatasetStream",
     "Limits",
     "Server",
     "Stream",
@@ -31,6 +35,8 @@ __all__ = [
 
 _PLACES = {
     "Client": ".client.control",
+    "DatasetInfo": ".client.described",
+    "DatasetStream": ".client.parallel",
     "Limits": ".protocol.limits",
     "Server": ".server.handle",
     "Stream": ".client.blocking",

@@ -139,7 +139,8 @@ class Daemon:
             reflection=settings.reflection,
             insecure=settings.insecure,
         )
-        control = ControlPlane(self, self.rights.guard, self.rights.office, chosen)
+        guard, office = self.rights.guard, self.rights.office
+        control = ControlPlane(self, guard, office, chosen, self.reload)
         self.control_uri = str(await control.bind())
         return control
 
@@ -186,6 +187,17 @@ class Daemon:
         if sock is not None:
             return transport.listen(uri, limits, sock)
         return transport.listen(uri, limits)
+
+    def reload(self) -> None:
+        """Open the datasets of the settings anew, such as directories that have new shards.
+
+        Raises
+        ------
+        DatasetError
+            If one cannot be read; it, and those after it, stay as they were.
+        """
+        for name, source in self.settings.datasets.items():
+            self.catalog.replace(name, source)
 
     def drain(self) -> None:
         """Take no new streams; return from `run` when those that run have ended."""

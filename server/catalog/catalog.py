@@ -123,6 +123,21 @@ class Catalog:
             dataset.close()
             raise
 
+    def replace(self, name: str, source: Any) -> None:
+        """Let another source stand for a name, from the next reader on; or add it.
+
+        Raises
+        ------
+        DatasetError, UsageError
+            As for `add`; what stood there before still does.
+        """
+        dataset = open_dataset(source)
+        with self._lock:
+            before = self._datasets.get(name)
+            self._datasets = {**self._datasets, name: dataset}
+        if before is not None:
+            before.close()
+
     def remove(self, name: str) -> None:
         """Take a dataset out. Streams of it that run go on.
 

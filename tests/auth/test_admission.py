@@ -175,7 +175,7 @@ def test_workers_share_what_was_used_and_tls_works_for_them(
     tmp_path: Path, key_file: Path, office: TicketOffice
 ) -> None:
     pki = Pki(tmp_path)
-    with pa.ipc.new_file(tmp_path / "data.arrow", TABLE.schema) as writer:
+    with pa.ipc.new_file(str(tmp_path / "data.arrow"), TABLE.schema) as writer:
         writer.write_table(TABLE)
     ready = tmp_path / "ready.json"
     arguments = ["--listen", "tcp+tls://127.0.0.1:0", "--workers", "2", "--ready-file", str(ready)]

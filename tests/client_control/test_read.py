@@ -87,7 +87,13 @@ def test_wrong_arguments(client: Client) -> None:
         client.read("table", transport="ucx")
     with pytest.raises(errors.UsageError, match="zz"):
         client.read("table", filter=pc.field("zz") > 1)
-    for wrong in ({"filter": "n > 1"}, {"columns": "n"}, {"validate": "?"}, {"parallel": 0}):
+    refused: list[dict[str, Any]] = [
+        {"filter": "n > 1"},
+        {"columns": "n"},
+        {"validate": "?"},
+        {"parallel": 0},
+    ]
+    for wrong in refused:
         with pytest.raises(errors.UsageError):
             client.read("table", **wrong)
 
