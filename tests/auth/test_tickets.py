@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import multiprocessing
 import pickle
 import random
 import string
@@ -402,50 +401,6 @@ def test_the_memory_is_right(seed: int) -> None:
             model[nonce] = (until, used | halves)
     memory.close()
     memory.close()
-
-
-def open_in_worker(office: TicketOffice, tickets: list[bytes], results: Any) -> None:
-    good = 0
-    for ticket in tickets:
-        try:
-            office.open(ticket, "both")
-            good += 1
-        except DeniedError:
-            pass
-    results.put((good, office.seal(Request("data"), "worker")))
-    office.close()
-
-
-def test_workers_share_keys_and_memory() -> None:
-    """Each ticket is good once among all processes, and a worker's is good in the others."""
-    context = multiprocessing.get_context("spawn")
-    office = TicketOffice()
-    tickets = [office.seal(Request("data"), "x") for _ in range(300)]
-    results = context.Queue()
-    workers = [
-        context.Process(target=open_in_worker, args=(office, tickets, results)) for _ in range(2)
-    ]
-    for worker in workers:
-        worker.start()
-    good = 0
-    for ticket in tickets:
-        try:
-            office.open(ticket, "both")
-            good += 1
-        except DeniedError:
-            pass
-    for _ in workers:
-        count, ticket = results.get(timeout=60)
-        good += count
-        assert office.open(ticket, "both").principal == "worker"
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-        worker.close()
-    results.close()
-    results.join_thread()
-    assert good == len(tickets)
-    office.close()
 
 
 def test_an_office_pickles_for_workers_only(office: TicketOffice) -> None:
