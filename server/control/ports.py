@@ -37,6 +37,10 @@ class CatalogPort(Protocol):
         """Add a dataset; raise `ConfigError` if the name is taken."""
         ...
 
+    def replace(self, name: str, source: Any) -> None:
+        """Let another source stand for a name, from the next reader on."""
+        ...
+
     def remove(self, name: str) -> None:
         """Take a dataset out; streams of it that run go on."""
         ...

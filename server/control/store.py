@@ -151,10 +151,11 @@ class UploadStore:
             self._check_free(name)
             upload.path.replace(target)
             os.fsync(self._handle)
-            if self._sizes.pop(name, None) is not None:
-                self._catalog.remove(name)
             try:
-                self._catalog.add(name, target)
+                if name in self._sizes:
+                    self._catalog.replace(name, target)
+                else:
+                    self._catalog.add(name, target)
             except BaseException:
                 target.unlink(missing_ok=True)
                 raise
