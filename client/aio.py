@@ -172,6 +172,7 @@ def open(
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
     prefetch_bytes: int = 0,
+    require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     tls: TlsOptions | None = None,
 ) -> AsyncStream:
@@ -191,6 +192,7 @@ def open(
         connect_timeout=connect_timeout,
         stall_timeout=stall_timeout,
         prefetch_bytes=prefetch_bytes,
+        require_transport=require_transport,
         limits=limits,
         tls=tls,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa
 
@@ -15,11 +14,12 @@ from ..transport import blocking as driver
 from ..transport.certificates import TlsOptions
 from ..transport.registry import transport_for
 from .ahead import ThreadAhead
+from .batches import BatchStream
 from .decoder import checked_validation
 from .reader import Reader, ReadOptions, resolve
 
 
-class Stream:
+class Stream(BatchStream):
     """A dataset being read. Made by `open`; a context manager and an iterator of batches.
 
     The batches belong to the caller: they own the memory that they arrived in, and stay valid
@@ -55,8 +55,8 @@ class Stream:
 
     @property
     def transport(self) -> str:
-        """The scheme that the stream came by."""
-        return self._reader.uris[0].scheme
+        """The scheme that the stream came by; with the lanes, as ``ucx (cma/memory)``."""
+        return self._reader.transport
 
     @property
     def rows_received(self) -> int:
@@ -78,9 +78,6 @@ class Stream:
             self._reader.fail(error)
         else:
             self._reader.take(kind, frames)
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
 
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
@@ -111,18 +108,6 @@ class Stream:
             self._reader.check()
             raise StopIteration
         return batch
-
-    def read_all(self) -> pa.Table:
-        """Return what is left of the stream as one table."""
-        return pa.Table.from_batches(list(self), self.schema)
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """Return a ``pyarrow.RecordBatchReader`` over what is left of the stream."""
-        return pa.RecordBatchReader.from_batches(self.schema, self)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
-        """Export the stream through the Arrow C stream interface, batch by batch."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def cancel(self) -> None:
         """Stop a read that another thread waits in: it raises `ClosedError`."""
@@ -164,6 +149,7 @@ def open(
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
     prefetch_bytes: int = 0,
+    require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     tls: TlsOptions | None = None,
 ) -> Stream:
@@ -194,6 +180,9 @@ def open(
     prefetch_bytes : int
         How many bytes of batches a thread of the stream's may read ahead of the consumer; 0
         reads when asked, and leaves reading ahead to the kernel's buffers.
+    require_transport : str, optional
+        What the stream has to come by: a scheme, or a lane of UCX (``cma``, ``rc_mlx5/mlx5_0:1``).
+        A stream that comes by anything else is refused before it begins.
     limits : Limits
         Bounds on what is accepted from the server.
 
@@ -228,6 +217,7 @@ def open(
         connect_timeout=connect_timeout,
         stall_timeout=stall_timeout,
         prefetch_bytes=prefetch_bytes,
+        require_transport=require_transport,
         limits=limits,
         tls=tls,
     )

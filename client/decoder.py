@@ -10,12 +10,11 @@ the Arrow specification does not ask for where a column is all null; empty ones 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, Literal, cast, get_args
 
 import pyarrow as pa
 
-from ..errors import InvalidDataError, LimitError, ProtocolError, UsageError
+from ..errors import InvalidDataError, LimitError, ProtocolError, SplitArrowError, UsageError
 from ..formats.arrow.bounds import survey_custom_metadata
 from ..formats.arrow.dictionaries import dictionary_types, empty_dictionary
 from ..formats.arrow.message import (
@@ -26,27 +25,19 @@ from ..formats.arrow.message import (
     encapsulate,
     message_facts,
 )
+from ..formats.arrow.pieces import DECODING_ERRORS, Pieces
 from ..formats.arrow.schema import is_native_endian, read_schema
-from ..protocol.frames import ReceivedBody
+from ..protocol.frames import ReceivedBody, Run
 from ..protocol.limits import Limits
-from ..protocol.messages import Message
+from ..protocol.messages import Message, single_messages
 from ..protocol.tags import BodyType
+from .borrowing import Borrower, FramedBody
 
 Validation = Literal["full", "cheap", "off"]
 """How thoroughly decoded batches are checked."""
 
 _PACKED = BodyType.PACKED
 _read_record_batch = pa.ipc.read_record_batch
-_DECODING = (
-    pa.ArrowException,
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    MemoryError,
-    StopIteration,
-)
-"""What pyarrow raises for data that it cannot decode; the last where it finds no message."""
 
 
 def checked_validation(value: str) -> Validation:
@@ -60,52 +51,6 @@ def checked_validation(value: str) -> Validation:
     if value not in get_args(Validation):
         raise UsageError(f"validate={value!r}: it is one of {', '.join(get_args(Validation))}")
     return value  # pyright: ignore[reportReturnType]
-
-
-class _Pieces:
-    """A file for pyarrow to read from that hands out buffers as they are."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: deque[pa.Buffer] = deque()
-        self._position = 0
-
-    def add(self, metadata: bytes, body: pa.Buffer | None) -> None:
-        head = pa.py_buffer(encapsulate(metadata))
-        self._pieces.append(head)
-        if body is not None and body.size:
-            self._pieces.append(body)
-
-    def read_buffer(self, nbytes: int) -> pa.Buffer:
-        if not self._pieces:
-            return pa.py_buffer(b"")
-        piece = self._pieces[0]
-        if piece.size <= nbytes:
-            self._pieces.popleft()
-        else:
-            self._pieces[0] = piece.slice(nbytes)
-            piece = piece.slice(0, nbytes)
-        self._position += piece.size
-        return piece
-
-    def read(self, nbytes: int) -> pa.Buffer:
-        return self.read_buffer(nbytes)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        self._pieces.clear()
 
 
 class BatchDecoder:
@@ -124,6 +69,8 @@ class BatchDecoder:
         ``cheap`` only the sizes of buffers; ``off`` nothing, for peers that are trusted.
     stream : str, optional
         The stream's name, for errors.
+    borrower : Borrower, optional
+        Finds bodies that lie in the server's memory.
 
     Raises
     ------
@@ -144,8 +91,10 @@ class BatchDecoder:
         limits: Limits,
         validate: Validation = "full",
         stream: str | None = None,
+        borrower: Borrower | None = None,
     ) -> None:
         self._limits = limits
+        self._borrower = borrower
         self._validate = validate
         self._stream = stream
         self._known = self._head = b""
@@ -155,21 +104,23 @@ class BatchDecoder:
             self.schema: pa.Schema = read_schema(
                 metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
             )
+            # What a cheap check of such batches looks at is in the metadata alone.
+            self._fixed_width = all(pa.types.is_primitive(field.type) for field in self.schema)
             self._swapped = not is_native_endian(metadata)
             self._awaited = dictionary_types(metadata, self.schema)
             self._stand_ins_due = bool(self._awaited)
             self._held = 0
-            self._pieces: _Pieces | None = None
+            self._pieces: Pieces | None = None
             self._reader: pa.RecordBatchStreamReader | None = None
             if self._awaited or self._swapped:
-                self._pieces = _Pieces()
+                self._pieces = Pieces()
                 self._pieces.add(metadata, None)
                 self._reader = pa.ipc.open_stream(pa.PythonFile(cast(Any, self._pieces), mode="r"))
                 self.schema = self._reader.schema
         except ProtocolError as error:
             error.stream, error.sequence = stream, schema_message.sequence
             raise
-        except _DECODING as error:
+        except DECODING_ERRORS as error:
             raise InvalidDataError(
                 f"the schema is refused: {error}", stream=stream, sequence=schema_message.sequence
             ) from None
@@ -187,7 +138,10 @@ class BatchDecoder:
             If it would grow beyond the limits when decompressed.
         """
         sequence, metadata, body, body_type = message
-        if metadata is self._ready and body is not None and body_type is _PACKED:
+        if body_type is BodyType.OFFSETS and self._borrower is not None:
+            message = self._borrowed(message, self._borrower)
+            _, metadata, body, body_type = message
+        if type(body) is ReceivedBody and metadata is self._ready and body_type is _PACKED:
             # The metadata was checked and framed for a message before; this is the usual case.
             head = self._head
             begin = body.start - len(head)
@@ -198,9 +152,9 @@ class BatchDecoder:
                     if self._validate != "off":
                         batch.validate(full=self._validate == "full")
                     return batch
-                except _DECODING as error:
+                except DECODING_ERRORS as error:
                     raise self._refused(error, sequence) from None
-        if body is None or message.body_type is not BodyType.PACKED:
+        if body is None or body_type is not BodyType.PACKED:
             raise ProtocolError(
                 "a message without packed body among record batches",
                 stream=self._stream,
@@ -218,9 +172,48 @@ class BatchDecoder:
         except ProtocolError as error:
             error.stream, error.sequence = self._stream, message.sequence
             raise
-        except _DECODING as error:
+        except DECODING_ERRORS as error:
             raise self._refused(error, message.sequence) from None
         return batch
+
+    def _borrowed(self, message: Message, borrower: Borrower) -> Message:
+        try:
+            return borrower.packed(message)
+        except SplitArrowError as error:
+            error.stream, error.sequence = self._stream, message.sequence
+            raise
+
+    def decode_run(self, run: Run, batches: list[pa.RecordBatch]) -> None:
+        """Decode the messages of a run; append their record batches to `batches`.
+
+        Raises
+        ------
+        ProtocolError, InvalidDataError, LimitError
+            As `decode` does. The record batches in front of the error have been appended.
+        """
+        sequence, head, start = run.sequence, self._head, run.start
+        room = start - len(head)
+        if self._ready is None or run.metadata != self._ready or room < 0:
+            for message in single_messages((run,)):
+                batch = self.decode(message)
+                if batch is not None:
+                    batches.append(batch)
+            return
+        view, schema = run.view, self.schema
+        cut, size = run.buffer.slice, len(head) + run.nbytes
+        full = self._validate == "full"
+        validates = full or (self._validate == "cheap" and not self._fixed_width)
+        append = batches.append
+        try:
+            for begin in range(room, run.count * run.stride, run.stride):
+                view[begin : begin + len(head)] = head
+                batch = _read_record_batch(cut(begin, size), schema)
+                if validates:
+                    batch.validate(full=full)
+                append(batch)
+                sequence += 1
+        except DECODING_ERRORS as error:
+            raise self._refused(error, sequence) from None
 
     def _refused(self, error: BaseException, sequence: int) -> InvalidDataError:
         why = f"the data is refused: {error}"
@@ -256,12 +249,14 @@ class BatchDecoder:
             )
 
     def _decode_alone(self, metadata: bytes, body: ReceivedBody) -> pa.RecordBatch:
+        if isinstance(body, FramedBody):
+            return _read_record_batch(body.buffer, self.schema)
         head = encapsulate(metadata)
         if metadata is self._known:
             self._ready, self._head = metadata, head
         begin = body.start - len(head)
         if begin < 0:
-            pieces = _Pieces()
+            pieces = Pieces()
             pieces.add(metadata, body.payload())
             message = pa.ipc.read_message(pa.PythonFile(cast(Any, pieces), mode="r"))
             return _read_record_batch(message, self.schema)

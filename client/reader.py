@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ..errors import (
     ClosedError,
+    ConnectError,
     ConnectionLostError,
     InvalidRequestError,
     ProtocolError,
@@ -18,17 +19,20 @@ from ..errors import (
     UriError,
     UsageError,
 )
-from ..protocol.frames import Incoming, Tagged
+from ..protocol.frames import Incoming, Run, Tagged
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.messages import Message
 from ..protocol.reassembler import Reassembler
 from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.states import READER, Machine, ReaderEvent, ReaderState
+from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri, StreamKind
 from ..transport.base import Channel
 from ..transport.certificates import TlsOptions
 from ..transport.registry import transport_for
+from .borrowing import Borrower
 from .decoder import BatchDecoder, Validation, checked_validation
+from .returns import Returns, returns_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class ReadOptions:
     """How many bytes of decoded batches may be read ahead of the consumer."""
     limits: Limits = DEFAULT_LIMITS
     """Bounds on what is accepted from the server."""
+    require_transport: str | None = None
+    """What the stream has to come by: a scheme, or a lane of UCX such as ``rc_mlx5`` or ``cma``."""
     tls: TlsOptions | None = None
     """What to trust and to show where TLS is spoken; None: what ``SPLITARROW_TLS_…`` say."""
 
@@ -162,7 +168,12 @@ class Reader:
         self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
         self._reassembler = Reassembler(options.limits, stream=self.name)
         self._decoder: BatchDecoder | None = None
+        self._schema: pa.Schema | None = None
         self._error: SplitArrowError | None = None
+        self._lanes: dict[str, None] = {}
+        self._borrows = False
+        self._returns: Returns | None = None
+        self._borrower: Borrower | None = None
         self._counts = options.prefetch_bytes > 0
         self._sizes: deque[int] = deque()
         # Each is counted by one thread alone.
@@ -203,18 +214,47 @@ class Reader:
     @property
     def schema(self) -> pa.Schema | None:
         """The schema, once it has arrived."""
-        return None if self._decoder is None else self._decoder.schema
+        return self._schema
 
     @property
     def bytes_received(self) -> int:
-        """How many bytes have arrived over all connections."""
-        return sum(channel.bytes_received for channel in self.channels.values())
+        """How many bytes have arrived over all connections, or were lent there."""
+        lent = 0 if self._borrower is None else self._borrower.nbytes
+        return lent + sum(channel.bytes_received for channel in self.channels.values())
 
     def attach(self, channel: Channel, uri: DataUri) -> Tagged:
-        """Take over a connected channel; return the request to send on it."""
+        """Take over a connected channel; return the request to send on it.
+
+        Raises
+        ------
+        ConnectError
+            If the stream has to come by something else.
+        """
         self.channels[uri.stream] = channel
+        self._lanes |= dict.fromkeys(getattr(channel, "lanes", ()))
+        required = self.options.require_transport
+        if required is not None and not self._comes_by(required):
+            raise ConnectError(
+                f"{uri.address} is reached by {self.transport}, and {required} is required; "
+                "splitarrow doctor tells what there is here"
+            )
+        capabilities = channel.capabilities
+        if uri.stream.body and BodyType.OFFSETS in capabilities.body_types:
+            self._borrows = True
+            if not capabilities.fetches:
+                self._returns = returns_for(channel, uri.free_data)
         ticket = uri.ticket or b""
         return Tagged(uri.require_want_data(), len(ticket), (ticket,))
+
+    @property
+    def transport(self) -> str:
+        """The scheme that the stream comes by, with the lanes where there are such."""
+        scheme = self.uris[0].scheme
+        return f"{scheme} ({', '.join(self._lanes)})" if self._lanes else scheme
+
+    def _comes_by(self, required: str) -> bool:
+        names = {self.uris[0].scheme, *self._lanes}
+        return required in names | {lane.partition("/")[0] for lane in self._lanes}
 
     def requested(self) -> None:
         """Note that all requests are sent."""
@@ -233,7 +273,7 @@ class Reader:
         Batches that were complete before an error are there; the error comes after them,
         from `check`.
         """
-        messages: list[Message] = []
+        messages: list[Message | Run] = []
         try:
             self._reassembler.feed(frames, messages, kind)
         except ProtocolError as error:
@@ -246,9 +286,12 @@ class Reader:
         elif self._error is None and self._reassembler.finished:
             self._machine.on(ReaderEvent.PROVEN_END)
 
-    def _decode(self, messages: list[Message]) -> None:
+    def _decode(self, messages: list[Message | Run]) -> None:
         try:
             for message in messages:
+                if isinstance(message, Run):
+                    self._decode_run(message)
+                    continue
                 if self._decoder is None:
                     self._decoder = self._open(message)
                     continue
@@ -263,12 +306,29 @@ class Reader:
         except SplitArrowError as error:
             self.fail(error)
 
+    def _decode_run(self, run: Run) -> None:
+        assert self._decoder is not None  # a run follows a message like it
+        decoded: list[pa.RecordBatch] = []
+        try:
+            self._decoder.decode_run(run, decoded)
+        finally:
+            if self._counts:
+                self._sizes.extend([run.nbytes] * len(decoded))
+                self._decoded_bytes += run.nbytes * len(decoded)
+            self.batches.extend(decoded)
+            if decoded:
+                self.rows += decoded[0].num_rows * len(decoded)  # their metadata is the same
+
     def _open(self, message: Message) -> BatchDecoder:
         validate = self.options.validate
         if validate is None:
             local = all(channel.is_local for channel in self.channels.values())
             validate = "cheap" if local else "full"
-        decoder = BatchDecoder(message, self.options.limits, validate, self.name)
+        limits = self.options.limits
+        if self._borrows:
+            self._borrower = Borrower(self._returns, limits)
+        decoder = BatchDecoder(message, limits, validate, self.name, self._borrower)
+        self._schema = decoder.schema
         self._machine.on(ReaderEvent.SCHEMA)
         return decoder
 
@@ -283,8 +343,18 @@ class Reader:
                 error.state = self.state.value
             self._error = error
             self._machine.on(ReaderEvent.ERROR)
-        for channel in self.channels.values():
+        for kind in self.channels:
+            self._end(kind, abort=True)
+
+    def _end(self, kind: StreamKind, *, abort: bool) -> None:
+        """Let go of a connection."""
+        channel = self.channels[kind]
+        if kind.body and self._returns is not None:
+            self._returns.end(abort=abort)
+        elif abort:
             channel.abort()
+        else:
+            channel.close()
 
     def check(self) -> bool:
         """Tell whether more may come; raise what the stream failed with.
@@ -304,12 +374,13 @@ class Reader:
 
     def close(self) -> None:
         """Close the connections. What was decoded stays valid; nothing more can be read."""
+        if self.state is ReaderState.CLOSED:
+            return
         ended = self.state is ReaderState.ENDED
-        if self.state is not ReaderState.CLOSED:
-            self._machine.on(ReaderEvent.CLOSE)
+        self._machine.on(ReaderEvent.CLOSE)
         self.batches.clear()
-        for channel in self.channels.values():
-            if ended:
-                channel.close()
-            else:
-                channel.abort()
+        self._decoder = None  # it may hold dictionaries, and a lease on them
+        for kind in self.channels:
+            if ended and kind.body and self._returns is not None and self._returns.linger():
+                continue  # it is closed when the last batch is gone
+            self._end(kind, abort=not ended)

@@ -11,6 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+SHARED_BYTES = 128 << 10
+"""The size of an allocation that small bodies share, in bytes."""
+SMALL_BYTES = 16 << 10
+"""The largest body that shares one, in bytes, with its room in front."""
+
 
 class Part(Protocol):
     """A piece of an outgoing body: anything that knows its size.
@@ -92,32 +97,88 @@ class ReceivedBody:
         return bytes(self.view[self.start :])
 
 
+class Region(Protocol):
+    """Memory of another process that a transport has mapped; it can only be read."""
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+        ...
+
+    def check(self) -> None:
+        """Check that it still is what was mapped; raise `DatasetError` if not."""
+        ...
+
+    def framed(self, head: bytes, offset: int, nbytes: int, owner: object) -> pa.Buffer | None:
+        """Return a stretch together with `head`, which lies right in front of it.
+
+        None if that is not so, and cannot be made so. The other parameters are as those of
+        `buffer`.
+        """
+        ...
+
+    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
+        """Return a stretch, without copying it.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+            The stretch, in bytes; it lies within the region.
+        owner : object
+            What lives as long as the buffer and all that is made of it.
+        """
+        ...
+
+
+class PlacedBody(ReceivedBody):
+    """A body of type 1: where the buffers of a message lie in a region."""
+
+    __slots__ = ("region",)
+
+    def __init__(self, body: ReceivedBody, region: Region) -> None:
+        self.buffer = body.buffer
+        self.view = body.view
+        self.start = body.start
+        self.nbytes = body.nbytes
+        self.region = region
+        """What the offsets count from."""
+
+
+class Handover(NamedTuple):
+    """A part that gives the peer a descriptor of what it may map, along with its bytes."""
+
+    payload: bytes
+    """The bytes that go with it."""
+    descriptors: tuple[Any, ...]
+    """What has the descriptors: they stay open until this object is gone."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the payload in bytes."""
+        return len(self.payload)
+
+
 class BodyArena:
     """Makes small bodies: many share an allocation, each with its own room in front.
 
     A small body costs a slice and not an allocation. One that is kept keeps its neighbours'
-    memory too, up to `NBYTES`.
+    memory too, up to `SHARED_BYTES`.
     """
-
-    NBYTES = 128 << 10
-    """The size of an allocation in bytes."""
-    LARGEST = 16 << 10
-    """The largest body that is made here, in bytes, with its room."""
 
     __slots__ = ("_at", "_buffer", "_view")
 
     def __init__(self) -> None:
-        self._at = self.NBYTES
+        self._at = SHARED_BYTES
         self._buffer: pa.Buffer | None = None
         self._view = memoryview(b"")
 
     def body(self, nbytes: int, headroom: int) -> ReceivedBody:
-        """Return a body with at least `headroom` bytes in front; both are within `LARGEST`."""
+        """Return a body with at least `headroom` bytes in front; both are within `SMALL_BYTES`."""
         start = (headroom + 63) & ~63
         begin = self._at
         end = begin + start + nbytes
-        if end > self.NBYTES or self._buffer is None:
-            self._buffer = pa.allocate_buffer(self.NBYTES)
+        if end > SHARED_BYTES or self._buffer is None:
+            self._buffer = pa.allocate_buffer(SHARED_BYTES)
             self._view = memoryview(self._buffer).cast("B")
             begin, end = 0, start + nbytes
         self._at = (end + 63) & ~63
@@ -138,9 +199,56 @@ class TaggedReceived(NamedTuple):
     """The payload."""
 
 
+class Run:
+    """Small messages alike that came back to back: metadata, body, metadata, body, and so on.
+
+    Their metadata is the same but for the sequence numbers, which count up by one; so are the
+    sizes of their bodies. A thousand of them cost little more than one, where each is not a
+    frame of its own. The bodies lie in one allocation, each with room in front.
+    """
+
+    __slots__ = ("buffer", "count", "metadata", "nbytes", "sequence", "start", "stride", "view")
+
+    def __init__(
+        self, sequence: int, metadata: bytes, nbytes: int, headroom: int, count: int
+    ) -> None:
+        self.sequence = sequence
+        """The sequence number of the first."""
+        self.metadata = metadata
+        """What follows the type and the sequence number in the metadata message of each."""
+        self.nbytes = nbytes
+        """The size of each body in bytes."""
+        self.count = count
+        """How many messages there are."""
+        self.start = (headroom + 63) & ~63
+        """Where the first body begins in `buffer`, in bytes; also the room in front of each."""
+        self.stride = self.stride_of(nbytes, headroom)
+        """How far the beginnings of two bodies are apart, in bytes."""
+        self.buffer: pa.Buffer = pa.allocate_buffer(self.stride * count)
+        """The memory of all bodies."""
+        self.view = memoryview(self.buffer).cast("B")
+        """A writable view of it."""
+
+    @staticmethod
+    def stride_of(nbytes: int, headroom: int) -> int:
+        """Return what a body takes up, with the room in front of it."""
+        return ((headroom + 63) & ~63) + ((nbytes + 63) & ~63)
+
+    def body(self, index: int) -> ReceivedBody:
+        """Return one of the bodies; the memory is shared."""
+        begin = index * self.stride
+        end = begin + self.start + self.nbytes
+        body = ReceivedBody.__new__(ReceivedBody)
+        body.buffer = self.buffer.slice(begin, end - begin)
+        body.view = self.view[begin:end]
+        body.start = self.start
+        body.nbytes = self.nbytes
+        return body
+
+
 make_untagged = partial(tuple.__new__, Untagged)
 make_received = partial(tuple.__new__, TaggedReceived)
 """Make the two from a tuple of their fields, at a third of the cost: one each for a message."""
 
 Outgoing = Untagged | Tagged
-Incoming = Untagged | TaggedReceived
+Incoming = Untagged | TaggedReceived | Run

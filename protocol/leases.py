@@ -15,8 +15,8 @@ from .bodies import Span
 
 @dataclass(slots=True)
 class _Lease:
-    count: int
-    nbytes: int
+    lengths: list[int]
+    since: float
 
 
 class LeaseLedger:
@@ -31,30 +31,50 @@ class LeaseLedger:
     def __init__(self, *, bad_frees: int = 1000) -> None:
         self._leases: dict[int, _Lease] = {}
         self._tolerated = bad_frees
+        self._held = 0
+        self._held_bytes = 0
         self.bad_frees = 0
         """How many frees named a place that the connection does not hold."""
 
     @property
     def held(self) -> int:
         """How many leases are held, each counted as often as it was delivered."""
-        return sum(lease.count for lease in self._leases.values())
+        return self._held
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are held; a place delivered twice counts once."""
-        return sum(lease.nbytes for lease in self._leases.values())
+        """How many bytes are held; a place counts as often as it was delivered."""
+        return self._held_bytes
 
-    def grant(self, spans: Iterable[Span]) -> None:
-        """Enter places that are about to be delivered. Empty buffers are no leases."""
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest of the places that are held was first granted; None if none is."""
+        while True:
+            try:
+                return next((lease.since for lease in self._leases.values()), None)
+            except RuntimeError:  # another thread asks while one is granted or freed
+                continue
+
+    def grant(self, spans: Iterable[Span], now: float = 0.0) -> None:
+        """Enter places that are about to be delivered. Empty buffers are no leases.
+
+        Parameters
+        ----------
+        spans : iterable of (offset, length)
+            The places.
+        now : float
+            The time, by any clock that only goes forward.
+        """
         for offset, length in spans:
             if not length:
                 continue
+            self._held += 1
             lease = self._leases.get(offset)
+            self._held_bytes += length
             if lease is None:
-                self._leases[offset] = _Lease(1, length)
+                self._leases[offset] = _Lease([length], now)
             else:
-                lease.count += 1
-                lease.nbytes = max(lease.nbytes, length)
+                lease.lengths.append(length)
 
     def free(self, offsets: Iterable[int]) -> list[int]:
         """Take back places; return those that nobody on this connection holds any more.
@@ -70,12 +90,18 @@ class LeaseLedger:
             lease = self._leases.get(offset)
             if lease is None:
                 self.bad_frees += 1
-            elif lease.count > 1:
-                lease.count -= 1
+                continue
+            self._held -= 1
+            if len(lease.lengths) > 1:
+                self._held_bytes -= lease.lengths.pop(0)
             else:
                 released[offset] = self._leases.pop(offset)
+                self._held_bytes -= lease.lengths[0]
         if self.bad_frees > self._tolerated:
-            self._leases.update(released)
+            for offset, lease in released.items():
+                self._leases[offset] = lease
+                self._held += 1
+                self._held_bytes += lease.lengths[0]
             raise LimitError(f"{self.bad_frees} frees of memory that was not leased")
         return list(released)
 
@@ -83,6 +109,7 @@ class LeaseLedger:
         """Take back everything: the peer is gone."""
         released = list(self._leases)
         self._leases.clear()
+        self._held = self._held_bytes = 0
         return released
 
 
@@ -96,9 +123,9 @@ class LeaseReturns:
     def __init__(self) -> None:
         self._offsets: list[int] = []
 
-    def give_back(self, offset: int) -> None:
-        """Note that one delivery of `offset` is no longer needed."""
-        self._offsets.append(offset)
+    def give_back(self, offsets: Iterable[int]) -> None:
+        """Note that one delivery of each of `offsets` is no longer needed."""
+        self._offsets.extend(offsets)
 
     def take(self, limit: int) -> list[int]:
         """Return, and forget, at most `limit` noted offsets, the oldest first."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError, remote_error
-from .frames import ReceivedBody
+from .frames import Incoming, ReceivedBody, Run, TaggedReceived, Untagged
 from .tags import BodyType
 
 PREFIX = struct.Struct("<BI")
@@ -48,6 +49,30 @@ class Message(NamedTuple):
     """The body; None for a message that has none."""
     body_type: BodyType
     """What the body holds."""
+
+
+def single_messages(received: Iterable[Message | Run]) -> Iterator[Message]:
+    """Yield messages; those of a run, one by one."""
+    for item in received:
+        if isinstance(item, Run):
+            for index in range(item.count):
+                sequence = item.sequence + index
+                yield Message(sequence, item.metadata, item.body(index), BodyType.PACKED)
+        else:
+            yield item
+
+
+def single_frames(received: Iterable[Incoming]) -> Iterator[Untagged | TaggedReceived]:
+    """Yield frames; those of a run, one by one."""
+    for item in received:
+        if isinstance(item, Run):
+            for index in range(item.count):
+                sequence = item.sequence + index
+                metadata = metadata_message(MetadataType.MESSAGE, sequence, item.metadata)
+                yield Untagged(metadata)
+                yield TaggedReceived(sequence, item.body(index))
+        else:
+            yield item
 
 
 def metadata_message(metadata_type: int, sequence: int, payload: bytes | memoryview = b"") -> bytes:

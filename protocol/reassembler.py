@@ -13,15 +13,24 @@ from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError
 from ..formats.arrow.message import HeaderType, MessageFacts, message_facts
-from .frames import Incoming, ReceivedBody, Untagged
+from .frames import Incoming, ReceivedBody, Run, Untagged
 from .limits import DEFAULT_LIMITS, Limits
-from .messages import PREFIX, Message, MetadataType, parse_failure, parse_metadata_prefix
+from .messages import (
+    PREFIX,
+    Message,
+    MetadataType,
+    parse_failure,
+    parse_metadata_prefix,
+    single_frames,
+)
 from .sequence import LAST, distance, following
-from .tags import BodyType, parse_body_tag
+from .tags import BodyType, body_tag, parse_body_tag
 from .uri import StreamKind
 
 _MESSAGE = int(MetadataType.MESSAGE)
 _PACKED = BodyType.PACKED
+_OFFSETS = BodyType.OFFSETS
+_OFFSETS_TAG = body_tag(0, _OFFSETS)
 _make_message = partial(tuple.__new__, Message)
 
 
@@ -107,16 +116,16 @@ class Reassembler:
     def feed(
         self,
         frames: Iterable[Incoming],
-        ready: list[Message],
+        ready: list[Message | Run],
         origin: StreamKind = StreamKind.BOTH,
     ) -> None:
         """Take frames in; append the messages that are complete, in order, to `ready`.
 
         Parameters
         ----------
-        frames : iterable of Untagged or TaggedReceived
+        frames : iterable of Untagged, TaggedReceived or Run
             What arrived.
-        ready : list of Message
+        ready : list of Message or Run
             Where complete messages go. If an error is raised, those before it are there.
         origin : StreamKind
             Which of the streams the connection carries.
@@ -146,19 +155,28 @@ class Reassembler:
                             continue
                 self._park()
                 self._take_metadata(payload, ready, origin)
+            elif isinstance(frame, Run):
+                if in_order and head is None and takes_bodies and self._follows(frame):
+                    ready.append(frame)
+                    self._next = (self._next + frame.count) & LAST
+                    self._delivered += frame.count
+                else:
+                    self.feed(single_frames((frame,)), ready, origin)
             else:
                 tag, body = frame
-                if (
-                    head is not None
-                    and tag == self._next
-                    and body.nbytes == head.facts.body_length
-                    and takes_bodies
-                ):
-                    ready.append(_make_message((tag, head.metadata, body, _PACKED)))
-                    self._next = (tag + 1) & LAST
-                    self._delivered += 1
-                    self._head = None
-                    continue
+                if head is not None and takes_bodies:
+                    due = self._next
+                    body_type = None
+                    if tag == due and body.nbytes == head.facts.body_length:
+                        body_type = _PACKED
+                    elif tag == due | _OFFSETS_TAG:
+                        body_type = _OFFSETS
+                    if body_type is not None:
+                        ready.append(_make_message((due, head.metadata, body, body_type)))
+                        self._next = (due + 1) & LAST
+                        self._delivered += 1
+                        self._head = None
+                        continue
                 self._park()
                 self._take_body(tag, body, ready, origin)
             in_order = self._in_order and origin is not StreamKind.BODY
@@ -172,6 +190,17 @@ class Reassembler:
             or self._end is not None
             or self.failure
             or self._delivered == 0
+        )
+
+    def _follows(self, run: Run) -> bool:
+        """Tell whether a run is what comes next, and like the message before it."""
+        known = self._known
+        return (
+            known is not None
+            and run.sequence == self._next
+            and run.nbytes == known.facts.body_length
+            and known.facts.header_type.has_body
+            and run.metadata == known.metadata
         )
 
     def _park(self) -> None:
@@ -209,7 +238,9 @@ class Reassembler:
             self._known = half
         return half
 
-    def _take_metadata(self, payload: bytes, ready: list[Message], origin: StreamKind) -> None:
+    def _take_metadata(
+        self, payload: bytes, ready: list[Message | Run], origin: StreamKind
+    ) -> None:
         try:
             kind, sequence = parse_metadata_prefix(payload)
         except ProtocolError as error:
@@ -258,7 +289,7 @@ class Reassembler:
         self._end = count
 
     def _take_body(
-        self, tag: int, body: ReceivedBody, ready: list[Message], origin: StreamKind
+        self, tag: int, body: ReceivedBody, ready: list[Message | Run], origin: StreamKind
     ) -> None:
         try:
             sequence, body_type = parse_body_tag(tag)
@@ -320,7 +351,7 @@ class Reassembler:
             sequence=sequence,
         )
 
-    def _deliver(self, ready: list[Message]) -> None:
+    def _deliver(self, ready: list[Message | Run]) -> None:
         while (half := self._metadata.get(self._next)) is not None:
             sequence = self._next
             entry = self._bodies.get(sequence)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ProtocolError
+from .bodies import Span, pack_spans
 from .frames import Outgoing, Tagged, Untagged
 from .messages import PREFIX, MetadataType, failure_payload, metadata_message
 from .sequence import LAST
@@ -73,6 +74,26 @@ class Splitter:
             sequence = (sequence + 1) & LAST
         self._next = sequence
         return frames
+
+    def split_placed(self, message: SourceMessage, spans: Sequence[Span]) -> list[Outgoing]:
+        """Return the frames of the next message, whose body lies in a region: type 1.
+
+        Parameters
+        ----------
+        message : SourceMessage
+            Its body is not looked at.
+        spans : sequence of (offset, length)
+            Where each of its buffers lies.
+
+        Raises
+        ------
+        ProtocolError
+            If the stream has ended.
+        """
+        payload = pack_spans(spans)
+        return self.split(
+            [message._replace(body=(payload,), body_length=len(payload))], BodyType.OFFSETS
+        )
 
     def end(self) -> list[Outgoing]:
         """Return the end of the stream: a message that counts those before it."""

@@ -1,6 +1,6 @@
 """URIs of data streams ("URI Specification").
 
-``scheme://authority-or-path?want_data=U64&free_data=U64&remote_handle=BASE64&stream=…&ticket=…``
+``scheme://authority-or-path?want_data=U64&free_data=U64&remote_handle=BASE64&stream=…&body=…&ticket=…``
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
 from ..errors import UriError
 
+_KNOWN = ("want_data", "free_data", "remote_handle", "stream", "body", "ticket")
 _SECRET = ("ticket", "remote_handle")
 _U64 = 1 << 64
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -63,10 +64,15 @@ class DataUri:
     """Which of the streams this address carries."""
     ticket: bytes | None = None
     """What to ask for: the body of the request."""
+    body: str | None = None
+    """How bodies are to come over ``ucx``: ``packed`` (type 0) or ``remote`` (type 1). None leaves
+    it to the two sides."""
     extra: tuple[tuple[str, str], ...] = field(default=())
     """Parameters that this version does not know, kept as they came."""
 
     def __post_init__(self) -> None:
+        if self.body not in (None, "packed", "remote"):
+            raise UriError(f"body={self.body!r}: it is 'packed' or 'remote', or left out")
         for name in ("want_data", "free_data"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < _U64:
@@ -115,7 +121,7 @@ class DataUri:
         extra: list[tuple[str, str]] = []
         for pair in parts.query.split("&") if parts.query else ():
             key, _, value = pair.partition("=")
-            if key not in ("want_data", "free_data", "remote_handle", "stream", "ticket"):
+            if key not in _KNOWN:
                 extra.extend(parse_qsl(pair, keep_blank_values=True))
             elif key in values:
                 raise UriError(f"{key} is given twice")
@@ -131,6 +137,7 @@ class DataUri:
             remote_handle=_parse_base64(values.get("remote_handle")),
             stream=_parse_stream(values.get("stream")),
             ticket=unquote_to_bytes(values["ticket"]) if "ticket" in values else None,
+            body=values.get("body"),
             extra=tuple(extra),
         )
 
@@ -152,6 +159,17 @@ class DataUri:
     def replace(self, **changes: Any) -> DataUri:
         """Return the same URI with some fields changed."""
         return replace(self, **changes)
+
+    @property
+    def remote_tag(self) -> int | None:
+        """The tag of requests for bodies that the reader fetches itself; None if there is none.
+
+        Over ``ucx`` it is ``want_data`` exclusive-or ``remote_handle``, whose 8 bytes are a number
+        with the least first: a handle that belongs to another ``want_data`` asks for nothing.
+        """
+        if self.scheme != "ucx" or self.remote_handle is None or self.want_data is None:
+            return None
+        return self.want_data ^ int.from_bytes(self.remote_handle, "little")
 
     @property
     def address(self) -> str:
@@ -179,6 +197,8 @@ class DataUri:
             query.append(("remote_handle", handle))
         if self.stream is not StreamKind.BOTH:
             query.append(("stream", self.stream.value))
+        if self.body is not None:
+            query.append(("body", self.body))
         query.extend((quote(key, safe=""), quote(value, safe="")) for key, value in self.extra)
         if self.ticket is not None:
             query.append(("ticket", quote(self.ticket, safe="")))

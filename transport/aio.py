@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 
 from ..protocol.frames import Incoming, Outgoing
 from .base import Channel
-from .blocking import stalled
+from .blocking import Silence, stalled
 
 
 async def _wait(
-    ready: Callable[[int], Awaitable[None]],
-    descriptor: int,
-    channel: Channel,
-    stall_timeout: float | None,
-) -> None:
-    wake_at = channel.wake_at
-    if stall_timeout is None and wake_at is None:
+    ready: Callable[[int], Awaitable[None]], descriptor: int, seconds: float | None
+) -> bool:
+    """Wait for a descriptor; return False when the time is over."""
+    if seconds is None:
         await ready(descriptor)
-        return
-    if wake_at is not None:
-        pause = max(0.0, wake_at - time.monotonic())
-        with anyio.move_on_after(pause):
-            await ready(descriptor)
-        return
-    with anyio.move_on_after(stall_timeout) as scope:
+        return True
+    with anyio.move_on_after(max(0.0, seconds)) as scope:
         await ready(descriptor)
-    if scope.cancelled_caught:
-        raise stalled(channel, stall_timeout)
+    return not scope.cancelled_caught
 
 
 async def drain(channel: Channel, stall_timeout: float | None = None) -> None:
     """Wait until the transport has taken all that is queued; errors as for `send`."""
     ready = anyio.wait_readable if channel.send_waits_readable else anyio.wait_writable
     while not channel.send_some():
-        await _wait(ready, channel.send_fileno(), channel, stall_timeout)
+        if not await _wait(ready, channel.send_fileno(), stall_timeout):
+            raise stalled(channel, stall_timeout)
 
 
 async def send(
@@ -66,6 +57,9 @@ async def receive(channel: Channel, stall_timeout: float | None = None) -> list[
     ConnectionLostError, NotAPeerError, ProtocolError
         As the channel's `receive_some` does.
     """
+    silence = Silence(channel, stall_timeout)
     while not (frames := channel.receive_some()):
-        await _wait(anyio.wait_readable, channel.fileno(), channel, stall_timeout)
+        pause = silence.pause()
+        if not await _wait(anyio.wait_readable, channel.fileno(), pause):
+            silence.check()
     return frames

@@ -26,6 +26,8 @@ class Capabilities:
     """Whether regions of files leave without passing through this process."""
     body_types: frozenset[int] = frozenset({0})
     """The body types that it can carry."""
+    fetches: bool = False
+    """Whether a reader's channel fetches bodies that lie elsewhere, and frees them itself."""
 
 
 class Channel(Protocol):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import ConnectionLostError
-from ..protocol.frames import Incoming, Outgoing, ReceivedBody, TaggedReceived, Untagged
+from ..protocol.frames import Incoming, Outgoing, PlacedBody, ReceivedBody, TaggedReceived, Untagged
 from ..protocol.limits import Limits
+from ..protocol.messages import single_frames
 from ..protocol.uri import DataUri
 from . import registry
 from .base import Capabilities, Channel, Listener, Transport
@@ -57,6 +58,7 @@ class FaultyChannel:
             ordered=not faults.reorder,
             regions=channel.capabilities.regions,
             body_types=channel.capabilities.body_types,
+            fetches=channel.capabilities.fetches,
         )
 
     @property
@@ -108,7 +110,7 @@ class FaultyChannel:
     def receive_some(self) -> list[Incoming]:
         """Return what has arrived, after the faults."""
         faults, draw = self._faults, self._random
-        arrived: list[Incoming] = []
+        arrived: list[Untagged | TaggedReceived] = []
         if self.wake_at is not None:
             if time.monotonic() < self.wake_at:
                 return []
@@ -118,7 +120,7 @@ class FaultyChannel:
             return []
         if self._lost is None:
             try:
-                arrived = self._channel.receive_some()
+                arrived = list(single_frames(self._channel.receive_some()))
             except ConnectionLostError as error:
                 self._lost = error
             for frame in arrived:
@@ -170,14 +172,17 @@ class FaultyChannel:
         self._channel.abort()
 
 
-def _flipped(frame: Incoming, draw: random.Random) -> Incoming:
+def _flipped(frame: Untagged | TaggedReceived, draw: random.Random) -> Untagged | TaggedReceived:
     data = bytearray(frame.payload if isinstance(frame, Untagged) else bytes(frame.body))
     if not data:
         return frame
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     if isinstance(frame, Untagged):
         return Untagged(bytes(data))
-    return TaggedReceived(frame.tag, ReceivedBody.copy_of(bytes(data), frame.body.start))
+    body = ReceivedBody.copy_of(bytes(data), frame.body.start)
+    if isinstance(frame.body, PlacedBody):
+        body = PlacedBody(body, frame.body.region)
+    return TaggedReceived(frame.tag, body)
 
 
 class FaultyTransport:

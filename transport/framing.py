@@ -15,21 +15,29 @@ from typing import Any
 
 from ..errors import LimitError, ProtocolError
 from ..protocol.frames import (
+    SHARED_BYTES,
+    SMALL_BYTES,
     BodyArena,
     Incoming,
     Outgoing,
     ReceivedBody,
+    Run,
     TaggedReceived,
     Untagged,
     make_received,
     make_untagged,
 )
 from ..protocol.limits import Limits
+from ..protocol.messages import PREFIX, MetadataType
 
 PREFACE = b"SPLTARW\x01"
 HEADER = struct.Struct("<QQQ")
 UNTAGGED, TAGGED = 0, 1
 """The first word of a header: the kind, and the seven bytes after it, which are 0."""
+_TAG_AT = 16
+_JOINED_BYTES = 1 << 10
+"""Up to this size a body that is one piece of bytes goes with the headers: offsets, mostly."""
+_SHORTEST_RUN = 2
 
 DIRECT_BYTES = 32 << 10
 """From this size on the rest of a body is received straight into its own memory."""
@@ -81,6 +89,11 @@ class FrameDecoder:
     def at_boundary(self) -> bool:
         """Whether no part of an unfinished frame is held."""
         return self._body is None and self._long is None and self._begin == self._end
+
+    @property
+    def lacking(self) -> int:
+        """How many bytes the body that is being received still lacks; 0 if there is none."""
+        return 0 if self._body is None else self._body.nbytes - self._filled
 
     @property
     def preface_received(self) -> bool:
@@ -154,6 +167,7 @@ class FrameDecoder:
         limits = self._limits
         unpack = HEADER.unpack_from
         frames = self._frames
+        payload = b""  # of the untagged frame just before
         while end - begin >= HEADER.size:
             kind, length, tag = unpack(staging, begin)
             have = end - begin - HEADER.size
@@ -169,9 +183,9 @@ class FrameDecoder:
                         begin -= HEADER.size
                         self._between -= HEADER.size + length
                         break
-                    payload = bytearray(length)
-                    payload[:have] = staging[begin:end]
-                    self._long = (payload, have)
+                    long = bytearray(length)
+                    long[:have] = staging[begin:end]
+                    self._long = (long, have)
                     begin = end
                     break
                 payload = bytes(staging[begin : begin + length])
@@ -183,13 +197,17 @@ class FrameDecoder:
                     check_sizes(limits, tagged=length, tag=tag)
                 begin += HEADER.size
                 headroom = self._headroom
-                if have >= length and length + headroom <= BodyArena.LARGEST:
+                if have >= length and length + headroom <= SMALL_BYTES:
                     body = self._arena.body(length, headroom)
                     body.view[body.start :] = staging[begin : begin + length]
                     begin += length
                     self._between = 0
                     frames.append(make_received((tag, body)))
+                    if payload:
+                        begin = self._parse_run(begin, end, payload, length, tag)
+                        payload = b""
                     continue
+                payload = b""
                 if headroom > _MOST_HEADROOM and headroom > length:
                     headroom = 0
                 try:
@@ -216,6 +234,52 @@ class FrameDecoder:
             begin, end = 0, len(rest)
             staging[:end] = rest
         self._begin, self._end = begin, end
+
+    def _parse_run(self, begin: int, end: int, payload: bytes, length: int, tag: int) -> int:
+        """Take the messages that are like the one just parsed; return where they end.
+
+        Parameters
+        ----------
+        begin, end : int
+            What there is in the staging area.
+        payload : bytes
+            The metadata message just parsed.
+        length, tag : int
+            The size and the tag of the body behind it.
+        """
+        staging = self._staging
+        size = len(payload)
+        period = HEADER.size + size + HEADER.size + length
+        stride = Run.stride_of(length, self._headroom)
+        most = min((end - begin) // period, SHARED_BYTES // stride)
+        at = begin + HEADER.size + PREFIX.size
+        metadata = payload[PREFIX.size :]
+        if (
+            most < _SHORTEST_RUN
+            or not metadata
+            or PREFIX.unpack_from(payload) != (MetadataType.MESSAGE, tag)
+            or bytes(staging[at : at + len(metadata)]) != metadata
+        ):
+            return begin
+        before = HEADER.pack(UNTAGGED, size, 0) + payload[:1]
+        between = metadata + HEADER.pack(TAGGED, length, 0)[:_TAG_AT]
+        due = tag + 1
+        for head, sequence, middle, number in struct.iter_unpack(
+            f"<{len(before)}sI{len(between)}sQ{length}x", staging[begin : begin + most * period]
+        ):
+            if number != due or sequence != due or middle != between or head != before:
+                break
+            due += 1
+        count = due - tag - 1
+        if count < _SHORTEST_RUN:
+            return begin
+        run = Run(tag + 1, metadata, length, self._headroom, count)
+        view, to = run.view, run.start
+        for body in range(begin + period - length, begin + count * period, period):
+            view[to : to + length] = staging[body : body + length]
+            to += stride
+        self._frames.append(run)
+        return begin + count * period
 
     def _parse_preface(self, begin: int, end: int) -> int:
         got = bytes(self._staging[begin : min(end, begin + len(PREFACE))])
@@ -252,7 +316,8 @@ def check_sizes(
 def encode(frames: Iterable[Outgoing]) -> list[Any]:
     """Return the parts that make up frames on the wire, in order.
 
-    Headers and metadata are joined; the parts of bodies are passed on as they are.
+    Headers, metadata and short bodies of offsets are joined; the parts of other bodies are passed
+    on as they are.
     """
     pack = HEADER.pack
     parts: list[Any] = []
@@ -264,7 +329,9 @@ def encode(frames: Iterable[Outgoing]) -> list[Any]:
         else:
             tag, nbytes, body = frame
             head.append(pack(TAGGED, nbytes, tag))
-            if nbytes:
+            if nbytes <= _JOINED_BYTES and len(body) == 1 and type(body[0]) is bytes:
+                head.append(body[0])
+            elif nbytes:
                 parts.append(b"".join(head))
                 head.clear()
                 parts.extend(body)

@@ -15,7 +15,15 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from ..errors import ConfigError, ConnectError, ConnectionLostError, UriError
-from ..protocol.frames import Incoming, Outgoing, ReceivedBody, Tagged, TaggedReceived, Untagged
+from ..protocol.frames import (
+    Incoming,
+    Outgoing,
+    ReceivedBody,
+    Run,
+    Tagged,
+    TaggedReceived,
+    Untagged,
+)
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri
 from .base import Capabilities
@@ -171,6 +179,7 @@ class InprocChannel:
                 nbytes = len(frame.payload)
                 check_sizes(self._limits, untagged=nbytes)
             else:
+                assert not isinstance(frame, Run)  # none is put
                 nbytes = frame.body.nbytes
                 check_sizes(self._limits, tagged=nbytes, tag=frame.tag)
             self.bytes_received += nbytes

@@ -53,11 +53,31 @@ class RegionFile:
             raise DatasetError(f"cannot read {self.path}: {error.strerror}") from None
         return data
 
+    def check(self) -> None:
+        """Check that the file is what it was when it was opened.
+
+        Raises
+        ------
+        DatasetError
+            If it was written to, or cannot be looked at.
+        """
+        try:
+            status = os.fstat(self._file.fileno())
+        except (OSError, ValueError):
+            raise DatasetError(f"{self.path} was closed while it was read") from None
+        now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if now != self.version:
+            raise DatasetError(f"{self.path} changed while it was read")
+
     def shrunk(self, position: int) -> DatasetError:
         """Return the error for a file that ends before `position`, where it had bytes before."""
         return DatasetError(
             f"{self.path} ends at byte {position}; it had {self.size} bytes when it was opened"
         )
+
+    def corrupt(self, position: int, why: str) -> DatasetError:
+        """Return the error for a file that holds something wrong at `position`."""
+        return DatasetError(f"{self.path} is corrupt at byte {position}: {why}")
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the kernel to read ahead."""

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 _MODULES: dict[str, str] = {
     "inproc": ".inproc",
+    "shm": ".shm",
     "tcp": ".tcp",
     "tcp+tls": ".tls",
+    "ucx": ".ucx",
 }
-_EXTRAS: dict[str, str] = {}
+_EXTRAS: dict[str, str] = {"ucx": "ucx"}
 """The extra that brings what a scheme's module needs, where it needs one."""
 _replaced: dict[str, Transport] = {}
 

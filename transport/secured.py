@@ -145,6 +145,9 @@ class TlsChannel(SocketChannel):
         with self._lock:
             return super().receive_some()
 
+    def _await_rest(self) -> None:
+        """Be woken for whatever comes: how much ciphertext is still due nobody can tell."""
+
     def _receive_into(self, targets: list[memoryview]) -> int:
         self.wake_at = None
         if not self._established:

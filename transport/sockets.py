@@ -6,11 +6,12 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import ConnectionLostError, NotAPeerError, ProtocolError
+from ..errors import ConnectionLostError, NotAPeerError, ProtocolError, SplitArrowError
 from ..protocol.frames import Incoming, Outgoing
 from ..protocol.limits import Limits
 from .base import Capabilities
@@ -23,6 +24,9 @@ _SENDFILE_FROM = 16 << 10
 TURN_BYTES = 8 << 20
 """How much one call sends at most, so that one fast reader does not hold up the others."""
 RECEIVE_MOST = 1 << 20
+_LOW_WATER_LEAST = 64 << 10
+_LOW_WATER_MOST = 256 << 10
+_LOOK_SECONDS = 0.05
 _RESET = struct.pack("ii", 1, 0)
 _TLS_ALERT = b"\x15\x03"
 
@@ -48,7 +52,6 @@ class SocketChannel:
 
     capabilities = Capabilities(regions=True)
     send_waits_readable = False
-    wake_at: float | None = None
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class SocketChannel:
         self._decoder = FrameDecoder(limits, staging=staging)
         self._parts: deque[Any] = deque()
         self._closed = False
-        self._refused: ProtocolError | None = None
+        self._low_water = 1
+        self.wake_at: float | None = None
+        self._refused: SplitArrowError | None = None
         self.peer = peer
         self.is_local = is_local
         self.bytes_sent = 0
@@ -114,10 +119,13 @@ class SocketChannel:
             while parts:
                 if self.bytes_sent >= turn:
                     return False
-                if type(parts[0]) is FileRegion:
-                    self._send_region(parts[0])
-                else:
+                part = parts[0]
+                if type(part) is memoryview:
                     self._send_views()
+                elif type(part) is FileRegion:
+                    self._send_region(part)
+                else:
+                    self._send_other(part)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -135,13 +143,16 @@ class SocketChannel:
         if not region.nbytes:
             self._parts.popleft()
 
+    def _send_other(self, part: Any) -> None:
+        raise NotImplementedError  # nothing else is queued here
+
     def _send_views(self) -> None:
         parts = self._parts
         views: list[memoryview] = []
         total = 0
         flags = socket.MSG_NOSIGNAL
         for part in parts:
-            if type(part) is FileRegion:
+            if type(part) is not memoryview:
                 flags |= socket.MSG_MORE
                 break
             if len(views) == _MOST_PARTS or total >= _MOST_BYTES:
@@ -171,6 +182,7 @@ class SocketChannel:
             try:
                 count = self._receive_into(decoder.targets())
             except BlockingIOError:
+                self._await_rest()
                 return decoder.take()
             except OSError as error:
                 return self._frames_before(self._lost(error))
@@ -185,8 +197,27 @@ class SocketChannel:
             except ProtocolError as error:
                 self._refused = error
                 return self._frames_before(error)
-            if received >= RECEIVE_MOST and decoder.has_frames:
+            if self._is_enough(received) and decoder.has_frames:
                 return decoder.take()
+
+    def _is_enough(self, received: int) -> bool:
+        """Tell whether what was received in one go should be looked at before more is."""
+        return received >= RECEIVE_MOST
+
+    def _await_rest(self) -> None:
+        """Be woken for the rest of a large body, or a good part of it, and not for each segment.
+
+        What comes slowly is looked at now and then, so that it does not seem to have stalled.
+        """
+        least = min(self._decoder.lacking, _LOW_WATER_MOST)
+        if least < _LOW_WATER_LEAST:
+            least = 1
+            self.wake_at = None
+        else:
+            self.wake_at = time.monotonic() + _LOOK_SECONDS
+        if least != self._low_water:
+            self._low_water = least
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def _receive_into(self, targets: list[memoryview]) -> int:
         """Receive what is there; return its size, which is 0 at the end of the stream."""

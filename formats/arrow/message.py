@@ -254,6 +254,40 @@ def batch_table(metadata: bytes | memoryview) -> int:
     raise IndexError
 
 
+def buffers_position(metadata: bytes | memoryview) -> int:
+    """Return where the (offset, length) pairs of the buffers of a batch begin in its metadata.
+
+    Raises
+    ------
+    ProtocolError
+        If the message is malformed or lists no buffers.
+    """
+    try:
+        position = _field(metadata, batch_table(metadata), _BATCH_BUFFERS)
+        if position:
+            return _indirect(metadata, position) + 4
+    except _MISALIGNED:
+        pass
+    raise ProtocolError("the metadata is not an Arrow IPC batch with buffers")
+
+
+def body_length_position(metadata: bytes | memoryview) -> int:
+    """Return where the length of the body stands in a message's metadata.
+
+    Raises
+    ------
+    ProtocolError
+        If it does not stand there.
+    """
+    try:
+        position = _field(metadata, _root(metadata), _MESSAGE_BODY_LENGTH)
+        if position:
+            return position
+    except _MISALIGNED:
+        pass
+    raise ProtocolError("the metadata does not tell the length of its body")
+
+
 def decoded_bytes(facts: BatchFacts, body: memoryview) -> int:
     """Return how large a compressed body says that it is after decompression.
 

@@ -26,6 +26,8 @@ LISTEN = {
     "tcp": "tcp://127.0.0.1:0",
     "tcp+tls": "tcp+tls://127.0.0.1:0",
     "inproc": "inproc://",
+    "shm": "shm://",
+    "ucx": "ucx://127.0.0.1:0",
 }
 """Where to listen for each scheme. A new transport is added here, and passes all that follows."""
 

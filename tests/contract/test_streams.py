@@ -39,7 +39,7 @@ def pair(server: splitarrow.Server, scheme: str) -> list[str]:
 def test_arrives_equal(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
     with splitarrow.open(server.uri("data", scheme)) as stream:
         assert stream.schema.equals(table.schema, check_metadata=True)
-        assert stream.transport == scheme
+        assert stream.transport.partition(" ")[0] == scheme
         batches = list(stream)
         assert [batch.num_rows for batch in batches] == [c.num_rows for c in table.to_batches()]
         assert pa.Table.from_batches(batches).equals(table)
@@ -172,7 +172,9 @@ def test_other_tag_is_refused(server: splitarrow.Server, scheme: str) -> None:
 
 
 def test_nobody_listens(scheme: str) -> None:
-    nowhere = "inproc://nobody" if scheme == "inproc" else f"{scheme}://127.0.0.1:1"
+    nowhere = {"inproc": "inproc://nobody", "shm": "shm:///nowhere/data.sock"}.get(
+        scheme, f"{scheme}://127.0.0.1:1"
+    )
     with pytest.raises(ConnectError, match=re.escape(nowhere)):
         splitarrow.open(f"{nowhere}?want_data=0x10000000001&ticket=data", connect_timeout=5)
 

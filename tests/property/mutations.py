@@ -43,7 +43,7 @@ from splitarrow.formats.arrow.message import (
 )
 from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.protocol.bodies import pack_offsets, pack_spans, parse_offsets, parse_spans
-from splitarrow.protocol.frames import Outgoing, Tagged, Untagged
+from splitarrow.protocol.frames import Outgoing, Run, Tagged, Untagged
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import (
     Message,
@@ -148,7 +148,7 @@ def _batches() -> list[list[pa.RecordBatch]]:
         made.append([batch, batch.slice(1, 2), batch])
     texts = [["a"], ["a", "b"], ["a", "b", "c", None]]
     made.append([pa.record_batch([pa.array(t).dictionary_encode()], names=["d"]) for t in texts])
-    made.append([pa.record_batch([["x" * 50, None] * 40], names=["long"])] * 2)
+    made.append([pa.record_batch([pa.array(["x" * 50, None] * 40)], names=["long"])] * 2)
     return made
 
 
@@ -193,9 +193,13 @@ def receive(data: bytes, most: int) -> tuple[bool, list[pa.RecordBatch]]:
     view = memoryview(data)
     for position in range(0, len(data), most):
         push(frames, bytes(view[position : position + most]))
-        ready: list[Message] = []
+        ready: list[Message | Run] = []
         reassembler.feed(frames.take(), ready)
         for message in ready:
+            if isinstance(message, Run):
+                assert decoder is not None
+                decoder.decode_run(message, batches)
+                continue
             if decoder is None:
                 decoder = BatchDecoder(message, DEFAULT_LIMITS, "full", "s")
                 continue

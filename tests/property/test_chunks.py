@@ -16,7 +16,7 @@ from splitarrow.protocol.messages import Message
 from splitarrow.protocol.reassembler import Reassembler
 from splitarrow.transport.framing import DIRECT_BYTES, HEADER, PREFACE, FrameDecoder
 
-from ..protocol.streams import frames_of, on_the_wire, small_stream
+from ..protocol.streams import frames_of, on_the_wire, small_stream, take_in
 from ..protocol.test_framing import plain, push
 
 STAGING = st.sampled_from([32, 300, 5000, 256 << 10])
@@ -108,7 +108,7 @@ def test_a_stream_is_proven_by_its_last_byte_and_not_before() -> None:
         assert not reassembler.finished
         assert reassembler.missing() != "nothing"
         push(decoder, data[position : position + 1])
-        reassembler.feed(decoder.take(), ready)
+        take_in(reassembler, decoder.take(), ready)
     assert reassembler.finished
     assert decoder.at_boundary
     assert len(ready) == len(messages)

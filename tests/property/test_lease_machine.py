@@ -65,7 +65,7 @@ class Leases(RuleBasedStateMachine):
         self.held[offset] -= 1
         self.noted.append(offset)
         self.under_way[offset] += 1
-        self.returns.give_back(offset)
+        self.returns.give_back((offset,))
 
     @precondition(lambda self: self.connected)
     @rule(limit=st.integers(1, 4))
@@ -113,7 +113,7 @@ class Leases(RuleBasedStateMachine):
         outstanding = self.held + +self.under_way
         assert self.ledger.held == outstanding.total()
         assert self.pinned == set(+outstanding)
-        assert self.ledger.held_bytes == 8 * len(self.pinned)
+        assert self.ledger.held_bytes == 8 * outstanding.total()
         assert self.ledger.bad_frees == self.bad
         assert len(self.returns) == len(self.noted)
 

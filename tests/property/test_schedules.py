@@ -20,7 +20,7 @@ from splitarrow.protocol.tags import BodyType
 from splitarrow.protocol.uri import StreamKind
 
 from ..protocol.crafting import RECORD_BATCH, empty_message, schema_of_ints
-from ..protocol.streams import arrived, body_message, decoded, small_stream, whole_way
+from ..protocol.streams import arrived, body_message, decoded, small_stream, take_in, whole_way
 
 SCHEMA_METADATA = schema_of_ints(["n"])
 FIRST = st.sampled_from([0, 1, 1 << 31, LAST - 3, LAST])
@@ -90,7 +90,7 @@ def feed(
         while position < len(arrivals) and arrivals[position][0] is kind and len(group) < count:
             group.append(arrivals[position][1])
             position += 1
-        reassembler.feed(group, ready, kind)
+        take_in(reassembler, group, ready, kind)
     return ready
 
 
@@ -148,7 +148,7 @@ def test_any_permutation_of_a_short_stream(order: list[int], first: int) -> None
     reassembler, ready = Reassembler(first_sequence=first), list[Message]()
     for place in order:
         assert not reassembler.finished
-        reassembler.feed([frames[place]], ready)
+        take_in(reassembler, [frames[place]], ready)
     assert reassembler.finished
     assert plain(ready) == expected(messages, first)
 
@@ -161,7 +161,7 @@ def test_ten_messages_across_the_roll_over_decode_to_the_same_batches() -> None:
     reassembler = Reassembler(first_sequence=first)
     frames = frames_with_end(messages, first)
     assert frames[-1] == Untagged(metadata_message(MetadataType.END_OF_STREAM, 7))
-    reassembler.feed(frames, ready)
+    take_in(reassembler, frames, ready)
     assert reassembler.finished
     assert [message.sequence for message in ready[:5]] == [LAST - 2, LAST - 1, LAST, 0, 1]
     assert decoded(ready) == whole_way(messages)
@@ -243,7 +243,7 @@ def refusal_of(
     reassembler: Reassembler, frame: Incoming, ready: list[Message], origin: StreamKind
 ) -> ProtocolError | None:
     try:
-        reassembler.feed([frame], ready, origin)
+        take_in(reassembler, [frame], ready, origin)
     except ProtocolError as error:
         return error
     return None
@@ -269,7 +269,7 @@ def test_any_frames_are_a_stream_or_refused_and_memory_is_bounded(
     reassembler, ready = Reassembler(limits, stream="s", first_sequence=first), list[Message]()
     if with_schema:
         opening = metadata_message(MetadataType.MESSAGE, first, SCHEMA_METADATA)
-        reassembler.feed([Untagged(opening)], ready)
+        take_in(reassembler, [Untagged(opening)], ready)
     for frame in frames:
         refusal = refusal_of(reassembler, frame, ready, origin)
         if refusal is not None:
@@ -295,7 +295,7 @@ def test_what_waits_stays_within_the_limits_however_late_the_rest_comes(
     rest = [frame for frame in frames[3:-1] if bodies or isinstance(frame, Untagged)]
     rng.shuffle(rest)
     reassembler = Reassembler(limits)
-    reassembler.feed(frames[:1], [])
+    take_in(reassembler, frames[:1], [])
     for frame in rest:
         refusal = refusal_of(reassembler, frame, [], StreamKind.BOTH)
         if refusal is not None:

@@ -9,12 +9,20 @@ import pyarrow as pa
 
 from splitarrow.client.decoder import BatchDecoder, Validation
 from splitarrow.formats.arrow.message import message_facts, parse_prefix
-from splitarrow.protocol.frames import Incoming, Outgoing, ReceivedBody, TaggedReceived, Untagged
+from splitarrow.protocol.frames import (
+    Incoming,
+    Outgoing,
+    ReceivedBody,
+    Run,
+    TaggedReceived,
+    Untagged,
+)
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
-from splitarrow.protocol.messages import Message
+from splitarrow.protocol.messages import Message, single_messages
 from splitarrow.protocol.reassembler import Reassembler
 from splitarrow.protocol.splitter import SourceMessage, Splitter
 from splitarrow.protocol.tags import BodyType
+from splitarrow.protocol.uri import StreamKind
 from splitarrow.transport.framing import PREFACE, encode
 
 
@@ -72,10 +80,24 @@ def on_the_wire(frames: Iterable[Outgoing]) -> bytes:
     return PREFACE + b"".join(bytes(part) for part in encode(frames))
 
 
+def take_in(
+    reassembler: Reassembler,
+    frames: Iterable[Incoming],
+    ready: list[Message],
+    origin: StreamKind = StreamKind.BOTH,
+) -> None:
+    """Hand frames to a reassembler; the messages of runs come out one by one."""
+    received: list[Message | Run] = []
+    try:
+        reassembler.feed(frames, received, origin)
+    finally:
+        ready.extend(single_messages(received))
+
+
 def reassembled(frames: Iterable[Incoming], limits: Limits = DEFAULT_LIMITS) -> list[Message]:
     """Put a whole stream together; fail unless its end is proven."""
     reassembler, ready = Reassembler(limits), list[Message]()
-    reassembler.feed(frames, ready)
+    take_in(reassembler, frames, ready)
     assert reassembler.finished, reassembler.missing()
     return ready
 

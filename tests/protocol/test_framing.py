@@ -10,6 +10,7 @@ import pytest
 from splitarrow.errors import LimitError, ProtocolError
 from splitarrow.protocol.frames import Incoming, Tagged, TaggedReceived, Untagged
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.protocol.messages import single_frames
 from splitarrow.transport.framing import (
     DIRECT_BYTES,
     HEADER,
@@ -37,7 +38,7 @@ def push(decoder: FrameDecoder, data: bytes, most: int = 1 << 62) -> None:
 def plain(frames: list[Incoming]) -> list[tuple[int | None, bytes]]:
     return [
         (None, frame.payload) if isinstance(frame, Untagged) else (frame.tag, bytes(frame.body))
-        for frame in frames
+        for frame in single_frames(frames)
     ]
 
 

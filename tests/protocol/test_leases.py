@@ -14,7 +14,7 @@ def test_a_place_delivered_k_times_is_freed_with_the_kth() -> None:
     ledger = LeaseLedger()
     for _ in range(3):
         ledger.grant([(64, 10)])
-    assert (ledger.held, ledger.held_bytes) == (3, 10)
+    assert (ledger.held, ledger.held_bytes) == (3, 30)
     assert ledger.free([64]) == []
     assert ledger.free([64]) == []
     assert ledger.free([64]) == [64]
@@ -83,7 +83,7 @@ def test_a_place_may_be_leased_anew() -> None:
 def test_returns_are_taken_in_order_and_once() -> None:
     returns = LeaseReturns()
     for offset in (3, 1, 2, 1):
-        returns.give_back(offset)
+        returns.give_back((offset,))
     assert len(returns) == 4
     assert returns.take(3) == [3, 1, 2]
     assert returns.take(3) == [1]
@@ -97,7 +97,7 @@ def test_nothing_given_back_on_other_threads_is_lost() -> None:
 
     def give(start: int) -> None:
         for offset in range(start, start + each):
-            returns.give_back(offset)
+            returns.give_back((offset,))
 
     threads = [threading.Thread(target=give, args=(k * each,)) for k in range(givers)]
     for thread in threads:

@@ -30,7 +30,7 @@ from .crafting import (
     plain_batch,
     schema_of_ints,
 )
-from .streams import arrived, frames_of, small_stream
+from .streams import arrived, frames_of, small_stream, take_in
 
 SCHEMA_METADATA = schema_of_ints(["n"])
 BATCH_METADATA = plain_batch(2, [(0, 0), (0, 8)], 8)
@@ -65,16 +65,16 @@ def run(
     *frames: Incoming, limits: Limits = DEFAULT_LIMITS, first: int = 0
 ) -> tuple[Reassembler, list[Message]]:
     reassembler, ready = Reassembler(limits, stream="s", first_sequence=first), list[Message]()
-    reassembler.feed(frames, ready)
+    take_in(reassembler, frames, ready)
     return reassembler, ready
 
 
 def refused(*frames: Incoming, limits: Limits = DEFAULT_LIMITS) -> ProtocolError:
     """Return the error that the last frame raises; those before it must pass."""
     reassembler = Reassembler(limits, stream="s")
-    reassembler.feed(frames[:-1], [])
+    take_in(reassembler, frames[:-1], [])
     with pytest.raises(ProtocolError) as caught:
-        reassembler.feed(frames[-1:], [])
+        take_in(reassembler, frames[-1:], [])
     assert caught.value.stream == "s"
     return caught.value
 
@@ -167,7 +167,7 @@ def test_duplicates_are_counted_and_ignored() -> None:
 def test_good_messages_before_an_error_come_out() -> None:
     reassembler, ready = Reassembler(), list[Message]()
     with pytest.raises(ProtocolError):
-        reassembler.feed([schema(), metadata(1), body(1), metadata(2), end(1)], ready)
+        take_in(reassembler, [schema(), metadata(1), body(1), metadata(2), end(1)], ready)
     assert [message.sequence for message in ready] == [0, 1]
 
 
@@ -250,7 +250,7 @@ def test_a_body_of_0_bytes_is_waited_for() -> None:
     empty = plain_batch(0, [(0, 0), (0, 0)], 0)
     reassembler, ready = run(schema(), metadata(1, empty), end(2))
     assert not reassembler.finished
-    reassembler.feed([body(1, b"")], ready)
+    take_in(reassembler, [body(1, b"")], ready)
     assert reassembler.finished
     assert len(ready) == 2
 
@@ -267,7 +267,7 @@ def test_a_body_of_0_bytes_is_waited_for() -> None:
 def test_a_body_for_the_schema_is_refused(frames: tuple[Incoming, ...]) -> None:
     reassembler = Reassembler()
     with pytest.raises(ProtocolError, match="SCHEMA message, which has none"):
-        reassembler.feed(frames, [])
+        take_in(reassembler, frames, [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -320,19 +320,19 @@ def test_the_connections_of_a_pair_keep_to_their_streams() -> None:
         (body(1), StreamKind.METADATA),
     ]:
         reassembler = Reassembler(stream="s")
-        reassembler.feed([schema(), metadata(1)][: 1 if frame == metadata(1) else 2], [])
+        take_in(reassembler, [schema(), metadata(1)][: 1 if frame == metadata(1) else 2], [])
         with pytest.raises(ProtocolError, match="on the connection for"):
-            reassembler.feed([frame], [], origin)
+            take_in(reassembler, [frame], [], origin)
 
 
 def test_a_pair_of_connections_makes_one_stream() -> None:
     reassembler, ready = Reassembler(), list[Message]()
-    reassembler.feed([schema(), metadata(1), metadata(2)], ready, StreamKind.METADATA)
+    take_in(reassembler, [schema(), metadata(1), metadata(2)], ready, StreamKind.METADATA)
     assert reassembler.needs_body
-    reassembler.feed([body(1)], ready, StreamKind.BODY)
+    take_in(reassembler, [body(1)], ready, StreamKind.BODY)
     assert [message.sequence for message in ready] == [0, 1]
-    reassembler.feed([body(2)], ready, StreamKind.BODY)
-    reassembler.feed([end(3)], ready, StreamKind.METADATA)
+    take_in(reassembler, [body(2)], ready, StreamKind.BODY)
+    take_in(reassembler, [end(3)], ready, StreamKind.METADATA)
     assert reassembler.finished
     assert [message.sequence for message in ready] == [0, 1, 2]
 
@@ -386,10 +386,10 @@ def test_no_more_messages_wait_than_the_limit() -> None:
     assert reassembler.pending_bytes == 3 * len(BATCH_METADATA) + len(BODY)
     for frame in (metadata(5), body(5), body(900)):
         with pytest.raises(LimitError, match="message 1 is missing") as caught:
-            reassembler.feed([frame], [])
+            take_in(reassembler, [frame], [])
         assert caught.value.stream == "s"
     ready: list[Message] = []
-    reassembler.feed([metadata(1), body(1), body(3), body(4), metadata(5), body(5)], ready)
+    take_in(reassembler, [metadata(1), body(1), body(3), body(4), metadata(5), body(5)], ready)
     assert [message.sequence for message in ready] == [1, 2, 3, 4, 5]
     assert reassembler.pending_bytes == 0
 
@@ -427,7 +427,7 @@ def test_each_message_of_a_real_stream_comes_out_as_soon_as_it_can() -> None:
     frames = arrived(frames_of(small_stream(), Splitter()))
     counts: list[int] = []
     for frame in frames:
-        reassembler.feed([frame], ready)
+        take_in(reassembler, [frame], ready)
         counts.append(len(ready))
     assert counts == [1, 1, 2, 2, 3, 3, 4, 4]
     assert reassembler.finished
