@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import grpc
@@ -51,6 +51,35 @@ def parse_control(uri: str | DataUri) -> DataUri:
     if parsed.path not in ("", "/") or parsed.want_data is not None or parsed.extra:
         raise UriError(f"{parsed.address} takes a host and a port, and no more")
     return parsed.replace(port=parsed.port or DEFAULT_PORT, path="")
+
+
+def control_uris(uri: str | DataUri | Sequence[str | DataUri]) -> list[DataUri]:
+    """Return the addresses of one or several control planes, none twice.
+
+    Raises
+    ------
+    UriError
+        If there is none, or one is malformed.
+
+    Examples
+    --------
+    >>> [each.address for each in control_uris("grpc://a,b:9000")]
+    ['grpc://a:8815', 'grpc://b:9000']
+    """
+    found: list[DataUri] = []
+    for given in [uri] if isinstance(uri, (str, DataUri)) else uri:
+        if isinstance(given, DataUri):
+            found.append(parse_control(given))
+            continue
+        scheme = given.partition("://")[0]
+        for text in given.split(","):
+            each = text.strip()
+            if not each:
+                raise UriError(f"{given!r}: an address is missing between two commas")
+            found.append(parse_control(each if "://" in each else f"{scheme}://{each}"))
+    if not found:
+        raise UriError("no address of a control plane")
+    return list(dict.fromkeys(found))
 
 
 class Caller:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -11,23 +9,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import InvalidRequestError, UsageError
+from ..errors import UsageError
 from ..proto import Flight_pb2 as flight
 from ..protocol.limits import DEFAULT_LIMITS, Limits
-from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.uri import DataUri
 from ..transport.certificates import TlsOptions
-from .calls import Caller, parse_control
+from .calls import Caller, control_uris, parse_control
 from .decoder import checked_validation
-from .described import DatasetInfo, Endpoint, Stored, parse_info, parse_schema
+from .described import (
+    DatasetInfo,
+    parse_info,
+    parse_schema,
+)
 from .parallel import DatasetStream
 from .reaching import AUTO, Way
 from .reader import ReadOptions
-from .resuming import ResumingPart
-from .upload import Progress, batches_of, put
+from .reading import Reading, checked_name, chosen_parts, names, pinned, substrait
+from .resuming import Origin, ResumingPart
+from .writing import Uploads
 
 
-class Client:
+class Client(Uploads):
     """A connection to a control plane: a context manager. Made by `connect`.
 
     Safe to use from several threads.
@@ -78,12 +80,12 @@ class Client:
         NotFoundError
             If there is none of that name.
         """
-        return self._ask({"dataset": _checked_name(name)})
+        return self._ask({"dataset": checked_name(name)})
 
     def schema(self, name: str) -> pa.Schema:
         """Return the schema of a dataset."""
         descriptor = flight.FlightDescriptor(
-            type=flight.FlightDescriptor.PATH, path=[_checked_name(name)]
+            type=flight.FlightDescriptor.PATH, path=[checked_name(name)]
         )
         answer = self._caller.unary("GetSchema", descriptor.SerializeToString(), subject=name)
         return parse_schema(flight.SchemaResult.FromString(answer).schema, name)
@@ -103,10 +105,13 @@ class Client:
         location_timeout: float = 2.0,
         stall_timeout: float | None = 30.0,
         prefetch_bytes: int = 0,
+        require_transport: str | None = None,
         window_bytes: int = 256 << 20,
         parallel: int = 4,
         resume_attempts: int = 8,
         limits: Limits = DEFAULT_LIMITS,
+        shards: Iterable[int] | None = None,
+        version: str | None = None,
     ) -> DatasetStream:
         """Open a dataset for reading.
 
@@ -136,6 +141,9 @@ class Client:
             The longest silence of the server while something is awaited, in seconds.
         prefetch_bytes : int
             How many bytes to read ahead of the consumer where there is one endpoint.
+        require_transport : str, optional
+            What the data has to come by: a scheme, ``flight``, or a lane of UCX such as ``cma``.
+            Locations that are reached by anything else are passed over.
         window_bytes : int
             How many bytes of batches may wait for the consumer where there are several.
         parallel : int
@@ -144,6 +152,11 @@ class Client:
             How often in a row to try again after a broken connection; 0: never.
         limits : Limits
             Bounds on what is accepted from the server.
+        shards : iterable of int, optional
+            Which parts to read, by their ordinals, or by their places among the endpoints where
+            there are none; all by default. They come in the order of the dataset.
+        version : str, optional
+            The version to read, as `info` tells it; by default the one that is there.
 
         Returns
         -------
@@ -164,65 +177,58 @@ class Client:
             connect_timeout=connect_timeout,
             stall_timeout=stall_timeout,
             prefetch_bytes=prefetch_bytes,
+            require_transport=require_transport,
             limits=limits,
         )
         if location_timeout <= 0 or window_bytes < 1 or parallel < 1 or resume_attempts < 0:
             raise UsageError("location_timeout, window_bytes, parallel or resume_attempts too low")
         asked: dict[str, Any] = {
-            "dataset": _checked_name(name),
-            "columns": None if columns is None else _names(columns),
-            "filter": None if filter is None else self._substrait(name, filter),
-            "limit": limit,
+            "dataset": checked_name(name),
+            "columns": None if columns is None else names(columns),
+            "filter": None if filter is None else substrait(name, self.schema(name), filter),
             "batch_rows": batch_rows,
             "compression": compression,
+            "version": version,
         }
         asked = {key: value for key, value in asked.items() if value is not None}
-        info = self._ask(asked)
-        way = Way(self._caller, options, transport, location_timeout, self._tls)
-        several = len(info.endpoints) > 1
-        parts = [
-            ResumingPart(
-                way,
-                _pinned(endpoint, info.version) if several else endpoint,
-                name,
-                info.version,
-                index if several else None,
-                limit,
-                lambda more: self._ask({**asked, **more}),
-                resume_attempts,
-            )
-            for index, endpoint in enumerate(info.endpoints)
-        ]
+        how = Reading(options, transport, location_timeout, resume_attempts)
+        wanted = None if shards is None else frozenset(shards)
+        schema, parts = self._parts(asked, limit, wanted, how)
+        several = len(parts) > 1
         window = window_bytes if several else prefetch_bytes
-        return DatasetStream(name, info.schema, parts, parallel, window, prefetch=window > 0)
+        most = limit if several or wanted is not None else None
+        return DatasetStream(name, schema, parts, parallel, window, prefetch=window > 0, limit=most)
 
-    def put(
-        self,
-        name: str,
-        data: Any,
-        *,
-        schema: pa.Schema | None = None,
-        progress: Progress | None = None,
-    ) -> Stored:
-        """Upload a dataset. It appears at the server once it is complete, or not at all.
-
-        Parameters
-        ----------
-        name : str
-            What it shall be called.
-        data : Table, RecordBatch, RecordBatchReader, object with an Arrow C stream, or batches
-            What it is made of. Batches are sent as they come: they need not fit into memory.
-        schema : pyarrow.Schema, optional
-            The schema; needed where there are no batches to tell it.
-        progress : callable, optional
-            Is told how many rows and bytes have been handed over, from another thread.
-        """
-        found, batches = batches_of(data, schema)
-        return put(self._caller, _checked_name(name), found, batches, progress)
-
-    def drop(self, name: str) -> None:
-        """Remove a dataset that was uploaded."""
-        self.act("drop", _checked_name(name).encode(), subject=name)
+    def _parts(
+        self, asked: dict[str, Any], limit: int | None, shards: frozenset[int] | None, how: Reading
+    ) -> tuple[pa.Schema, list[ResumingPart]]:
+        """Return the schema of what is asked for, and its parts."""
+        name: str = asked["dataset"]
+        if limit is not None and shards is None:
+            asked = {**asked, "limit": limit}
+        info = self._ask(asked)
+        way = self.way(how)
+        several = len(info.endpoints) > 1
+        chosen = chosen_parts(info, shards)
+        return info.schema, [
+            ResumingPart(
+                [
+                    Origin(
+                        way,
+                        pinned(info.endpoints[index], info.version)
+                        if several
+                        else info.endpoints[index],
+                        info.version,
+                        index if several else None,
+                        lambda more: self._ask({**asked, **more}),
+                    )
+                ],
+                name,
+                limit if shards is None else None,
+                how.resume_attempts,
+            )
+            for index in chosen
+        ]
 
     def status(self) -> dict[str, Any]:
         """Return what the server counts, and the streams of the caller that run."""
@@ -233,6 +239,14 @@ class Client:
         message = flight.Action(type=action, body=body).SerializeToString()
         answers = list(self._caller.several("DoAction", message, subject=subject))
         return flight.Result.FromString(answers[0]).body if answers else b""
+
+    def asked(self, asked: dict[str, Any]) -> DatasetInfo:
+        """Return what the server tells of a request, given by its fields."""
+        return self._ask(asked)
+
+    def way(self, how: Reading) -> Way:
+        """Return how the endpoints of this server are reached."""
+        return how.way(self._caller, self._tls)
 
     def close(self) -> None:
         """Close the connection. Streams by other transports go on. Idempotent."""
@@ -259,30 +273,22 @@ class Client:
         message = descriptor.SerializeToString()
         return parse_info(self._caller.unary("GetFlightInfo", message, subject=name), name)
 
-    def _substrait(self, name: str, expression: Any) -> str:
-        if not hasattr(expression, "to_substrait"):
-            raise UsageError("filter is no expression of pyarrow.compute")
-        try:
-            plan = expression.to_substrait(self.schema(name))
-        except (pa.ArrowException, ValueError, KeyError, NotImplementedError) as error:
-            raise UsageError(f"the filter does not suit {name!r}: {error}") from None
-        return base64.urlsafe_b64encode(memoryview(plan)).rstrip(b"=").decode()
-
 
 def connect(
-    uri: str | DataUri,
+    uri: str | DataUri | Sequence[str | DataUri],
     token: str | None = None,
     *,
     tls: TlsOptions | None = None,
     connect_timeout: float = 10.0,
     timeout: float = 30.0,
 ) -> Client:
-    """Connect to a control plane.
+    """Connect to a control plane, or to several that share datasets.
 
     Parameters
     ----------
-    uri : str or DataUri
-        ``grpc://host:port`` or ``grpc+tls://host:port``; the port is 8815 if left out.
+    uri : str, DataUri, or a sequence of them
+        ``grpc://host:port`` or ``grpc+tls://host:port``; the port is 8815 if left out. Several:
+        ``grpc://a:8815,b:8815``, or a list; see `FleetClient`.
     token : str, optional
         What tells the server who calls.
     tls : TlsOptions, optional
@@ -307,30 +313,9 @@ def connect(
     DeniedError
         If the server does not know the token.
     """
-    return Client(uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+    uris = control_uris(uri)
+    if len(uris) > 1:
+        from .fleet import FleetClient
 
-
-def _checked_name(name: str) -> str:
-    try:
-        Request(name)
-    except InvalidRequestError as error:
-        raise UsageError(error.message.replace("the ticket names", "the name is of")) from None
-    return name
-
-
-def _names(columns: Iterable[str]) -> list[str]:
-    if isinstance(columns, str):
-        raise UsageError("columns is a list of names, not one")
-    return list(columns)
-
-
-def _pinned(endpoint: Endpoint, version: str) -> Endpoint:
-    """Return the endpoint with the version in its ticket, so that no parts of two are mixed."""
-    if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
-        return endpoint
-    try:
-        request = Request.parse(endpoint.ticket)
-    except InvalidRequestError:
-        return endpoint  # another server's
-    ticket = dataclasses.replace(request, version=version).ticket()
-    return dataclasses.replace(endpoint, ticket=ticket)
+        return FleetClient(uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+    return Client(uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)

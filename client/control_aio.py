@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from ..errors import ClosedError
 from ..protocol.uri import DataUri
 from ..transport.certificates import TlsOptions
 from .control import Client
+from .control import connect as connect_blocking
 from .described import DatasetInfo, Stored
 from .parallel import DatasetStream
 
@@ -194,7 +195,7 @@ class AsyncClient:
 
 
 def connect(
-    uri: str | DataUri,
+    uri: str | DataUri | Sequence[str | DataUri],
     token: str | None = None,
     *,
     tls: TlsOptions | None = None,
@@ -210,7 +211,9 @@ def connect(
         does.
     """
     return AsyncClient(
-        partial(Client, uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+        partial(
+            connect_blocking, uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+        )
     )
 
 

@@ -29,6 +29,16 @@ class Endpoint:
     """URIs, the one to prefer first."""
     pair: tuple[str, str] | None = None
     """The URIs of two servers, of metadata and of bodies, if there are such."""
+    ordinal: int | None = None
+    """Its place in the whole dataset, over all servers; None if the server does not say."""
+    rows: int | None = None
+    """How many rows it has as it lies; None if the server does not say."""
+    nbytes: int | None = None
+    """How many bytes it has as it lies; None if the server does not say."""
+    sha256: str = ""
+    """The checksum of its file, in hexadecimal digits; empty if the server does not say."""
+    held_by: tuple[str, ...] = ()
+    """The control planes of all servers that have it, where several were asked."""
 
     @property
     def redacted(self) -> list[str]:
@@ -54,6 +64,46 @@ class DatasetInfo:
     """What changes when the data does; empty if the server does not say."""
     endpoints: tuple[Endpoint, ...] = ()
     """Its parts, in order."""
+    snapshot: str = ""
+    """What is the same at every server that has parts of one publication; empty: it is none."""
+    shards_total: int | None = None
+    """How many parts the publication has, over all servers; None: it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """What became of the upload of a shard."""
+
+    name: str
+    """The name of the dataset."""
+    job: str
+    """The publication that it belongs to."""
+    ordinal: int
+    """Its place in the whole dataset."""
+    rows: int
+    """How many rows it has."""
+    bytes: int
+    """How many bytes it takes at the server."""
+    sha256: str
+    """The checksum of its file at the server, in hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publication at one server."""
+
+    name: str
+    """The name of the dataset."""
+    version: int
+    """The version that it is there."""
+    snapshot: str
+    """What is the same at every server that has parts of it."""
+    shards: int
+    """How many parts that server has."""
+    rows: int
+    """How many rows they have."""
+    bytes: int
+    """How many bytes they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +148,8 @@ def parse_info(message: bytes, asked: str | None = None) -> DatasetInfo:
         kind=str(about.get("kind", "")),
         version=str(about.get("version", "")),
         endpoints=tuple(_endpoint(endpoint) for endpoint in info.endpoint),
+        snapshot=str(about.get("snapshot") or ""),
+        shards_total=_count(about.get("shards_total")),
     )
 
 
@@ -131,7 +183,16 @@ def _endpoint(endpoint: flight.FlightEndpoint) -> Endpoint:
         ticket=endpoint.ticket.ticket,
         locations=locations or (f"{DO_GET}://?",),
         pair=(str(halves[0]), str(halves[1])) if all(halves) else None,
+        ordinal=_count(about.get("ordinal")),
+        rows=_count(about.get("rows")),
+        nbytes=_count(about.get("bytes")),
+        sha256=str(about.get("sha256") or ""),
     )
+
+
+def _count(value: Any) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if good else None
 
 
 def _json(text: bytes) -> Mapping[str, Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa
 
 from ..errors import ClosedError, InvalidDataError, SplitArrowError
+from .batches import BatchStream
 from .resuming import ResumingPart
 
 
-class DatasetStream:
+class DatasetStream(BatchStream):
     """A dataset being read: a context manager and an iterator of record batches.
 
     Made by `Client.read`. The batches belong to the caller, and stay valid after the stream is
@@ -34,6 +34,8 @@ class DatasetStream:
         How many bytes of batches may wait for the consumer, over all endpoints.
     prefetch : bool
         Whether to read ahead even where there is but one endpoint.
+    limit : int, optional
+        How many rows to hand out at most, of all endpoints together.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class DatasetStream:
         window: int,
         *,
         prefetch: bool = False,
+        limit: int | None = None,
     ) -> None:
         self._name = name
         self._parts = list(parts)
@@ -56,6 +59,7 @@ class DatasetStream:
         self._started = self._current = 0
         self._closed = self._cancelled = False
         self._error: BaseException | None = None
+        self._limit = self._left = limit
         self._schema = schema
         if self._parts:
             try:
@@ -79,7 +83,8 @@ class DatasetStream:
     @property
     def rows_received(self) -> int:
         """How many rows have been received and decoded."""
-        return sum(part.rows for part in self._parts)
+        received = sum(part.rows for part in self._parts)
+        return received if self._limit is None else min(received, self._limit)
 
     @property
     def bytes_received(self) -> int:
@@ -90,9 +95,6 @@ class DatasetStream:
     def resumed(self) -> int:
         """How many times the reading went on over a new connection."""
         return sum(part.resumed for part in self._parts)
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
 
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
@@ -108,11 +110,11 @@ class DatasetStream:
             raise self._error
         if self._closed:
             raise ClosedError("the stream is closed", stream=self._name)
-        while self._current < len(self._parts):
+        while self._current < len(self._parts) and self._left != 0:
             try:
                 batch = self._next_of_part()
                 if batch is not None:
-                    return batch
+                    return self._within_limit(batch)
             except (SplitArrowError, MemoryError) as error:
                 if self._cancelled and not isinstance(error, ClosedError):
                     error = ClosedError("the stream was cancelled", stream=self._name)
@@ -121,6 +123,14 @@ class DatasetStream:
                 raise error from None
             self._current += 1
         raise StopIteration
+
+    def _within_limit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._left is not None:
+            batch = batch.slice(0, self._left)
+            self._left -= batch.num_rows
+            if not self._left:
+                self._let_go()
+        return batch
 
     def _next_of_part(self) -> pa.RecordBatch | None:
         if not self._threaded:
@@ -139,18 +149,6 @@ class DatasetStream:
         if batch is None:
             self._parts[self._current].close()
         return batch
-
-    def read_all(self) -> pa.Table:
-        """Return what is left of the stream as one table."""
-        return pa.Table.from_batches(list(self), self.schema)
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """Return a ``pyarrow.RecordBatchReader`` over what is left of the stream."""
-        return pa.RecordBatchReader.from_batches(self.schema, self)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
-        """Export the stream through the Arrow C stream interface, batch by batch."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def cancel(self) -> None:
         """Stop a read that another thread waits in: it raises `ClosedError`."""

@@ -12,6 +12,7 @@ from ..errors import (
     ConnectError,
     MissingExtraError,
     NotAPeerError,
+    RemoteError,
     SplitArrowError,
     UriError,
     UsageError,
@@ -86,6 +87,11 @@ def reach(way: Way, endpoint: Endpoint, name: str) -> Part:
             if len(wanted) == 1:
                 raise
             reasons.append(f"{scheme}: {error.message}")
+        except RemoteError as error:
+            # It has no memory to share, or is another host's server at the same path.
+            if scheme != "shm" or index == len(wanted) - 1:
+                raise
+            reasons.append(f"{scheme}: {error.message}")
     raise ConnectError(f"no location can be reached: {'; '.join(reasons)}", stream=name)
 
 
@@ -104,7 +110,10 @@ def _offers(endpoint: Endpoint) -> Iterator[tuple[str, list[str]]]:
 
 
 def _open(way: Way, endpoint: Endpoint, name: str, uris: list[str], *, alone: bool) -> Part:
+    required = way.options.require_transport
     if not uris:
+        if required not in (None, SCHEME):
+            raise ConnectError(f"{name!r} would come by DoGet, and {required} is required")
         return FlightStream(way.caller, endpoint.ticket, name, way.options)
     budget = way.options.connect_timeout if alone else min(way.budget, way.options.connect_timeout)
     options = replace(way.options, connect_timeout=budget, prefetch_bytes=0, tls=way.tls)

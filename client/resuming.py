@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from ..errors import (
     ClosedError,
     ConnectError,
     ConnectionLostError,
-    DeniedError,
     InvalidDataError,
     RemoteError,
     SplitArrowError,
@@ -33,48 +33,61 @@ Ask = Callable[[dict[str, Any]], DatasetInfo]
 """Asks the control plane for the same dataset, with further fields of the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A server that has the part, and how the part is asked for there."""
+
+    way: Way
+    """How to reach it."""
+    endpoint: Endpoint | None
+    """Where the part was when the reading began; None: the control plane is asked first."""
+    version: str
+    """The dataset's version there; if it is empty nothing is resumed."""
+    shard: int | None
+    """Which part of the dataset it is there; None: all of it."""
+    ask: Ask
+    """Asks there for a new ticket."""
+
+
 class ResumingPart:
     """An endpoint being read: an iterator of record batches that outlives its connections.
 
+    Where several servers have the same rows, it goes on at the next one, after the rows that
+    were handed out.
+
     Parameters
     ----------
-    way : Way
-        How to reach it.
-    endpoint : Endpoint
-        Where it was when the reading began.
+    origins : sequence of Origin
+        The servers that have it, the one to ask first in front; at least one.
     name : str
         The dataset.
-    version : str
-        The dataset's version; if it is empty nothing is resumed.
-    shard : int or None
-        Which part of the dataset it is; None: all of it.
     limit : int or None
         How many rows were asked for.
-    ask : callable
-        Asks for a new ticket.
     attempts : int
-        How often in a row to try again without a row in between; 0: never.
+        How often in a row to try each server again without a row in between; 0: never.
+    ordinal : int, optional
+        The place of the part in a dataset that lies on several servers, for errors.
+    away : set of str, optional
+        The servers that did not answer another part of the same read; they are asked last.
     """
 
     def __init__(
         self,
-        way: Way,
-        endpoint: Endpoint,
+        origins: Sequence[Origin],
         name: str,
-        version: str,
-        shard: int | None,
         limit: int | None,
-        ask: Ask,
         attempts: int,
+        ordinal: int | None = None,
+        away: set[str] | None = None,
     ) -> None:
-        self._way = way
-        self._endpoint = endpoint
+        self._away: set[str] = set() if away is None else away
+        self._origins = list(origins)
+        self._at = 0
         self._name = name
-        self._version = version
-        self._shard = shard
         self._limit = limit
-        self._ask = ask
         self._attempts = attempts
+        self._ordinal = ordinal
+        self._reasons: dict[str, str] = {}
         self._fruitless = 0
         self._part: Part | None = None
         self._earlier_bytes = 0
@@ -98,21 +111,31 @@ class ResumingPart:
             raise ClosedError("the stream was cancelled", stream=self._name)
         if self._part is not None:
             return
+        self._origins.sort(key=lambda each: each.way.caller.where in self._away)
+        origin, several = self._origin, len(self._origins) > 1
         try:
-            self._take(reach(self._way, self._endpoint, self._name))
-        except DeniedError as error:
-            # A ticket may have waited too long for its turn, or be used up by a lost connection.
-            if not self._may_resume or error.code != "UNAUTHENTICATED":
-                raise
-            self._again(error, most=1)
+            self._take(reach(origin.way, origin.endpoint or self._renewed(), self._name))
         except _PASSING as error:
-            if not self._may_resume or (first and not isinstance(error, _BROKEN)):
-                raise
-            self._again(error, most=2 if first else None)
+            absent = first and not several and not isinstance(error, _BROKEN)
+            if absent or not self._may_resume:
+                raise self._told(error) from None
+            self._again(error, most=2 * len(self._origins) if first else None)
+        except RemoteError as error:
+            # A ticket may have waited too long for its turn, or be used up by a lost connection.
+            if self._may_resume and origin.endpoint and error.code == "UNAUTHENTICATED":
+                self._again(error, most=None if several else 1, same=True)
+            elif self._may_resume and self._left(error):
+                self._again(error)
+            else:
+                raise self._told(error) from None
+
+    @property
+    def _origin(self) -> Origin:
+        return self._origins[self._at]
 
     @property
     def _may_resume(self) -> bool:
-        return bool(self._version and self._attempts)
+        return bool(self._origin.version and self._attempts)
 
     @property
     def schema(self) -> pa.Schema:
@@ -138,11 +161,12 @@ class ResumingPart:
             assert self._part is not None
             try:
                 batch = next(self._part, None)
-            except _BROKEN as error:
+            except (*_BROKEN, RemoteError) as error:
                 if self._closed.is_set():
                     raise ClosedError("the stream was cancelled", stream=self._name) from None
-                if not self._may_resume:
-                    raise
+                refused = isinstance(error, RemoteError)
+                if not self._may_resume or (refused and not self._left(error)):
+                    raise self._told(error) from None
                 self._again(error)
                 continue
             if batch is not None:
@@ -153,12 +177,25 @@ class ResumingPart:
     def _take(self, part: Part) -> None:
         with self._lock:
             self._part = part
+        self._away.discard(self._origin.way.caller.where)
         if self._closed.is_set():
             part.close()
             raise ClosedError("the stream was cancelled", stream=self._name)
 
-    def _again(self, error: SplitArrowError, most: int | None = None) -> None:
-        """Go on over a new connection, after the rows that were handed out."""
+    def _again(
+        self, error: SplitArrowError, most: int | None = None, *, same: bool = False
+    ) -> None:
+        """Go on over a new connection, after the rows that were handed out.
+
+        Parameters
+        ----------
+        error : SplitArrowError
+            Why the last connection is of no use.
+        most : int, optional
+            How often to try.
+        same : bool
+            Whether to begin with the same server.
+        """
         before, schema = self._part, None
         if before is not None:
             schema = before.schema
@@ -166,40 +203,77 @@ class ResumingPart:
             before.close()
             with self._lock:
                 self._part = None
-        most = self._attempts if most is None else most
-        while self._fruitless < most:
-            if self._fruitless:
-                self._closed.wait(min(_FIRST_WAIT * 2**self._fruitless, _LONGEST_WAIT))
+        self._noted(error)
+        while self._fruitless < (self._attempts * len(self._origins) if most is None else most):
+            rounds, begun = divmod(self._fruitless, len(self._origins))
+            if rounds and not begun:
+                self._closed.wait(min(_FIRST_WAIT * 2**rounds, _LONGEST_WAIT))
             self._fruitless += 1
             if self._closed.is_set():
                 raise ClosedError("the stream was cancelled", stream=self._name)
+            if not same:
+                self._at = (self._at + 1) % len(self._origins)
+            same = False
             try:
-                part = reach(self._way, self._renewed(), self._name)
+                endpoint = self._renewed()
+                part = reach(self._origin.way, endpoint, self._name)
             except _PASSING as failed:
                 error = failed
+                self._noted(error)
                 continue
             except RemoteError as refused:
-                if refused.code == "FAILED_PRECONDITION":
-                    raise self._changed() from None
-                raise
+                error = self._changed() if refused.code == "FAILED_PRECONDITION" else refused
+                if not self._left(error):
+                    break
+                continue
             if schema is not None and not part.schema.equals(schema):
                 part.close()
                 raise InvalidDataError("the schema has changed on the way", stream=self._name)
             self._take(part)
             self.resumed += 1
             return
-        raise error
+        raise self._told(error) from None
+
+    def _noted(self, error: SplitArrowError) -> None:
+        where = self._origin.way.caller.where
+        self._reasons[where] = error.message
+        if isinstance(error, _PASSING):
+            self._away.add(where)
+
+    def _left(self, error: SplitArrowError) -> bool:
+        """Ask this server no more, since it refuses; return whether there are others."""
+        self._noted(error)
+        if len(self._origins) == 1:
+            return False
+        del self._origins[self._at]
+        self._at = (self._at or len(self._origins)) - 1  # the next one is the one after it
+        return True
+
+    def _told(self, error: SplitArrowError) -> SplitArrowError:
+        """Return the error that names who was asked, where several servers share a dataset."""
+        if self._ordinal is None:
+            return error
+        self._noted(error)
+        reasons = "; ".join(f"{where}: {why}" for where, why in self._reasons.items())
+        message = (
+            f"shard {self._ordinal} of {self._name!r} cannot be read any more, after {self.rows} "
+            f"of its rows; asked were {reasons}"
+        )
+        if isinstance(error, RemoteError):
+            return remote_error(error.code, message, stream=self._name)
+        return type(error)(message, stream=self._name)
 
     def _renewed(self) -> Endpoint:
-        asked: dict[str, Any] = {"version": self._version}
+        origin = self._origin
+        asked: dict[str, Any] = {"version": origin.version} if origin.version else {}
         if self.rows:
             asked["offset"] = self.rows
-        if self._shard is not None:
-            asked["shard"] = self._shard
+        if origin.shard is not None:
+            asked["shard"] = origin.shard
         if self._limit is not None:
             asked["limit"] = self._limit - self.rows
-        info = self._ask(asked)
-        if info.version != self._version or len(info.endpoints) != 1:
+        info = origin.ask(asked)
+        if info.version != origin.version or len(info.endpoints) != 1:
             raise self._changed()
         return info.endpoints[0]
 

@@ -80,12 +80,58 @@ def put(
     SplitArrowError
         If it is refused. The server has nothing of it then; nor if `batches` raises.
     """
+    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
+    told = sent(caller, descriptor, name, schema, batches, progress)
+    try:
+        return Stored(str(told["dataset"]), int(told["rows"]), int(told["bytes"]))
+    except (ValueError, KeyError, TypeError):
+        raise unclear(name) from None
+
+
+def unclear(name: str) -> ProtocolError:
+    """Return the error for an answer that cannot be understood."""
+    return ProtocolError("the server does not say what it has stored", stream=name)
+
+
+def sent(
+    caller: Caller,
+    descriptor: Any,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterator[Any],
+    progress: Progress | None = None,
+    compression: str | None = None,
+) -> Any:
+    """Send record batches under a descriptor; return the server's answer, parsed.
+
+    Parameters
+    ----------
+    caller : Caller
+        The connection.
+    descriptor : FlightDescriptor
+        What they shall become.
+    name : str
+        The dataset, for errors.
+    schema : pyarrow.Schema
+        Their schema.
+    batches : iterator of RecordBatch
+        The data.
+    progress : callable, optional
+        Is told how many rows and bytes have been handed over.
+    compression : {"lz4", "zstd"}, optional
+        How the bodies travel, and are stored.
+
+    Raises
+    ------
+    SplitArrowError
+        If it is refused. The server has nothing of it then; nor if `batches` raises.
+    """
     failed: list[Exception] = []
     begun = threading.Event()
 
     def messages() -> Generator[bytes]:
         try:
-            yield from _messages(name, schema, batches, progress)
+            yield from _messages(descriptor, schema, batches, progress, compression)
         except Exception as error:
             failed.append(error)
             begun.wait()
@@ -103,18 +149,22 @@ def put(
         call.cancel()
         raise
     try:
-        told: Any = json.loads(flight.PutResult.FromString(answers[-1]).app_metadata)
-        return Stored(str(told["dataset"]), int(told["rows"]), int(told["bytes"]))
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise ProtocolError("the server does not say what it has stored", stream=name) from None
+        return json.loads(flight.PutResult.FromString(answers[-1]).app_metadata)
+    except (ValueError, IndexError):
+        raise unclear(name) from None
 
 
 def _messages(
-    name: str, schema: pa.Schema, batches: Iterator[Any], progress: Progress | None
+    descriptor: Any,
+    schema: pa.Schema,
+    batches: Iterator[Any],
+    progress: Progress | None,
+    compression: str | None,
 ) -> Iterator[bytes]:
-    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
     collected = _Collected()
-    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    options = pa.ipc.IpcWriteOptions(
+        compression=cast(Any, compression), emit_dictionary_deltas=True
+    )
     rows = nbytes = 0
     first = descriptor.SerializeToString()
     file = pa.PythonFile(cast(Any, collected), mode="w")

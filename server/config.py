@@ -20,10 +20,14 @@ from ..errors import ConfigError, UriError
 from ..protocol.tags import is_request_value
 from ..protocol.uri import DataUri
 from ..transport.registry import transport_for
+from .catalog.object_cache import DEFAULT_BYTES, CacheSettings, ObjectCache
 
 WANT_DATA = 0x0000_0100_0000_0001
 FREE_DATA = 0x0000_0100_0000_0002
 """The tags of a listener that names none: the same on every host, so that URIs stay valid."""
+
+DEFAULT_LISTEN = ("tcp://127.0.0.1:8816", "shm://")
+"""Where a server listens that is told nothing. Shared memory is left out where it cannot be."""
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -38,8 +42,17 @@ class ServerSettings(BaseSettings):
 
     datasets: dict[str, str] = {}
     """The catalog: names and where the data lies."""
-    listen: tuple[str, ...] = ("tcp://127.0.0.1:8816",)
+    listen: tuple[str, ...] = DEFAULT_LISTEN
     """Where to listen for readers. ``stream=metadata`` or ``stream=body`` serves one stream."""
+    object_cache: Path | None = None
+    """Where shards from object stores are kept; None: in the user's cache folder."""
+    object_cache_bytes: Count = DEFAULT_BYTES
+    """The most bytes that are kept there."""
+    keep_versions: Count | None = None
+    """How many versions of published datasets are kept at least: older ones, and shards that only
+    they name, are removed when nobody reads them. None: nothing is removed."""
+    poll_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """How often object stores are looked at for new versions, and for old ones to remove."""
     control: str | None = None
     """Where to listen for the control plane; None: nowhere."""
     compression: Literal["none", "lz4", "zstd"] | None = None
@@ -56,6 +69,19 @@ class ServerSettings(BaseSettings):
     """How long a connection without a stream is kept."""
     max_connections: Count = 4096
     """How many connections a process serves; more are told RESOURCE_EXHAUSTED."""
+    shm_cache: Annotated[int, Field(ge=0)] | None = None
+    """How many bytes of datasets that were copied into memory, for readers that map it, are kept
+    once nobody reads them; None: a quarter of the host's memory."""
+    shm_copy: bool = False
+    """Whether readers map copies of files and never the files themselves."""
+    shm_trust: bool = False
+    """Whether readers map files that cannot be guarded against changes while they do."""
+    shm_users: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """The ids of users that may map data, besides the server's own and root."""
+    max_leased: Count | None = None
+    """How many bytes one user may hold leases on at a time; None: any number."""
+    lease_seconds: Seconds = 10.0
+    """How long a stream waits for its reader to free something, where it holds that much."""
     advertise: str | None = None
     """The host in the addresses that the control plane hands out, if readers need another."""
     writable: Path | None = None
@@ -92,6 +118,10 @@ class ServerSettings(BaseSettings):
     """The least severe event that is logged."""
     log_format: Literal["auto", "console", "json"] = "auto"
     """How events are logged; ``auto``: for people on a terminal, JSON elsewhere."""
+
+    def open_object_cache(self) -> ObjectCache:
+        """Return where shards from object stores are kept."""
+        return CacheSettings(self.object_cache, self.object_cache_bytes).open()
 
     @field_validator("datasets")
     @classmethod
@@ -175,6 +205,6 @@ def listener_uri(text: str) -> DataUri:
         value = getattr(uri, name)
         if value is not None and not is_request_value(value):
             raise UriError(f"{name}={value:#x}: one of its bits 32-55 has to be set")
-        if value is None and name == "want_data":
+        if value is None and (name == "want_data" or uri.scheme in ("shm", "ucx")):
             changes[name] = default
     return uri.replace(**changes)

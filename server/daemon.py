@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Mapping
 from socket import socket
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
-from ..errors import UsageError
+from ..errors import ConfigError, UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri, StreamKind
@@ -23,10 +24,12 @@ from .auth.rights import make_rights
 from .auth.tickets import TicketOffice
 from .catalog.base import Dataset, Encoding
 from .catalog.catalog import Catalog
-from .config import ServerSettings, listener_uri
+from .catalog.watching import Watcher
+from .config import DEFAULT_LISTEN, ServerSettings, listener_uri
 from .logs import get_logger
 from .metrics import Counters
 from .session import Session
+from .shared.sharing import Sharing
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
@@ -67,6 +70,7 @@ class Daemon:
         self.settings = settings
         self.limits = limits
         self.encoding = Encoding(settings.compression, settings.batch_rows)
+        self.sharing = Sharing.of(settings)
         self.handshake_seconds = settings.handshake_seconds
         self.idle_seconds = settings.idle_seconds
         self.counters = Counters()
@@ -91,6 +95,10 @@ class Daemon:
         """
         return self.catalog.lookup(name)
 
+    def leased_by(self, user: int | None) -> int:
+        """Return how many bytes a user holds leases on, over all its connections."""
+        return sum(s.ledger.held_bytes for s in list(self._sessions) if s.user == user)
+
     async def run(
         self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
@@ -98,25 +106,34 @@ class Daemon:
         self.draining = anyio.Event()
         self.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         listeners = self._listeners
+        watcher = Watcher(self.catalog, self.settings.poll_seconds, self.settings.keep_versions)
         try:
             control = await self._bind_control()
-            async with anyio.create_task_group() as sessions:
-                self._scope = sessions.cancel_scope
-                if control is not None:
-                    await sessions.start(control.run)
-                async with anyio.create_task_group() as accepting:
+            async with anyio.create_task_group() as background:
+                background.start_soon(self.sharing.guards.run)
+                background.start_soon(self.sharing.mappings.run)
+                background.start_soon(watcher.run)
+                async with anyio.create_task_group() as sessions:
+                    self._scope = sessions.cancel_scope
+                    if control is not None:
+                        await sessions.start(control.run)
+                    async with anyio.create_task_group() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept, listener, sessions)
+                        task_status.started(self.uris)
+                        await self.draining.wait()
+                        accepting.cancel_scope.cancel()
                     for listener in listeners:
-                        accepting.start_soon(self._accept, listener, sessions)
-                    task_status.started(self.uris)
-                    await self.draining.wait()
-                    accepting.cancel_scope.cancel()
-                for listener in listeners:
-                    listener.close()
-                sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
+                        listener.close()
+                    sessions.cancel_scope.deadline = (
+                        anyio.current_time() + self.settings.drain_seconds
+                    )
+                background.cancel_scope.cancel()
         finally:
             for listener in listeners:
                 listener.close()
             self.rights.close()
+            self.sharing.store.close()
         if self.counters.streams:
             self._log.warning("streams cut", streams=self.counters.streams)
 
@@ -170,7 +187,12 @@ class Daemon:
             )
             for text, uri in zip(self.settings.listen, uris, strict=True):
                 sock = None if sockets is None else sockets[text]
-                listeners.append(self._listener(uri, limits, sock))
+                try:
+                    listeners.append(self._listener(uri, limits, sock))
+                except ConfigError as error:
+                    if uri.scheme != "shm" or self.settings.listen != DEFAULT_LISTEN:
+                        raise
+                    self._log.warning("no shared memory for readers", reason=error.message)
         except BaseException:
             for listener in listeners:
                 listener.close()
@@ -181,6 +203,14 @@ class Daemon:
     def _listener(self, uri: DataUri, limits: Limits, sock: socket | None) -> Listener:
         settings = self.settings
         transport: Any = transport_for(uri)
+        if uri.scheme == "shm":
+            from ..transport.shm import ShmTransport
+
+            transport = ShmTransport(frozenset(settings.shm_users))
+        if uri.scheme == "ucx":
+            from ..transport.ucx import UcxTransport
+
+            transport = UcxTransport(self.sharing.mappings.region)
         if uri.scheme == "tcp+tls" and settings.tls_cert is not None:
             own = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
             transport = TlsTransport(server_options=own)
@@ -211,21 +241,31 @@ class Daemon:
     def stats(self) -> dict[str, int]:
         """Return what is counted: what is open or held now, and totals since the start."""
         counters = self.counters
+        sessions = list(self._sessions)  # whatever thread asks
         return {
             "connections": counters.connections,
             "connections_total": counters.connections_total,
             "streams": counters.streams,
             "streams_total": counters.streams_total,
-            "leases": sum(session.ledger.held for session in self._sessions),
-            "leased_bytes": sum(session.ledger.held_bytes for session in self._sessions),
-            "bytes_sent": counters.bytes_sent
-            + sum(session.bytes_sent for session in self._sessions),
+            "leases": sum(session.ledger.held for session in sessions),
+            "leased_bytes": sum(session.ledger.held_bytes for session in sessions),
+            "lease_seconds": self._oldest_lease(),
+            "bad_frees": counters.bad_frees + sum(s.ledger.bad_frees for s in sessions),
+            "shared_bytes": self.sharing.store.nbytes,
+            "bytes_sent": counters.bytes_sent + sum(session.bytes_sent for session in sessions),
+            "bytes_lent": counters.bytes_lent,
             "messages": counters.messages,
             "rows": counters.rows,
             "failures": counters.failures,
             "protocol_errors": counters.protocol_errors,
             "refused": counters.refused,
         }
+
+    def _oldest_lease(self) -> int:
+        """Return how long the lease that is held longest has been held, in whole seconds."""
+        oldest = (session.ledger.oldest for session in list(self._sessions))
+        since = [moment for moment in oldest if moment is not None]
+        return int(time.monotonic() - min(since)) if since else 0
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
         """Return the complete URI of a dataset, ticket included.

@@ -138,9 +138,9 @@ def serve(
     ...         stream.read_all().num_rows
     3
     """
-    catalog = Catalog(datasets)
+    chosen = load_settings(listen=tuple(listen), control=control, **settings)
+    catalog = Catalog(datasets, chosen.open_object_cache())
     try:
-        chosen = load_settings(listen=tuple(listen), control=control, **settings)
         daemon = Daemon(catalog, chosen, limits)
         daemon.bind()
     except BaseException:

@@ -23,6 +23,10 @@ class Counters:
     """Rows that were sent."""
     bytes_sent: int = 0
     """Bytes that were sent on connections that are closed now."""
+    bytes_lent: int = 0
+    """Bytes of messages that readers mapped, and that were not sent."""
+    bad_frees: int = 0
+    """Returns of memory that was not leased, on connections that are closed now."""
     failures: int = 0
     """Streams that ended in a failure of the server's side."""
     protocol_errors: int = 0

@@ -21,7 +21,7 @@ from ..errors import ConfigError, SplitArrowError
 from ..transport.tcp import bound_socket
 from .auth.tickets import TicketOffice
 from .catalog.catalog import Catalog
-from .config import ServerSettings, listener_uri
+from .config import DEFAULT_LISTEN, ServerSettings, listener_uri
 from .daemon import Daemon
 from .logs import configure_logs, get_logger
 from .notify import notify, watchdog_seconds
@@ -55,8 +55,11 @@ def serve_process(
         raise ConfigError("there is nothing to serve: name a dataset, as in NAME=PATH")
     if settings.control is not None and settings.workers > 1:
         raise ConfigError("control: a server with a control plane has one worker in this version")
+    if settings.workers > 1 and settings.listen == DEFAULT_LISTEN:
+        # What is written into memory to be shared belongs to one process.
+        settings = settings.model_copy(update={"listen": DEFAULT_LISTEN[:1]})
     configure_logs(settings.log_level, settings.log_format)
-    catalog = Catalog(settings.datasets)
+    catalog = Catalog(settings.datasets, settings.open_object_cache())
     try:
         daemon = Daemon(catalog, settings)
         if settings.workers == 1:
@@ -252,7 +255,7 @@ def _work(
     """Be a worker; `parent` is told when it serves, and closes when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     configure_logs(settings.log_level, settings.log_format)
-    catalog = Catalog(settings.datasets)
+    catalog = Catalog(settings.datasets, settings.open_object_cache())
     daemon = Daemon(catalog, settings, office=office)
     daemon.bind(sockets)
 

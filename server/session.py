@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -29,14 +30,18 @@ from ..protocol.limits import Limits
 from ..protocol.request import Request
 from ..protocol.splitter import SourceMessage, Splitter
 from ..protocol.states import SERVER, Machine, ServerEvent, ServerState
+from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri, StreamKind
 from ..transport import aio
 from ..transport.base import Channel
 from .catalog.base import Dataset, Encoding, Source
 from .logs import get_logger
 from .metrics import Counters
+from .shared.lending import ByAddress, ByDescriptor, Lender
+from .shared.sharing import Sharing
 
-_YIELD_BYTES = 1 << 20
+_BUSY = (ServerState.STREAMING, ServerState.LEASED)
+_YIELD_BYTES = 4 << 20
 """After how many bytes a stream lets others run, even if its reader takes all at once."""
 
 
@@ -45,6 +50,7 @@ class Host(Protocol):
 
     limits: Limits
     encoding: Encoding
+    sharing: Sharing
     counters: Counters
     handshake_seconds: float
     idle_seconds: float
@@ -57,6 +63,10 @@ class Host(Protocol):
 
     def lookup(self, name: str) -> Dataset:
         """Return a dataset of the catalog; raise `NotFoundError`."""
+        ...
+
+    def leased_by(self, user: int | None) -> int:
+        """Return how many bytes a user holds leases on."""
         ...
 
 
@@ -94,6 +104,15 @@ class Session:
         self._machine = Machine(SERVER, ServerState.PREFACE)
         self.ledger = LeaseLedger(bad_frees=host.limits.bad_frees)
         """What the reader holds of the server's memory."""
+        self._lender: Lender | None = None
+        if BodyType.OFFSETS in channel.capabilities.body_types:
+            sharing = host.sharing
+            ways = (
+                ByAddress(channel, sharing.mappings)
+                if channel.capabilities.fetches
+                else ByDescriptor(uri.remote_handle or b"", sharing)
+            )
+            self._lender = Lender(uri, sharing, self.ledger, self._leased_by_user, ways)
         self._between_messages = True  # only then can a failure still be told
         self._turn = _YIELD_BYTES
         self._idle_since = 0.0
@@ -123,7 +142,9 @@ class Session:
                 self._log.error("stream cut in the middle of a body", reason=str(error))
         finally:
             counters.bytes_sent += self._channel.bytes_sent
+            counters.bad_frees += self.ledger.bad_frees
             self.ledger.free_all()
+            self._settle()
             if self._machine.state in (ServerState.IDLE, ServerState.CLOSED):
                 self._channel.close()
             else:
@@ -133,6 +154,14 @@ class Session:
     def bytes_sent(self) -> int:
         """How many bytes the kernel has taken on this connection."""
         return self._channel.bytes_sent
+
+    @property
+    def user(self) -> int | None:
+        """The user at the other end, where the transport knows."""
+        return getattr(self._channel, "user", None)
+
+    def _leased_by_user(self) -> int:
+        return self._host.leased_by(self.user)
 
     async def _close_when_drained(self, scope: anyio.CancelScope) -> None:
         await self._host.draining.wait()
@@ -149,7 +178,7 @@ class Session:
                 frames = await aio.receive(self._channel)
             if not frames:
                 idle = anyio.current_time() - self._idle_since
-                if self._machine.state is ServerState.STREAMING or idle < timeout:
+                if self._machine.state in _BUSY or idle < timeout:
                     continue
                 raise ConnectionLostError(f"{self._channel.peer} said nothing for {timeout:g} s")
             timeout = self._host.idle_seconds
@@ -158,22 +187,35 @@ class Session:
             for frame in frames:
                 if not isinstance(frame, TaggedReceived):
                     raise ProtocolError("a reader sends no untagged messages")
-                if frame.tag == self._uri.want_data:
+                if frame.tag in (self._uri.want_data, self._uri.remote_tag):
                     self._machine.on(ServerEvent.WANT_DATA)
                     ticket = bytes(frame.body)
                     if len(ticket) > self._host.limits.ticket_bytes:
                         raise LimitError(f"a ticket of {len(ticket)} bytes")
-                    group.start_soon(self._stream, ticket, group)
+                    lender = self._lender
+                    if self._uri.remote_tag is not None and frame.tag != self._uri.remote_tag:
+                        lender = None
+                    group.start_soon(self._stream, ticket, lender, group)
                 elif frame.tag == self._uri.free_data:
                     self._machine.on(ServerEvent.FREE_DATA)
                     limit = self._host.limits.free_offsets
-                    self.ledger.free(parse_offsets(bytes(frame.body), limit=limit))
-                    if self._machine.state is ServerState.LEASED and not self.ledger.held:
-                        self._machine.on(ServerEvent.LAST_FREED)
+                    self._free(parse_offsets(bytes(frame.body), limit=limit))
                 else:
                     raise ProtocolError("a tag that is no request of this address", tag=frame.tag)
 
-    async def _stream(self, ticket: bytes, group: TaskGroup) -> None:
+    def _free(self, offsets: list[int]) -> None:
+        released = self.ledger.free(offsets)
+        if self._lender is not None:
+            self._lender.freed(released)
+        if self._machine.state is ServerState.LEASED and not self.ledger.held:
+            self._machine.on(ServerEvent.LAST_FREED)
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._lender is not None:
+            self._lender.settle()
+
+    async def _stream(self, ticket: bytes, lender: Lender | None, group: TaskGroup) -> None:
         counters = self._host.counters
         splitter = Splitter(self._uri.stream)
         counters.streams += 1
@@ -185,11 +227,9 @@ class Session:
                 request = self._host.admit(ticket, self._uri.stream)
                 log = log.bind(dataset=request.dataset)
                 dataset = self._host.lookup(request.dataset)
-                source = await to_thread.run_sync(
-                    dataset.open, request, self._host.encoding, limiter=self._host.threads
-                )
+                source = await self._open(dataset, request, lender)
                 log.debug("stream begins", kind=self._uri.stream.value)
-                await self._send_source(source, splitter, group)
+                await self._send_source(source, splitter, lender, group)
             except (ConnectionLostError, ProtocolError):
                 raise
             except SplitArrowError as error:
@@ -206,13 +246,28 @@ class Session:
                 await self._fail(splitter, "INTERNAL", "internal error; the server's log tells")
             else:
                 log.debug("stream ends", messages=splitter.sent)
-                leased = self.ledger.held > 0
-                self._machine.on(ServerEvent.ENDED_LEASED if leased else ServerEvent.ENDED)
+                if self.ledger.held:
+                    self._machine.on(ServerEvent.ENDED_LEASED)
+                else:
+                    self._machine.on(ServerEvent.ENDED)
+                    self._settle()
         finally:
             counters.streams -= 1
             self._idle_since = anyio.current_time()
         if self._host.draining.is_set() and self._machine.state is ServerState.IDLE:
             group.cancel_scope.cancel()
+
+    async def _open(self, dataset: Dataset, request: Request, lender: Lender | None) -> Source:
+        host = self._host
+        if lender is None:
+            return await to_thread.run_sync(
+                dataset.open, request, host.encoding, limiter=host.threads
+            )
+        copy = getattr(self._channel, "pins_memory", False)  # then a file that changes would show
+        open_source = partial(host.sharing.open, dataset, request, copy=copy)
+        source = await to_thread.run_sync(open_source, limiter=host.threads)
+        lender.begin(source)
+        return source
 
     def _admit(self) -> None:
         if self._host.draining.is_set():
@@ -229,7 +284,9 @@ class Session:
         await aio.send(self._channel, frames)
         self._between_messages = True
 
-    async def _send_source(self, source: Source, splitter: Splitter, group: TaskGroup) -> None:
+    async def _send_source(
+        self, source: Source, splitter: Splitter, lender: Lender | None, group: TaskGroup
+    ) -> None:
         """Send what a source yields, and the end; nothing else may count as the end."""
         if source.blocking:
             sender, receiver = anyio.create_memory_object_stream[_Made](0)
@@ -238,17 +295,23 @@ class Session:
                 while (made := await receiver.receive()) is not None:
                     if isinstance(made, Exception):
                         raise made
-                    await self._send_group(made, splitter)
+                    await self._send_group(made, splitter, lender)
         else:
             try:
                 for messages in source:
-                    await self._send_group(messages, splitter)
+                    await self._send_group(messages, splitter, lender)
             finally:
                 source.close()
-        await self._send(splitter.end())
+        rest = [] if lender is None else lender.rest()
+        await self._send([*rest, *splitter.end()])
 
-    async def _send_group(self, messages: list[SourceMessage], splitter: Splitter) -> None:
-        await self._send(splitter.split(messages))
+    async def _send_group(
+        self, messages: list[SourceMessage], splitter: Splitter, lender: Lender | None
+    ) -> None:
+        if lender is None:
+            await self._send(splitter.split(messages))
+        else:
+            await self._lend_group(messages, splitter, lender)
         counters = self._host.counters
         counters.messages += len(messages)
         for message in messages:
@@ -256,6 +319,26 @@ class Session:
         if self._channel.bytes_sent >= self._turn:
             self._turn = self._channel.bytes_sent + _YIELD_BYTES
             await checkpoint()
+
+    async def _lend_group(
+        self, messages: list[SourceMessage], splitter: Splitter, lender: Lender
+    ) -> None:
+        frames: list[Outgoing] = []
+        lent = 0
+        try:
+            for message in messages:
+                if lent >= lender.together or lender.must_wait(message):
+                    await self._send(frames)
+                    frames, lent = [], 0
+                lent += message.body_length
+                frames += await lender.frames(message, splitter)
+                if lender.lends(message):
+                    self._host.counters.bytes_lent += message.body_length
+        except SplitArrowError:
+            await self._send(frames)  # what came before it is good, and counted as lent
+            raise
+        await self._send(frames)
+        await checkpoint()  # what is lent takes no time to send
 
 
 _Made = list[SourceMessage] | Exception | None

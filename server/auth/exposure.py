@@ -9,7 +9,7 @@ from ...errors import ConfigError
 from ...protocol.uri import DataUri
 
 _WITHOUT_NETWORK = ("inproc", "shm")
-_EMPTY_IS_LOOPBACK = ("tcp", "tcp+tls")
+_EMPTY_IS_LOOPBACK = ("tcp", "tcp+tls", "ucx")
 _TLS_SCHEMES = ("tcp+tls", "grpc+tls")
 
 

@@ -15,7 +15,7 @@ from ...transport.regions import RegionFile
 from .encoded import Batches
 from .files import Contents, FileDataset, arrow_handle, included_fields, reading
 from .selection import Selection, same_schema
-from .stored import StoredMessages, check_unchanged
+from .stored import StoredMessages
 
 _WHAT = "an Arrow IPC file"
 
@@ -55,7 +55,7 @@ class ArrowFileDataset(FileDataset):
             reader = pa.ipc.open_file(handle, options=options)
             for index in range(selection.first, reader.num_record_batches):
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(index)
-                check_unchanged(file)
+                file.check()
                 yield selection.arrange(batch), custom_metadata
 
 

@@ -16,7 +16,7 @@ from ...transport.regions import RegionFile
 from .encoded import Batches
 from .files import Contents, FileDataset, arrow_handle, included_fields, reading
 from .selection import Selection
-from .stored import StoredMessages, check_unchanged
+from .stored import StoredMessages
 
 _WHAT = "an Arrow IPC stream"
 _WINDOW, _SMALL_WINDOW = 64 << 10, 4 << 10
@@ -46,7 +46,7 @@ class ArrowStreamDataset(FileDataset):
             with pa.ipc.open_stream(handle, options=options) as reader:
                 found = reader.iter_batches_with_custom_metadata()
                 for batch, custom_metadata in islice(found, selection.first, None):
-                    check_unchanged(file)
+                    file.check()
                     yield selection.arrange(batch), custom_metadata
 
 

@@ -7,9 +7,10 @@ reader makes the server hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -28,6 +29,8 @@ class Encoding:
     """``none``, ``lz4`` or ``zstd``; None leaves files as they lie and compresses nothing."""
     batch_rows: int | None = None
     """The largest number of rows in a batch; None leaves it to the source."""
+    regions: bool = False
+    """Whether bodies that lie in a file are wanted as regions of it, however small they are."""
 
 
 class Shard(NamedTuple):
@@ -47,6 +50,10 @@ class Source(Protocol):
 
     Only the groups of such a source may be asked for ahead. Of any other, a group may refer to a
     file that is closed when the next one is asked for: it has to be sent before."""
+
+    placed: Sequence[Path]
+    """The files that each body is one uncut region of, as `Encoding.regions` asks for; none if
+    it is not."""
 
     def __iter__(self) -> Iterator[list[SourceMessage]]:
         """Yield groups of messages, none empty.
@@ -148,4 +155,34 @@ class Dataset(Protocol):
 
     def close(self) -> None:
         """Let go of what it holds. Sources already open go on."""
+        ...
+
+
+class DatasetVersion(Dataset, Protocol):
+    """A dataset that never changes, and says what it is a part of."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What a FlightInfo tells of it besides, as JSON."""
+        ...
+
+    def about_shard(self, index: int) -> Mapping[str, Any]:
+        """Return what the endpoint of a shard tells of it, as JSON."""
+        ...
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """A dataset that keeps versions."""
+
+    def at(self, request: Request) -> DatasetVersion:
+        """Return the version that a request asks for; the current one if it asks for none.
+
+        It may read files, so it belongs on a worker thread.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if there is no such version any more.
+        """
         ...

@@ -15,10 +15,14 @@ from .base import Dataset
 from .directory import DirectoryDataset
 from .kinds import open_file
 from .names import nearest
+from .object_cache import ObjectCache
+from .places import VERSIONS
+from .published import PublishedDataset
+from .storage import is_url
 from .table import ReaderDataset, TableDataset
 
 
-def open_dataset(source: Any) -> Dataset:
+def open_dataset(source: Any, cache: ObjectCache | None = None) -> Dataset:
     """Return the dataset that `source` stands for.
 
     Parameters
@@ -26,10 +30,13 @@ def open_dataset(source: Any) -> Dataset:
     source : path-like, Arrow data, or object with ``__arrow_c_stream__``
         - A path of an Arrow IPC file or stream, a Feather or a Parquet file; what it is is told
           by its contents. Or of a directory of such files.
+        - A path or URL of a published dataset, see `PublishedDataset`.
         - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of these.
         - A data frame of pandas or polars, or anything else with ``__arrow_c_stream__``: it is
           taken into memory now.
         - A ``pyarrow.RecordBatchReader``: it can be read once, see `ReaderDataset`.
+    cache : ObjectCache, optional
+        Where what lies in an object store is kept; by default in the user's cache folder.
 
     Raises
     ------
@@ -44,7 +51,12 @@ def open_dataset(source: Any) -> Dataset:
     2
     """
     if isinstance(source, (str, os.PathLike)):
-        path = Path(cast("str | os.PathLike[str]", source))
+        place = cast("str | os.PathLike[str]", source)
+        if isinstance(source, str) and is_url(source):
+            return PublishedDataset(source, cache)
+        path = Path(place)
+        if (path / VERSIONS).is_dir():
+            return PublishedDataset(path, cache)
         return DirectoryDataset(path) if path.is_dir() else open_file(path)
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         return TableDataset(source)
@@ -71,6 +83,8 @@ class Catalog:
     ----------
     sources : mapping, or iterable of pairs
         Names, and what they stand for; see `open_dataset`.
+    cache : ObjectCache, optional
+        Where what lies in object stores is kept.
 
     Raises
     ------
@@ -88,7 +102,12 @@ class Catalog:
     ['delay']
     """
 
-    def __init__(self, sources: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        cache: ObjectCache | None = None,
+    ) -> None:
+        self._cache = cache
         self._datasets: dict[str, Dataset] = {}
         self._lock = threading.Lock()
         pairs = cast("Iterable[tuple[str, Any]]", getattr(sources, "items", lambda: sources)())
@@ -114,7 +133,7 @@ class Catalog:
         if not isinstance(name, str) or not name.strip() or "\0" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{name!r} is no name for a dataset")
         self._refuse_taken(name)
-        dataset = open_dataset(source)
+        dataset = open_dataset(source, self._cache)
         try:
             with self._lock:
                 self._refuse_taken(name)
@@ -131,7 +150,7 @@ class Catalog:
         DatasetError, UsageError
             As for `add`; what stood there before still does.
         """
-        dataset = open_dataset(source)
+        dataset = open_dataset(source, self._cache)
         with self._lock:
             before = self._datasets.get(name)
             self._datasets = {**self._datasets, name: dataset}

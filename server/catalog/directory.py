@@ -5,54 +5,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from ...errors import DatasetError
 from ...protocol.request import Request
-from ...transport.regions import RegionFile
 from .asked import asked_shards, check_version, version_text
 from .base import Encoding, Shard
-from .encoded import Batches, encoded_groups
 from .files import FileDataset, file_identity
-from .hive import Partitions, Values, file_selection, with_partitions
+from .hive import Partitions
 from .kinds import EXPECTED, open_file
+from .listing import Listing, ShardFile, open_listing
 from .parquet import ParquetDataset
-from .selection import Selection, difference
-from .source import Groups, GroupSource
-from .stored import StoredMessages
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """One file of a directory."""
-
-    dataset: FileDataset
-    """What is in it. Its index is made anew for each reader: there may be many shards."""
-    identity: tuple[int, ...]
-    """Which state of the file was looked into."""
-    values: Values
-    """The values of the partition columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What was found in a directory."""
-
-    shards: tuple[ShardFile, ...]
-    """The files, in the order in which they are read."""
-    file_schema: pa.Schema
-    """The schema of each of them."""
-    schema: pa.Schema
-    """The same with partition columns."""
-    stored: StoredMessages | None
-    """The schema message that all files begin with, and their codec; without any blocks. None
-    if they have to be encoded anew."""
-    codecs: frozenset[str]
-    """How the messages that lie in the files are compressed."""
+from .selection import difference
+from .source import GroupSource
 
 
 class DirectoryDataset:
@@ -133,17 +101,7 @@ class DirectoryDataset:
         listing = self._current()
         check_version(request, self._version(listing))
         listing = replace(listing, shards=tuple(asked_shards(request, listing.shards)))
-        selection = Selection.resolve(request, encoding, listing.schema)
-        if selection.offset and selection.filter is None:
-            listing, selection = _skipped(listing, selection)
-        if _lies_as_wanted(selection, listing):
-            groups, blocking = self._stored_groups(listing, selection.first), False
-        else:
-            batches = self._batches(listing, selection.to_read(listing.schema))
-            is_valid = all(shard.dataset.is_decoded for shard in listing.shards)
-            groups = encoded_groups(selection, batches, str(self.path), is_valid=is_valid)
-            blocking = True
-        return GroupSource(groups, blocking=blocking, on_close=lambda: None)
+        return open_listing(listing, request, encoding, str(self.path))
 
     def close(self) -> None:
         """Do nothing: between readers no file is open."""
@@ -191,64 +149,6 @@ class DirectoryDataset:
                 for shard in listing.shards
             )
         )
-
-    def _stored_groups(self, listing: Listing, skip: int) -> Groups:
-        first = listing.stored
-        assert first is not None
-        yield [first.schema_message()]
-        for shard in listing.shards:
-            with closing(_open(shard)) as file:
-                stored = shard.dataset.contents(file).stored
-                if stored is None or not first.begins_like(stored):
-                    raise DatasetError(f"{shard.dataset.path} changed while it was read")
-                yield from (stored.after(file, skip) if skip else stored).groups(file)
-                skip = 0
-
-    def _batches(self, listing: Listing, selection: Selection) -> Batches:
-        inner = file_selection(selection, listing.file_schema)
-        columns = len(listing.file_schema)
-        for shard in listing.shards:
-            with closing(_open(shard)) as file:
-                contents = shard.dataset.contents(file)
-                if shard is not listing.shards[0]:
-                    inner = replace(inner, first=0)
-                with closing(shard.dataset.batches(file, contents, inner)) as batches:
-                    for batch, custom_metadata in batches:
-                        full = with_partitions(batch, shard.values, selection, columns)
-                        yield full, custom_metadata
-
-
-def _skipped(listing: Listing, selection: Selection) -> tuple[Listing, Selection]:
-    """Leave out the files, and in the first of the others the batches, that need not be read."""
-    shards, offset = listing.shards, selection.offset
-    for number, shard in enumerate(shards):
-        rows = shard.dataset.rows
-        if rows is None or offset < rows:
-            with closing(_open(shard)) as file:
-                inner = Selection(listing.file_schema, offset=offset)
-                inner = shard.dataset.skipped(file, shard.dataset.contents(file), inner)
-            selection = replace(selection, first=inner.first, offset=inner.offset)
-            return replace(listing, shards=shards[number:]), selection
-        offset -= rows
-    return replace(listing, shards=()), replace(selection, offset=0)
-
-
-def _lies_as_wanted(selection: Selection, listing: Listing) -> bool:
-    if selection.filter is not None or selection.offset:
-        return False
-    if listing.stored is None or selection.columns is not None:
-        return False
-    if selection.limit is not None or selection.batch_rows is not None:
-        return False
-    return selection.compression is None or listing.codecs == frozenset([selection.compression])
-
-
-def _open(shard: ShardFile) -> RegionFile:
-    file = RegionFile(shard.dataset.path)
-    if file.version != shard.identity:
-        file.close()
-        raise DatasetError(f"{shard.dataset.path} changed while the directory was read")
-    return file
 
 
 def _dataset(path: Path, known: FileDataset | None) -> FileDataset:

@@ -11,7 +11,6 @@ from ...transport.regions import RegionFile
 from .encoded import Batches
 from .files import Contents, FileDataset, arrow_handle, reading
 from .selection import Selection
-from .stored import check_unchanged
 
 _WHAT = "a Feather file of version 1"
 
@@ -29,7 +28,7 @@ class FeatherDataset(FileDataset):
     def batches(self, file: RegionFile, contents: Contents, selection: Selection) -> Batches:
         """Yield the table's batches."""
         table = _table(file)
-        check_unchanged(file)
+        file.check()
         if selection.columns is not None:
             table = table.select(list(selection.columns))
         for batch in table.to_batches():

@@ -195,8 +195,10 @@ class FileDataset(ABC):
             )
             messages = as_it_lies(selection, contents.stored, file)
             if messages is not None:
-                groups = _stored_groups(file, messages)
-                return GroupSource(groups, blocking=False, on_close=file.close)
+                groups = _stored_groups(file, messages, regions=encoding.regions)
+                whole = encoding.regions and isinstance(messages, StoredMessages)
+                placed = (self.path,) if whole else ()
+                return GroupSource(groups, blocking=False, on_close=file.close, placed=placed)
             batches = self.batches(file, contents, selection.to_read(contents.schema))
             groups = encoded_groups(selection, batches, str(self.path), is_valid=self.is_decoded)
             return GroupSource(groups, blocking=True, on_close=file.close)
@@ -269,9 +271,14 @@ def file_identity(path: Path) -> tuple[int, int, int, int]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _stored_groups(file: RegionFile, messages: StoredMessages | ProjectedMessages) -> Groups:
+def _stored_groups(
+    file: RegionFile, messages: StoredMessages | ProjectedMessages, *, regions: bool
+) -> Groups:
     yield [messages.schema_message()]
-    yield from messages.groups(file)
+    if regions and isinstance(messages, StoredMessages):
+        yield from messages.regions(file)
+    else:
+        yield from messages.groups(file)
 
 
 @contextmanager

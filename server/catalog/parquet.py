@@ -13,7 +13,6 @@ from ...transport.regions import RegionFile
 from .encoded import Batches
 from .files import Contents, FileDataset, arrow_handle, reading
 from .selection import Selection
-from .stored import check_unchanged
 
 BATCH_BYTES = 8 << 20
 """How large a batch should be, in bytes, if the reader does not say."""
@@ -62,7 +61,7 @@ class ParquetDataset(FileDataset):
         with reading(file.path, _WHAT), _parquet(file) as parquet:
             groups = _row_groups(file, parquet, selection)
             for batch in parquet.iter_batches(batch_size=count, row_groups=groups, columns=names):
-                check_unchanged(file)
+                file.check()
                 yield _arranged(batch, selection, by_name=names is not None), None
 
 

@@ -14,7 +14,7 @@ from ...protocol.splitter import SourceMessage
 from ...transport.regions import FileRegion, RegionFile
 from .base import GROUP_BYTES
 from .selection import Selection
-from .stored import REGION_BYTES, StoredMessages, check_unchanged
+from .stored import REGION_BYTES, StoredMessages
 
 _READ_BYTES = 256 << 10
 
@@ -85,12 +85,12 @@ class ProjectedMessages:
             if message is None:
                 continue
             if group and (total + message.body_length > GROUP_BYTES or read > _READ_BYTES):
-                check_unchanged(file)
+                file.check()
                 yield group
                 group, total, read = [], 0, 0
             group.append(message)
             total += message.body_length
-        check_unchanged(file)
+        file.check()
         if group:
             yield group
 

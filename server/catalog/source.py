@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 
 from ...errors import ClosedError
 from ...protocol.splitter import SourceMessage
@@ -22,10 +23,20 @@ class GroupSource:
         Whether it has to be asked on a worker thread.
     on_close : callable
         Called once, when the generator has been closed.
+    placed : sequence of Path
+        The files that each body is one region of, if it is.
     """
 
-    def __init__(self, groups: Groups, *, blocking: bool, on_close: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        blocking: bool,
+        on_close: Callable[[], object],
+        placed: Sequence[Path] = (),
+    ) -> None:
         self.blocking = blocking
+        self.placed = placed
         self._groups = groups
         self._on_close = on_close
         self._turn = threading.Lock()

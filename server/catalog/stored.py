@@ -28,6 +28,7 @@ READ_AHEAD = 16 << 20
 _ADVICE = 1 << 20
 _MOST_GAP = 4 << 10
 _MARKER_BYTE = 0xFF
+_REGIONS_GROUP = 64
 
 
 class Extent(NamedTuple):
@@ -102,13 +103,27 @@ class StoredMessages:
         for end in self._cuts:
             offset, _, body = blocks[begin]
             ahead.advance(offset)
-            check_unchanged(file)
+            file.check()
             if body < REGION_BYTES:
                 yield self._small(file, begin, end, probe)
             else:
                 yield self._large(file, begin, end, probe)
             begin = end
-        check_unchanged(file)
+        file.check()
+
+    def regions(self, file: RegionFile) -> Iterator[list[SourceMessage]]:
+        """Yield the same messages, each body as one region of the file, whatever its size.
+
+        Raises
+        ------
+        DatasetError
+            As `groups` does.
+        """
+        probe = HeaderProbe()
+        for begin in range(0, len(self.blocks), _REGIONS_GROUP):
+            file.check()
+            yield self._large(file, begin, min(begin + _REGIONS_GROUP, len(self.blocks)), probe)
+        file.check()
 
     def _small(
         self, file: RegionFile, begin: int, end: int, probe: HeaderProbe
@@ -248,25 +263,8 @@ class _ReadAhead:
             return False  # it is not, or the file system cannot tell
 
 
-def check_unchanged(file: RegionFile) -> None:
-    """Check that a file is what it was when it was opened.
-
-    Raises
-    ------
-    DatasetError
-        If it was written to, or cannot be looked at.
-    """
-    try:
-        status = os.fstat(file.fileno())
-    except (OSError, ValueError):
-        raise DatasetError(f"{file.path} was closed while it was read") from None
-    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-    if now != file.version:
-        raise DatasetError(f"{file.path} changed while it was read")
-
-
 def _corrupt(file: RegionFile, offset: int, error: ProtocolError) -> DatasetError:
-    return DatasetError(f"{file.path} is corrupt at byte {offset}: {error.message}")
+    return file.corrupt(offset, error.message)
 
 
 def _cuts(blocks: Blocks) -> array[int]:

@@ -21,6 +21,7 @@ from .call import Call, parsed
 from .info import Informer
 from .ports import EVERYTHING, READ, WRITE, Office
 from .running import RunningStreams, ticket_key
+from .shards import Order, check_job
 from .store import UploadStore
 
 Reload = Callable[[], object]
@@ -64,7 +65,12 @@ class Actions:
             "status": ("What the server counts, and the streams that run: JSON", self._status),
             "cancel": ('End a stream of the caller: {"stream": NUMBER}', self._cancel),
             "renew": ("Exchange a ticket that was not used for a fresh one", self._renew),
-            "drop": ("Remove a dataset that was uploaded: its name", self._drop),
+            "drop": ("Remove a dataset that was uploaded or published: its name", self._drop),
+            "publish": ("Make uploaded shards a version of a dataset: JSON", self._publish),
+            "discard": (
+                'Remove the shards of a job: {"dataset": NAME, "job": JOB}',
+                self._discard,
+            ),
             "reload": ("Read the configuration anew", self._reload_now),
             "CancelFlightInfo": ("End the streams of a FlightInfo", self._cancel_info),
             "RenewFlightEndpoint": ("Give an endpoint a fresh ticket", self._renew_endpoint),
@@ -155,12 +161,28 @@ class Actions:
             name = body.decode()
         except UnicodeDecodeError:
             raise InvalidRequestError("the name is not UTF-8") from None
+        await to_thread.run_sync(self._writable(call, name).drop, name)
+        return _json({"dropped": name})
+
+    async def _publish(self, call: Call, body: bytes) -> bytes:
+        order = Order.parse(body)
+        store = self._writable(call, order.dataset)
+        return _json(await to_thread.run_sync(store.publications.publish, order))
+
+    async def _discard(self, call: Call, body: bytes) -> bytes:
+        name, job = _field(body, "dataset"), _field(body, "job")
+        if not isinstance(name, str):
+            raise InvalidRequestError('to discard a job say {"dataset": NAME, "job": JOB}')
+        store = self._writable(call, name)
+        await to_thread.run_sync(store.publications.discard, name, check_job(job))
+        return _json({"discarded": job})
+
+    def _writable(self, call: Call, name: str) -> UploadStore:
         call.subject = name
         call.require(name, WRITE)
         if self._store is None:
             raise remote_error("FAILED_PRECONDITION", "this server takes no uploads")
-        await to_thread.run_sync(self._store.drop, name)
-        return _json({"dropped": name})
+        return self._store
 
     async def _reload_now(self, call: Call, body: bytes) -> bytes:
         del body

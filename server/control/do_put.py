@@ -19,6 +19,7 @@ from ...errors import (
 from ...proto import Flight_pb2 as flight
 from .call import Call, parsed
 from .ports import WRITE
+from .shards import ShardKey, shard_of
 from .store import UploadStore
 from .upload import Upload
 from .wire import FlightData, parse_flight_data
@@ -56,23 +57,26 @@ class Receiver:
         first = await _next(call)
         if first is None or first.descriptor is None:
             raise InvalidRequestError("the upload begins without a descriptor")
-        name = _name(parsed(flight.FlightDescriptor, bytes(first.descriptor)))
+        target = _target(parsed(flight.FlightDescriptor, bytes(first.descriptor)))
+        name = target if isinstance(target, str) else target.dataset
         call.subject = name
         call.require(name, WRITE)
         if self._running >= self._most:
             raise ExhaustedError(f"{self._running} uploads are running, as many as may")
         self._running += 1
         try:
-            upload = self._store.begin(name, call.daemon.limits)
+            limits = call.daemon.limits
+            if isinstance(target, str):
+                upload = self._store.begin(target, limits)
+            else:
+                upload = self._store.publications.begin(target, limits)
             try:
                 await self._take(call, upload, first)
             finally:
                 upload.abort()
         finally:
             self._running -= 1
-        assert upload.stored is not None
-        rows, nbytes = upload.stored
-        answer = json.dumps({"dataset": name, "rows": rows, "bytes": nbytes})
+        answer = json.dumps(upload.answer(), ensure_ascii=False)
         await call.write(flight.PutResult(app_metadata=answer.encode()).SerializeToString())
 
     async def _take(self, call: Call, upload: Upload, first: FlightData) -> None:
@@ -118,7 +122,10 @@ async def _next(call: Call) -> FlightData | None:
     raise UnavailableError(f"the client said nothing for {seconds:g} s")
 
 
-def _name(descriptor: flight.FlightDescriptor) -> str:
+def _target(descriptor: flight.FlightDescriptor) -> str | ShardKey:
+    """Return what an upload shall become: the dataset of a name, or a shard."""
+    if descriptor.type == flight.FlightDescriptor.CMD and descriptor.cmd[:1] == b"{":
+        return shard_of(descriptor.cmd)
     if descriptor.type != flight.FlightDescriptor.PATH or len(descriptor.path) != 1:
         raise InvalidRequestError(
             "the descriptor of an upload is a path of one element, the name of the dataset"

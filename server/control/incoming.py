@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -16,21 +15,10 @@ from ...formats.arrow.message import (
     batch_facts,
     batch_traits,
     decoded_bytes,
-    encapsulate,
 )
+from ...formats.arrow.pieces import DECODING_ERRORS, Pieces
 from ...formats.arrow.schema import read_schema
 from ...protocol.limits import Limits
-
-_DECODING = (
-    pa.ArrowException,
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    MemoryError,
-    StopIteration,
-)
-"""What pyarrow raises for data that it cannot decode; the last where it finds no message."""
 
 
 class IncomingBatch(NamedTuple):
@@ -75,12 +63,12 @@ class UploadReader:
             schema_metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
         )
         self.has_dictionaries = bool(dictionary_types(schema_metadata, schema))
-        self._pieces = _Pieces()
+        self._pieces = Pieces()
         self._pieces.add(schema_metadata, None)
         self._held = 0
         try:
             self._reader = pa.ipc.open_stream(pa.PythonFile(cast(Any, self._pieces), mode="r"))
-        except _DECODING as error:
+        except DECODING_ERRORS as error:
             raise InvalidDataError(f"the schema is refused: {error}") from None
         self.schema: pa.Schema = self._reader.schema
 
@@ -125,50 +113,6 @@ class UploadReader:
         try:
             batch, custom_metadata = self._reader.read_next_batch_with_custom_metadata()
             batch.validate(full=True)
-        except _DECODING as error:
+        except DECODING_ERRORS as error:
             raise InvalidDataError(f"the data is refused: {error}") from None
         return IncomingBatch(batch, custom_metadata, read_header(header).codec, size)
-
-
-class _Pieces:
-    """A file for pyarrow to read from that hands out buffers as they are."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: deque[pa.Buffer] = deque()
-        self._position = 0
-
-    def add(self, metadata: bytes, body: pa.Buffer | None) -> None:
-        self._pieces.append(pa.py_buffer(encapsulate(metadata)))
-        if body is not None and body.size:
-            self._pieces.append(body)
-
-    def read(self, nbytes: int) -> pa.Buffer:
-        if not self._pieces:
-            return pa.py_buffer(b"")
-        piece = self._pieces[0]
-        if piece.size <= nbytes:
-            self._pieces.popleft()
-        else:
-            self._pieces[0] = piece.slice(nbytes)
-            piece = piece.slice(0, nbytes)
-        self._position += piece.size
-        return piece
-
-    read_buffer = read
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        self._pieces.clear()

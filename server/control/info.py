@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,7 +13,7 @@ from ...errors import DatasetError, NotFoundError
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..catalog.asked import asked_shards, check_version
-from ..catalog.base import Dataset
+from ..catalog.base import Dataset, DatasetVersion, Versioned
 from ..catalog.selection import Selection
 from .call import Call
 from .locations import HostName, locations, pair
@@ -19,6 +21,8 @@ from .ports import Office, OpenOffice
 
 _UNKNOWN = -1
 _MOST_ENDPOINTS = 1024
+_MOST_PUBLISHED = 1 << 16
+"""Of a published dataset, whose shards other servers may have too, each has its endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class _Part:
     request: Request
     rows: int | None
     nbytes: int | None
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Informer:
@@ -53,7 +58,10 @@ class Informer:
         SplitArrowError
             If there is no such dataset or column, or the caller may not read it.
         """
-        return _schema(call, request, call.dataset(request.dataset)).serialize().to_pybytes()
+        dataset = call.dataset(request.dataset)
+        if isinstance(dataset, Versioned):
+            dataset = dataset.at(request)
+        return _schema(call, request, dataset).serialize().to_pybytes()
 
     def info(
         self, call: Call, request: Request, descriptor: flight.FlightDescriptor
@@ -97,15 +105,25 @@ class Informer:
         *,
         counted: bool = True,
     ) -> flight.FlightInfo:
+        published: DatasetVersion | None = None
+        if isinstance(dataset, Versioned):
+            dataset = published = dataset.at(request)
         schema = _schema(call, request, dataset)
         version = dataset.version
         check_version(request, version)
         pinned = _pinned(request, version, self._office)
-        parts = _parts(pinned, dataset) if counted else [_Part(pinned, None, None)]
+        if published is not None:
+            pinned = replace(request, version=version)
+        parts = _parts(pinned, dataset, published) if counted else [_Part(pinned, None, None)]
         host = HostName(self._advertised, call.headers, call.peer)
         where = [flight.Location(uri=uri) for uri in locations(call.daemon.uris, host)]
         pairs = pair(call.daemon.uris, host)
-        about = {"dataset": request.dataset, "version": version, "kind": dataset.kind}
+        about: dict[str, Any] = {
+            "dataset": request.dataset,
+            "version": version,
+            "kind": dataset.kind,
+            **(published.about if published is not None else {}),
+        }
         return flight.FlightInfo(
             schema=schema.serialize().to_pybytes(),
             flight_descriptor=descriptor,
@@ -113,7 +131,7 @@ class Informer:
                 flight.FlightEndpoint(
                     ticket=flight.Ticket(ticket=self.ticket(call, part.request)),
                     location=where,
-                    app_metadata=pairs,
+                    app_metadata=_told(pairs, part.about),
                 )
                 for part in parts
             ],
@@ -134,19 +152,32 @@ def _pinned(request: Request, version: str, office: Office) -> Request:
     return request if isinstance(office, OpenOffice) else replace(request, version=version)
 
 
-def _parts(request: Request, dataset: Dataset) -> list[_Part]:
+def _parts(request: Request, dataset: Dataset, published: DatasetVersion | None) -> list[_Part]:
     """Return what the endpoints stand for: one for each shard, if they can be read apart."""
     shards = dataset.shards
+    most = _MOST_ENDPOINTS if published is None else _MOST_PUBLISHED
+
+    def about(index: int) -> Mapping[str, Any]:
+        return {} if published is None else published.about_shard(index)
+
     if request.shard is not None:
         (shard,) = asked_shards(request, shards)
-        return [_Part(request, shard.rows, shard.nbytes)]
+        return [_Part(request, shard.rows, shard.nbytes, about(request.shard))]
     counted = request.limit is not None or request.offset is not None
-    if counted or not 1 < len(shards) <= _MOST_ENDPOINTS:
-        return [_Part(request, dataset.rows, dataset.nbytes)]
+    if counted or not 1 < len(shards) <= most:
+        whole = about(0) if len(shards) == 1 and not counted else {}
+        return [_Part(request, dataset.rows, dataset.nbytes, whole)]
     return [
-        _Part(replace(request, shard=index), shard.rows, shard.nbytes)
+        _Part(replace(request, shard=index), shard.rows, shard.nbytes, about(index))
         for index, shard in enumerate(shards)
     ]
+
+
+def _told(pairs: bytes, about: Mapping[str, Any]) -> bytes:
+    """Return what an endpoint tells, as JSON; nothing if there is nothing."""
+    if not about:
+        return pairs
+    return json.dumps({**json.loads(pairs or b"{}"), **about}).encode()
 
 
 def _rows(part: _Part) -> int | None:

@@ -15,7 +15,7 @@ REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
 HOST_HEADER = "splitarrow-host"
 """A header in which a client may say under which name it reached the control plane."""
 
-_PREFERENCE = ("shm", "ucx", "tcp+tls", "tcp")
+_PREFERENCE = ("shm", "tcp+tls", "tcp", "ucx")
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _DISCARD_PORT = 9
 

@@ -22,6 +22,7 @@ from .handshake import Greeter
 from .health import HEALTH_SERVICE, Health
 from .info import Informer
 from .ports import DaemonPort, Guard, Office, OpenGuard, OpenOffice
+from .quota import Quota
 from .reception import Reception
 from .running import RunningStreams
 from .service import FLIGHT_SERVICE, FlightService
@@ -193,9 +194,8 @@ class ControlPlane:
     def _open_store(self) -> UploadStore:
         settings = self._settings
         assert settings.writable is not None
-        return UploadStore(
-            settings.writable, self._daemon.catalog, settings.writable_bytes, settings.upload_bytes
-        )
+        quota = Quota(settings.writable_bytes, settings.upload_bytes)
+        return UploadStore(settings.writable, self._daemon.catalog, quota)
 
 
 def _reflect(server: Any) -> None:

@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from ...errors import (
     ConfigError,
@@ -20,40 +20,11 @@ from ...errors import (
 from ...protocol.limits import Limits
 from ..catalog.catalog import open_dataset
 from ..logs import get_logger
+from .naming import SUFFIX, TEMPORARY, file_name
 from .ports import CatalogPort
+from .publications import Publications
+from .quota import Quota
 from .upload import Upload
-
-_SUFFIX = ".arrow"
-_TEMPORARY = ".upload-"
-_LONGEST_FILE = 255
-_FORBIDDEN = "/\\%"
-
-
-def file_name(name: str) -> str:
-    """Return the name of the file for a dataset that is uploaded.
-
-    Raises
-    ------
-    InvalidRequestError
-        If the name could be meant as a path, or is too long.
-
-    Examples
-    --------
-    >>> file_name("scores 2024")
-    'scores%202024.arrow'
-    """
-    hidden = name.startswith(".") or not name.isprintable() or not name.strip()
-    if hidden or any(sign in name for sign in _FORBIDDEN):
-        raise InvalidRequestError(
-            f"the name {name[:80]!r} cannot be that of an upload: it must not be blank, begin "
-            "with a dot, nor hold / \\ % or control characters"
-        )
-    found = quote(name, safe="") + _SUFFIX
-    if len(found) > _LONGEST_FILE:
-        raise InvalidRequestError(
-            f"the name of an upload has {len(name)} characters: {name[:80]!r}"
-        )
-    return found
 
 
 class UploadStore:
@@ -65,10 +36,8 @@ class UploadStore:
         It must exist, and belong to this server alone.
     catalog : CatalogPort
         Where complete uploads appear.
-    total_bytes : int or None
-        How many bytes all uploads together may take.
-    upload_bytes : int or None
-        How many bytes one may take.
+    quota : Quota, optional
+        How many bytes uploads may take; any number by default.
 
     Raises
     ------
@@ -80,16 +49,15 @@ class UploadStore:
         self,
         directory: Path,
         catalog: CatalogPort,
-        total_bytes: int | None = None,
-        upload_bytes: int | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self._directory = directory
         self._catalog = catalog
-        self._total_bytes = total_bytes
-        self._upload_bytes = upload_bytes
+        self._quota = quota or Quota()
         self._lock = threading.RLock()
-        self._sizes: dict[str, int] = {}
-        self._uploads: set[Upload] = set()
+        self._stored: set[str] = set()
+        self.publications = Publications(directory, catalog, self._quota)
+        """The datasets that are published shard by shard."""
         self._log = get_logger("store")
         self._handle = _own(directory)
         try:
@@ -110,11 +78,8 @@ class UploadStore:
         """
         file_name(name)
         self._check_free(name)
-        path = self._directory / f"{_TEMPORARY}{secrets.token_hex(16)}"
-        upload = Upload(self, name, path, limits)
-        with self._lock:
-            self._uploads.add(upload)
-        return upload
+        path = self._directory / f"{TEMPORARY}{secrets.token_hex(16)}"
+        return Upload(self, name, path, limits)
 
     def reserve(self, upload: Upload, nbytes: int) -> None:
         """Note that an upload takes this many bytes.
@@ -124,17 +89,11 @@ class UploadStore:
         ExhaustedError
             If that is more than there may be.
         """
-        with self._lock:
-            others = sum(self._sizes.values())
-            others += sum(other.reserved for other in self._uploads if other is not upload)
-            for most, taken in ((self._upload_bytes, 0), (self._total_bytes, others)):
-                if most is not None and taken + nbytes > most:
-                    raise ExhaustedError(
-                        f"the upload takes {nbytes} bytes or more; there is room for "
-                        f"{max(0, most - taken)} of {most}",
-                        stream=upload.name,
-                    )
-            upload.reserved = nbytes
+        try:
+            self._quota.reserve(upload, nbytes, upload.name)
+        except ExhaustedError:
+            self.publications.recount()
+            self._quota.reserve(upload, nbytes, upload.name)
 
     def commit(self, upload: Upload) -> None:
         """Make a finished file the dataset of its name. Readers of the one before keep that.
@@ -152,24 +111,23 @@ class UploadStore:
             upload.path.replace(target)
             os.fsync(self._handle)
             try:
-                if name in self._sizes:
+                if name in self._stored:
                     self._catalog.replace(name, target)
                 else:
                     self._catalog.add(name, target)
             except BaseException:
                 target.unlink(missing_ok=True)
                 raise
-            nbytes = self._sizes[name] = upload.reserved
-            upload.reserved = 0
+            self._stored.add(name)
+            nbytes = self._quota.settle(upload, name)
         self._log.info("dataset uploaded", dataset=name, bytes=nbytes)
 
     def forget(self, upload: Upload) -> None:
         """Forget an upload that is over."""
-        with self._lock:
-            self._uploads.discard(upload)
+        self._quota.release(upload)
 
     def drop(self, name: str) -> None:
-        """Remove a dataset that was uploaded. Streams of it that run go on.
+        """Remove a dataset that was uploaded or published. Streams of it that run go on.
 
         Raises
         ------
@@ -179,7 +137,10 @@ class UploadStore:
             With the code FAILED_PRECONDITION if it was not uploaded.
         """
         with self._lock:
-            if name not in self._sizes:
+            if self.publications.drop(name):
+                os.fsync(self._handle)
+                return
+            if name not in self._stored:
                 if name in self._catalog.names():
                     raise remote_error(
                         "FAILED_PRECONDITION",
@@ -190,7 +151,8 @@ class UploadStore:
             self._catalog.remove(name)
             (self._directory / file_name(name)).unlink(missing_ok=True)
             os.fsync(self._handle)
-            del self._sizes[name]
+            self._stored.discard(name)
+            self._quota.release(name)
         self._log.info("dataset dropped", dataset=name)
 
     def close(self) -> None:
@@ -200,7 +162,7 @@ class UploadStore:
             self._handle = -1
 
     def _check_free(self, name: str) -> None:
-        if name not in self._sizes and name in self._catalog.names():
+        if name not in self._stored and name in self._catalog.names():
             raise remote_error(
                 "ALREADY_EXISTS",
                 f"the dataset {name!r} belongs to the configuration; it cannot be replaced",
@@ -209,20 +171,22 @@ class UploadStore:
 
     def _find(self) -> None:
         """Serve what was uploaded before; remove what was left half done."""
+        self.publications.find()
         with os.scandir(self._directory) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
         for entry in found:
             if not entry.is_file(follow_symlinks=False):
                 continue
-            if entry.name.startswith(_TEMPORARY):
+            if entry.name.startswith(TEMPORARY):
                 os.unlink(entry.path)
                 continue
-            name = unquote(entry.name.removesuffix(_SUFFIX), errors="replace")
+            name = unquote(entry.name.removesuffix(SUFFIX), errors="replace")
             try:
                 if file_name(name) != entry.name:
                     continue
                 self._catalog.add(name, entry.path)
-                self._sizes[name] = entry.stat().st_size
+                self._stored.add(name)
+                self._quota.keep(name, entry.stat().st_size)
             except InvalidRequestError:
                 continue
             except (SplitArrowError, OSError) as error:

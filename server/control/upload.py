@@ -60,17 +60,21 @@ class Upload:
         The temporary file; it must not exist. It is removed by `abort`.
     limits : Limits
         Bounds on what is uploaded.
+    as_file : bool
+        Whether the file has to be an Arrow IPC file, also where dictionaries could be replaced:
+        then they may only grow.
     """
 
-    def __init__(self, shelf: Shelf, name: str, path: Path, limits: Limits) -> None:
+    def __init__(
+        self, shelf: Shelf, name: str, path: Path, limits: Limits, *, as_file: bool = False
+    ) -> None:
         self.name = name
         self.path = path
-        self.reserved = 0
-        """How many bytes the shelf keeps free for it."""
         self.stored: Stored | None = None
         """What became of it, once it is complete."""
         self._shelf = shelf
         self._limits = limits
+        self._as_file = as_file
         self._reader: UploadReader | None = None
         self._writer: Any = None
         self._rows = 0
@@ -137,6 +141,12 @@ class Upload:
             self.path.unlink(missing_ok=True)
         self._shelf.forget(self)
 
+    def answer(self) -> dict[str, Any]:
+        """Return what the client is told once it is complete."""
+        assert self.stored is not None
+        rows, nbytes = self.stored
+        return {"dataset": self.name, "rows": rows, "bytes": nbytes}
+
     def _write(self, reader: UploadReader, got: IncomingBatch) -> None:
         with _disk(self.name):
             if self._writer is None:
@@ -153,7 +163,8 @@ class Upload:
             compression=cast(Any, codec), allow_64bit=True, emit_dictionary_deltas=True
         )
         sink = pa.PythonFile(self._file, mode="w")
-        new = pa.ipc.new_stream if reader.has_dictionaries else pa.ipc.new_file
+        streamed = reader.has_dictionaries and not self._as_file
+        new = pa.ipc.new_stream if streamed else pa.ipc.new_file
         return new(sink, reader.schema, options=options)
 
     def _note(self, app_metadata: memoryview | None) -> None:

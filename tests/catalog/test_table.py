@@ -61,7 +61,8 @@ def test_one_batch() -> None:
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_every_type(name: str) -> None:
-    table = pa.table({"x": pa.chunked_array([ARRAYS[name], ARRAYS[name][1:3], ARRAYS[name][:0]])})
+    chunks: Any = pa.chunked_array([ARRAYS[name], ARRAYS[name][1:3], ARRAYS[name][:0]])
+    table = pa.table({"x": chunks})
     for asked in asking({}, {"compression": "lz4"}, {"batch_rows": 2}, {"limit": 6}):
         assert serve(open_dataset(table), **asked).table.equals(table.slice(0, asked.get("limit")))
 

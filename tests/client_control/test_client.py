@@ -100,7 +100,9 @@ def test_put_takes(client: Client, table: pa.Table, kind: str) -> None:
 
 
 def test_dictionaries_are_uploaded(client: Client) -> None:
-    words = pa.chunked_array([pa.array(["a", "b"]), pa.array(["c", "a", "d"])]).dictionary_encode()
+    words: Any = pa.chunked_array(
+        [pa.array(["a", "b"]), pa.array(["c", "a", "d"])]
+    ).dictionary_encode()
     client.put("words", pa.table({"word": words}))
     with client.read("words") as stream:
         assert stream.read_all()["word"].to_pylist() == ["a", "b", "c", "a", "d"]

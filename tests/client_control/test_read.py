@@ -18,9 +18,11 @@ from splitarrow import errors
 from splitarrow.client import resuming
 from splitarrow.client.control import Client, connect
 from splitarrow.client.described import DatasetInfo
+from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.uri import DataUri
 from splitarrow.server.auth.tickets import TicketOffice
 from splitarrow.transport import registry, tcp
-from splitarrow.transport.faults import Faults, FaultyTransport
+from splitarrow.transport.faults import Faults, FaultyChannel, FaultyTransport
 
 from .conftest import SHARD_ROWS, Running, running, write_file, write_shards
 
@@ -71,6 +73,33 @@ def test_less_than_all(client: Client, table: pa.Table, transport: str) -> None:
     assert read("many", compression="zstd", batch_rows=100) == table
     with client.read("table", transport=transport, batch_rows=10) as stream:
         assert next(stream).num_rows <= 10
+
+
+@pytest.mark.parametrize("transport", ["tcp", "flight"])
+def test_some_parts(client: Client, table: pa.Table, transport: str) -> None:
+    def read(name: str, **options: Any) -> pa.Table:
+        with client.read(name, transport=transport, **options) as stream:
+            return stream.read_all()
+
+    third = table.slice(3 * SHARD_ROWS, SHARD_ROWS)
+    both = pa.concat_tables([table.slice(SHARD_ROWS, SHARD_ROWS), third])
+    assert read("many", shards=[3]) == third
+    assert read("many", shards=[3, 1, 3]) == both
+    assert read("many", shards=[1, 3], limit=SHARD_ROWS + 5) == both.slice(0, SHARD_ROWS + 5)
+    assert read("many", shards=[3], limit=5) == third.slice(0, 5)
+    assert read("many", shards=[]).num_rows == 0
+    assert read("table", shards=[0]) == table
+    with pytest.raises(errors.UsageError, match="no shard 7-8"):
+        read("many", shards=[0, 7, 8])
+
+
+def test_one_version(client: Client, table: pa.Table) -> None:
+    version = client.info("many").version
+    with client.read("many", version=version) as stream:
+        assert stream.read_all() == table
+    with pytest.raises(errors.RemoteError) as raised:
+        client.read("many", version="another")
+    assert raised.value.code == "FAILED_PRECONDITION"
 
 
 def test_other_interfaces(client: Client, table: pa.Table) -> None:
@@ -222,17 +251,26 @@ def test_resuming_may_be_switched_off(client: Client) -> None:
         assert stream.rows_received > 0
 
 
+class Worsening(FaultyTransport):
+    """The first connection breaks after 12 frames, each later one after the first frame."""
+
+    def __init__(self) -> None:
+        super().__init__(tcp.TRANSPORT, Faults(cut_after=12))
+
+    def connect(self, uri: DataUri, limits: Limits, timeout: float) -> FaultyChannel:
+        channel = super().connect(uri, limits, timeout)
+        self._faults = Faults(cut_after=1)
+        return channel
+
+
 def test_resuming_ends_where_nothing_comes(client: Client) -> None:
-    stream = client.read("table", resume_attempts=3)
-    with cut(1), cut_now(stream), stream, pytest.raises(errors.ConnectionLostError):
+    with (
+        registry.replaced(Worsening()),
+        client.read("table", resume_attempts=3) as stream,
+        pytest.raises(errors.ConnectionLostError),
+    ):
         stream.read_all()
     assert stream.resumed <= 3
-
-
-def cut_now(stream: Any) -> Any:
-    for channel in stream._parts[0]._part._reader.channels.values():
-        channel.interrupt()
-    return stream
 
 
 def test_another_version_is_not_mixed_in(tmp_path: Path, table: pa.Table) -> None:

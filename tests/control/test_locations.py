@@ -41,9 +41,9 @@ def test_the_fastest_comes_first_and_the_connection_last() -> None:
     found = locations(map(DataUri.parse, listeners), name())
     assert [uri.partition("://")[0] for uri in found] == [
         "shm",
-        "ucx",
         "tcp+tls",
         "tcp",
+        "ucx",
         "arrow-flight-reuse-connection",
     ]
     assert found[0] == "shm:///run/s.sock?want_data=0x1"

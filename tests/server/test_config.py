@@ -13,7 +13,7 @@ from splitarrow.transport.tcp import DEFAULT_PORT
 
 def test_defaults_serve_the_loopback() -> None:
     settings = load_settings()
-    assert settings.listen == (f"tcp://127.0.0.1:{DEFAULT_PORT}",)
+    assert settings.listen == (f"tcp://127.0.0.1:{DEFAULT_PORT}", "shm://")
     assert settings.control is None
     assert settings.workers == 1
 
