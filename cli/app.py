@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from . import bench, demo, doctor, failures, fetch, info, ls, put, serve, status
+from . import bench, demo, doctor, failures, fetch, info, ls, publish, put, serve, status
 from .output import standard_output
 from .wording import flag, prose
 
@@ -55,6 +55,7 @@ for _name, _command in {
     "info": info.info,
     "fetch": fetch.fetch,
     "put": put.put,
+    "publish": publish.publish,
     "status": status.status,
     "bench": bench.bench,
     "demo": demo.demo,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..errors import UsageError
 from . import signals
+from .figures import parse_size
 from .output import is_terminal, standard_output
 from .wording import flag, option
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _WHAT = "What is measured"
 _HOW = "How"
 _OUTPUT = "Output"
-_SIZE = re.compile(r"(\d+) ?(?:([kmg])(i?b?))?b?", re.IGNORECASE)
-_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3}
 
 
 def bench(
@@ -161,10 +159,10 @@ def bench(
         return
     defaults = Options()
     options = Options(
-        batch_bytes=tuple(map(_bytes, _split(sizes))) if sizes else defaults.batch_bytes,
+        batch_bytes=tuple(map(parse_size, _split(sizes))) if sizes else defaults.batch_bytes,
         backends=tuple(_split(backends)) if backends else None,
         rounds=repeat,
-        total_bytes=None if total is None else _bytes(total),
+        total_bytes=None if total is None else parse_size(total),
         clients=clients,
         consume=consume,
         read=read,
@@ -184,20 +182,6 @@ def bench(
 
 def _split(given: list[str]) -> list[str]:
     return [part.strip() for text in given for part in text.split(",") if part.strip()]
-
-
-def _bytes(text: str) -> int:
-    """Return the number of bytes that a text says.
-
-    >>> _bytes("64KiB"), _bytes("1 MB"), _bytes("2g"), _bytes("32")
-    (65536, 1000000, 2147483648, 32)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no size: write bytes, or a unit as in 64KiB, 1MiB, 2GiB")
-    number, prefix, unit = match.groups(default="")
-    base = 1000 if unit.lower() == "b" else 1024
-    return int(number) * base ** _EXPONENTS[prefix.lower()]
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from ..errors import UsageError
-from .output import is_terminal
+from .figures import printable
+from .output import is_terminal, say
 from .wording import flag, option
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ _PIPE_WIDTH = 120
 ControlUri = Annotated[
     str,
     typer.Argument(
-        help="The control plane: [cyan]grpc://host:port[/cyan] or [cyan]grpc+tls://host:port[/cyan].",
+        help="The control plane: [cyan]grpc://host:port[/cyan] or "
+        "[cyan]grpc+tls://host:port[/cyan]. "
+        "Several that share datasets: [cyan]grpc://a,b:port[/cyan].",
         metavar="CONTROL_URI",
     ),
 ]
@@ -71,6 +74,15 @@ def connected(uri: str, token: str | None, connect_timeout: float) -> Generator[
     tls = TlsOptions.from_environment()
     with connect(uri, token_or_default(token), tls=tls, connect_timeout=connect_timeout) as client:
         yield client
+
+
+def tell_absent(client: Client) -> None:
+    """Say on standard error which of several daemons do not answer: what is shown lacks theirs."""
+    from ..client.fleet import FleetClient
+
+    if isinstance(client, FleetClient):
+        for where, error in client.absent.items():
+            say(f"splitarrow: nothing from {printable(where)}: {printable(str(error))}")
 
 
 def token_or_default(token: str | None) -> str | None:

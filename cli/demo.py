@@ -23,8 +23,13 @@ _WORKER = "splitarrow.cli.demo_worker"
 _ROW_BYTES = 145
 _ANSWER_SECONDS = 120.0
 _OURS = "splitarrow-tcp"
+_SHARED = "splitarrow-shm"
 _PEER = "flight"
-_LABELS = {_OURS: "splitarrow over TCP", _PEER: "Arrow Flight (pyarrow, C++)"}
+_LABELS = {
+    _OURS: "splitarrow over TCP",
+    _SHARED: "splitarrow, shared memory",
+    _PEER: "Arrow Flight (pyarrow, C++)",
+}
 
 
 def demo(
@@ -99,7 +104,7 @@ def _start(stack: ExitStack, path: Path, folder: Path) -> dict[str, Worker]:
 
     daemon = stack.enter_context(DaemonProcess("trips", path, folder))
     _say(f"serve   process {daemon.pid}: {daemon.uri}")
-    addresses = {_OURS: daemon.uri}
+    addresses = {_OURS: daemon.uri, _SHARED: daemon.shared_uri}
     missing = available()[1]
     if _PEER in missing:
         _say(f"        no comparison with Arrow Flight: {missing[_PEER]}")

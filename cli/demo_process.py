@@ -34,8 +34,8 @@ class DaemonProcess:
     ----------
     pid : int
         The process's number.
-    uri : str
-        The complete URI of the dataset, inside the context.
+    uri, shared_uri : str
+        The complete URIs of the dataset over TCP and over shared memory, inside the context.
 
     Raises
     ------
@@ -48,17 +48,19 @@ class DaemonProcess:
         self._ready = folder / "ready.json"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         command = [sys.executable, "-P", "-m", "splitarrow", "serve", f"{name}={path}"]
-        command += ["--listen", "tcp://127.0.0.1:0", "--ready-file", str(self._ready)]
+        command += ["--listen", "tcp://127.0.0.1:0", "--listen", "shm://"]
+        command += ["--ready-file", str(self._ready)]
         # A session of its own: an interrupt from the terminal is this process's to handle.
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
         )
         self.pid = self._process.pid
-        self.uri = ""
+        self.uri = self.shared_uri = ""
 
     def __enter__(self) -> DaemonProcess:
         try:
-            self.uri = self._wait()["datasets"][self._name]["tcp"]
+            uris = self._wait()["datasets"][self._name]
+            self.uri, self.shared_uri = uris["tcp"], uris["shm"]
         except BaseException:
             self._end()
             raise

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..errors import SplitArrowError, UsageError
 from .connecting import AsJson, ConnectTimeout, Token, connected, console
 from .figures import duration, printable
-from .machine import limits, transports, versions
+from .machine import java, limits, transports, versions
 from .output import standard_output
 
 _MARKS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
@@ -37,6 +37,7 @@ def doctor(
     report: dict[str, Any] = {
         "versions": versions(),
         "transports": transports(),
+        "java": java(),
         "limits": limits(),
     }
     if uri is not None:
@@ -90,13 +91,24 @@ def _show(report: dict[str, Any], needed: tuple[str, ...]) -> None:
     for name, version in report["versions"].items():
         absent = "bad" if name in needed else "note"
         add("good" if version else absent, name, version or "not installed")
+    found = report["java"]
+    good = found["available"]
+    add(
+        "good" if good else "note",
+        "java",
+        f"{found['version']}, by {found['origin']}: {found['executable']}"
+        if good
+        else found["reason"],
+    )
     table.add_row()
     for found in report["transports"]:
         add(
             "good" if found["available"] else "note",
             found["scheme"],
-            found["reason"] or "available",
+            found["reason"] or found.get("detail") or "available",
         )
+        for hint in found.get("hints", ()):
+            add("note", "", hint)
     table.add_row()
     for found in report["limits"]:
         add("note" if found["advice"] else "good", found["name"], _joined(found))

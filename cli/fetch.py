@@ -94,6 +94,16 @@ def fetch(
             panel=_CONNECTION,
         ),
     ] = "auto",
+    require_transport: Annotated[
+        str | None,
+        option(
+            help="What the data has to come by: a scheme, or a lane of UCX such as "
+            "[cyan]cma[/cyan] or [cyan]rc_mlx5[/cyan]. Anything else is refused, instead of "
+            "taken silently.",
+            metavar="NAME",
+            panel=_CONNECTION,
+        ),
+    ] = None,
     token: Token = None,
     batch_rows: Annotated[
         int | None,
@@ -180,6 +190,7 @@ def fetch(
         "validate": validate,
         "connect_timeout": connect_timeout,
         "stall_timeout": stall_timeout or None,
+        "require_transport": require_transport,
     }
     with ExitStack() as stack:
         if is_control(uri):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+from ..errors import UsageError
+
+_SIZE = re.compile(r"(\d+) ?(?:([kmgt])(i?b?))?b?", re.IGNORECASE)
+_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
@@ -21,6 +27,25 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,000 rows')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes that a text says.
+
+    >>> parse_size("64KiB"), parse_size("1 MB"), parse_size("2g"), parse_size("32")
+    (65536, 1000000, 2147483648, 32)
+
+    Raises
+    ------
+    UsageError
+        If it says none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no size: write bytes, or a unit as in 64KiB, 1MiB, 2GiB")
+    number, prefix, unit = match.groups(default="")
+    base = 1000 if unit.lower() == "b" else 1024
+    return int(number) * base ** _EXPONENTS[prefix.lower()]
 
 
 def size(nbytes: float) -> str:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from .connecting import AsJson, ConnectTimeout, ControlUri, Token, connected, console, described
+from .connecting import (
+    AsJson,
+    ConnectTimeout,
+    ControlUri,
+    Token,
+    connected,
+    console,
+    described,
+    tell_absent,
+)
 from .figures import count, counted, printable, size
 from .output import standard_output
 
 if TYPE_CHECKING:
-    from ..client.described import DatasetInfo
+    from ..client.described import DatasetInfo, Endpoint
 
 
 def info(
@@ -30,12 +40,22 @@ def info(
     """
     with connected(uri, token, connect_timeout) as client:
         found = client.info(name)
+        tell_absent(client)
     with standard_output():
         if as_json:
-            endpoints = [{"locations": endpoint.redacted} for endpoint in found.endpoints]
+            endpoints = [_endpoint(endpoint) for endpoint in found.endpoints]
             print(json.dumps({**described(found), "endpoints": endpoints}, ensure_ascii=False))
         else:
             _show(found)
+
+
+def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
+    told: dict[str, Any] = {"locations": endpoint.redacted}
+    if endpoint.ordinal is not None:
+        told["ordinal"] = endpoint.ordinal
+    if endpoint.held_by:
+        told["held_by"] = list(endpoint.held_by)
+    return told
 
 
 def _show(found: DatasetInfo) -> None:
@@ -51,6 +71,9 @@ def _show(found: DatasetInfo) -> None:
     facts.add_row("size", nbytes)
     facts.add_row("version", Text(printable(found.version) or "unknown"))
     facts.add_row("parts", counted(len(found.endpoints), "endpoint"))
+    holders = Counter(where for endpoint in found.endpoints for where in endpoint.held_by)
+    for index, (where, held) in enumerate(sorted(holders.items())):
+        facts.add_row("" if index else "held by", Text(f"{printable(where)}: {held:,}"))
     places = dict.fromkeys(uri for endpoint in found.endpoints for uri in endpoint.redacted)
     for index, place in enumerate(places):
         facts.add_row("" if index else "at", Text(printable(place)))

@@ -9,7 +9,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .connecting import AsJson, ConnectTimeout, ControlUri, Token, connected, console, described
+from .connecting import (
+    AsJson,
+    ConnectTimeout,
+    ControlUri,
+    Token,
+    connected,
+    console,
+    described,
+    tell_absent,
+)
 from .figures import count, printable, size
 from .output import say, standard_output
 
@@ -30,6 +39,7 @@ def ls(
     """
     with connected(uri, token, connect_timeout) as client:
         found = sorted(client.datasets(glob), key=lambda info: info.name)
+        tell_absent(client)
     with standard_output():
         if as_json:
             print(json.dumps([described(info) for info in found], ensure_ascii=False))

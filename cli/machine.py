@@ -12,7 +12,17 @@ from typing import Any
 from ..errors import SplitArrowError
 from .figures import size
 
-_PACKAGES = ("pyarrow", "anyio", "grpcio", "protobuf", "joserfc", "ucxx", "vortex-data", "torch")
+_PACKAGES = (
+    "pyarrow",
+    "anyio",
+    "grpcio",
+    "protobuf",
+    "joserfc",
+    "libucx-cu12",
+    "vortex-data",
+    "torch",
+    "pyspark",
+)
 _FILES = 4096
 _SHM = 1 << 30
 _MEMORY = 1 << 30
@@ -43,17 +53,24 @@ def transports() -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = []
     for scheme in dict.fromkeys((*_POSSIBLE, *schemes())):
-        reason = None
+        reason = detail = hints = None
         if scheme not in schemes():
             reason = "this version does not have it"
         else:
             try:
-                transport_for(DataUri(scheme))
+                transport = transport_for(DataUri(scheme))
+                detail = getattr(transport, "detail", None)
+                hints = getattr(transport, "hints", None)
             except (SplitArrowError, ImportError, OSError) as error:
                 reason = str(error)
         if scheme == "shm" and reason is None and not os.access("/dev/shm", os.W_OK):
             reason = "/dev/shm cannot be written"
-        found.append({"scheme": scheme, "available": reason is None, "reason": reason})
+        about = {"scheme": scheme, "available": reason is None, "reason": reason}
+        if detail is not None:
+            about["detail"] = detail()
+        if hints is not None:
+            about["hints"] = hints()
+        found.append(about)
     reason = None
     try:
         import grpc  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -61,6 +78,22 @@ def transports() -> list[dict[str, Any]]:
         reason = str(error)
     found.append({"scheme": "flight", "available": reason is None, "reason": reason})
     return found
+
+
+def java() -> dict[str, Any]:
+    """Return which Java Spark would run on; if there is none, why."""
+    from ..pipeline.java import find_java
+
+    try:
+        found = find_java()
+    except SplitArrowError as error:
+        return {"available": False, "reason": str(error)}
+    return {
+        "available": True,
+        "version": found.version,
+        "origin": found.origin,
+        "executable": str(found.executable),
+    }
 
 
 def limits() -> list[dict[str, Any]]:

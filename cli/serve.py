@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..errors import ConfigError, UsageError
+from .figures import parse_size
 from .output import is_terminal
+from .publishing import KeepVersions, ObjectCache, ObjectCacheBytes, PollSeconds
 from .wording import flag, option
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _DATA = "Data"
 _CONTROL = "Control plane"
 _LIMITS = "Limits"
+_SHARED = "Shared memory"
 _LOG = "Log"
 _RIGHTS = "Rights"
 
@@ -28,8 +31,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             help="What to serve: a name, and the path of an Arrow IPC file or stream, a Parquet "
-            "file, or a folder of those. Without NAME= the file's name, less its suffix, "
-            "is the name.",
+            "file, a folder of those, or the folder or URL of a published dataset. Without NAME= "
+            "the file's name, less its suffix, is the name.",
             metavar="NAME=PATH",
         ),
     ] = None,
@@ -38,8 +41,9 @@ def serve(
         option(
             help="Where to listen for readers; may be given several times. Port 0 picks a free "
             "one; [cyan]?stream=metadata[/cyan] or [cyan]?stream=body[/cyan] serves one of the "
-            "two streams.",
-            default="tcp://127.0.0.1:8816",
+            "two streams; [cyan]shm:///PATH[/cyan] is a socket for readers on this host, which map "
+            "the data.",
+            default="tcp://127.0.0.1:8816, and shared memory for readers on this host",
             metavar="URI",
         ),
     ] = None,
@@ -151,6 +155,10 @@ def serve(
             panel=_DATA,
         ),
     ] = None,
+    keep_versions: KeepVersions = None,
+    poll_seconds: PollSeconds = None,
+    object_cache: ObjectCache = None,
+    object_cache_bytes: ObjectCacheBytes = None,
     max_connections: Annotated[
         int | None,
         option(
@@ -168,6 +176,37 @@ def serve(
             default="600",
             metavar="SECONDS",
             panel=_LIMITS,
+        ),
+    ] = None,
+    shm_cache: Annotated[
+        str | None,
+        option(
+            help="How much of what was written into memory for readers on this host is kept once "
+            "nobody reads it, as in 4GiB.",
+            default="a quarter of the memory",
+            metavar="SIZE",
+            panel=_SHARED,
+        ),
+    ] = None,
+    shm_copy: Annotated[
+        bool | None,
+        flag("--shm-copy", help="Let readers map copies of files, never the files.", panel=_SHARED),
+    ] = None,
+    shm_trust: Annotated[
+        bool | None,
+        flag(
+            "--shm-trust",
+            help="Let readers map files that cannot be guarded against changes, too.",
+            panel=_SHARED,
+        ),
+    ] = None,
+    max_leased: Annotated[
+        str | None,
+        option(
+            help="How much one user may hold of the server's memory at a time, as in 2GiB.",
+            default="any amount",
+            metavar="SIZE",
+            panel=_SHARED,
         ),
     ] = None,
     token_file: Annotated[
@@ -282,10 +321,20 @@ def serve(
             ready_file=ready_file,
             compression=compression,
             batch_rows=batch_rows,
+            keep_versions=keep_versions,
+            poll_seconds=poll_seconds,
+            object_cache=object_cache,
+            object_cache_bytes=None
+            if object_cache_bytes is None
+            else parse_size(object_cache_bytes),
             workers=workers,
             max_connections=max_connections,
             idle_seconds=idle_seconds,
             drain_seconds=drain_seconds,
+            shm_cache=None if shm_cache is None else parse_size(shm_cache),
+            shm_copy=shm_copy,
+            shm_trust=shm_trust,
+            max_leased=None if max_leased is None else parse_size(max_leased),
             token_file=token_file,
             jwks=jwks,
             jwt_issuer=jwt_issuer,

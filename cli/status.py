@@ -28,12 +28,21 @@ def status(
     with standard_output():
         if as_json:
             print(json.dumps(told, ensure_ascii=False))
+        elif "daemons" in told:
+            for index, (where, each) in enumerate(told["daemons"].items()):
+                if index:
+                    print()
+                console().print(Text(printable(where), "bold cyan"))
+                _show(each)
         else:
             _show(told)
 
 
 def _show(told: dict[str, Any]) -> None:
     out = console()
+    if "error" in told:
+        out.print(Text(printable(str(told["error"])), "red"))
+        return
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")

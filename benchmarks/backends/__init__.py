@@ -21,6 +21,10 @@ _BACKENDS: dict[str, Backend] = {
     for entry in (
         Streams("splitarrow-tcp", "tcp://127.0.0.1:0"),
         Streams("splitarrow-tcp-async", "tcp://127.0.0.1:0", asynchronous=True),
+        Streams("splitarrow-shm", "shm://"),
+        Streams("splitarrow-ucx-tcp", "ucx://127.0.0.1:0", lanes="tcp"),
+        Streams("splitarrow-ucx", "ucx://127.0.0.1:0", body="packed"),
+        Streams("splitarrow-ucx-remote", "ucx://127.0.0.1:0", body="remote"),
         Streams("inproc", "inproc://", in_process=True),
         Flight(),
         Raw(),

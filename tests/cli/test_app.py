@@ -103,7 +103,7 @@ def test_completion_can_be_shown(run: Run) -> None:
     assert "_SPLITARROW_COMPLETE=complete_bash" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["bench", "figures", "serve"])
+@pytest.mark.parametrize("module", ["figures", "serve"])
 def test_examples(module: str) -> None:
     results = doctest.testmod(import_module(f"splitarrow.cli.{module}"))
     assert results.attempted > 0

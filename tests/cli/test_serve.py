@@ -198,7 +198,7 @@ def test_names_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_help_tells_the_defaults_that_hold(run: Run) -> None:
     defaults = ServerSettings.model_fields
     told: dict[str, Any] = {
-        "--listen": defaults["listen"].default[0],
+        "--listen": f"{defaults['listen'].default[0]}, and shared memory for readers on this host",
         "--drain-seconds": defaults["drain_seconds"].default,
         "--idle-seconds": defaults["idle_seconds"].default,
         "--max-connections": defaults["max_connections"].default,

@@ -1,0 +1,179 @@
+"""The table of docs/spark-types.md, row by row, through a real Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as st
+
+from splitarrow import errors
+from splitarrow.formats.arrow.aligned import AlignedFile
+from splitarrow.pipeline.casting import Caster, cast_array
+from splitarrow.pipeline.types import arrow_schema, check_readable, spark_schema
+from splitarrow.server.catalog.versions import VersionStore
+
+MOMENT = dt.datetime(2026, 3, 1, 12, 30, 15, 123456)
+
+# Spark's type, an SQL literal, and the Arrow type that the sink writes.
+WRITTEN: list[tuple[str, str, Any]] = [
+    ("boolean", "true", pa.bool_()),
+    ("tinyint", "cast(-5 as tinyint)", pa.int8()),
+    ("smallint", "cast(-5 as smallint)", pa.int16()),
+    ("int", "-5", pa.int32()),
+    ("bigint", "-5L", pa.int64()),
+    ("float", "cast(1.5 as float)", pa.float32()),
+    ("double", "1.5D", pa.float64()),
+    ("decimal(38,10)", "cast(1.5 as decimal(38,10))", pa.decimal128(38, 10)),
+    ("string", "'flight'", pa.string()),
+    ("binary", "X'0aff'", pa.binary()),
+    ("date", "date'2026-03-01'", pa.date32()),
+    ("timestamp", "timestamp'2026-03-01 12:30:15.123456'", pa.timestamp("us", "UTC")),
+    ("timestamp_ntz", "timestamp_ntz'2026-03-01 12:30:15.123456'", pa.timestamp("us")),
+    ("interval day to second", "interval '1 02:03:04.5' day to second", pa.duration("us")),
+    ("array<int>", "array(1, null)", pa.list_(pa.field("element", pa.int32()))),
+    (
+        "map<string,int>",
+        "map('a', 1, 'b', null)",
+        pa.map_(pa.string(), pa.int32()),
+    ),
+    ("struct<a:int,b:string>", "named_struct('a', 1, 'b', 'x')", None),
+    ("variant", "parse_json('{\"a\": [1, null]}')", None),
+    ("void", "null", pa.null()),
+]
+
+# An Arrow type, a value, the Spark type that reads it, and the value that Spark has.
+READ: list[tuple[Any, Any, str, Any]] = [
+    (pa.uint8(), 255, "smallint", 255),
+    (pa.uint16(), 65535, "int", 65535),
+    (pa.uint32(), 2**32 - 1, "bigint", 2**32 - 1),
+    (pa.uint64(), 2**64 - 1, "decimal(20,0)", Decimal(2**64 - 1)),
+    (pa.float16(), 1.5, "float", 1.5),
+    (pa.decimal32(7, 2), Decimal("1.25"), "decimal(7,2)", Decimal("1.25")),
+    (pa.decimal64(12, 2), Decimal("1.25"), "decimal(12,2)", Decimal("1.25")),
+    (pa.decimal256(38, 2), Decimal("1.25"), "decimal(38,2)", Decimal("1.25")),
+    (pa.large_string(), "x", "string", "x"),
+    (pa.string_view(), "x" * 20, "string", "x" * 20),
+    (pa.large_binary(), b"x", "binary", b"x"),
+    (pa.binary_view(), b"x", "binary", b"x"),
+    (pa.binary(2), b"xy", "binary", b"xy"),
+    (pa.date64(), dt.date(2026, 3, 1), "date", dt.date(2026, 3, 1)),
+    (pa.timestamp("s"), MOMENT.replace(microsecond=0), "timestamp_ntz", None),
+    (pa.timestamp("ns"), MOMENT, "timestamp_ntz", MOMENT),
+    (pa.duration("ms"), dt.timedelta(1, 2), "interval day to second", dt.timedelta(1, 2)),
+    (pa.large_list(pa.uint8()), [1, None], "array<smallint>", [1, None]),
+    (pa.list_(pa.int32(), 2), [1, 2], "array<int>", [1, 2]),
+    (pa.list_view(pa.string_view()), ["a"], "array<string>", ["a"]),
+    (pa.dictionary(pa.int8(), pa.string()), "x", "string", "x"),
+    (pa.run_end_encoded(pa.int32(), pa.int64()), 7, "bigint", 7),
+    (pa.uuid(), b"0123456789abcdef", "binary", b"0123456789abcdef"),
+    (pa.bool8(), True, "boolean", True),
+    (pa.json_(), "{}", "string", "{}"),
+]
+
+REFUSED: list[tuple[Any, str]] = [
+    (pa.decimal256(39, 0), r"decimal256\(39, 0\)"),
+    (pa.decimal128(5, -2), r"decimal128\(5, -2\)"),
+    (pa.month_day_nano_interval(), "month_day_nano_interval"),
+    (pa.dense_union([pa.field("a", pa.int32())]), "union"),
+    (pa.struct([("inner", pa.decimal256(60, 0))]), r"'c\.inner'"),
+]
+
+
+def array(kind: Any, values: list[Any]) -> Any:
+    if isinstance(kind, pa.BaseExtensionType):
+        storage: Any = [None if v is None else int(v) if v is True else v for v in values]
+        return pa.ExtensionArray.from_storage(kind, pa.array(storage, kind.storage_type))
+    return pa.array(values, kind)
+
+
+def test_what_spark_writes_comes_back_equal(spark, tmp_path, daemon):
+    columns = [f"{literal} as c{index}" for index, (_, literal, _) in enumerate(WRITTEN)]
+    nulls = [f"cast(null as {kind}) as c{index}" for index, (kind, _, _) in enumerate(WRITTEN)]
+    frame = spark.range(1).selectExpr(*columns).union(spark.range(1).selectExpr(*nulls))
+    frame.coalesce(1).write.format("splitarrow").mode("append").save(str(tmp_path / "set"))
+    manifest: Any = VersionStore(str(tmp_path / "set")).load()
+    for field, (kind, _, expected) in zip(manifest.schema, WRITTEN, strict=True):
+        assert expected is None or field.type == expected, kind
+    uri = daemon({"set": tmp_path / "set"}).control_uri
+    again = spark.read.format("splitarrow").option("uri", uri).load("set")
+    assert [f.dataType.simpleString() for f in again.schema] == [kind for kind, _, _ in WRITTEN]
+    # Variants do not compare; their text does.
+    names = [
+        f"c{i}" if kind != "variant" else f"to_json(c{i})" for i, (kind, _, _) in enumerate(WRITTEN)
+    ]
+    assert again.selectExpr(*names).collect() == frame.selectExpr(*names).collect()
+
+
+def test_what_spark_does_not_have_is_read_exactly(spark, tmp_path, daemon):
+    arrays = [array(kind, [value, None]) for kind, value, _, _ in READ]
+    batch = pa.record_batch(arrays, names=[f"c{index}" for index in range(len(READ))])
+    file = AlignedFile(batch.schema)
+    path = tmp_path / "t.arrow"
+    path.write_bytes(b"".join(map(bytes, [*file.begin(), *file.add(batch), *file.end()])))
+    uri = daemon({"t": path}).control_uri
+    frame = spark.read.format("splitarrow").option("uri", uri).load("t")
+    assert [f.dataType.simpleString() for f in frame.schema] == [kind for _, _, kind, _ in READ]
+    first, second = frame.collect()
+    for index, (_, value, kind, expected) in enumerate(READ):
+        assert first[index] == (value if expected is None else expected), kind
+        assert second[index] is None, kind
+
+
+@pytest.mark.parametrize(("kind", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_spark_cannot_hold_is_refused_by_its_name(kind, text):
+    with pytest.raises(errors.InvalidDataError, match=text):
+        spark_schema(pa.schema({"c": kind}))
+
+
+@pytest.mark.parametrize("kind", ["interval year to month", "interval"])
+def test_what_spark_does_not_hand_over_is_refused(spark, tmp_path, kind):
+    literal = {"interval": "make_interval(1)"}.get(kind, "make_ym_interval(1, 2)")
+    with pytest.raises(errors.InvalidDataError, match="column 'c': Spark hands over no interval"):
+        arrow_schema(spark.range(1).selectExpr(f"{literal} as c").schema)
+
+
+def test_no_value_is_changed_to_fit():
+    nanoseconds = pa.record_batch({"t": pa.array([1], pa.timestamp("ns"))})
+    with pytest.raises(errors.InvalidDataError, match=r"column 't'.*exactly"):
+        Caster(nanoseconds.schema, pa.schema({"t": pa.timestamp("us")})).cast(nanoseconds)
+    large = pa.record_batch({"n": pa.array([300])})
+    with pytest.raises(errors.InvalidDataError, match=r"column 'n'.*exactly"):
+        Caster(large.schema, pa.schema({"n": pa.int8()})).cast(large)
+    with pytest.raises(errors.InvalidDataError, match="column 'm' is missing"):
+        Caster(large.schema, pa.schema({"m": pa.int8()}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int8()),
+        pa.large_list(pa.int8()),
+        pa.list_view(pa.int8()),
+        pa.large_list_view(pa.int8()),
+        pa.list_(pa.int8(), 2),
+    ],
+    ids=str,
+)
+def test_slices_of_lists_are_cast(kind):
+    values = pa.array([[9, 9], [1, 1], None, [3, None]], kind)
+    for begin in range(5):
+        found = cast_array(values[begin:], pa.list_(pa.field("element", pa.int64())))
+        found.validate(full=True)
+        assert found.to_pylist() == values[begin:].to_pylist()
+
+
+def test_geometry_is_refused(spark):
+    schema = st.StructType([st.StructField("where", st.GeometryType(4326))])
+    with pytest.raises(errors.InvalidDataError, match="column 'where': Spark takes no geometry"):
+        check_readable(schema)
+
+
+def test_the_page_lists_every_type():
+    page = (Path(__file__).parents[2] / "docs" / "spark-types.md").read_text()
+    for kind, _, _ in WRITTEN:
+        assert f"`{kind.partition('<')[0].partition('(')[0]}" in page, kind
