@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .client.blocking import Stream, open
     from .client.control import Client, connect
     from .client.described import DatasetInfo
+    from .client.fleet import FleetClient
     from .client.parallel import DatasetStream
     from .protocol.limits import Limits
     from .server.handle import Server, serve
@@ -21,6 +22,7 @@ __all__ = [
     "Client",
     "DatasetInfo",
     "DatasetStream",
+    "FleetClient",
     "Limits",
     "Server",
     "Stream",
@@ -37,6 +39,7 @@ _PLACES = {
     "Client": ".client.control",
     "DatasetInfo": ".client.described",
     "DatasetStream": ".client.parallel",
+    "FleetClient": ".client.fleet",
     "Limits": ".protocol.limits",
     "Server": ".server.handle",
     "Stream": ".client.blocking",
