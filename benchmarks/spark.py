@@ -1,7 +1,8 @@
 """What the Spark source and sink reach: ``python -m splitarrow.benchmarks.spark``.
 
 All jobs handle the same rows of int64, float64, int32 and string, take turns, and are reported by
-their medians. A read sums up every column; a write goes to a folder on this machine.
+their medians. A read sums up every column; a write goes to a folder on this machine. "mapped
+files" is a data source that does nothing but hand over batches that lie in memory.
 """
 
 from __future__ import annotations
@@ -137,17 +138,20 @@ def run(rows: int, shards: int, rounds: int, master: str, folder: Path) -> dict[
     SplitArrowError
         If a part of it cannot work here, or two jobs see different rows.
     """
-    from .spark_flight import FlightDataSource
+    from .spark_peers import FileDataSource, FlightDataSource
 
     source = folder / "source"
     write_shards(source, rows, shards)
     with ExitStack() as stack:
         spark = session("splitarrow benchmark", master=master, settings=_settings())
         stack.callback(spark.stop)
-        spark.dataSource.register(FlightDataSource)
+        for peer in (FlightDataSource, FileDataSource):
+            spark.dataSource.register(peer)
         spark.sparkContext.setLogLevel("ERROR")
-        daemon = stack.enter_context(Daemon({"rows": source}))
-        jobs, frames = _jobs(spark, daemon.control_uri, folder)
+        daemon = stack.enter_context(
+            Daemon({"rows": source}, "--listen", f"shm://{folder}/data.sock")
+        )
+        jobs, frames = _jobs(spark, daemon.control_uri, folder, source)
         expected = _sums(frames["splitarrow"])
         if expected[0] != rows:
             raise SplitArrowError(f"{expected[0]} rows were read, not {rows}")
@@ -190,11 +194,13 @@ def _jvm(spark: SparkSession) -> int:
 
 
 def _jobs(
-    spark: SparkSession, control: str, folder: Path
+    spark: SparkSession, control: str, folder: Path, source: Path
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, DataFrame]]:
     options = {"uri": control, "dataset": "rows"}
     ours = spark.read.format("splitarrow").options(**options).load()
+    over_tcp = spark.read.format("splitarrow").options(**options, transport="tcp").load()
     peer = spark.read.format("splitarrow_flight_peer").options(**options).load()
+    files = spark.read.format("splitarrow_file_peer").load(str(source))
     ours.write.mode("overwrite").parquet(str(folder / "parquet"))
     parquet = spark.read.parquet(str(folder / "parquet"))
     sunk, written = folder / "sunk", folder / "written"
@@ -205,6 +211,8 @@ def _jobs(
 
     jobs: dict[str, Callable[[], Any]] = {
         "source": lambda: _sums(ours),
+        "source over tcp": lambda: _sums(over_tcp),
+        "mapped files": lambda: _sums(files),
         "spark.read.parquet": lambda: _sums(parquet),
         "flight DoGet": lambda: _sums(peer),
         "sink": sink,
