@@ -61,7 +61,7 @@ def demo(
             keep.mkdir(parents=True, exist_ok=True)
         path = (keep or folder) / "trips.arrow"
         nbytes = _make(path, rows, lasting=keep is not None)
-        readers = _start(stack, path, folder)
+        readers = _start(stack, path)
         _compare(readers)
         seconds = _measure(readers, repeat)
     _show(seconds, nbytes, rows)
@@ -93,18 +93,19 @@ def _make(path: Path, rows: int, *, lasting: bool) -> int:
     return nbytes
 
 
-def _start(stack: ExitStack, path: Path, folder: Path) -> dict[str, Worker]:
+def _start(stack: ExitStack, path: Path) -> dict[str, Worker]:
     """Start every server and its reader; return the readers."""
     from ..benchmarks.backends import available
     from ..benchmarks.processes import Worker, answers_of
-    from .demo_process import DaemonProcess
+    from ..benchmarks.serving import Daemon
 
     def worker(label: str, **job: str) -> Worker:
         return stack.enter_context(Worker(label, job, _WORKER))
 
-    daemon = stack.enter_context(DaemonProcess("trips", path, folder))
-    _say(f"serve   process {daemon.pid}: {daemon.uri}")
-    addresses = {_OURS: daemon.uri, _SHARED: daemon.shared_uri}
+    daemon = stack.enter_context(Daemon({"trips": path}))
+    uris = daemon.uris("trips")
+    _say(f"serve   process {daemon.pid}: {uris['tcp']}")
+    addresses = {_OURS: uris["tcp"], _SHARED: uris["shm"]}
     missing = available()[1]
     if _PEER in missing:
         _say(f"        no comparison with Arrow Flight: {missing[_PEER]}")

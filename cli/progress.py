@@ -5,15 +5,49 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from .figures import counted, rate, size
 from .output import is_terminal
 
 _INTERVAL = 0.1
 """How often the figures change, in seconds: often enough to read, too seldom to cost."""
+
+
+def terminal_progress(
+    *columns: ProgressColumn, enabled: bool, file: TextIO | None = None
+) -> Progress:
+    """Return a line of progress on a terminal; it shows nothing where that is none.
+
+    Parameters
+    ----------
+    *columns : rich.progress.ProgressColumn
+        What stands between the bar and the elapsed time.
+    enabled : bool
+        Whether to show anything.
+    file : text file, optional
+        Where; by default standard error.
+    """
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        *columns,
+        TimeElapsedColumn(),
+        console=Console(file=file, stderr=file is None),
+        disable=not (enabled and is_terminal(file or sys.stderr)),
+        transient=True,
+    )
 
 
 class FetchProgress:
@@ -30,18 +64,10 @@ class FetchProgress:
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:
-        self._shown = enabled and is_terminal(sys.stderr)
+        figures = TextColumn("{task.fields[figures]}", markup=False)
+        self._progress = terminal_progress(figures, enabled=enabled)
+        self._shown = not self._progress.disable
         self._started = self._next = time.perf_counter()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[figures]}", markup=False),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not self._shown,
-            transient=True,
-        )
         self._task = self._progress.add_task(name, total=total_rows, figures="")
 
     def __enter__(self) -> FetchProgress:

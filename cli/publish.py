@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from ..errors import UsageError
-from .connecting import AsJson, Token
+from .connecting import AsJson, Token, token_or_default
 from .figures import counted, printable, size
 from .output import say, standard_output
 from .sparkprogress import SparkProgress
@@ -151,6 +151,7 @@ def publish(
     from ..pipeline.publish import Publication
     from ..pipeline.publish import publish as run
     from ..pipeline.starting import silence_queries
+    from ..transport.certificates import TlsOptions
 
     daemons = to[0].lower().startswith("grpc")
     wanted = Publication(
@@ -173,7 +174,8 @@ def publish(
         mode=mode or ("overwrite" if daemons else "error"),
         job_id=job_id,
         replicas=replicas,
-        token=token,
+        token=token_or_default(token),
+        tls=TlsOptions.from_environment(),
         staging=staging,
     )
     settings: dict[str, Any] = {
@@ -182,10 +184,10 @@ def publish(
         **_pairs(conf, "--conf"),
     }
     silence_queries()
-    with _log_file(spark_log) as log:
+    with _log_file(spark_log) as log, SparkProgress(enabled=not quiet) as progress:
         spark = session(f"splitarrow publish {name}", master=master, settings=settings, log=log)
         try:
-            with SparkProgress(spark, name, enabled=not quiet) as progress:
+            with progress.following(spark, name):
                 done = run(spark, wanted, progress.show)
         finally:
             spark.stop()

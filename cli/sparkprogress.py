@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 
 from .output import is_terminal
+from .progress import terminal_progress
 
 _INTERVAL = 0.3
 
 
 class SparkProgress:
-    """A context that shows how many tasks of the running stages are done.
+    """A context that shows that Spark starts, and then how many tasks of its stages are done.
 
     Parameters
     ----------
-    spark : pyspark.sql.SparkSession
-        The session that the job runs in.
-    name : str
-        What is being made.
     enabled : bool
         Whether to show anything; where standard error is no terminal, nothing is shown.
     """
 
-    def __init__(self, spark: Any, name: str, *, enabled: bool = True) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
+    def __init__(self, *, enabled: bool = True) -> None:
         shown = enabled and is_terminal(sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("tasks"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not shown,
-            transient=True,
+        # A descriptor of its own: standard error is another's while Spark starts.
+        self._out = os.fdopen(os.dup(sys.stderr.fileno()), "w") if shown else None
+        tasks = MofNCompleteColumn()
+        self._progress = terminal_progress(
+            tasks, TextColumn("tasks"), enabled=shown, file=self._out
         )
-        self._task = self._progress.add_task(name, total=None)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True) if shown else None
+        self._task = self._progress.add_task("starting Spark", total=None)
+
+    @contextmanager
+    def following(self, spark: Any, name: str) -> Generator[None]:
+        """Show the tasks of a session while the context lasts.
+
+        Parameters
+        ----------
+        spark : pyspark.sql.SparkSession
+            The session that the jobs run in.
+        name : str
+            What is being made.
+        """
+        self.show(name)
+        if self._out is None:
+            yield
+            return
+        ended = threading.Event()
+        watch = threading.Thread(
+            target=self._watch, args=(spark.sparkContext.statusTracker(), ended), daemon=True
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watch.join()
 
     def show(self, name: str) -> None:
         """Say what is being made from now on."""
@@ -51,13 +69,11 @@ class SparkProgress:
 
     def __enter__(self) -> SparkProgress:
         self._progress.start()
-        if self._thread is not None:
-            self._thread.start()
         return self
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
-            stages = [self._tracker.getStageInfo(one) for one in self._tracker.getActiveStageIds()]
+    def _watch(self, tracker: Any, ended: threading.Event) -> None:
+        while not ended.wait(_INTERVAL):
+            stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
             known = [stage for stage in stages if stage is not None]
             if known:
                 total = sum(stage.numTasks for stage in known)
@@ -70,7 +86,7 @@ class SparkProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
         self._progress.stop()
+        if self._out is not None:
+            with suppress(OSError):
+                self._out.close()

@@ -20,6 +20,7 @@ from pyspark.sql import types as st
 from ..errors import DatasetError, UsageError
 from ..formats.manifest import Manifest
 from ..server.catalog.versions import VersionStore
+from ..transport.certificates import TlsOptions
 from .batching import batches_for
 from .dictionaries import dictionary_columns
 from .spread import publish_folder
@@ -86,6 +87,8 @@ class Publication:
     """How many daemons get each shard."""
     token: str | None = field(default=None, repr=False)
     """Who publishes, to the daemons."""
+    tls: TlsOptions | None = None
+    """What to trust and to show, with daemons at ``grpc+tls://``."""
     staging: str | None = None
     """A folder that all tasks and the driver see, where shards wait to be sent to daemons."""
 
@@ -340,6 +343,7 @@ def _to_daemons(frame: DataFrame, name: str, wanted: Publication, job: str, enco
             replicas=wanted.replicas,
             mode=wanted.mode,
             token=wanted.token,
+            tls=wanted.tls,
         )
         nbytes = sum(found.bytes for found in told.daemons.values())
         return Done(name, ",".join(told.daemons), None, told.rows, told.shards, nbytes)

@@ -9,14 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import trustme
 from pyarrow import csv, orc
 
 import splitarrow
 from splitarrow import errors
+from splitarrow.benchmarks.serving import Daemon
 from splitarrow.pipeline.batching import batches_for
 from splitarrow.pipeline.publish import Publication, format_of, publish
 from splitarrow.pipeline.session import BATCH_BYTES, DEFAULTS
 from splitarrow.server.catalog.versions import VersionStore
+from splitarrow.transport.certificates import TlsOptions
 
 ROWS = 2000
 
@@ -145,6 +148,24 @@ def test_to_daemons(spark, source, tmp_path, daemon):
     }
     with splitarrow.connect(uris) as client:
         assert client.read("trips").read_all()["id"].to_pylist() == list(range(ROWS))
+
+
+def test_to_a_daemon_with_tls(spark, source, tmp_path):
+    authority = trustme.CA()
+    pem, ca, folder = tmp_path / "server.pem", tmp_path / "ca.pem", tmp_path / "data"
+    folder.mkdir()
+    authority.cert_pem.write_to_path(str(ca))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(pem))
+    served = ("--writable", str(folder), "--tls-cert", str(pem))
+    with Daemon({}, *served, control="grpc+tls://127.0.0.1:0") as daemon:
+        uri = daemon.control_uri
+        wanted = Publication(str(source / "t.csv"), "trips", [uri], mode="overwrite")
+        with pytest.raises(errors.SplitArrowError, match="certificate"):
+            publish(spark, wanted)
+        (done,) = publish(spark, replace(wanted, tls=TlsOptions(str(ca))))
+        assert done.rows == ROWS
+        reader = spark.read.format("splitarrow").option("uri", uri).option("tls_ca", str(ca))
+        assert reader.load("trips").count() == ROWS
 
 
 @pytest.mark.parametrize(
