@@ -24,7 +24,7 @@ from ..dataset import Dataset
 
 _HEADER = struct.Struct("<QQ")
 _LARGE = 32 << 10
-_GROUP_BYTES = 256 << 10
+_GROUP_BYTES = 512 << 10
 _STAGING_BYTES = 1 << 20
 
 

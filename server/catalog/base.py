@@ -17,7 +17,7 @@ import pyarrow as pa
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 
-GROUP_BYTES = 256 << 10
+GROUP_BYTES = 512 << 10
 """How many bytes of small messages may share a group; a larger message is one of its own."""
 
 

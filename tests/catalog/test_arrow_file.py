@@ -357,7 +357,7 @@ def test_a_replaced_file_is_read_anew_by_the_next_reader(tmp_path: Path) -> None
 def test_a_file_that_changes_while_it_is_read(
     tmp_path: Path, how: str, asked: dict[str, Any]
 ) -> None:
-    sent = [pa.record_batch({"n": list(range(30_000)), "m": ["text"] * 30_000}) for _ in range(8)]
+    sent = [pa.record_batch({"n": list(range(30_000)), "m": ["text"] * 30_000}) for _ in range(16)]
     path = write_file(tmp_path / "x.arrow", sent)
     dataset = open_file(path)
     source = dataset.open(Request("name", **asked), PLAIN)
