@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from splitarrow.client import placement
 from splitarrow.client.control import Client, connect
 
 PATIENCE = 60.0
@@ -82,6 +85,20 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., list[Daemon]]]:
 def uris(*daemons: Daemon) -> str:
     """One URI for all of them."""
     return "grpc://" + ",".join(daemon.uri.removeprefix("grpc://") for daemon in daemons)
+
+
+def shared_name(shards: int, daemons: Sequence[Daemon], replicas: int = 1) -> str:
+    """A name under which each daemon gets some of the shards, and none gets all.
+
+    The places of shards follow from the names of daemons, which have other ports each time.
+    """
+    nodes = [daemon.uri for daemon in daemons]
+    for number in range(1000):
+        name = f"trips-{number}"
+        held = Counter(chain(*placement.spread(name, shards, nodes, replicas)))
+        if all(0 < held[node] < shards for node in nodes):
+            return name
+    raise AssertionError(f"{shards} shards always lie together")
 
 
 def numbered(shards: int, rows: int, batch_rows: int = 1000) -> list[pa.Table]:

@@ -13,7 +13,7 @@ import pytest
 from splitarrow.cli.app import run as run_here
 from splitarrow.client.spreading import spread
 
-from .conftest import Daemon, numbered, uris, write_shards
+from .conftest import Daemon, numbered, shared_name, uris, write_shards
 
 Start = Callable[..., list[Daemon]]
 Say = Callable[..., tuple[int, str, str]]
@@ -84,10 +84,11 @@ def test_what_fails(daemons: Start, say: Say, tmp_path: Path) -> None:
     tables = numbered(6, 100)
     files = write_shards(tmp_path / "shards", tables)
     two = daemons(2)
-    spread("trips", files, uris(*two))
+    name = shared_name(len(files), two)
+    spread(name, files, uris(*two))
     two[1].kill()
     path = tmp_path / "got.arrow"
-    status, _, err = say("fetch", uris(*two), "trips", "-o", path)
+    status, _, err = say("fetch", uris(*two), name, "-o", path)
     assert status == 1
     assert "missing" in err
     assert two[1].uri in err

@@ -14,14 +14,13 @@ import pytest
 
 import splitarrow
 from splitarrow import errors
-from splitarrow.client import placement
 from splitarrow.client.control import connect
 from splitarrow.client.fleet import FleetClient
 from splitarrow.client.spreading import spread
 from splitarrow.pipeline.spread import publish_folder
 from splitarrow.server.catalog.versions import VersionStore
 
-from .conftest import Daemon, checksum, numbered, uris, write_shards
+from .conftest import Daemon, checksum, numbered, shared_name, uris, write_shards
 
 Start = Callable[..., list[Daemon]]
 SHARDS, ROWS = 12, 5_000
@@ -194,13 +193,7 @@ def test_a_killed_daemon_with_replicas(
 
 def test_a_killed_daemon_without_replicas(daemons: Start, big_files: list[Path]) -> None:
     two = daemons(2)
-    nodes = [daemon.uri for daemon in two]
-    # Under most names, but not under all, each of the two gets some of the shards.
-    name = next(
-        name
-        for name in (f"trips-{number}" for number in range(100))
-        if len({where[0] for where in placement.spread(name, BIG_SHARDS, nodes)}) == 2
-    )
+    name = shared_name(BIG_SHARDS, two)
     spread(name, big_files, uris(*two))
     with connect(uris(*two)) as client:
         holders = [endpoint.held_by[0] for endpoint in client.info(name).endpoints]
@@ -228,24 +221,25 @@ def test_a_daemon_that_is_down_when_the_client_connects(
     daemons: Start, files: list[Path], tables: list[pa.Table]
 ) -> None:
     three = daemons(3)
-    spread("trips", files, uris(*three), replicas=2)
+    name = shared_name(SHARDS, three, replicas=2)
+    spread(name, files, uris(*three), replicas=2)
     three[1].kill()
     with connect(uris(*three)) as client:
         assert isinstance(client, FleetClient)
         assert set(client.absent) == {three[1].uri}
         assert "error" in client.status()["daemons"][three[1].uri]
-        with client.read("trips") as stream:
+        with client.read(name) as stream:
             assert stream.read_all() == whole(tables)
         three[1].start()
-        info = client.info("trips")
+        info = client.info(name)
         assert client.absent == {}
         assert all(len(endpoint.held_by) == 2 for endpoint in info.endpoints)
         three[0].kill()
-        with client.read("trips") as stream:
+        with client.read(name) as stream:
             assert stream.read_all() == whole(tables)
         three[2].kill()
         with pytest.raises(errors.ConnectError, match="is not complete"):
-            client.read("trips")
+            client.read(name)
     three[1].kill()
     with pytest.raises(errors.ConnectError, match="no daemon answers") as raised:
         connect(uris(*three))
@@ -260,15 +254,16 @@ def test_tokens(daemons: Start, files: list[Path], tmp_path: Path) -> None:
     )
     path.chmod(0o600)
     two = daemons(2, "--token-file", str(path))
-    spread("trips", files, uris(*two), replicas=1, token=token)
+    name = shared_name(SHARDS, two)
+    spread(name, files, uris(*two), replicas=1, token=token)
     with pytest.raises(errors.DeniedError, match="no daemon answers"):
         connect(uris(*two))
-    with connect(uris(*two), token) as client, client.read("trips", window_bytes=1) as stream:
+    with connect(uris(*two), token) as client, client.read(name, window_bytes=1) as stream:
         assert stream.read_all().num_rows == SHARDS * ROWS
     two[0].kill()
     with connect(uris(*two), token) as client:
         with pytest.raises(errors.ConnectError) as raised:
-            client.read("trips")
+            client.read(name)
         assert token not in str(raised.value)
 
 

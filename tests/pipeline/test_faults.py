@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -96,7 +97,7 @@ def test_a_frame_keeps_its_version(spark, tmp_path, daemon):
     assert old.where("id >= 0").count() == 100
 
 
-def test_a_killed_daemon_is_replaced_by_a_replica(spark, tmp_path, daemon):
+def test_a_daemon_killed_in_mid_job_is_replaced_by_a_replica(spark, tmp_path, daemon):
     from splitarrow.pipeline.spread import publish_folder
 
     source = str(tmp_path / "source")
@@ -108,9 +109,30 @@ def test_a_killed_daemon_is_replaced_by_a_replica(spark, tmp_path, daemon):
         daemons.append(daemon({}, "--writable", str(tmp_path / name)))
     uris = [found.control_uri for found in daemons]
     publish_folder(source, "rows", uris, replicas=2)
+    reached, killed = tmp_path / "reached", tmp_path / "killed"
+
+    def held(batches):
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        for batch in batches:
+            if context.partitionId() == 0:
+                reached.touch()
+                until = time.monotonic() + 60
+                while not killed.exists() and time.monotonic() < until:
+                    time.sleep(0.01)
+            yield batch
+
     read = spark.read.format("splitarrow").option("uri", ",".join(uris)).load("rows")
-    os.kill(daemons[0].pid, signal.SIGKILL)
-    assert sums(read) == sums(frame)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(sums, read.mapInArrow(held, read.schema))
+        deadline = time.monotonic() + 60
+        while not reached.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(daemons[0].pid, signal.SIGKILL)
+        killed.touch()
+        assert result.result(120) == sums(frame)
     os.kill(daemons[1].pid, signal.SIGKILL)
     with pytest.raises((PySparkException, Py4JJavaError), match="no daemon answers"):
         sums(read)
