@@ -2,7 +2,8 @@
 
 Spark can limit the bytes of a record batch. It then asks for the size of the batch after each row,
 which takes three quarters of the time that writing narrow rows takes. So batches are bounded by
-their rows, as they were up to Spark 3, and by their bytes only where rows are found to be wide.
+their rows, as they were up to Spark 3: by few if nothing is known of them, by more if they are
+found to be narrow; and by their bytes if they are found to be wide.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 _SAMPLE_ROWS = 100
 _WIDE_BYTES = 4096
-_MOST_BYTES = 32 << 20
+_NARROW = (BATCH_ROWS, "4096")
+_WIDE = (BATCH_BYTES, str(32 << 20))
 
 
 @contextmanager
 def batches_for(spark: SparkSession, frame: DataFrame) -> Generator[None]:
-    """Bound the batches that are handed to Python within, by bytes if rows like these are wide.
+    """Bound the batches that are handed to Python within as rows like these ask for it.
 
     Settings that are not those of `session` were made by the user, and stay.
 
@@ -37,15 +39,15 @@ def batches_for(spark: SparkSession, frame: DataFrame) -> Generator[None]:
     frame : pyspark.sql.DataFrame
         Its first rows are looked at.
     """
-    known = all(spark.conf.get(key, None) == DEFAULTS[key] for key in (BATCH_ROWS, BATCH_BYTES))
-    if not known or _row_bytes(frame) <= _WIDE_BYTES:
+    if any(spark.conf.get(key, None) != DEFAULTS[key] for key in (BATCH_ROWS, BATCH_BYTES)):
         yield
         return
-    spark.conf.set(BATCH_BYTES, str(_MOST_BYTES))
+    key, value = _NARROW if _row_bytes(frame) <= _WIDE_BYTES else _WIDE
+    spark.conf.set(key, value)
     try:
         yield
     finally:
-        spark.conf.set(BATCH_BYTES, DEFAULTS[BATCH_BYTES])
+        spark.conf.set(key, DEFAULTS[key])
 
 
 def _row_bytes(frame: DataFrame) -> float:

@@ -25,8 +25,9 @@ BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 """The setting of how many bytes, about; 2147483647 is no limit."""
 DEFAULTS = {
     PUSHDOWN: "true",
-    # With a limit of bytes, Spark sums up the batch after each row.
-    BATCH_ROWS: "4096",
+    # With a limit of bytes, Spark sums up the batch after each row. Few rows are a limit, too:
+    # two tasks at a time can have rows of half a megabyte in the smallest Java.
+    BATCH_ROWS: "512",
     BATCH_BYTES: "2147483647",
     # Sockets that do not go through TCP, between Spark and Python.
     "spark.python.unix.domain.socket.enabled": "true",

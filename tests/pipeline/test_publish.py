@@ -17,7 +17,7 @@ from splitarrow import errors
 from splitarrow.benchmarks.serving import Daemon
 from splitarrow.pipeline.batching import batches_for
 from splitarrow.pipeline.publish import Publication, format_of, publish
-from splitarrow.pipeline.session import BATCH_BYTES, DEFAULTS
+from splitarrow.pipeline.session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
 from splitarrow.server.catalog.versions import VersionStore
 from splitarrow.transport.certificates import TlsOptions
 
@@ -213,7 +213,10 @@ def test_batches_are_bounded_by_bytes_where_rows_are_wide(spark, width, limited)
     frame = spark.createDataFrame([(1, "x" * width)], "id int, text string")
     with batches_for(spark, frame):
         assert (int(spark.conf.get(BATCH_BYTES)) < 1 << 30) == limited
-    assert spark.conf.get(BATCH_BYTES) == DEFAULTS[BATCH_BYTES]
+        assert (int(spark.conf.get(BATCH_ROWS)) > 1000) == (not limited)
+    assert {
+        key: spark.conf.get(key) for key in (BATCH_BYTES, BATCH_ROWS)
+    }.items() <= DEFAULTS.items()
 
 
 def test_a_bound_that_the_user_has_set_stays(spark):
@@ -224,3 +227,10 @@ def test_a_bound_that_the_user_has_set_stays(spark):
             assert spark.conf.get(BATCH_BYTES) == "12345678"
     finally:
         spark.conf.set(BATCH_BYTES, DEFAULTS[BATCH_BYTES])
+
+
+def test_wide_rows_are_written(spark, tmp_path):
+    frame = spark.range(0, 2000, numPartitions=2).selectExpr("id", "repeat('x', 300000) as image")
+    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "images"))
+    manifest: Any = VersionStore(str(tmp_path / "images")).load()
+    assert sum(shard.rows for shard in manifest.shards) == 2000
