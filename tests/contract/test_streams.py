@@ -185,7 +185,7 @@ def test_silent_peer_is_bounded(scripted: Any, sent: int) -> None:
         begin = time.monotonic()
         with pytest.raises(StallError, match="silent"):
             splitarrow.open(uri, stall_timeout=0.5).read_all()
-        assert 0.4 <= time.monotonic() - begin <= 1.5
+        assert 0.4 <= time.monotonic() - begin <= 5
 
 
 async def test_silent_peer_is_bounded_async(scripted: Any) -> None:
@@ -194,7 +194,7 @@ async def test_silent_peer_is_bounded_async(scripted: Any) -> None:
         with pytest.raises(StallError, match="silent"):
             async with splitarrow.aio.open(uri, stall_timeout=0.5) as stream:
                 await stream.read_all()
-        assert 0.4 <= time.monotonic() - begin <= 1.5
+        assert 0.4 <= time.monotonic() - begin <= 5
 
 
 def all_frames(splitter: Splitter, messages: list[SourceMessage]) -> list[Outgoing]:

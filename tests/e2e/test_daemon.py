@@ -174,7 +174,7 @@ def test_stopped_server_is_noticed(daemon: Start, big: tuple[Path, int]) -> None
 
         with pytest.raises(StallError, match="silent for 1 s"):
             drain()
-        assert 0.8 <= time.monotonic() - last[0] <= 1.5
+        assert 0.8 <= time.monotonic() - last[0] <= 5
         running.signal(signal.SIGCONT)
 
 

@@ -91,7 +91,7 @@ def test_silence_within_a_large_body_is_noticed_in_time() -> None:
         begun = time.monotonic()
         with pytest.raises(StallError):
             blocking.receive(channel, 0.5)
-        assert 0.5 <= time.monotonic() - begun < 2
+        assert 0.5 <= time.monotonic() - begun < 5
     channel.close()
 
 

@@ -248,9 +248,9 @@ def test_closing_is_bounded(pair: tuple[UcxChannel, UcxChannel]) -> None:
     server.send_some()
     began = time.monotonic()
     server.close()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 0.5
     until(lambda: server._destroyed)
-    assert 0.5 < time.monotonic() - began < 2
+    assert 0.5 < time.monotonic() - began < 5
     until(lambda: closing._thread is None)
 
 
