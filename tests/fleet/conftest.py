@@ -101,14 +101,17 @@ def shared_name(shards: int, daemons: Sequence[Daemon], replicas: int = 1) -> st
     raise AssertionError(f"{shards} shards always lie together")
 
 
-def numbered(shards: int, rows: int, batch_rows: int = 1000) -> list[pa.Table]:
-    """Shards whose rows say where they belong."""
+def numbered(shards: int, rows: int, batch_rows: int = 1000, pad: int = 0) -> list[pa.Table]:
+    """Shards whose rows say where they belong; each has `pad` bytes beside that."""
     found: list[pa.Table] = []
     for shard in range(shards):
         first = shard * rows
         numbers = pa.array(range(first, first + rows), pa.int64())
         words = pa.array([f"row {n}" for n in range(first, first + rows)])
-        table = pa.table({"n": numbers, "shard": pa.repeat(shard, rows), "text": words})
+        columns = {"n": numbers, "shard": pa.repeat(shard, rows), "text": words}
+        if pad:
+            columns["pad"] = pa.repeat("." * pad, rows)
+        table = pa.table(columns)
         found.append(pa.Table.from_batches(table.to_batches(batch_rows), table.schema))
     return found
 
