@@ -349,7 +349,7 @@ def test_a_killed_server_that_starts_again(
     tmp_path: Path, transport: str, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resuming, "_FIRST_WAIT", 0.2)
-    big = pa.table({"n": pa.array(range(4_000_000), pa.int64())})
+    big = pa.table({"n": pa.array(range(8_000_000), pa.int64())})
     big = pa.Table.from_batches(big.to_batches(50_000))
     rows = -(-big.num_rows // shards)
     folder = tmp_path / "big"
@@ -365,7 +365,7 @@ def test_a_killed_server_that_starts_again(
             starting.start()
             batches += stream
             starting.join()
-            assert stream.resumed == min(shards, 2)
+            assert stream.resumed >= 1
             assert pa.Table.from_batches(batches) == big
     finally:
         server.kill()
@@ -376,7 +376,7 @@ def test_a_killed_server_that_stays_away(tmp_path: Path) -> None:
     server = Killable(write_file(tmp_path / "big.arrow", big))
     with (
         connect(server.control) as client,
-        client.read("big", batch_rows=1000, resume_attempts=3) as stream,
+        client.read("big", batch_rows=1000, window_bytes=1, resume_attempts=3) as stream,
     ):
         next(stream)
         server.kill()
@@ -408,7 +408,7 @@ def test_a_server_that_is_away_when_a_part_has_its_turn(
     try:
         with (
             connect(server.control) as client,
-            client.read("big", parallel=1, batch_rows=SHARD_ROWS) as stream,
+            client.read("big", parallel=1, batch_rows=SHARD_ROWS, window_bytes=1) as stream,
         ):
             batches = [next(stream)]
             server.kill()
