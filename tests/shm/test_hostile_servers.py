@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from splitarrow.errors import (
     UriError,
 )
 from splitarrow.formats.arrow.message import batch_facts
+from splitarrow.transport.shm.mapping import MappedRegion
 
 from ..protocol.crafting import plain_batch
 from ..protocol.streams import cut, ipc_stream
@@ -425,10 +425,15 @@ def test_a_watch_that_has_ended_already(tmp_path: Path) -> None:
     """The file may be changed at any moment: nothing of it is handed out."""
     sample = two_columns()
     region = Carried(announced(128), (file_of(tmp_path, sample.body), one_end_of_a_pipe(tmp_path)))
-    steps = stream(sample, region, listed(GOOD))
-    steps.insert(2, lambda: time.sleep(0.2))  # let it be noticed
     with pytest.raises(ConnectionLostError, match="server is gone"):
-        read(tmp_path, steps)
+        read(tmp_path, stream(sample, region, listed(GOOD)))
+
+
+def test_an_ended_watch_is_noticed_before_anything_is_looked_at(tmp_path: Path) -> None:
+    for _ in range(100):
+        region = MappedRegion(file_of(tmp_path, bytes(64)), 64, one_end_of_a_pipe(tmp_path))
+        with pytest.raises(ConnectionLostError, match="server is gone"):
+            region.check()
 
 
 def test_offsets_in_a_tcp_stream() -> None:

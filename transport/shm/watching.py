@@ -15,6 +15,9 @@ import threading
 import weakref
 from typing import Protocol
 
+_ENDS = select.EPOLLIN | select.EPOLLRDHUP
+"""What tells that a socket has ended; `select.poll` has the same numbers."""
+
 
 class Watched(Protocol):
     """A region of a file."""
@@ -36,7 +39,7 @@ class Watcher:
         self._watched: dict[int, weakref.ref[Watched]] = {}
 
     def add(self, descriptor: int, watched: Watched) -> None:
-        """Have `watched` detached when the socket `descriptor` ends."""
+        """Have `watched` detached when the socket `descriptor` ends: at once if it has."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -44,7 +47,12 @@ class Watcher:
                     target=self._run, args=(self._epoll,), name="splitarrow-watch", daemon=True
                 ).start()
             self._watched[descriptor] = weakref.ref(watched)
-            self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
+            self._epoll.register(descriptor, _ENDS)
+        # The thread may come too late for what is read from the region next.
+        now = select.poll()
+        now.register(descriptor, _ENDS)
+        for _, events in now.poll(0):
+            self._end(descriptor, events)
 
     def remove(self, descriptor: int) -> None:
         """Forget a socket, which is about to be closed. Safe in finalizers."""
@@ -72,16 +80,16 @@ class Watcher:
             except (OSError, ValueError):
                 return
             for descriptor, events_of in events:
-                # A server that wants the file back ends one direction; one that is gone, both.
-                self._end(descriptor, server_gone=bool(events_of & select.EPOLLHUP))
+                self._end(descriptor, events_of)
 
-    def _end(self, descriptor: int, *, server_gone: bool) -> None:
+    def _end(self, descriptor: int, events: int) -> None:
         reference = self._watched.get(descriptor)
         watched = None if reference is None else reference()
         if watched is None:
             self.remove(descriptor)
         else:
-            watched.detach(server_gone=server_gone)
+            # A server that wants the file back ends one direction; one that is gone, both.
+            watched.detach(server_gone=bool(events & select.EPOLLHUP))
 
 
 WATCHER = Watcher()
