@@ -14,6 +14,7 @@ from ..errors import (
     ConnectError,
     ConnectionLostError,
     InvalidDataError,
+    NotAPeerError,
     RemoteError,
     SplitArrowError,
     StallError,
@@ -24,8 +25,9 @@ from .described import DatasetInfo, Endpoint
 from .reaching import Part, Way, reach
 
 _BROKEN = (ConnectionLostError, StallError)
-_PASSING = (*_BROKEN, ConnectError, UnavailableError)
-"""What may be over after a while, such as a server that starts again."""
+_PASSING = (*_BROKEN, ConnectError, NotAPeerError, UnavailableError)
+"""What may be over after a while, such as a server that starts again. One that ends before it
+has said anything looks like something else than a server."""
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 
