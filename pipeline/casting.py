@@ -12,7 +12,8 @@ import pyarrow.types as at
 from ..errors import InvalidDataError
 
 _compute: Any = pc  # the stubs lack some functions
-_ERRORS = (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError)
+CASTING_ERRORS = (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError)
+"""What pyarrow raises for values and types that do not fit each other."""
 
 
 class Caster:
@@ -70,7 +71,7 @@ class Caster:
 def _named(column: Any, field: Any) -> Any:
     try:
         return cast_array(column, field.type)
-    except _ERRORS as error:
+    except CASTING_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise InvalidDataError(
             f"column {field.name!r}: {column.type} does not become {field.type} exactly: {reason}"

@@ -19,8 +19,8 @@ from pyspark.sql import datasource as ds
 
 from ..client.reading import substrait
 from ..errors import UsageError
+from .casting import CASTING_ERRORS
 
-_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError, NotImplementedError)
 _TEXT: dict[type[ds.Filter], Callable[..., Any]] = {
     ds.StringStartsWith: pc.starts_with,
     ds.StringEndsWith: pc.ends_with,
@@ -97,7 +97,7 @@ def expression_for(found: ds.Filter, schema: pa.Schema) -> Any:
     try:
         expression, _ = _expression(found, schema)
         pushed_filter([(expression, columns_of(found))], schema)
-    except (_Unsuited, *_ERRORS):
+    except (_Unsuited, *CASTING_ERRORS):
         return None
     return expression
 

@@ -11,8 +11,8 @@ from ..errors import DatasetError
 class RegionFile:
     """A file, open for reading, that lives as long as a region of it does.
 
-    It is never mapped: a file that shrinks while it is read is an error here and not a signal
-    that kills the process.
+    It is not mapped here: a file that shrinks while it is read is an error and not a signal that
+    kills the process. What maps files guards them; see `splitarrow.server.shared`.
     """
 
     __slots__ = ("_file", "path", "size", "version")

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import libucx
 import pyarrow as pa
 import pytest
 
@@ -19,7 +20,6 @@ from splitarrow.protocol.uri import DataUri
 
 from ..contract.conftest import source_messages
 
-libucx: Any = pytest.importorskip("libucx")
 if shutil.which("gcc") is None:
     pytest.skip("gcc is not installed: no C program can be made", allow_module_level=True)
 
