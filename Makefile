@@ -1,4 +1,4 @@
-# The commands of a checkout. Python 3.11 or newer and make are all they need.
+# The commands of a checkout. They need Python 3.11 or newer and make.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -7,23 +7,23 @@ BIN    := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | \
+	    while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
-# --- the environment ---------------------------------------------------------------------------
+# --- environments ------------------------------------------------------------------------------
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "splitarrow needs Python 3.11 or newer; this is " + sys.version.split()[0] + \
-	    " (say: make PYTHON=/path/to/python)")'
-	@echo "making $(VENV)"
+	    ": run make PYTHON=/path/to/python")'
+	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# An editable install in strict mode links each file of the package, which is what lets type
-# checkers find `splitarrow`. An edit is seen at once; a new or a removed file is not, so the
-# list of files is part of what an install depends on.
+# An editable install in strict mode links each file of the package, so that type checkers find
+# `splitarrow`. It follows edits, but not new or removed files: an install depends on this list.
 $(VENV)/files: $(BIN)/python FORCE
-	@find . -name .venv -prune -o -name build -prune -o -name dist -prune -o -path ./tests -prune \
+	@find . \( -name .venv -o -name build -o -name dist -o -path ./tests \) -prune \
 	    -o \( -name '*.py' -o -name '*.pyi' -o -name '*.fbs' -o -name '*.proto' -o -name py.typed \) \
 	    -print | LC_ALL=C sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -32,18 +32,31 @@ $(VENV)/files: $(BIN)/python FORCE
 FORCE:
 
 # $(VENV)/installed is the project alone, $(VENV)/installed-test the project with the extra `test`.
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check \
-    --config-settings editable_mode=strict --editable
+# pip installs the newest versions that pyproject.toml allows. With LOCKED=1, uv installs those of
+# uv.lock, as continuous integration does.
+LOCKED    ?=
+UV        := $(BIN)/uv
+UV_SYNC   := $(UV) sync --quiet --locked --inexact --reinstall-package splitarrow
+PIP       := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP_EDIT  := $(PIP) install --config-settings editable_mode=strict --editable
 
-$(VENV)/installed: pyproject.toml $(VENV)/files
+$(VENV)/installed: pyproject.toml $(VENV)/files $(if $(LOCKED),$(UV) uv.lock)
 	@echo "installing splitarrow into $(VENV)"
-	@$(INSTALL) .
+	@$(if $(LOCKED),$(UV_SYNC),$(PIP_EDIT) .)
 	@touch $@
 
-$(VENV)/installed-%: pyproject.toml $(VENV)/files
+$(VENV)/installed-%: pyproject.toml $(VENV)/files $(if $(LOCKED),$(UV) uv.lock)
 	@echo "installing splitarrow[$*] into $(VENV)"
-	@$(INSTALL) ".[$*]"
+	@$(if $(LOCKED),$(UV_SYNC) --extra $*,$(PIP_EDIT) ".[$*]")
 	@touch $@ $(VENV)/installed
+
+$(UV): $(BIN)/python
+	@$(PIP) install 'uv>=0.9'
+	@touch $@
+
+.PHONY: lock
+lock: $(UV) ## update uv.lock to the newest versions that pyproject.toml allows
+	@$(UV) lock --upgrade
 
 # --- running -----------------------------------------------------------------------------------
 
@@ -52,25 +65,81 @@ demo: $(VENV)/installed ## serve a table, fetch it from another process, time it
 	@$(BIN)/splitarrow demo
 
 .PHONY: bench
-bench: $(VENV)/installed-bench ## measure every backend beside its peers
+bench: $(VENV)/installed-bench ## measure every backend beside its peers; ARGS=--help
 	@$(BIN)/splitarrow bench $(ARGS)
 
 # --- checking ----------------------------------------------------------------------------------
 
-.PHONY: test
-test: lint ## lint, check types, run the tests
-	@$(BIN)/pytest $(ARGS)
-
-.PHONY: long
-long: $(VENV)/installed-test ## run the long batteries
-	@$(BIN)/pytest -m long $(ARGS)
+# One worker for each core, up to a number that the memory of a workstation holds.
+# pyproject.toml selects the quick tests; a later -m selects others.
+WORKERS  ?= logical
+PARALLEL := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .PHONY: lint
-lint: $(VENV)/installed-test ## ruff and pyright
+lint: $(VENV)/installed-test ## run ruff: rules and formatting, in seconds
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || \
-	    { $(BIN)/ruff format --check . ; echo "make format puts them right"; exit 1; }
+	    { $(BIN)/ruff format --check . ; echo "run make format"; exit 1; }
+
+.PHONY: types
+types: $(VENV)/installed-test ## check types with pyright, in strict mode
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+.PHONY: test
+test: lint types pytest ## lint, check types, run the quick tests; ARGS go to pytest
+
+.PHONY: pytest
+pytest: $(VENV)/installed-test
+	@$(BIN)/pytest $(PARALLEL) $(ARGS)
+
+.PHONY: check
+check: lint types ## before a commit: as test, but only the tests of what differs from main
+	@$(BIN)/python tests/changed.py "$(BASE)" | xargs -0 $(BIN)/pytest $(PARALLEL) $(ARGS)
+BASE ?= main
+
+.PHONY: test-slow
+test-slow: $(VENV)/installed-test ## run the slow tests: Spark, S3, benchmarks, deployment
+	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" $(ARGS)
+
+# pip prefers a build for processors alone (2.13.0+cpu) to the large one with CUDA, if an index or
+# a folder of wheels has it: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+$(VENV)/torch: $(VENV)/installed-test
+	@$(BIN)/python -c 'import torch, torchdata' 2>/dev/null || $(PIP) install '$(TORCH)' torchdata
+	@touch $@
+
+.PHONY: test-torch
+test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
+	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch $(ARGS)
+
+.PHONY: long
+long: $(VENV)/installed-test ## run the long batteries: minutes to hours
+	@$(BIN)/pytest -m long tests $(ARGS)
+
+.PHONY: doctest
+doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs
+	@$(BIN)/pytest tests/test_examples.py $(ARGS)
+
+# Processes that tests start are measured too.
+.PHONY: coverage
+coverage: $(VENV)/installed-test ## measure the branches that quick and slow tests cover
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch" $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --include='protocol/*' --fail-under=100
+	@$(BIN)/coverage report --fail-under=90 --format=total
+
+.PHONY: mutants
+mutants: $(VENV)/installed-test ## plant changes in the code, report those that no test catches
+	@$(BIN)/python tests/mutants.py $(ARGS)
+
+# Tests against the oldest versions that pyproject.toml allows, in an environment of their own.
+OLDEST := $(VENV)/oldest
+.PHONY: test-oldest
+test-oldest: $(UV) ## run the quick tests with the oldest versions of all dependencies
+	@$(UV) venv --quiet --allow-existing --python $(BIN)/python $(OLDEST)
+	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[test]'
+	@$(OLDEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: format
 format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format
@@ -163,6 +232,6 @@ proto-check: proto-scratch ## check that the messages are what the declarations 
 # --- tidying -----------------------------------------------------------------------------------
 
 .PHONY: clean
-clean: ## remove the environment and all that was made
-	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+clean: ## remove the environment and all generated files
+	@rm -rf $(VENV) build dist site *.egg-info .coverage* .pytest_cache .ruff_cache .hypothesis .benchmarks
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,18 @@
-"""A daemon and a client for Apache Arrow's Dissociated IPC protocol."""
+"""A daemon and a client for Apache Arrow's Dissociated IPC protocol.
+
+A server holds datasets. `serve` starts one in this process, ``splitarrow serve`` as a process of
+its own. A client reads record batches from it over TCP, shared memory or UCX: `open` needs the URI
+of a data stream, and `connect` finds datasets by name.
+
+Examples
+--------
+>>> import pyarrow, splitarrow
+>>> flights = pyarrow.table({"carrier": ["AA", "BB"], "delay": [1, 70]})
+>>> with splitarrow.serve({"flights": flights}) as server:
+...     with splitarrow.open(server.uri("flights")) as stream:
+...         stream.read_all().num_rows
+2
+"""
 
 from __future__ import annotations
 
@@ -7,22 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import aio, errors
-    from .client.blocking import Stream, open
-    from .client.control import Client, connect
-    from .client.described import DatasetInfo
-    from .client.fleet import FleetClient
-    from .client.parallel import DatasetStream
+    from .client.cluster.client import ClusterClient
+    from .client.connect import connect
+    from .client.dataset.client import Client
+    from .client.dataset.dataset import Dataset
+    from .client.dataset.dataset_stream import DatasetStream
+    from .client.open import open
+    from .client.rpc.info import DatasetInfo
+    from .client.stream.blocking import Stream
     from .protocol.limits import Limits
-    from .server.handle import Server, serve
-    from .transport.certificates import TlsOptions
+    from .server.embedded import Server, serve
+    from .transport.tls.options import TlsOptions
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Client",
+    "ClusterClient",
+    "Dataset",
     "DatasetInfo",
     "DatasetStream",
-    "FleetClient",
     "Limits",
     "Server",
     "Stream",
@@ -35,30 +53,31 @@ __all__ = [
     "serve",
 ]
 
-_PLACES = {
-    "Client": ".client.control",
-    "DatasetInfo": ".client.described",
-    "DatasetStream": ".client.parallel",
-    "FleetClient": ".client.fleet",
+_MODULES = {
+    "Client": ".client.dataset.client",
+    "ClusterClient": ".client.cluster.client",
+    "Dataset": ".client.dataset.dataset",
+    "DatasetInfo": ".client.rpc.info",
+    "DatasetStream": ".client.dataset.dataset_stream",
     "Limits": ".protocol.limits",
-    "Server": ".server.handle",
-    "Stream": ".client.blocking",
-    "TlsOptions": ".transport.certificates",
+    "Server": ".server.embedded",
+    "Stream": ".client.stream.blocking",
+    "TlsOptions": ".transport.tls.options",
     "aio": ".aio",
-    "connect": ".client.control",
+    "connect": ".client.connect",
     "errors": ".errors",
-    "open": ".client.blocking",
-    "serve": ".server.handle",
+    "open": ".client.open",
+    "serve": ".server.embedded",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, so that a reader need not load the server, nor the reverse."""
-    place = _PLACES.get(name)
-    if place is None:
+    """Import a public name at its first use: a client does not load the server, nor gRPC."""
+    module_name = _MODULES.get(name)
+    if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(place, __name__)
-    value = module if place == f".{name}" else getattr(module, name)
+    module = import_module(module_name, __name__)
+    value = module if module_name == f".{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The asynchronous side of the front door, for asyncio and trio."""
+"""The asynchronous API, for asyncio and trio: `open` and `connect`, and what they return."""
 
 from __future__ import annotations
 
@@ -6,17 +6,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client.aio import AsyncStream, open
-    from .client.control_aio import AsyncClient, AsyncDatasetStream, connect
+    from .client.aio import connect
+    from .client.aio_open import open
+    from .client.cluster.aio_client import AsyncClusterClient
+    from .client.dataset.aio_client import AsyncClient
+    from .client.dataset.aio_dataset import AsyncDataset
+    from .client.dataset.aio_stream import AsyncDatasetStream
+    from .client.stream.aio import AsyncStream
 
-__all__ = ["AsyncClient", "AsyncDatasetStream", "AsyncStream", "connect", "open"]
+__all__ = [
+    "AsyncClient",
+    "AsyncClusterClient",
+    "AsyncDataset",
+    "AsyncDatasetStream",
+    "AsyncStream",
+    "connect",
+    "open",
+]
+
+_MODULES = {
+    "AsyncClient": ".client.dataset.aio_client",
+    "AsyncClusterClient": ".client.cluster.aio_client",
+    "AsyncDataset": ".client.dataset.aio_dataset",
+    "AsyncDatasetStream": ".client.dataset.aio_stream",
+    "AsyncStream": ".client.stream.aio",
+    "connect": ".client.aio",
+    "open": ".client.aio_open",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: a reader with a URI needs no gRPC."""
-    if name not in __all__:
+    """Import a public name at its first use: reading a data stream does not load gRPC."""
+    module_name = _MODULES.get(name)
+    if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = ".client.aio" if name in ("AsyncStream", "open") else ".client.control_aio"
-    value = getattr(import_module(place, __package__), name)
+    value = getattr(import_module(module_name, __package__), name)
     globals()[name] = value
     return value

@@ -6,31 +6,33 @@
     ├── ProtocolError             the peer sent something that the protocol forbids
     │   ├── LimitError            ... or something larger than the limits allow
     │   └── InvalidDataError      ... or Arrow data that does not validate
-    ├── RemoteError               the server said why it cannot serve (``code`` tells)
-    │   ├── NotFoundError         NOT_FOUND: no such dataset or column
-    │   ├── InvalidRequestError   INVALID_ARGUMENT: the ticket cannot be understood
+    ├── RemoteError               the server reported an error; see ``code``
+    │   ├── NotFoundError         NOT_FOUND: the dataset or column does not exist
+    │   ├── InvalidRequestError   INVALID_ARGUMENT: the ticket is malformed or invalid
     │   ├── DeniedError           UNAUTHENTICATED, PERMISSION_DENIED
     │   ├── ExhaustedError        RESOURCE_EXHAUSTED: a limit of the server is reached
     │   └── UnavailableError      UNAVAILABLE: draining, or not ready
     ├── TransportError            the connection failed
-    │   ├── ConnectError          it could not be made
-    │   ├── NotAPeerError         what answers does not speak splitarrow
-    │   ├── ConnectionLostError   it ended before the stream did
-    │   └── StallError            nothing arrived for too long
+    │   ├── ConnectError          it could not be established
+    │   ├── NotAPeerError         the peer does not use this protocol
+    │   ├── ConnectionLostError   it ended before the stream ended
+    │   └── StallError            the peer was silent for too long
     ├── DatasetError              a source of data cannot be read
-    ├── ConfigError               the server's configuration is wrong
-    ├── ClosedError               the stream or server was closed by its own side
+    ├── ConfigError               the configuration of the server is invalid
+    ├── ClosedError               this process closed the stream or server
     └── UsageError                a call or an argument is wrong (also a ValueError)
         ├── UriError              the URI is malformed
         └── MissingExtraError     an optional package is not installed
 
-Every error pickles, so that it can cross process boundaries, and carries what is known of
-its place: ``stream``, ``sequence``, ``tag`` and ``state``.
+Every error can be pickled, so that it can cross process boundaries. It carries its position, as far
+as known: ``stream``, ``sequence``, ``tag`` and ``state``.
 """
 
 from __future__ import annotations
 
 import copyreg
+import errno
+import os
 from typing import Any
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ExhaustedError",
     "InvalidDataError",
     "InvalidRequestError",
+    "InvalidValueWarning",
     "LimitError",
     "MissingExtraError",
     "NotAPeerError",
@@ -55,7 +58,9 @@ __all__ = [
     "UnavailableError",
     "UriError",
     "UsageError",
+    "exhausted_error",
     "remote_error",
+    "status_name",
 ]
 
 
@@ -65,15 +70,15 @@ class SplitArrowError(Exception):
     Attributes
     ----------
     message : str
-        What went wrong, without the place.
+        The problem, without the position.
     stream : str or None
-        The stream or dataset concerned.
+        The stream or dataset.
     sequence : int or None
-        The sequence number of the message concerned (uint32).
+        The sequence number of the message (uint32).
     tag : int or None
-        The tag of the message concerned (uint64).
+        The tag of the message (uint64).
     state : str or None
-        The state of the connection or stream when it happened.
+        The state of the connection or stream at the time of the error.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class ProtocolError(SplitArrowError):
 
 
 class LimitError(ProtocolError):
-    """The peer sent, or announced, more than the limits allow."""
+    """The peer sent or declared more than the limits allow."""
 
 
 class InvalidDataError(ProtocolError):
@@ -122,7 +127,7 @@ class InvalidDataError(ProtocolError):
 
 
 class RemoteError(SplitArrowError):
-    """The server reported why it cannot serve the stream.
+    """The server reported an error.
 
     Attributes
     ----------
@@ -133,17 +138,17 @@ class RemoteError(SplitArrowError):
     code: str = "UNKNOWN"
 
     def __str__(self) -> str:
-        return self.message  # the server's words name the dataset
+        return self.message  # the server's message names the dataset
 
 
 class NotFoundError(RemoteError):
-    """There is no dataset, or no column, of that name."""
+    """The dataset or column does not exist."""
 
     code = "NOT_FOUND"
 
 
 class InvalidRequestError(RemoteError):
-    """The server cannot understand the ticket."""
+    """The ticket or another argument is malformed or invalid."""
 
     code = "INVALID_ARGUMENT"
 
@@ -161,7 +166,7 @@ class ExhaustedError(RemoteError):
 
 
 class UnavailableError(RemoteError):
-    """The server is draining or not ready; another, or a later, try may succeed."""
+    """The server is draining or not ready. Try another server, or try again later."""
 
     code = "UNAVAILABLE"
 
@@ -171,31 +176,31 @@ class TransportError(SplitArrowError):
 
 
 class ConnectError(TransportError):
-    """The connection could not be made."""
+    """The connection could not be established."""
 
 
 class NotAPeerError(TransportError):
-    """What answers at the address does not speak the protocol of the URI's scheme."""
+    """The peer does not use the protocol of the URI's scheme."""
 
 
 class ConnectionLostError(TransportError):
-    """The connection ended before the stream did."""
+    """The connection ended before the stream ended."""
 
 
 class StallError(TransportError):
-    """Nothing arrived from the peer for longer than the stall timeout."""
+    """The peer was silent for longer than the stall timeout."""
 
 
 class DatasetError(SplitArrowError):
-    """A source of data is missing, unreadable, truncated or changed while it was read."""
+    """A source of data is missing, unreadable or truncated, or changed during a read."""
 
 
 class ConfigError(SplitArrowError):
-    """The server cannot start with the configuration given."""
+    """The configuration of the server is invalid."""
 
 
 class ClosedError(SplitArrowError):
-    """The stream, or the server, was closed by its own side."""
+    """The stream or server was closed by this process."""
 
 
 class UsageError(SplitArrowError, ValueError):
@@ -203,12 +208,14 @@ class UsageError(SplitArrowError, ValueError):
 
 
 class UriError(UsageError):
-    """A URI is malformed, or lacks what its use requires."""
+    """A URI is malformed, or lacks a required part."""
 
 
 class MissingExtraError(UsageError):
     """A package of an optional extra is not installed."""
 
+
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _BY_CODE: dict[str, type[RemoteError]] = {
     "NOT_FOUND": NotFoundError,
@@ -218,6 +225,10 @@ _BY_CODE: dict[str, type[RemoteError]] = {
     "RESOURCE_EXHAUSTED": ExhaustedError,
     "UNAVAILABLE": UnavailableError,
 }
+
+
+class InvalidValueWarning(UserWarning):
+    """Received values are outside of the ranges of their types, but safe to use."""
 
 
 def remote_error(code: str, message: str, *, stream: str | None = None) -> RemoteError:
@@ -235,7 +246,7 @@ def remote_error(code: str, message: str, *, stream: str | None = None) -> Remot
     Returns
     -------
     RemoteError
-        Of the subclass that stands for `code`, with ``code`` set.
+        An instance of the subclass for `code`, with ``code`` set.
 
     Examples
     --------
@@ -245,3 +256,33 @@ def remote_error(code: str, message: str, *, stream: str | None = None) -> Remot
     error = _BY_CODE.get(code, RemoteError)(message, stream=stream)
     error.code = code
     return error
+
+
+def exhausted_error(error: BaseException) -> ExhaustedError | None:
+    """Return the error for an `OSError` that means that the system is out of resources.
+
+    Parameters
+    ----------
+    error : BaseException
+        Any error.
+
+    Returns
+    -------
+    ExhaustedError or None
+        None if the error means anything else.
+    """
+    if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES:
+        return None
+    reason = (error.strerror or os.strerror(error.errno)).lower()
+    return ExhaustedError(f"the server is out of resources ({reason}); retry later")
+
+
+def status_name(error: SplitArrowError) -> str:
+    """Return the gRPC status name for reporting an error to a reader."""
+    if isinstance(error, RemoteError):
+        return error.code
+    if isinstance(error, LimitError):
+        return "RESOURCE_EXHAUSTED"
+    if isinstance(error, DatasetError):
+        return "DATA_LOSS"
+    return "INTERNAL"

@@ -1,5 +1,5 @@
-"""What PySpark imports to find the data source ``splitarrow``; it looks for this very name."""
+"""The entry point of the data source: PySpark imports every module named ``pyspark_*``."""
 
-from splitarrow.pipeline.datasource import SplitArrowDataSource as DefaultSource  # noqa: TID251
+from splitarrow.pipeline.datasource import SplitArrowDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,13 +1,33 @@
-"""How fast batches move, beside pyarrow.flight and plain sockets in the same run.
+"""Throughput of record batches, beside pyarrow.flight and plain sockets in the same run.
 
-`run` measures what `Options` name and returns a `Report`, which can be shown as a table, saved
-as JSON or Markdown, and drawn. `check_plot` tells beforehand whether it can be drawn.
+`run` measures the cases that `Options` describe and returns a `Report`. `terminal_tables`,
+`save_markdown` and `save_plot` show it, and `Report.to_json` serializes it.
+
+A run consists of these processes::
+
+    runner.run           this process: starts the workers, takes turns, computes the report
+      worker (server)    one per backend: serves a file with `Backend.serve`
+      worker (client)    one per backend and client: reads it with `Backend.read`
+
+The backends are in `backends`. Two further benchmarks are modules to run: `sharing` for the
+latency and memory of shared memory, and `spark` for the pipeline.
 """
 
-from .backends import names as backend_names
+from .backends import backend_names
+from .markdown import save_markdown
 from .options import Options
-from .plot import check_plot
+from .plot import check_plot, save_plot
 from .report import Report
 from .runner import run
+from .tables import terminal_tables
 
-__all__ = ["Options", "Report", "backend_names", "check_plot", "run"]
+__all__ = [
+    "Options",
+    "Report",
+    "backend_names",
+    "check_plot",
+    "run",
+    "save_markdown",
+    "save_plot",
+    "terminal_tables",
+]

@@ -1,4 +1,4 @@
-"""Show a run again: ``python -m splitarrow.benchmarks FILE.json`` and ``--help``."""
+"""Show an earlier run again: ``python -m splitarrow.benchmarks report.json``."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import sys
 from pathlib import Path
 
 from ..errors import SplitArrowError, UsageError
+from .markdown import save_markdown
+from .plot import save_plot
 from .report import Report
+from .tables import terminal_tables
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Show a report again; return the exit status."""
+    """Show a report as tables or as a plot, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks")
-    parser.add_argument("report", type=Path, help="what --json wrote")
+    parser.add_argument("report", type=Path, help="a file that `splitarrow bench --json` wrote")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables in Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw an .svg or .png")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = Report.from_json(chosen.report.read_text())
-        if chosen.markdown:
-            report.save_markdown(chosen.markdown)
-        if chosen.plot:
-            report.plot(chosen.plot)
+        report = Report.from_json(options.report.read_text())
+        if options.markdown:
+            save_markdown(report, options.markdown)
+        if options.plot:
+            save_plot(report, options.plot)
     except (SplitArrowError, OSError) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    if not chosen.markdown and not chosen.plot:
+    if not options.markdown and not options.plot:
         from rich.console import Console
 
-        Console().print(report.to_table())
+        Console().print(terminal_tables(report))
     return 0
 
 

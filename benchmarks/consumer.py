@@ -1,4 +1,4 @@
-"""What a client does with what it receives: the same for every backend."""
+"""The consumer of a read: it treats the batches of every backend in the same way."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from .options import Consume, Read
 
 
 class Consumer:
-    """Takes the batches of one read, counts them, and notes when the first one came.
+    """Counts the batches of one read, and records the time of the first one.
 
     Parameters
     ----------
     dataset : Dataset
-        What is read.
+        The file that the server reads.
     consume : {"count", "sum"}
-        What happens to each batch.
+        The operation on each batch.
     read : {"iterate", "all"}
-        Whether the backend is to hand over batch after batch, or one table.
+        Whether the backend passes batches, or one table.
     check : bool
-        Whether each batch is compared with the file instead. Such a read is not timed.
+        Whether to compare each batch with the file instead. Such a read is not timed.
 
     Attributes
     ----------
     rows, batches : int
-        How many came. A table counts the batches of its first column.
+        The numbers of rows and batches received. Of a table, the chunks of its first column
+        count as batches.
     first_at : float or None
-        When the first batch came (time.monotonic(), seconds); None for a table.
+        The time at which the first batch arrived (`time.monotonic`, seconds); None for a table.
+    reads_table : bool
+        Whether the backend must pass one table.
     """
 
     def __init__(
@@ -43,88 +46,89 @@ class Consumer:
         check: bool = False,
     ) -> None:
         self.dataset = dataset
-        self.whole = read == "all"
+        self.reads_table = read == "all"
         self.check = check
         self.rows = 0
         self.batches = 0
         self.first_at: float | None = None
-        self._use: Callable[[pa.RecordBatch], None] | None = None
+        self._process: Callable[[pa.RecordBatch], None] | None = None
         if check:
             self._file = pa.ipc.open_file(pa.memory_map(dataset.path))
             self._compared = 0
-            self._use = self._compare
+            self._process = self._compare
         elif consume == "sum":
-            self._use = _sum
+            self._process = _sum_columns
 
-    def drain(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take every batch and drop it."""
+    def consume_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Process every batch and drop it."""
         iterator = iter(batches)
         batch = next(iterator, None)
         if batch is None:
             return
         self.first_at = time.monotonic()
-        use = self._use
-        if use is not None:
-            use(batch)
+        process = self._process
+        if process is not None:
+            process(batch)
         rows, count = batch.num_rows, 1
-        if use is None:
+        # Two loops: the measured loop does nothing for a batch that it need not do.
+        if process is None:
             for batch in iterator:
                 rows += batch.num_rows
                 count += 1
         else:
             for batch in iterator:
-                use(batch)
+                process(batch)
                 rows += batch.num_rows
                 count += 1
         self.rows += rows
         self.batches += count
 
-    async def drain_async(self, batches: AsyncIterable[pa.RecordBatch]) -> None:
-        """Take every batch and drop it."""
-        use = self._use
+    async def consume_batches_async(self, batches: AsyncIterable[pa.RecordBatch]) -> None:
+        """Process every batch and drop it."""
+        process = self._process
         rows = count = 0
         async for batch in batches:
             if not count:
                 self.first_at = time.monotonic()
-            if use is not None:
-                use(batch)
+            if process is not None:
+                process(batch)
             rows += batch.num_rows
             count += 1
         self.rows += rows
         self.batches += count
 
-    def table(self, table: pa.Table) -> None:
-        """Take the whole as one table."""
-        if self._use is not None:
+    def consume_table(self, table: pa.Table) -> None:
+        """Process all batches of a table."""
+        if self._process is not None:
             for batch in table.to_batches():
-                self._use(batch)
+                self._process(batch)
         self.rows += table.num_rows
         self.batches += table.column(0).num_chunks
 
     def verify(self) -> None:
-        """Check that what was taken is as much as the file holds.
+        """Check that the numbers of rows and batches are those of the file.
 
         Raises
         ------
         InvalidDataError
-            If it is not.
+            If they differ.
         """
         dataset = self.dataset
         if (self.rows, self.batches) != (dataset.rows, dataset.batches):
             raise InvalidDataError(
-                f"{self.rows} rows in {self.batches} batches came; "
-                f"the file has {dataset.rows} in {dataset.batches}"
+                f"the client received {self.rows} rows in {self.batches} batches; "
+                f"the file has {dataset.rows} rows in {dataset.batches} batches"
             )
 
     def _compare(self, batch: pa.RecordBatch) -> None:
         index = self._compared
         if index >= self.dataset.batches:
-            raise InvalidDataError(f"more than {index} batches came")
+            raise InvalidDataError(f"the client received more batches than the file has, {index}")
         if not batch.schema.equals(SCHEMA) or not batch.equals(self._file.get_batch(index)):
-            raise InvalidDataError(f"batch {index} differs from the file's")
+            raise InvalidDataError(f"batch {index} differs from that of the file")
         self._compared += 1
 
 
-def _sum(batch: pa.RecordBatch) -> None:
+def _sum_columns(batch: pa.RecordBatch) -> None:
     for column in batch.columns:
         pc.sum(column)

@@ -1,4 +1,4 @@
-"""Where a run took place: versions and the kind of machine, without its name."""
+"""The conditions of a run: versions and hardware, without anything that identifies the host."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .memory import host_memory
+
 _PACKAGES = ("splitarrow", "pyarrow", "anyio")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that matter."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
+def software_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect the figures."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            versions[package] = "unknown"
+    return versions
 
 
-def machine() -> dict[str, Any]:
-    """Return the processor, the number of its threads, the memory in bytes and the kernel."""
+def machine_properties() -> dict[str, Any]:
+    """Return the processor, its usable threads, the memory in bytes and the kernel version."""
     return {
-        "processor": _value("/proc/cpuinfo", "model name") or platform.machine(),
+        "processor": _processor_model() or platform.machine(),
         "threads": _usable_threads(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": host_memory(),
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
     }
 
@@ -38,18 +40,13 @@ def _usable_threads() -> int:
     return os.cpu_count() or 1
 
 
-def _memory_bytes() -> int | None:
-    value = _value("/proc/meminfo", "MemTotal")
-    return None if value is None else int(value.split()[0]) * 1024
-
-
-def _value(path: str, name: str) -> str | None:
+def _processor_model() -> str | None:
     try:
-        text = Path(path).read_text()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return None
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == name:
+        if key.strip() == "model name":
             return value.strip()
     return None

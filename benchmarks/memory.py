@@ -1,47 +1,131 @@
-"""How much memory a process uses, as the kernel tells it; nothing where there is no /proc."""
+"""The memory of processes and of this host, from ``/proc``. All sizes are in bytes.
+
+On systems without ``/proc`` every size is unknown (None).
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
-_PEAK = b"\nVmHWM:"
-_ANONYMOUS = b"\nRssAnon:"
+SAMPLE_SECONDS = 0.02
+"""The default interval of a `MemorySampler`, in seconds."""
 
 
-class Memory(NamedTuple):
-    """The memory of a process, in bytes; None where the kernel does not tell."""
+class ProcessMemory(NamedTuple):
+    """The memory of a process."""
 
     peak: int | None
-    """The most that was resident since the peak was reset, mapped files included."""
+    """The maximum resident memory since the last `reset_peak`, mapped files included."""
     anonymous: int | None
-    """What is resident now and not the contents of files."""
+    """The resident memory that is not the contents of files."""
 
 
-def memory_of(pid: int) -> Memory:
-    """Return the memory of a process; of one that is gone, nothing is known."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return Memory(None, None)
-    return Memory(_field(status, _PEAK), _field(status, _ANONYMOUS))
+_UNKNOWN = ProcessMemory(None, None)
+
+
+class MemorySampler:
+    """A context in which a thread samples the memory of processes at regular intervals.
+
+    The context takes a last sample when it ends.
+
+    Parameters
+    ----------
+    find_processes : callable
+        Returns the process ids to sample, once per interval.
+    interval : float
+        The time between samples, in seconds.
+
+    Attributes
+    ----------
+    maxima : dict of int to ProcessMemory
+        The largest figures of each process, by process id.
+    """
+
+    def __init__(
+        self, find_processes: Callable[[], Iterable[int]], interval: float = SAMPLE_SECONDS
+    ) -> None:
+        self.maxima: dict[int, ProcessMemory] = {}
+        self._find_processes = find_processes
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> MemorySampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._sample()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            self._sample()
+
+    def _sample(self) -> None:
+        for pid in self._find_processes():
+            known, current = self.maxima.get(pid, _UNKNOWN), read_memory(pid)
+            self.maxima[pid] = ProcessMemory(
+                max_known([known.peak, current.peak]),
+                max_known([known.anonymous, current.anonymous]),
+            )
+
+
+def read_memory(pid: int) -> ProcessMemory:
+    """Return the memory of a process. That of a process that has exited is unknown."""
+    fields = _read_fields(f"/proc/{pid}/status")
+    return ProcessMemory(fields.get("VmHWM"), fields.get("RssAnon"))
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak of a process begin anew, where that is allowed."""
+    """Reset the peak of a process to its current memory, if the kernel permits it."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
     except OSError:
         pass  # the peak then counts from the start of the process
 
 
-def larger(one: int | None, other: int | None) -> int | None:
-    """Return the larger of two figures that may be unknown."""
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
+def host_memory() -> int | None:
+    """Return the memory of this host."""
+    return _read_fields("/proc/meminfo").get("MemTotal")
 
 
-def _field(status: bytes, name: bytes) -> int | None:
-    _, found, rest = status.partition(name)
-    return int(rest.split(None, 1)[0]) * 1024 if found else None
+def host_memory_in_use() -> int:
+    """Return the memory in use on this host, without the page cache of files.
+
+    Raises
+    ------
+    KeyError
+        If it is unknown.
+    """
+    fields = _read_fields("/proc/meminfo")
+    return fields["AnonPages"] + fields["Shmem"]
+
+
+def max_known(values: Iterable[int | None]) -> int | None:
+    """Return the maximum of the known values; None if all are unknown (None)."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _read_fields(path: str) -> dict[str, int]:
+    """Return the sizes in a file of ``/proc`` by their names; none if it cannot be read."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError:
+        return {}
+    sizes: dict[str, int] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if value.endswith(b" kB"):
+            sizes[name.decode()] = int(value[:-3]) * 1024
+    return sizes

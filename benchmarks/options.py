@@ -1,4 +1,4 @@
-"""What is measured: the options of a run."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -10,93 +10,105 @@ from ..errors import UsageError
 from .dataset import COLUMNS, ROW_BYTES
 
 Consume = Literal["count", "sum"]
-"""What a client does with each batch: add up the rows, or sum every column."""
+"""The operation of a client on each batch: count its rows, or sum each column."""
 Read = Literal["iterate", "all"]
-"""Whether a client takes batch after batch and drops it, or reads one whole table."""
+"""Whether a client iterates over batches and drops them, or reads one table."""
+Validate = Literal["strict", "full", "cheap", "off"]
+"""How splitarrow's clients validate batches."""
 
-MOST_BATCHES = 1 << 16
-"""How many batches a data set has at most, unless its size is chosen."""
 DEFAULT_BYTES = 1 << 30
-_CONCURRENT_PART = 4
+"""The default size of a read, in bytes."""
+MAX_BATCHES = 1 << 16
+"""The maximum number of batches of a read of the default size."""
+MAX_CLIENTS = 256
+_CONCURRENT_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run measures. It is valid once built.
+    """The options of a run. They are consistent once the object exists.
 
     Raises
     ------
     UsageError
-        If an option is impossible.
+        If an option has a wrong value.
     """
 
     batch_bytes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
-    """The sizes of the batches, in bytes of body."""
+    """The sizes of batch bodies, in bytes."""
     backends: tuple[str, ...] | None = None
-    """Which backends, by name; None takes all that can run here."""
+    """The names of the backends; None selects all that can run on this machine."""
     rounds: int = 5
-    """How many counted rounds follow the warm-up round."""
+    """The number of counted rounds. One warm-up round precedes them."""
     total_bytes: int | None = None
-    """The bytes of body that one read moves; None: 1 GiB, but 65536 batches at most."""
+    """The number of body bytes that a read transfers. None means 1 GiB, but at most 65536
+    batches."""
     clients: int = 8
-    """How many clients read at once in the last part of the run; 1 leaves that part out."""
+    """The number of concurrent clients in the second section; 1 omits that section."""
     concurrent_batch_bytes: int = 1 << 20
-    """The size of the batches in that part, in bytes of body."""
+    """The size of batch bodies in the second section, in bytes."""
     concurrent_backends: tuple[str, ...] = ("splitarrow-tcp", "flight")
-    """The backends of that part, as far as they are among `backends`."""
+    """The backends of the second section, as far as `backends` contains them."""
     consume: Consume = "count"
-    """What a client does with each batch."""
+    """The operation of a client on each batch."""
     read: Read = "iterate"
-    """Whether a client takes batch after batch, or one whole table."""
-    validate: str | None = None
-    """How splitarrow's clients check batches; None leaves it to their default."""
+    """Whether a client iterates over batches or reads one table."""
+    validate: Validate | None = None
+    """How splitarrow's clients validate batches; None keeps their default."""
     directory: Path | None = None
-    """Where the data files are made, and removed again; None: the system's temporary folder."""
+    """The folder for temporary data files; None selects the system's temporary folder."""
     timeout: float = 300.0
     """The longest time for one read, in seconds."""
 
     def __post_init__(self) -> None:
+        """Check every option."""
         if not self.batch_bytes:
-            raise UsageError("there has to be one batch size at least")
+            raise UsageError("no batch size; pass at least one")
         for size in (*self.batch_bytes, self.concurrent_batch_bytes):
             if size < ROW_BYTES or size % ROW_BYTES:
                 raise UsageError(
-                    f"a batch of {size} bytes: the size is a multiple of {ROW_BYTES}, "
-                    f"one row of {COLUMNS} doubles"
+                    f"the batch size is {size} bytes; it must be a multiple of {ROW_BYTES}, the "
+                    f"size of a row of {COLUMNS} doubles"
                 )
         if self.total_bytes is not None and self.total_bytes < max(self.batch_bytes):
             raise UsageError(
-                f"a total of {self.total_bytes} bytes holds no batch of {max(self.batch_bytes)}"
+                f"the total is {self.total_bytes} bytes; it must be at least the largest batch "
+                f"size, {max(self.batch_bytes)} bytes"
             )
         if self.rounds < 1:
-            raise UsageError("there has to be one counted round at least")
-        if not 1 <= self.clients <= 256:
-            raise UsageError("the number of clients is from 1 to 256")
+            raise UsageError(f"the number of rounds is {self.rounds}; it must be at least 1")
+        if not 1 <= self.clients <= MAX_CLIENTS:
+            raise UsageError(
+                f"the number of clients is {self.clients}; it must be from 1 to {MAX_CLIENTS}"
+            )
         if self.backends is not None and not self.backends:
-            raise UsageError("there has to be one backend at least")
-        if self.consume not in get_args(Consume):
-            raise UsageError(f"consume={self.consume!r}: it is count or sum")
-        if self.read not in get_args(Read):
-            raise UsageError(f"read={self.read!r}: it is iterate or all")
-        if self.validate not in (None, "full", "cheap", "off"):
-            raise UsageError(f"validate={self.validate!r}: it is full, cheap or off")
+            raise UsageError("no backend; pass at least one, or None for all")
+        _check_choice("consume", self.consume, get_args(Consume))
+        _check_choice("read", self.read, get_args(Read))
+        if self.validate is not None:
+            _check_choice("validate", self.validate, get_args(Validate))
         if self.timeout <= 0:
-            raise UsageError("timeout has to be more than 0 seconds")
+            raise UsageError(f"the timeout is {self.timeout:g} s; it must be more than 0")
         if self.directory is not None and not self.directory.is_dir():
-            raise UsageError(f"there is no folder {self.directory}")
+            raise UsageError(f"the folder {self.directory} does not exist")
 
     def batches(self, batch_bytes: int, *, concurrent: bool = False) -> int:
-        """Return how many batches of a size one read moves.
+        """Return the number of batches that one read transfers.
 
         Parameters
         ----------
         batch_bytes : int
-            The size of a batch, in bytes of body.
+            The size of a batch body, in bytes.
         concurrent : bool
-            Whether it is one of several clients' reads; each then moves a quarter.
+            Whether several clients read at once. Each of them then transfers a quarter.
         """
         total = DEFAULT_BYTES if self.total_bytes is None else self.total_bytes
         if concurrent:
-            total //= _CONCURRENT_PART
+            total //= _CONCURRENT_DIVISOR
         count = max(1, total // batch_bytes)
-        return count if self.total_bytes is not None else min(count, MOST_BATCHES)
+        return count if self.total_bytes is not None else min(count, MAX_BATCHES)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")

@@ -1,35 +1,35 @@
-"""The picture of a report: throughput over batch size, one line for each backend."""
+"""The plot of a report: throughput over batch size, with one line per backend."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, cast
 
 from ..errors import MissingExtraError, UsageError
 from .backends import BASELINE, REFERENCE
-from .tables import size_text
+from .formatting import format_size
+from .report import Report
 
-if TYPE_CHECKING:
-    from .report import Report
+_SUFFIXES = (".svg", ".png")
+_TEXT_COLOR = "#1f2933"
+_AXIS_COLOR = "#7b8794"
+_GRID_COLOR = "#e4e7eb"
 
-_KINDS = (".svg", ".png")
-_INK = "#1f2933"
-_FAINT = "#7b8794"
-
-_LOOKS: dict[str, dict[str, Any]] = {
-    # Colours of Okabe and Ito, told apart by the colour-blind; shapes tell them apart in grey.
+# The colors of Okabe and Ito, which color-blind readers can distinguish. The markers distinguish
+# the lines in grayscale.
+_LINE_STYLES: dict[str, dict[str, Any]] = {
     "splitarrow-tcp": {"color": "#0072B2", "marker": "o", "linewidth": 2.6, "zorder": 6},
     "splitarrow-tcp-async": {"color": "#56B4E9", "marker": "s", "linewidth": 2.0, "zorder": 5},
     "flight": {"color": "#D55E00", "marker": "^", "linewidth": 2.6, "zorder": 4},
     "inproc": {"color": "#009E73", "marker": "D", "linewidth": 1.6, "zorder": 3},
     "raw": {"color": "#7b8794", "marker": "v", "linewidth": 1.6, "linestyle": "--", "zorder": 2},
 }
-_OTHERS: tuple[dict[str, Any], ...] = (
+_OTHER_LINE_STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#CC79A7", "marker": "P", "linewidth": 2.0, "zorder": 5},
     {"color": "#E69F00", "marker": "X", "linewidth": 2.0, "zorder": 5},
 )
-_SHADED = ("splitarrow-tcp", BASELINE)
-"""The lines whose range is drawn; more than two would hide each other."""
+_BACKENDS_WITH_RANGE = ("splitarrow-tcp", BASELINE)
+"""The backends whose range is shaded. More than two shaded areas would hide each other."""
 _LABELS = {
     "flight": "Arrow Flight",
     "raw": "raw sockets",
@@ -37,10 +37,20 @@ _LABELS = {
     "splitarrow-tcp": "splitarrow",
     "splitarrow-tcp-async": "splitarrow, async",
 }
+_EMPHASIZED_LABEL = "splitarrow"
+_LABEL_DISTANCE = 15.0
+"""The smallest vertical distance between two labels, in points."""
+
+
+class _Line(NamedTuple):
+    label: str
+    color: str
+    last_rate: float
+    """The rate at the right end of the line, in GB/s."""
 
 
 def check_plot(path: Path) -> None:
-    """Check that a picture can be drawn, before the figures are there.
+    """Check that `save_plot` can draw, before a run takes minutes.
 
     Raises
     ------
@@ -49,10 +59,10 @@ def check_plot(path: Path) -> None:
     UsageError
         If the suffix is neither ``.svg`` nor ``.png``, or the folder does not exist.
     """
-    if path.suffix.lower() not in _KINDS:
-        raise UsageError(f"{path}: a picture ends in {' or '.join(_KINDS)}")
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"{path}: the suffix of a plot must be {' or '.join(_SUFFIXES)}")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.absolute().parent}")
+        raise UsageError(f"{path}: the folder {path.absolute().parent} does not exist")
     try:
         import matplotlib  # noqa: F401  # pyright: ignore
     except ImportError:
@@ -61,8 +71,23 @@ def check_plot(path: Path) -> None:
         ) from None
 
 
-def draw(report: Report, path: Path) -> None:
-    """Draw a report; see `Report.plot`."""
+def save_plot(report: Report, path: Path) -> None:
+    """Draw the rates of a report over the batch sizes, and save the plot.
+
+    Parameters
+    ----------
+    report : Report
+        The report.
+    path : Path
+        The path of the plot. Its suffix, ``.svg`` or ``.png``, selects the format.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    UsageError
+        If the suffix is another one, or the file cannot be written.
+    """
     check_plot(path)
     import matplotlib as mpl  # pyright: ignore[reportMissingImports]
     from matplotlib.backends.backend_agg import (  # pyright: ignore[reportMissingImports]
@@ -73,21 +98,21 @@ def draw(report: Report, path: Path) -> None:
     style = {
         "font.family": "DejaVu Sans",
         "font.size": 11,
-        "svg.hashsalt": "splitarrow",
-        "axes.edgecolor": _FAINT,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
+        "svg.hashsalt": "splitarrow",  # the same report gives the same file
+        "axes.edgecolor": _AXIS_COLOR,
+        "text.color": _TEXT_COLOR,
+        "axes.labelcolor": _TEXT_COLOR,
+        "xtick.color": _TEXT_COLOR,
+        "ytick.color": _TEXT_COLOR,
     }
     with mpl.rc_context(cast(Any, style)):
         figure = Figure(figsize=(8.4, 4.8), facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        ends = _lines(report, axes)
-        _scales(report, axes)
-        figure.draw_without_rendering()
-        _name_lines(axes, ends)
+        lines = _draw_lines(report, axes)
+        _format_axes(report, axes)
+        figure.draw_without_rendering()  # fixes the positions that the labels depend on
+        _draw_labels(axes, lines)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         try:
             figure.savefig(path, dpi=160, metadata=metadata)
@@ -95,34 +120,32 @@ def draw(report: Report, path: Path) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _lines(report: Report, axes: Any) -> list[tuple[str, str, float]]:
-    """Draw a line for each backend; return names, colours and where the lines end."""
-    ends: list[tuple[str, str, float]] = []
-    others = iter(_OTHERS * len(report.results))
+def _draw_lines(report: Report, axes: Any) -> list[_Line]:
+    lines: list[_Line] = []
+    other_styles = iter(_OTHER_LINE_STYLES * len(report.results))
     for name in report.backends():
         if name == REFERENCE:
             continue
-        look = _LOOKS.get(name) or next(others)
-        results = [result for result in report.of("sizes") if result.backend == name]
+        style = _LINE_STYLES.get(name) or next(other_styles)
+        results = [result for result in report.section("sizes") if result.backend == name]
         results.sort(key=lambda result: result.batch_bytes)
         sizes = [result.batch_bytes for result in results]
-        rates = [result.rate for result in results]
-        middle = [rate.median / 1e9 for rate in rates]
-        if name in _SHADED:
+        medians = [result.rate.median / 1e9 for result in results]
+        if name in _BACKENDS_WITH_RANGE:
             axes.fill_between(
                 sizes,
-                [rate.least / 1e9 for rate in rates],
-                [rate.most / 1e9 for rate in rates],
-                color=look["color"],
+                [result.rate.minimum / 1e9 for result in results],
+                [result.rate.maximum / 1e9 for result in results],
+                color=style["color"],
                 alpha=0.15,
                 linewidth=0,
             )
-        axes.plot(sizes, middle, markersize=6, markeredgecolor="white", **look)
-        ends.append((_LABELS.get(name, name), look["color"], middle[-1]))
-    return ends
+        axes.plot(sizes, medians, markersize=6, markeredgecolor="white", **style)
+        lines.append(_Line(_LABELS.get(name, name), style["color"], medians[-1]))
+    return lines
 
 
-def _scales(report: Report, axes: Any) -> None:
+def _format_axes(report: Report, axes: Any) -> None:
     from matplotlib.ticker import (  # pyright: ignore[reportMissingImports]
         FixedLocator,
         NullLocator,
@@ -130,7 +153,7 @@ def _scales(report: Report, axes: Any) -> None:
 
     sizes = sorted(report.batch_sizes())
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [size_text(size) for size in sizes])
+    axes.set_xticks(sizes, [format_size(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yscale("log")
     low, high = axes.get_ylim()
@@ -145,39 +168,44 @@ def _scales(report: Report, axes: Any) -> None:
         "GB/s from one server to one client over loopback: medians, and ranges of all rounds",
         loc="left",
         fontsize=11,
-        color=_INK,
+        color=_TEXT_COLOR,
     )
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.grid(axis="y", color=_GRID_COLOR, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=6)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
 
-def _name_lines(axes: Any, ends: list[tuple[str, str, float]]) -> None:
-    """Write each name beside the end of its line, apart from the others."""
-    apart = 15.0  # points
-    scale = axes.figure.dpi / 72
-    heights = [axes.transData.transform((1, rate))[1] / scale for _, _, rate in ends]
-    order = sorted(range(len(ends)), key=heights.__getitem__)
-    placed = [heights[index] for index in order]
-    # Move crowded neighbours apart, up and down alike, until each has its line.
-    for _ in range(100):
-        for lower in range(len(placed) - 1):
-            short = apart - (placed[lower + 1] - placed[lower])
-            if short > 0:
-                placed[lower] -= short / 2
-                placed[lower + 1] += short / 2
+def _draw_labels(axes: Any, lines: list[_Line]) -> None:
+    """Write each label beside the right end of its line."""
+    points_per_pixel = 72 / axes.figure.dpi
+    ends = [axes.transData.transform((1, line.last_rate))[1] * points_per_pixel for line in lines]
     right = axes.get_xlim()[1]
-    for index, height in zip(order, placed, strict=True):
-        label, color, rate = ends[index]
+    for line, end, height in zip(lines, ends, _separate(ends), strict=True):
         axes.annotate(
-            label,
-            xy=(right, rate),
-            xytext=(4, height - heights[index]),
+            line.label,
+            xy=(right, line.last_rate),
+            xytext=(4, height - end),
             textcoords="offset points",
             va="center",
-            color=color,
-            fontweight="bold" if label == "splitarrow" else "normal",
+            color=line.color,
+            fontweight="bold" if line.label == _EMPHASIZED_LABEL else "normal",
             annotation_clip=False,
         )
+
+
+def _separate(heights: list[float]) -> list[float]:
+    """Return heights that are at least `_LABEL_DISTANCE` apart, in the same order."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    moved = [heights[index] for index in order]
+    for _ in range(100):
+        for lower in range(len(moved) - 1):
+            overlap = _LABEL_DISTANCE - (moved[lower + 1] - moved[lower])
+            if overlap > 0:
+                moved[lower] -= overlap / 2
+                moved[lower + 1] += overlap / 2
+    separated = [0.0] * len(heights)
+    for index, height in zip(order, moved, strict=True):
+        separated[index] = height
+    return separated

@@ -1,50 +1,39 @@
-"""The figures of a run."""
+"""The measurements of a run, and the figures that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from .statistics import Statistics
 
 Section = Literal["sizes", "clients"]
-"""Which part of the run: one client and every batch size, or one size and several clients."""
+"""The sections of a run: one client with every batch size, and several clients with one size."""
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One read, or the reads of several clients at once."""
+    """One read of a file, or one read by each of several concurrent clients."""
 
     seconds: float
-    """From the first client's connecting to the last one's end."""
+    """The time from the connect of the first client to the end of the last one."""
     first_batch_seconds: float | None
-    """From connecting to the first batch, of the slowest client; None for a whole table."""
+    """The time from connect to first batch, of the slowest client; None for whole tables."""
     client_cpu_seconds: float
-    """The processor time of all clients."""
+    """The CPU time of all clients."""
     server_cpu_seconds: float | None
-    """The processor time of the server; None if it is the client's process."""
+    """The CPU time of the server; None if it runs in the client's process."""
     client_peak_bytes: int | None
-    """The most resident memory of one client."""
+    """The maximum resident memory of a client."""
     client_anonymous_bytes: int | None
-    """The most of it that is not the contents of files, seen every 20 ms."""
+    """The maximum anonymous memory of a client: without the pages of mapped files."""
     server_peak_bytes: int | None
-    """The most resident memory of the server, the pages of a mapped file included."""
+    """The maximum resident memory of the server, including the pages of mapped files."""
     server_anonymous_bytes: int | None
-    """The most of it that is not the contents of files, seen every 20 ms."""
-
-
-class Spread(NamedTuple):
-    """The middle and the ends of a row of figures."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of those values that are known; None if none is."""
-        known = [value for value in values if value is not None]
-        return cls(median(known), min(known), max(known)) if known else None
+    """The maximum anonymous memory of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,62 +41,62 @@ class Result:
     """The samples of one backend, batch size and number of clients."""
 
     section: Section
-    """The part of the run."""
+    """The section of the run."""
     backend: str
-    """The backend's name."""
+    """The name of the backend."""
     batch_bytes: int
-    """The size of a batch, in bytes of body."""
+    """The size of a batch body, in bytes."""
     batches: int
-    """How many batches one client reads."""
+    """The number of batches that each client reads."""
     rows: int
-    """How many rows one client reads."""
+    """The number of rows that each client reads."""
     clients: int
-    """How many clients read at once."""
+    """The number of concurrent clients."""
     samples: list[Sample]
-    """One for each counted round."""
+    """One sample per counted round."""
 
     @property
     def bytes(self) -> int:
-        """How many bytes of body all clients read, together."""
+        """The number of body bytes that all clients read together."""
         return self.batch_bytes * self.batches * self.clients
 
     @property
-    def rate(self) -> Spread:
-        """Bytes of body in a second, all clients together."""
+    def rate(self) -> Statistics:
+        """Body bytes per second, of all clients together."""
         return self._per_second(self.bytes)
 
     @property
-    def batch_rate(self) -> Spread:
-        """Batches in a second, all clients together."""
+    def batch_rate(self) -> Statistics:
+        """Batches per second, of all clients together."""
         return self._per_second(self.batches * self.clients)
 
     @property
-    def row_rate(self) -> Spread:
-        """Rows in a second, all clients together."""
+    def row_rate(self) -> Statistics:
+        """Rows per second, of all clients together."""
         return self._per_second(self.rows * self.clients)
 
     @property
-    def first_batch(self) -> Spread | None:
-        """Seconds to the first batch."""
-        return Spread.of(sample.first_batch_seconds for sample in self.samples)
+    def first_batch(self) -> Statistics | None:
+        """Seconds until the first batch."""
+        return Statistics.of(sample.first_batch_seconds for sample in self.samples)
 
     @property
-    def client_cpu(self) -> Spread | None:
-        """Processor seconds of the clients for 1 GiB of bodies."""
+    def client_cpu(self) -> Statistics | None:
+        """CPU seconds of the clients per GiB of bodies."""
         return self._per_gib(sample.client_cpu_seconds for sample in self.samples)
 
     @property
-    def server_cpu(self) -> Spread | None:
-        """Processor seconds of the server for 1 GiB of bodies."""
+    def server_cpu(self) -> Statistics | None:
+        """CPU seconds of the server per GiB of bodies."""
         return self._per_gib(sample.server_cpu_seconds for sample in self.samples)
 
-    def most(self, field: str) -> int | None:
-        """Return the largest value of a field of the samples; None if none is known."""
-        spread = Spread.of(getattr(sample, field) for sample in self.samples)
-        return None if spread is None else int(spread.most)
+    def maximum(self, field: str) -> int | None:
+        """Return the largest value of a field of the samples; None if all are unknown."""
+        statistics = Statistics.of(getattr(sample, field) for sample in self.samples)
+        return None if statistics is None else int(statistics.maximum)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the raw figures, and the medians that follow from them."""
+        """Return the samples, and the median rates that follow from them."""
         return {
             **asdict(self),
             "gigabytes_per_second": round(self.rate.median / 1e9, 4),
@@ -117,16 +106,16 @@ class Result:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Result:
-        """Return what `to_dict` made a dictionary of."""
+        """Return the result that `to_dict` converted."""
         fields: dict[str, Any] = {name: plain[name] for name in cls.__dataclass_fields__}
         fields["samples"] = [Sample(**sample) for sample in plain["samples"]]
         return cls(**fields)
 
-    def _per_second(self, count: float) -> Spread:
-        spread = Spread.of(count / sample.seconds for sample in self.samples)
-        assert spread is not None
-        return spread
+    def _per_second(self, count: float) -> Statistics:
+        statistics = Statistics.of(count / sample.seconds for sample in self.samples)
+        assert statistics is not None, "a result has at least one sample"
+        return statistics
 
-    def _per_gib(self, values: Iterable[float | None]) -> Spread | None:
-        gib = self.bytes / 2**30
-        return Spread.of(None if value is None else value / gib for value in values)
+    def _per_gib(self, values: Iterable[float | None]) -> Statistics | None:
+        gib = self.bytes / _GIB
+        return Statistics.of(None if value is None else value / gib for value in values)

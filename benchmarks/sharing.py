@@ -1,18 +1,16 @@
-"""What shared memory costs: for a batch, a lease, a second reader.
+"""The costs of shared memory: ``python -m splitarrow.benchmarks.sharing`` prints them as JSON.
 
-``python -m splitarrow.benchmarks.sharing`` prints the figures as JSON. The server is a process of
-its own; a batch's cost is that of many in one stream, connecting left out.
+It measures the time per batch, the time to free leases, and the memory of readers. The server is
+another process. The time per batch is that within a stream, without the connect.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,121 +18,136 @@ import pyarrow as pa
 
 from .. import connect
 from .. import open as open_stream
-from ..server.shared.guards import lease_refusal
-from .dataset import make_dataset
+from ..errors import SplitArrowError
+from ..server.shm.file_guards import guard_refusal
+from ..testing import Daemon
+from .dataset import COLUMNS, make_dataset
+from .memory import host_memory_in_use, read_memory
 
 SIZES = (1 << 10, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
-"""The sizes of batches, in bytes of body."""
+"""The sizes of batch bodies, in bytes."""
 ROUNDS = 5
-_MOST_BYTES = 8 << 30
-_MOST_BATCHES = 20_000
-_LEAST_BATCHES = 128
+_MAX_FILE_BYTES = 8 << 30
+_MAX_BATCHES = 20_000
+_MIN_BATCHES = 128
 _LEASES = 100_000
-_COLUMNS = 4
-_WHOLE = 1 << 30
+_LEASE_BATCH_BYTES = 4 << 10
+_READER_BYTES = 1 << 30
+_READER_BATCH_BYTES = 64 << 20
+_POLL_SECONDS = 0.002
+_FREE_TIMEOUT_SECONDS = 60.0
 
 
-@contextmanager
-def _served(path: Path) -> Generator[tuple[str, str]]:
-    ready = path.with_suffix(".json")
-    command = [sys.executable, "-m", "splitarrow", "serve", f"data={path}"]
-    command += ["--listen", "shm://", "--control", "grpc://127.0.0.1:0", "--ready-file", str(ready)]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 60
-        while not ready.exists():
-            if server.poll() is not None or time.monotonic() > until:
-                raise SystemExit("the server did not start")
-            time.sleep(0.02)
-        told: dict[str, Any] = json.loads(ready.read_text())
-        yield told["datasets"]["data"]["shm"], told["control"]
-    finally:
-        server.terminate()
-        server.wait()
+def measure() -> dict[str, Any]:
+    """Return all figures.
+
+    Returns
+    -------
+    dict
+        ``us_per_batch`` (by batch size in bytes), ``free`` (the number of leases and the seconds
+        until the server has freed them) and ``memory_of_readers``; see `measure_reader_memory`.
+        ``note`` if the server shared a copy of the file.
+    """
+    figures: dict[str, Any] = {"us_per_batch": {}}
+    with TemporaryDirectory(prefix="splitarrow-sharing-") as folder:
+        path = Path(folder) / "data.arrow"
+        for size in SIZES:
+            count = max(min(_MAX_FILE_BYTES // size, _MAX_BATCHES), _MIN_BATCHES)
+            make_dataset(path, size, count)
+            if refusal := guard_refusal(path):
+                figures["note"] = f"readers mapped a copy: {refusal}"
+            with _daemon(path) as daemon:
+                uri = daemon.uri("data")
+                seconds = median(measure_batch_seconds(uri) for _ in range(ROUNDS))
+            figures["us_per_batch"][size] = round(seconds * 1e6, 1)
+        make_dataset(path, _LEASE_BATCH_BYTES, _LEASES // COLUMNS)
+        with _daemon(path) as daemon:
+            uri, control_uri = daemon.uri("data"), daemon.control_uri
+            frees = [measure_free(uri, control_uri) for _ in range(ROUNDS)]
+        leases, _ = frees[0]
+        seconds = median(seconds for _, seconds in frees)
+        figures["free"] = {"leases": leases, "seconds": round(seconds, 3)}
+        make_dataset(path, _READER_BATCH_BYTES, _READER_BYTES // _READER_BATCH_BYTES)
+        with _daemon(path) as daemon:
+            figures["memory_of_readers"] = measure_reader_memory(daemon.uri("data"))
+    return figures
 
 
-def _batch_cost(uri: str) -> float:
-    """Return what a batch costs in one stream, in microseconds."""
+def measure_batch_seconds(uri: str) -> float:
+    """Return the time per batch in one stream, in seconds, without the first batch."""
     with open_stream(uri) as stream:
         next(stream)
         begin, count = time.perf_counter(), 0
         for _ in stream:
             count += 1
-        return (time.perf_counter() - begin) / count * 1e6
+        return (time.perf_counter() - begin) / count
 
 
-def _status(uri: str) -> dict[str, Any]:
-    with connect(uri) as client:
-        return client.status()["stats"]
+def measure_free(uri: str, control_uri: str) -> tuple[int, float]:
+    """Free all leases of a stream at once.
 
-
-def _anonymous() -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
-
-
-def _free_cost(uri: str, control: str) -> tuple[int, float]:
-    """Return how many leases were given back at once, and in how many seconds."""
+    Returns
+    -------
+    leases : int
+        The number of leases.
+    seconds : float
+        The time until the server has freed them.
+    """
     with open_stream(uri) as stream:
         batches = list(stream)
-    held = int(_status(control)["leases"])
+    leases = _count_leases(control_uri)
     begin = time.perf_counter()
     batches.clear()
-    while _status(control)["leases"]:
-        time.sleep(0.002)
-    return held, time.perf_counter() - begin
+    while remaining := _count_leases(control_uri):
+        if time.perf_counter() - begin > _FREE_TIMEOUT_SECONDS:
+            raise SplitArrowError(
+                f"the server still has {remaining} leases after {_FREE_TIMEOUT_SECONDS:g} s"
+            )
+        time.sleep(_POLL_SECONDS)
+    return leases, time.perf_counter() - begin
 
 
-def _host_memory() -> int:
-    """Return the host's memory in use that is not page cache of files, in bytes."""
-    figures: dict[str, int] = {}
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            figures[name] = int(rest.split()[0]) << 10
-    return figures["AnonPages"] + figures["Shmem"]
+def measure_reader_memory(uri: str) -> dict[str, float]:
+    """Let two readers hold all batches, one after the other.
 
-
-def _second_reader(uri: str) -> dict[str, float]:
-    """Return what two readers that hold everything add, as shares of the data."""
-    before, own = _host_memory(), _anonymous()
-    held: list[list[pa.RecordBatch]] = []
-    shares: list[float] = []
+    Returns
+    -------
+    dict
+        ``first`` and ``second``: the growth of the host's memory in use by each reader, as a
+        fraction of the data. ``anonymous_bytes``: the growth of this process's memory by both.
+    """
+    in_use, anonymous = host_memory_in_use(), _anonymous_bytes()
+    readers: list[list[pa.RecordBatch]] = []
+    growth: list[float] = []
     for _ in range(2):
         with open_stream(uri) as stream:
-            held.append(list(stream))
-        for batch in held[-1]:
+            readers.append(list(stream))
+        for batch in readers[-1]:
             for column in batch.columns:
                 column.sum()
-        now = _host_memory()
-        shares.append((now - before) / _WHOLE)
-        before = now
-    anonymous = _anonymous() - own
-    return {"first": shares[0], "second": shares[1], "anonymous_bytes": anonymous}
+        in_use_before, in_use = in_use, host_memory_in_use()
+        growth.append((in_use - in_use_before) / _READER_BYTES)
+    return {
+        "first": growth[0],
+        "second": growth[1],
+        "anonymous_bytes": _anonymous_bytes() - anonymous,
+    }
 
 
-def measure() -> dict[str, Any]:
-    """Return all figures."""
-    found: dict[str, Any] = {"us_per_batch": {}}
-    with TemporaryDirectory(prefix="splitarrow-sharing-") as name:
-        path = Path(name) / "data.arrow"
-        for size in SIZES:
-            count = max(min(_MOST_BYTES // size, _MOST_BATCHES), _LEAST_BATCHES)
-            make_dataset(path, size, count)
-            if refusal := lease_refusal(path):
-                found["note"] = f"readers mapped a copy: {refusal}"
-            with _served(path) as (uri, _):
-                costs = sorted(_batch_cost(uri) for _ in range(ROUNDS))
-            found["us_per_batch"][size] = round(costs[ROUNDS // 2], 1)
-        make_dataset(path, 4096, _LEASES // _COLUMNS)
-        with _served(path) as (uri, control):
-            costs = sorted(_free_cost(uri, control) for _ in range(ROUNDS))
-            leases, seconds = costs[ROUNDS // 2]
-            found["free"] = {"leases": leases, "seconds": round(seconds, 3)}
-        make_dataset(path, 64 << 20, _WHOLE // (64 << 20))
-        with _served(path) as (uri, _):
-            found["memory_of_readers"] = _second_reader(uri)
-    return found
+def _daemon(path: Path) -> Daemon:
+    return Daemon({"data": path}, listen=["shm://"], control="grpc://127.0.0.1:0")
+
+
+def _count_leases(control_uri: str) -> int:
+    with connect(control_uri) as client:
+        return int(client.status()["stats"]["leases"])
+
+
+def _anonymous_bytes() -> int:
+    anonymous = read_memory(os.getpid()).anonymous
+    if anonymous is None:
+        raise SplitArrowError("this benchmark needs /proc, which this system does not have")
+    return anonymous
 
 
 if __name__ == "__main__":

@@ -1,93 +1,103 @@
-"""A process of a run: the server or a client of one backend, steered over a pipe.
+"""The worker of a run: ``python -m splitarrow.benchmarks.worker`` serves or reads a file.
 
-``python -m splitarrow.benchmarks.worker`` reads a job, a line of JSON, from its input; then
-commands, and answers each with a line of JSON. It ends with its input.
+Its commands are ``{"do": "read", "check": bool, "start_at": seconds}`` and ``{"do": "usage"}``.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import resource
-import sys
 import time
 from contextlib import ExitStack
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any
 
-from .backends import Backend, backend
+from .backends import Backend, find_backend
 from .consumer import Consumer
 from .dataset import Dataset
-from .memory import memory_of, reset_peak
+from .memory import read_memory, reset_peak
+from .options import Consume, Read, Validate
+from .worker_loop import Handler, run_worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """The job of a worker: a server, a client, or both in one process."""
+
+    backend: str
+    """The name of the backend."""
+    dataset: Dataset
+    """The file."""
+    consume: Consume
+    """The operation of the client on each batch."""
+    read: Read
+    """Whether a client iterates over batches or reads one table."""
+    validate: Validate | None
+    """How a client validates batches."""
+    address: str | None
+    """The address to read from; None makes the worker serve the file itself."""
 
 
 def cpu_seconds() -> float:
-    """Return the processor time that this process has used, in seconds."""
+    """Return the CPU time that this process has used, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(
-    entry: Backend, address: str, dataset: Dataset, job: dict[str, Any], command: dict[str, Any]
+def measure_read(
+    backend: Backend, address: str, job: WorkerJob, *, check: bool, start_at: float
 ) -> dict[str, Any]:
-    """Read the whole file once; return what it took.
+    """Read the whole file once, and return the measurements.
 
-    Times are those of the system's monotonic clock in seconds, which all processes share.
+    Parameters
+    ----------
+    backend : Backend
+        The backend.
+    address : str
+        The address of its server.
+    job : WorkerJob
+        The job.
+    check : bool
+        Whether to compare each batch with the file.
+    start_at : float
+        The time to start at. All times are those of the monotonic clock in seconds, which the
+        processes of a host share.
     """
-    check = bool(command.get("check"))
-    consumer = Consumer(dataset, job["consume"], job["read"], check)
+    consumer = Consumer(job.dataset, job.consume, job.read, check)
     gc.collect()
     reset_peak(os.getpid())
-    time.sleep(max(0.0, command.get("start_at", 0.0) - time.monotonic()))
-    cpu, begin = cpu_seconds(), time.monotonic()
-    entry.read(address, consumer, validate=job["validate"])
-    end, used = time.monotonic(), cpu_seconds() - cpu
+    time.sleep(max(0.0, start_at - time.monotonic()))
+    cpu_before, begin = cpu_seconds(), time.monotonic()
+    backend.read(address, consumer, validate=job.validate)
+    end, cpu_used = time.monotonic(), cpu_seconds() - cpu_before
     consumer.verify()
     return {
         "begin": begin,
         "end": end,
         "first_at": consumer.first_at,
-        "cpu_seconds": used,
-        "peak": memory_of(os.getpid()).peak,
+        "cpu_seconds": cpu_used,
+        "peak": read_memory(os.getpid()).peak,
     }
 
 
-def work(commands: TextIO, answers: TextIO) -> None:
-    """Do a job: first say that all is ready, then obey until there are no more commands."""
+def _setup(fields: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Handler]:
+    job = WorkerJob(dataset=Dataset(**fields.pop("dataset")), **fields)
+    backend = find_backend(job.backend)
+    if job.address is None:
+        address = stack.enter_context(backend.serve(job.dataset))
+    else:
+        address = job.address
 
-    def answer(reply: dict[str, Any]) -> None:
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
+    def handle(command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "usage":
+            return {"cpu_seconds": cpu_seconds()}
+        return measure_read(
+            backend, address, job, check=command["check"], start_at=command["start_at"]
+        )
 
-    job = json.loads(commands.readline())
-    entry = backend(job["backend"])
-    dataset = Dataset(**job["dataset"])
-    with ExitStack() as stack:
-        try:
-            if job["role"] == "server" or entry.in_process:
-                address = stack.enter_context(entry.serve(dataset))
-            else:
-                address = job["address"]
-            answer({"address": address})
-            for line in commands:
-                command = json.loads(line)
-                if command["do"] == "read":
-                    answer(measure(entry, address, dataset, job, command))
-                else:
-                    answer({"cpu_seconds": cpu_seconds()})
-        except Exception as error:
-            answer({"error": f"{type(error).__name__}: {error}"})
-
-
-def main() -> None:
-    """Run one worker. What libraries print goes to the standard error, not to the runner."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
-        work(sys.stdin, answers)
-    except BrokenPipeError:
-        pass  # the runner is gone
+    return {"address": address}, handle
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(_setup)

@@ -1,6 +1,7 @@
-"""The command line: one module for each command.
+"""The command line: one module for each subcommand, and the modules that they share.
 
-Exit statuses: 0; 1, it failed; 2, it was called wrongly; 128 + N, signal N ended it.
+The exit status is 0 for success, 1 for failure, 2 for wrong usage, and 128 + N if signal N ended
+the command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command that ``sys.argv`` names, and exit with its status."""
+    """Run the command in ``sys.argv``, and exit with its status."""
     try:
         from .app import run
 

@@ -1,30 +1,79 @@
-"""The commands put together, and what is common to them."""
+"""The command ``splitarrow``: its subcommands and the options that all of them share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
-from . import bench, demo, doctor, failures, fetch, info, ls, publish, put, serve, status
-from .output import standard_output
-from .wording import flag, prose
+from . import errors
+from .options import as_paragraphs, flag
+from .terminal import standard_output
+from .variables import check_variables
+
+_COMMANDS = {
+    "serve": "Serve datasets until SIGTERM or Ctrl-C.",
+    "ls": "List the datasets that you can read.",
+    "info": "Show the columns, size and locations of a dataset.",
+    "fetch": "Fetch a dataset into a file, or preview it.",
+    "put": "Upload a file as a dataset.",
+    "publish": "Prepare files or a table with Spark, and publish them as a dataset of shards.",
+    "status": "Show the state, metrics and running streams of a server.",
+    "reload": "Let a server read its configuration again.",
+    "check-config": "Check a configuration file of `serve` without starting a server.",
+    "bench": "Measure the transports and their peers on this machine.",
+    "demo": "Serve a table, read it in another process, verify it, and time it.",
+    "doctor": "Check this machine, and the connection to a server.",
+}
+"""The subcommands in the order of help, and the first lines of their descriptions.
+
+Each is a function in the module of the same name, with underscores for hyphens."""
+_SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+
+
+class _Commands(TyperGroup):
+    """Imports the module of a subcommand when it runs, so that each, and help, starts quickly."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command that help can list. `resolve_command` loads the command itself."""
+        text = _COMMANDS.get(cmd_name)
+        return None if text is None else TyperCommand(cmd_name, help=text)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name, and the arguments that follow."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """Import a subcommand."""
+    module_name = name.replace("-", "_")
+    function = getattr(import_module(f".{module_name}", __package__), module_name)
+    single = typer.Typer(add_completion=False, **_SETTINGS)
+    single.command(name, help=as_paragraphs(function))(function)
+    return typer.main.get_command(single)
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="splitarrow",
-    rich_markup_mode="rich",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0; 1 if a command failed; 2 if it was called wrongly.",
+    epilog="Exit status: 0 for success, 1 for failure, 2 for wrong usage.",
+    **_SETTINGS,
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from .. import __version__
 
         print(f"splitarrow {__version__}")
@@ -35,56 +84,41 @@ def _version(wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        flag("--version", "-V", help="Show the version.", callback=_version, is_eager=True),
+        flag("--version", "-V", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
     debug: Annotated[
-        bool, flag("--debug", help=f"Show tracebacks, as {failures.DEBUG}=1 does.")
+        bool, flag("--debug", help=f"Show tracebacks, as {errors.DEBUG_VARIABLE}=1 does.")
     ] = False,
 ) -> None:
-    """Serve Arrow datasets, and fetch them, over the Dissociated IPC protocol.
+    """Serve Arrow datasets and fetch them, over the Dissociated IPC protocol.
 
-    A server prints a URI for each dataset; that URI is all that a reader needs.
+    A server prints a URI for each dataset. A reader needs only that URI.
     """
+    check_variables(os.environ)
     if debug:
-        os.environ[failures.DEBUG] = "1"  # processes that a command starts know it, too
-
-
-for _name, _command in {
-    "serve": serve.serve,
-    "ls": ls.ls,
-    "info": info.info,
-    "fetch": fetch.fetch,
-    "put": put.put,
-    "publish": publish.publish,
-    "status": status.status,
-    "bench": bench.bench,
-    "demo": demo.demo,
-    "doctor": doctor.doctor,
-}.items():
-    app.command(_name, help=prose(_command))(_command)
+        os.environ[errors.DEBUG_VARIABLE] = "1"  # the processes that a command starts inherit it
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command, and return its exit status.
+
+    If the command fails, its error has been printed on standard error.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        What follows the program's name; by default that of the process.
-
-    Returns
-    -------
-    int
-        The exit status. Why it is not 0 has been said on standard error.
+        The arguments without the program's name; by default those of the process.
     """
-    command = get_command(app)
+    # gRPC reads the variable on import. It would otherwise print to standard error itself.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    command = typer.main.get_command(app)
     try:
         given = None if arguments is None else list(arguments)
         status = command.main(args=given, prog_name="splitarrow", standalone_mode=False)
         with standard_output():
-            pass  # what was printed last is flushed
+            pass  # flush the last output here, where a failure can be reported
         return status if isinstance(status, int) else 0
     except SystemExit:
         raise
     except BaseException as error:
-        return failures.report(error)
+        return errors.report(error)

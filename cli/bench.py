@@ -1,4 +1,4 @@
-"""``splitarrow bench``: the transports beside their peers."""
+"""``splitarrow bench``: measure the transports and their peers."""
 
 from __future__ import annotations
 
@@ -9,154 +9,158 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..errors import UsageError
+from ..units import parse_size
 from . import signals
-from .figures import parse_size
-from .output import is_terminal, standard_output
-from .wording import flag, option
+from .options import flag, option
+from .terminal import is_terminal, standard_output
 
 if TYPE_CHECKING:
     from ..benchmarks.report import Report
     from ..benchmarks.runner import Progress
 
-_WHAT = "What is measured"
-_HOW = "How"
+_CASES = "Cases"
+_METHOD = "Method"
 _OUTPUT = "Output"
+
+Sizes = Annotated[
+    list[str] | None,
+    option(
+        help="The sizes of batches, separated by commas.",
+        default="4KiB,64KiB,1MiB,8MiB,64MiB",
+        metavar="SIZE,…",
+        panel=_CASES,
+    ),
+]
+Backends = Annotated[
+    list[str] | None,
+    option(
+        help="The backends, separated by commas; see --list.",
+        default="all that work on this machine",
+        metavar="NAME,…",
+        panel=_CASES,
+    ),
+]
+Total = Annotated[
+    str | None,
+    option(
+        help="The data that one read transfers.",
+        default="1GiB, 65536 batches at most",
+        metavar="SIZE",
+        panel=_CASES,
+    ),
+]
+Clients = Annotated[
+    int,
+    option(
+        min=1,
+        help="The number of concurrent clients in the last section; 1 omits it.",
+        metavar="N",
+        panel=_CASES,
+    ),
+]
+Repeat = Annotated[
+    int,
+    option(
+        min=1,
+        help="The number of counted rounds, after one that warms up and verifies the data.",
+        metavar="N",
+        panel=_METHOD,
+    ),
+]
+Consume = Annotated[
+    Literal["count", "sum"],
+    option(
+        help="The operation of a client on a batch: count its rows, or sum its columns.",
+        panel=_METHOD,
+    ),
+]
+Read = Annotated[
+    Literal["iterate", "all"],
+    option(help="Whether a client iterates over batches or reads one table.", panel=_METHOD),
+]
+Validate = Annotated[
+    Literal["strict", "full", "cheap", "off"] | None,
+    option(
+        help="How clients of splitarrow validate batches.",
+        default="as they do by default",
+        panel=_METHOD,
+    ),
+]
+Directory = Annotated[
+    Path | None,
+    option(
+        help="The folder for temporary data.",
+        default="the system's temporary folder",
+        metavar="FOLDER",
+        panel=_METHOD,
+    ),
+]
+Timeout = Annotated[
+    float,
+    option(help="The longest time for one read, in seconds.", metavar="SECONDS", panel=_METHOD),
+]
+ListBackends = Annotated[bool, flag("--list", help="List the backends and exit.", panel=_OUTPUT)]
+JsonFile = Annotated[
+    str | None,
+    option(
+        "--json",
+        help="Write all figures as JSON; - writes to standard output and omits the tables.",
+        metavar="FILE",
+        panel=_OUTPUT,
+    ),
+]
+MarkdownFile = Annotated[
+    Path | None,
+    option(
+        "--markdown",
+        help="Write the tables in Markdown; into a page with markers, between the markers.",
+        metavar="FILE",
+        panel=_OUTPUT,
+    ),
+]
+PlotFile = Annotated[
+    Path | None,
+    option(
+        "--plot",
+        help="Plot throughput over batch size, as .svg or .png.",
+        metavar="FILE",
+        panel=_OUTPUT,
+    ),
+]
+Quiet = Annotated[bool, flag("-q", "--quiet", help="Show no progress.", panel=_OUTPUT)]
 
 
 def bench(
-    sizes: Annotated[
-        list[str] | None,
-        option(
-            help="The sizes of the batches, separated by commas.",
-            default="4KiB,64KiB,1MiB,8MiB,64MiB",
-            metavar="SIZE,…",
-            panel=_WHAT,
-        ),
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        option(
-            help="Which backends, separated by commas; --list names them.",
-            default="all that can run here",
-            metavar="NAME,…",
-            panel=_WHAT,
-        ),
-    ] = None,
-    total: Annotated[
-        str | None,
-        option(
-            help="How much one read moves.",
-            default="1GiB, 65536 batches at most",
-            metavar="SIZE",
-            panel=_WHAT,
-        ),
-    ] = None,
-    clients: Annotated[
-        int,
-        option(
-            min=1,
-            help="How many clients read at once in the last part; 1 leaves that part out.",
-            metavar="N",
-            panel=_WHAT,
-        ),
-    ] = 8,
-    repeat: Annotated[
-        int,
-        option(
-            min=1,
-            help="How many rounds are counted, after one that warms up and checks the data.",
-            metavar="N",
-            panel=_HOW,
-        ),
-    ] = 5,
-    consume: Annotated[
-        Literal["count", "sum"],
-        option(
-            help="What a client does with a batch: count its rows, or sum its columns.",
-            panel=_HOW,
-        ),
-    ] = "count",
-    read: Annotated[
-        Literal["iterate", "all"],
-        option(
-            help="Whether a client takes batch after batch, or one whole table.",
-            panel=_HOW,
-        ),
-    ] = "iterate",
-    validate: Annotated[
-        Literal["full", "cheap", "off"] | None,
-        option(
-            help="How splitarrow's clients check batches.",
-            default="as they do by default",
-            panel=_HOW,
-        ),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        option(
-            help="Where the data is made, and removed again.",
-            default="the system's temporary folder",
-            metavar="FOLDER",
-            panel=_HOW,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        option(
-            help="The longest time for one read, in seconds.",
-            metavar="SECONDS",
-            panel=_HOW,
-        ),
-    ] = 300.0,
-    list_backends: Annotated[
-        bool, flag("--list", help="List the backends, and stop.", panel=_OUTPUT)
-    ] = False,
-    json_file: Annotated[
-        str | None,
-        option(
-            "--json",
-            help="Write all figures as JSON; - for standard output, in place of the tables.",
-            metavar="FILE",
-            panel=_OUTPUT,
-        ),
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        option(
-            help="Write the tables in Markdown, into the page's marks if it has them.",
-            metavar="FILE",
-            panel=_OUTPUT,
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        option(
-            help="Draw throughput over batch size: an .svg or a .png.",
-            metavar="FILE",
-            panel=_OUTPUT,
-        ),
-    ] = None,
-    quiet: Annotated[
-        bool,
-        flag("-q", "--quiet", help="Show no progress.", panel=_OUTPUT),
-    ] = False,
+    sizes: Sizes = None,
+    backends: Backends = None,
+    total: Total = None,
+    clients: Clients = 8,
+    repeat: Repeat = 5,
+    consume: Consume = "count",
+    read: Read = "iterate",
+    validate: Validate = None,
+    directory: Directory = None,
+    timeout: Timeout = 300.0,
+    list_backends: ListBackends = False,
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+    plot_file: PlotFile = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Measure the transports beside their peers, on this machine.
+    """Measure the transports and their peers on this machine.
 
-    Server and client are processes of their own, the backends take turns, and the median of all
-    rounds counts. A size is a number of bytes, or has a unit: 64KiB, 1MiB, 2GiB.
+    Each server and each client is its own process. The backends take turns, and the median of
+    all rounds counts. A size is a number of bytes or has a unit: 64KiB, 1MiB, 2GiB.
 
     [dim]splitarrow bench --sizes 64KiB,8MiB --backends splitarrow-tcp,flight[/dim]
     """
-    from ..benchmarks import backends as known
+    if list_backends:
+        _print_backends()
+        return
     from ..benchmarks.options import Options
     from ..benchmarks.plot import check_plot
     from ..benchmarks.runner import run
 
-    if list_backends:
-        for name in known.names():
-            print(f"{name:<22}{known.backend(name).summary}")
-        return
     defaults = Options()
     options = Options(
         batch_bytes=tuple(map(parse_size, _split(sizes))) if sizes else defaults.batch_bytes,
@@ -170,23 +174,30 @@ def bench(
         directory=directory,
         timeout=timeout,
     )
-    if plot is not None:
-        check_plot(plot)
-    for file in (markdown, json_file):
+    if plot_file is not None:
+        check_plot(plot_file)
+    for file in (markdown_file, json_file):
         if file is not None and not Path(file).absolute().parent.is_dir():
-            raise UsageError(f"{file}: there is no such folder")
-    with signals.raised(), _progress(enabled=not quiet) as progress:
+            raise UsageError(f"{file}: the folder does not exist")
+    with signals.raise_on_signals(), _progress(enabled=not quiet) as progress:
         report = run(options, progress)
-    _write(report, json_file, markdown, plot)
+    _write(report, json_file, markdown_file, plot_file)
 
 
-def _split(given: list[str]) -> list[str]:
-    return [part.strip() for text in given for part in text.split(",") if part.strip()]
+def _print_backends() -> None:
+    from ..benchmarks.backends import backend_names, find_backend
+
+    for name in backend_names():
+        print(f"{name:<22}{find_backend(name).summary}")
+
+
+def _split(texts: list[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 @contextmanager
 def _progress(*, enabled: bool) -> Generator[Progress | None]:
-    """Show on a terminal how far the run is."""
+    """Show the progress of a run on a terminal."""
     if not enabled or not is_terminal(sys.stderr):
         yield None
         return
@@ -203,23 +214,27 @@ def _progress(*, enabled: bool) -> Generator[Progress | None]:
     ) as progress:
         task = progress.add_task("", total=None)
 
-        def show(done: int, total: int, what: str) -> None:
-            progress.update(task, completed=done, total=total, description=what)
+        def show(completed: int, total: int, step: str) -> None:
+            progress.update(task, completed=completed, total=total, description=step)
 
         yield show
 
 
-def _write(report: Report, json_file: str | None, markdown: Path | None, plot: Path | None) -> None:
+def _write(
+    report: Report, json_file: str | None, markdown_file: Path | None, plot_file: Path | None
+) -> None:
+    from ..benchmarks import save_markdown, save_plot, terminal_tables
+
     with standard_output():
         if json_file == "-":
             print(report.to_json(), end="")
         else:
             from rich.console import Console
 
-            Console().print(report.to_table())
+            Console().print(terminal_tables(report))
     if json_file not in (None, "-"):
         Path(json_file).write_text(report.to_json())
-    if markdown is not None:
-        report.save_markdown(markdown)
-    if plot is not None:
-        report.plot(plot)
+    if markdown_file is not None:
+        save_markdown(report, markdown_file)
+    if plot_file is not None:
+        save_plot(report, plot_file)

@@ -1,4 +1,4 @@
-"""``splitarrow demo``: what it does, shown on this machine."""
+"""``splitarrow demo``: serve a table, read it in another process, verify and time it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from . import signals
-from .figures import counted, duration, size
-from .output import standard_output
-from .target import Target
-from .wording import option
+from .formatting import format_bytes, format_count, format_duration
+from .options import option
+from .output_file import OutputFile
+from .terminal import standard_output
 
 if TYPE_CHECKING:
-    from ..benchmarks.processes import Worker
+    from ..benchmarks.worker_process import WorkerProcess
 
-_WORKER = "splitarrow.cli.demo_worker"
+_WORKER_MODULE = "splitarrow.cli.demo_worker"
 _ROW_BYTES = 145
-_ANSWER_SECONDS = 120.0
-_OURS = "splitarrow-tcp"
-_SHARED = "splitarrow-shm"
-_PEER = "flight"
+"""The approximate size of a row of the table, in bytes."""
+_REPLY_SECONDS = 120.0
+_TCP = "splitarrow-tcp"
+_SHM = "splitarrow-shm"
+_FLIGHT = "flight"
 _LABELS = {
-    _OURS: "splitarrow over TCP",
-    _SHARED: "splitarrow, shared memory",
-    _PEER: "Arrow Flight (pyarrow, C++)",
+    _TCP: "splitarrow over TCP",
+    _SHM: "splitarrow, shared memory",
+    _FLIGHT: "Arrow Flight (pyarrow, C++)",
 }
 
 
 def demo(
     rows: Annotated[
-        int, option(min=1, help="How many trips the table has.", metavar="ROWS")
+        int, option(min=1, help="The number of rows of the table.", metavar="ROWS")
     ] = 3_000_000,
     repeat: Annotated[
-        int, option(min=1, help="How many reads of each transport count.", metavar="N")
+        int, option(min=1, help="The number of timed reads over each transport.", metavar="N")
     ] = 5,
     keep: Annotated[
         Path | None,
@@ -48,116 +49,123 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Serve a table, fetch it from another process, check it, and time it.
+    """Serve a table, read it in another process, verify it, and time it.
 
-    Makes a table of taxi trips (moments, numbers, strings, nulls, a dictionary; some 51 million
-    values), starts a daemon on it, reads it in another process and compares every value with
-    the file. Then it times that read in turns with Arrow Flight's: same file, same machine,
-    each server and each client a process of its own; the median counts.
+    This writes a table of taxi trips (timestamps, numbers, strings, nulls, a dictionary; 51
+    million values), starts a daemon for it, reads it in another process and compares every value
+    with the file. Then it times this read and the same read over Arrow Flight in turns. Both use
+    the same file and machine, and each server and client is its own process. The median counts.
     """
-    with signals.raised(), ExitStack() as stack:
+    with signals.raise_on_signals(), ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="splitarrow-demo-")))
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
         path = (keep or folder) / "trips.arrow"
-        nbytes = _make(path, rows, lasting=keep is not None)
+        nbytes = _write_table(path, rows, sync=keep is not None)
         readers = _start(stack, path)
-        _compare(readers)
-        seconds = _measure(readers, repeat)
+        _verify(readers)
+        seconds = _time(readers, repeat)
     _show(seconds, nbytes, rows)
     if keep is not None:
-        _say(f"\nThe table is kept; serve it yourself:\n  splitarrow serve {path}")
+        command = f"splitarrow serve {path} --control grpc://127.0.0.1:8815"
+        _print(f"\nThe table is kept. To serve it:\n  {command}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with standard_output():
         print(text)
 
 
-def _make(path: Path, rows: int, *, lasting: bool) -> int:
-    """Write the table; return the file's size in bytes."""
-    from .trips import SCHEMA, write_trips
+def _write_table(path: Path, rows: int, *, sync: bool) -> int:
+    """Write the table, and return the size of the file in bytes."""
+    from .demo_table import SCHEMA, write_trips
 
     needed, free = rows * _ROW_BYTES, shutil.disk_usage(path.parent).free
     if free < needed:
-        raise OSError(0, f"{size(needed)} are needed, {size(free)} are free", str(path.parent))
-    begin = time.perf_counter()
-    with Target(path, sync=lasting) as target:
-        write_trips(target.part, rows)
+        problem = f"it needs {format_bytes(needed)}, but {format_bytes(free)} are free"
+        raise OSError(0, problem, str(path.parent))
+    started = time.perf_counter()
+    with OutputFile(path, sync=sync) as file:
+        write_trips(file.part, rows)
     nbytes = path.stat().st_size
-    _say(
-        f"table   {counted(rows, 'trip')}, {len(SCHEMA)} columns, "
-        f"{counted(rows * len(SCHEMA), 'value')}, {size(nbytes)}, "
-        f"made in {duration(time.perf_counter() - begin)}"
+    _print(
+        f"table   {format_count(rows, 'trip')}, {len(SCHEMA)} columns, "
+        f"{format_count(rows * len(SCHEMA), 'value')}, {format_bytes(nbytes)}, "
+        f"written in {format_duration(time.perf_counter() - started)}"
     )
     return nbytes
 
 
-def _start(stack: ExitStack, path: Path) -> dict[str, Worker]:
-    """Start every server and its reader; return the readers."""
-    from ..benchmarks.backends import available
-    from ..benchmarks.processes import Worker, answers_of
-    from ..benchmarks.serving import Daemon
+def _start(stack: ExitStack, path: Path) -> dict[str, WorkerProcess]:
+    """Start every server and a reader for each, and return the readers by backend."""
+    from ..benchmarks.backends import available_backends
+    from ..benchmarks.worker_process import WorkerProcess, receive_replies
+    from ..testing import Daemon
 
-    def worker(label: str, **job: str) -> Worker:
-        return stack.enter_context(Worker(label, job, _WORKER))
+    def start_worker(label: str, **job: str) -> WorkerProcess:
+        return stack.enter_context(WorkerProcess(label, job, _WORKER_MODULE))
 
-    daemon = stack.enter_context(Daemon({"trips": path}))
-    uris = daemon.uris("trips")
-    _say(f"serve   process {daemon.pid}: {uris['tcp']}")
-    addresses = {_OURS: uris["tcp"], _SHARED: uris["shm"]}
-    missing = available()[1]
-    if _PEER in missing:
-        _say(f"        no comparison with Arrow Flight: {missing[_PEER]}")
+    listen = ("tcp://127.0.0.1:0", "shm://")
+    daemon = stack.enter_context(Daemon({"trips": path}, listen=listen))
+    addresses = {_TCP: daemon.uri("trips", "tcp"), _SHM: daemon.uri("trips", "shm")}
+    _print(f"serve   process {daemon.pid}: {addresses[_TCP]}")
+    _, unavailable = available_backends()
+    if _FLIGHT in unavailable:
+        _print(f"        no comparison with Arrow Flight: {unavailable[_FLIGHT]}")
     else:
-        server = worker("the Flight server", backend=_PEER, path=str(path))
-        addresses[_PEER] = answers_of([server], _ANSWER_SECONDS)[0]["address"]
+        server = start_worker("the Flight server", backend=_FLIGHT, path=str(path))
+        (reply,) = receive_replies([server], _REPLY_SECONDS)
+        addresses[_FLIGHT] = reply["address"]
     readers = {
-        name: worker(f"the reader of {name}", backend=name, path=str(path), address=address)
-        for name, address in addresses.items()
+        backend: start_worker(
+            f"the reader of {backend}", backend=backend, path=str(path), address=address
+        )
+        for backend, address in addresses.items()
     }
-    answers_of(list(readers.values()), _ANSWER_SECONDS)
+    receive_replies(list(readers.values()), _REPLY_SECONDS)
     return readers
 
 
-def _compare(readers: dict[str, Worker]) -> None:
-    """Let every reader compare what comes with the file; it also warms all up."""
-    for name, reader in readers.items():
-        answer = reader.ask({"compare": True}, _ANSWER_SECONDS)
-        if name == _OURS:
-            _say(
-                f"fetch   process {reader.pid}: {counted(answer['rows'], 'row')}, "
-                "schema and every value equal to the file's"
+def _verify(readers: dict[str, WorkerProcess]) -> None:
+    """Compare the data of every reader with the file. This is also the warm-up."""
+    for backend, reader in readers.items():
+        reply = reader.request({"compare": True}, _REPLY_SECONDS)
+        if backend == _TCP:
+            _print(
+                f"fetch   process {reader.pid}: {format_count(reply['rows'], 'row')}, "
+                "schema and every value equal to the file"
             )
 
 
-def _measure(readers: dict[str, Worker], repeat: int) -> dict[str, float]:
-    """Let the readers read in turns; return the median time of each, in seconds."""
-    _say(f"timing  {counted(repeat, 'read')} of each, in turns\n")
-    times: dict[str, list[float]] = {name: [] for name in readers}
+def _time(readers: dict[str, WorkerProcess], repeat: int) -> dict[str, float]:
+    """Return the median time of a read of each reader, in seconds. The readers take turns."""
+    _print(f"timing  {format_count(repeat, 'read')} of each, in turns\n")
+    times: dict[str, list[float]] = {backend: [] for backend in readers}
     for _ in range(repeat):
-        for name, reader in readers.items():
-            times[name].append(reader.ask({"compare": False}, _ANSWER_SECONDS)["seconds"])
-    return {name: median(taken) for name, taken in times.items()}
+        for backend, reader in readers.items():
+            reply = reader.request({"compare": False}, _REPLY_SECONDS)
+            times[backend].append(reply["seconds"])
+    return {backend: median(seconds) for backend, seconds in times.items()}
 
 
-def _show(seconds: dict[str, float], nbytes: int, rows: int) -> None:
+def _show(times: dict[str, float], nbytes: int, rows: int) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    from .tables import make_table
+
+    table = make_table()
     table.add_column("transport", no_wrap=True)
     for heading in ("GB/s", "million rows/s", "time", "× Flight"):
         table.add_column(heading, justify="right", no_wrap=True)
-    peer = seconds.get(_PEER)
-    for name, taken in seconds.items():
+    flight_seconds = times.get(_FLIGHT)
+    for backend, seconds in times.items():
         table.add_row(
-            _LABELS[name],
-            f"{nbytes / taken / 1e9:.2f}",
-            f"{rows / taken / 1e6:.1f}",
-            duration(taken),
-            "" if peer is None else f"{peer / taken:.2f}",
-            style="bold" if name == _OURS else None,
+            _LABELS[backend],
+            f"{nbytes / seconds / 1e9:.2f}",
+            f"{rows / seconds / 1e6:.1f}",
+            format_duration(seconds),
+            "" if flight_seconds is None else f"{flight_seconds / seconds:.2f}",
+            style="bold" if backend == _TCP else None,
         )
     with standard_output():
         Console(highlight=False).print(table)

@@ -1,136 +1,154 @@
-"""``splitarrow doctor``: what works here, what does not, and why."""
+"""``splitarrow doctor``: show what works on this machine, and why the rest does not."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import SplitArrowError, UsageError
-from .connecting import AsJson, ConnectTimeout, Token, connected, console
-from .figures import duration, printable
-from .machine import java, limits, transports, versions
-from .output import standard_output
+from .connection import AsJson, ConnectTimeout, Token, open_client
+from .diagnostics import check_java, check_limits, check_transports, collect_versions
+from .formatting import escape_text, format_duration
+from .tables import make_console
+from .terminal import standard_output
 
-_MARKS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
+_REQUIRED = ("splitarrow", "python", "pyarrow", "anyio", "grpcio")
+_SYMBOLS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
 
 
 def doctor(
     uri: Annotated[
         str | None,
-        typer.Argument(help="A control plane, to see whether it answers.", metavar="CONTROL_URI"),
+        typer.Argument(help="A control plane to connect to.", metavar="CONTROL_URI"),
     ] = None,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, transports and limits of this machine, and whether a server answers.
+    """Check this machine, and the connection to a server.
 
-    The exit status is 1 if the server does not answer, or a part of splitarrow cannot work here.
+    It shows versions, transports and limits. The exit status is 1 if a required package is missing
+    or the server does not respond.
 
     [dim]splitarrow doctor grpc://host:8815[/dim]
     """
     report: dict[str, Any] = {
-        "versions": versions(),
-        "transports": transports(),
-        "java": java(),
-        "limits": limits(),
+        "versions": collect_versions(),
+        "transports": check_transports(),
+        "java": check_java(),
+        "limits": check_limits(),
     }
     if uri is not None:
-        report["server"] = _server(uri, token, connect_timeout)
-    needed = ("splitarrow", "python", "pyarrow", "anyio", "grpcio")
-    missing = [name for name in needed if not report["versions"].get(name)]
-    failed = bool(missing) or not report.get("server", {"reachable": True})["reachable"]
+        report["server"] = _check_server(uri, token, connect_timeout)
+    complete = all(report["versions"].get(name) for name in _REQUIRED)
+    good = complete and report.get("server", {"reachable": True})["reachable"]
     with standard_output():
         if as_json:
-            print(json.dumps({"good": not failed, **report}, ensure_ascii=False))
+            print(json.dumps({"good": good, **report}, ensure_ascii=False))
         else:
-            _show(report, needed)
-    if failed:
+            make_console().print(_table(report))
+    if not good:
         raise typer.Exit(1)
 
 
-def _server(uri: str, token: str | None, connect_timeout: float) -> dict[str, Any]:
-    """Return what a server says, and by which ways its first dataset can be reached."""
+def _check_server(uri: str, token: str | None, connect_timeout: float) -> dict[str, Any]:
+    """Return the state of a server, and the locations of its first dataset."""
     started = time.perf_counter()
     try:
-        with connected(uri, token, connect_timeout) as client:
+        with open_client(uri, token, connect_timeout) as client:
             seconds = time.perf_counter() - started
-            told = client.status()
-            found = client.datasets()
+            status = client.status()
+            datasets = client.datasets()
     except UsageError:
         raise
     except SplitArrowError as error:
         return {"uri": uri, "reachable": False, "reason": str(error)}
-    places = [place for info in found[:1] for part in info.endpoints for place in part.redacted]
+    locations = [
+        location
+        for dataset in datasets[:1]
+        for endpoint in dataset.endpoints
+        for location in endpoint.redacted_locations
+    ]
     return {
         "uri": uri,
         "reachable": True,
         "seconds": round(seconds, 6),
-        "version": told.get("version"),
-        "draining": bool(told.get("draining")),
-        "datasets": len(found),
-        "locations": list(dict.fromkeys(places)),
+        "version": status.get("version"),
+        "draining": bool(status.get("draining")),
+        "datasets": len(datasets),
+        "locations": list(dict.fromkeys(locations)),
     }
 
 
-def _show(report: dict[str, Any], needed: tuple[str, ...]) -> None:
+class _Line(NamedTuple):
+    """A line of the report."""
+
+    rating: str
+    """A key of `_SYMBOLS`."""
+    name: str
+    text: str
+
+
+def _table(report: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-
-    def add(mark: str, name: str, text: str) -> None:
-        sign, style = _MARKS[mark]
-        table.add_row(Text(sign, style), Text(printable(name)), Text(printable(text)))
-
-    for name, version in report["versions"].items():
-        absent = "bad" if name in needed else "note"
-        add("good" if version else absent, name, version or "not installed")
-    found = report["java"]
-    good = found["available"]
-    add(
-        "good" if good else "note",
-        "java",
-        f"{found['version']}, by {found['origin']}: {found['executable']}"
-        if good
-        else found["reason"],
-    )
-    table.add_row()
-    for found in report["transports"]:
-        add(
-            "good" if found["available"] else "note",
-            found["scheme"],
-            found["reason"] or found.get("detail") or "available",
-        )
-        for hint in found.get("hints", ()):
-            add("note", "", hint)
-    table.add_row()
-    for found in report["limits"]:
-        add("note" if found["advice"] else "good", found["name"], _joined(found))
-    server = report.get("server")
-    if server is not None:
-        table.add_row()
-        if server["reachable"]:
-            add("note" if server["draining"] else "good", server["uri"], _answer(server))
-            for place in server["locations"]:
-                add("good", "  data at", place)
+    for line in _lines(report):
+        if line is None:
+            table.add_row()
         else:
-            add("bad", server["uri"], server["reason"])
-    console().print(table)
+            symbol, style = _SYMBOLS[line.rating]
+            name, text = escape_text(line.name), escape_text(line.text)
+            table.add_row(Text(symbol, style), Text(name), Text(text))
+    return table
 
 
-def _joined(found: dict[str, Any]) -> str:
-    return f"{found['value']}: {found['advice']}" if found["advice"] else str(found["value"])
+def _lines(report: dict[str, Any]) -> Iterator[_Line | None]:
+    """Yield the lines of a report. None is an empty one."""
+    for name, version in report["versions"].items():
+        rating = "good" if version else "bad" if name in _REQUIRED else "note"
+        yield _Line(rating, name, version or "not installed")
+    yield _java_line(report["java"])
+    yield None
+    for transport in report["transports"]:
+        rating = "good" if transport["available"] else "note"
+        text = transport["reason"] or transport.get("detail") or "available"
+        yield _Line(rating, transport["scheme"], text)
+        for hint in transport.get("hints", ()):
+            yield _Line("note", "", hint)
+    yield None
+    for limit in report["limits"]:
+        advice = limit["advice"]
+        text = f"{limit['value']}: {advice}" if advice else limit["value"]
+        yield _Line("note" if advice else "good", limit["name"], text)
+    if server := report.get("server"):
+        yield None
+        yield from _server_lines(server)
 
 
-def _answer(server: dict[str, Any]) -> str:
-    state = "draining" if server["draining"] else "serving"
-    return (
+def _java_line(java: dict[str, Any]) -> _Line:
+    if not java["available"]:
+        return _Line("note", "java", java["reason"])
+    return _Line("good", "java", f"{java['version']}, by {java['origin']}: {java['executable']}")
+
+
+def _server_lines(server: dict[str, Any]) -> Iterator[_Line]:
+    if not server["reachable"]:
+        yield _Line("bad", server["uri"], server["reason"])
+        return
+    draining = server["draining"]
+    state = "draining" if draining else "serving"
+    text = (
         f"splitarrow {server['version']}, {state} {server['datasets']} datasets, "
-        f"answered in {duration(server['seconds'])}"
+        f"responded in {format_duration(server['seconds'])}"
     )
+    yield _Line("note" if draining else "good", server["uri"], text)
+    for location in server["locations"]:
+        yield _Line("good", "  data at", location)

@@ -1,190 +1,96 @@
-"""``splitarrow fetch``: a dataset into a file, to standard output, or looked at."""
+"""``splitarrow fetch``: read a dataset into a file, to standard output, or for a preview."""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UriError, UsageError
 from . import signals
-from .connecting import Token, connected, is_control
-from .figures import counted, duration, printable, rate, size
-from .output import is_closed, is_terminal, say, standard_output
-from .progress import FetchProgress
-from .wording import flag, option
+from .connection import (
+    ConnectTimeout,
+    Quiet,
+    Token,
+    describe_schema,
+    is_control_uri,
+    locate,
+    open_client,
+)
+from .fetch_options import (
+    Batches,
+    BatchRows,
+    Columns,
+    Compression,
+    Filter,
+    Format,
+    Limit,
+    NameOrBodyUri,
+    Output,
+    Parallel,
+    RequireTransport,
+    Shards,
+    Sql,
+    StallTimeout,
+    SummaryAsJson,
+    Ticket,
+    Transport,
+    Uri,
+    Validate,
+    Version,
+)
+from .formatting import escape_text, format_bytes, format_count, format_duration, format_rate
+from .progress import TransferProgress
+from .terminal import is_closed, is_terminal, print_message, standard_output
 
 if TYPE_CHECKING:
     from .transfer import Transfer
 
-_SELECTION = "What to read"
-_CONNECTION = "Connection"
-
 
 def fetch(
-    uri: Annotated[
-        str,
-        typer.Argument(
-            help="The dataset's URI as the server prints it, in quotes. Of a pair, the one with "
-            "[cyan]stream=metadata[/cyan]. Or a control plane, [cyan]grpc://host:port[/cyan], "
-            "which knows where the dataset is.",
-            metavar="URI",
-        ),
-    ],
-    body_uri: Annotated[
-        str | None,
-        typer.Argument(
-            help="With a control plane, the dataset's name. Where two servers share the work, the "
-            "URI with [cyan]stream=body[/cyan].",
-            metavar="NAME|BODY_URI",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        option(
-            "-o",
-            "--output",
-            help="Where to write: FILE.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
-            ".parquet, or - for an IPC stream on standard output. Without it the data is read, "
-            "counted and its first rows are shown.",
-            metavar="FILE",
-        ),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        option(
-            help="The columns to read, in this order, separated by commas; a name with a comma "
-            "goes in double quotes. May be given several times.",
-            default="all",
-            metavar="A,B,…",
-            panel=_SELECTION,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        option(
-            min=0,
-            help="The largest number of rows to read.",
-            default="all",
-            metavar="ROWS",
-            panel=_SELECTION,
-        ),
-    ] = None,
-    ticket: Annotated[
-        str | None,
-        option(
-            help="What to ask for, where the URI has no ticket: a dataset's name, as a rule.",
-            metavar="TICKET",
-            panel=_SELECTION,
-        ),
-    ] = None,
-    transport: Annotated[
-        str,
-        option(
-            help="With a control plane: which way to take, such as [cyan]tcp[/cyan] or "
-            "[cyan]shm[/cyan]; [cyan]flight[/cyan] is Flight's DoGet; [cyan]auto[/cyan] the first "
-            "that can be reached.",
-            metavar="SCHEME",
-            panel=_CONNECTION,
-        ),
-    ] = "auto",
-    require_transport: Annotated[
-        str | None,
-        option(
-            help="What the data has to come by: a scheme, or a lane of UCX such as "
-            "[cyan]cma[/cyan] or [cyan]rc_mlx5[/cyan]. Anything else is refused, instead of "
-            "taken silently.",
-            metavar="NAME",
-            panel=_CONNECTION,
-        ),
-    ] = None,
+    uri: Uri,
+    name_or_body_uri: NameOrBodyUri = None,
+    output: Output = None,
+    format: Format = None,
+    columns: Columns = None,
+    filter: Filter = None,
+    sql: Sql = None,
+    limit: Limit = None,
+    batches: Batches = None,
+    shards: Shards = None,
+    version: Version = None,
+    ticket: Ticket = None,
+    transport: Transport = "auto",
+    require_transport: RequireTransport = None,
+    parallel: Parallel = None,
     token: Token = None,
-    batch_rows: Annotated[
-        int | None,
-        option(
-            min=1,
-            help="The largest number of rows in a batch.",
-            default="as they lie at the server",
-            metavar="ROWS",
-            panel=_CONNECTION,
-        ),
-    ] = None,
-    compression: Annotated[
-        Literal["none", "lz4", "zstd"] | None,
-        option(
-            help="How the data travels. Files are written uncompressed, or as Parquet does.",
-            default="as it lies at the server",
-            panel=_CONNECTION,
-        ),
-    ] = None,
-    validate: Annotated[
-        Literal["full", "cheap", "off"] | None,
-        option(
-            help="How batches are checked before they are used: every value, only the sizes of "
-            "buffers, or nothing.",
-            default="full; cheap from a server on this host",
-            panel=_CONNECTION,
-        ),
-    ] = None,
-    connect_timeout: Annotated[
-        float,
-        option(
-            help="The longest time to connect, in seconds.",
-            metavar="SECONDS",
-            panel=_CONNECTION,
-        ),
-    ] = 10.0,
-    stall_timeout: Annotated[
-        float,
-        option(
-            help="The longest silence of the server, in seconds; 0 waits for ever.",
-            metavar="SECONDS",
-            panel=_CONNECTION,
-        ),
-    ] = 30.0,
-    quiet: Annotated[
-        bool,
-        flag(
-            "-q",
-            "--quiet",
-            help="Show no progress and no summary.",
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        flag(
-            "--json",
-            help="Print the summary on standard output as one JSON object.",
-        ),
-    ] = False,
+    batch_rows: BatchRows = None,
+    compression: Compression = None,
+    validate: Validate = None,
+    connect_timeout: ConnectTimeout = 10.0,
+    stall_timeout: StallTimeout = 30.0,
+    quiet: Quiet = False,
+    as_json: SummaryAsJson = False,
 ) -> None:
-    """Fetch a dataset into a file, or look at it.
+    """Fetch a dataset into a file, or preview it.
 
-    The file appears once it is whole: a fetch that fails leaves nothing behind, and a file that
-    was there before as it was. Progress is shown on a terminal, and not in a pipe.
-
-    [dim]splitarrow fetch 'tcp://host:8816?want_data=…&ticket=trips' -o trips.parquet[/dim]
+    The file appears once it is complete. A failed fetch leaves nothing behind, and an existing
+    file unchanged. Progress is shown on a terminal only.
 
     [dim]splitarrow fetch grpc://host:8815 trips -o trips.parquet[/dim]
-    """
-    if output == "-":
-        if as_json:
-            raise UsageError("--json and -o - would both write to standard output")
-        if is_terminal(sys.stdout):
-            raise UsageError("-o - writes binary data, and standard output is a terminal")
-        if is_closed(sys.stdout):
-            raise UsageError("-o -: standard output is closed")
-    from .transfer import transfer
 
-    selection: dict[str, Any] = {
-        "columns": _names(columns),
+    [dim]splitarrow fetch tcp://host/trips --filter "miles > 10" -o trips.csv[/dim]
+    """
+    _check_output(output, format, as_json=as_json)
+    options: dict[str, Any] = {
+        "columns": _parse_columns(columns),
+        "filter": filter,
         "limit": limit,
+        "batches": None if batches is None else _parse_batches(batches),
         "batch_rows": batch_rows,
         "compression": compression,
         "validate": validate,
@@ -192,88 +98,200 @@ def fetch(
         "stall_timeout": stall_timeout or None,
         "require_transport": require_transport,
     }
-    with ExitStack() as stack:
-        if is_control(uri):
-            if ticket is not None:
-                raise UsageError("--ticket goes with the URI of a data stream")
-            if body_uri is None:
-                raise UsageError("which dataset? splitarrow fetch CONTROL_URI NAME")
-            name = body_uri
-            stack.enter_context(signals.raised())
-            client = stack.enter_context(connected(uri, token, connect_timeout))
-            connect: Callable[[], Any] = partial(
-                client.read, name, transport=transport, **selection
-            )
+    of_dataset = {
+        "shards": None if shards is None else parse_ranges(shards),
+        "version": version,
+        "transport": None if transport == "auto" else transport,
+        "parallel": parallel,
+    }
+    of_dataset = {name: value for name, value in of_dataset.items() if value is not None}
+    if is_control_uri(uri):
+        if ticket is not None:
+            raise UsageError("--ticket is for the URI of a dataset, not for a control plane")
+        if sql is not None:
+            _check_no_selection(uri, name_or_body_uri, options | of_dataset)
+        place = (uri, "query") if sql is not None else locate(uri, name_or_body_uri, "fetch")
+        address, name = place
+        _check_transport(transport)
+        if sql is None:
+            source = _control_source(address, name, token, options | of_dataset, quiet=quiet)
         else:
-            if transport != "auto" or token is not None:
-                raise UsageError("--transport and --token go with a control plane, grpc://…")
-            from ..client.blocking import open as open_stream
+            source = _query_source(address, sql, token, connect_timeout)
+    else:
+        unfit = [*of_dataset, *([] if token is None else ["token"])]
+        unfit += [] if sql is None else ["sql"]
+        if unfit:
+            flags = ", ".join(f"--{name}" for name in unfit)
+            raise UsageError(f"{flags}: only for a control plane, as in grpc://host:8815/NAME")
+        uris = [uri] if name_or_body_uri is None else [uri, name_or_body_uri]
+        source = _data_source(uris, ticket, options)
+    from .transfer import transfer
 
-            uris = [uri] if body_uri is None else [uri, body_uri]
-            name = _dataset(uris, ticket)
-            connect = partial(open_stream, uris, ticket, **selection)
-            stack.enter_context(signals.raised())
-        done = transfer(connect, output, FetchProgress(name, limit, enabled=not quiet))
+    with signals.raise_on_signals(), source as (name, rows, open_stream):
+        total = _expected_rows(rows, limit, is_filtered=bool(filter or batches or shards))
+        progress = TransferProgress(name, total, enabled=not quiet)
+        result = transfer(open_stream, output, progress, None if format == "arrows" else format)
     with standard_output():
         if as_json:
-            _print_json(name, done, output)
+            print(json.dumps(_summary(name, result, output), ensure_ascii=False))
         elif output is None and not quiet:
-            done.preview.show()
+            result.preview.show()
     if not quiet:
-        where = "" if output is None else f" -> {'standard output' if output == '-' else output}"
-        say(
-            f"{printable(name)}: {counted(done.rows, 'row')}, {size(done.nbytes)} "
-            f"in {duration(done.seconds)}, {rate(done.nbytes, done.seconds)}{where}"
+        target = "" if output is None else f" -> {'standard output' if output == '-' else output}"
+        print_message(
+            f"{escape_text(name)}: {format_count(result.rows, 'row')}, "
+            f"{format_bytes(result.nbytes)} in {format_duration(result.data_seconds)}, "
+            f"{format_rate(result.nbytes, result.data_seconds)}{target}"
         )
 
 
-def _names(columns: list[str] | None) -> list[str] | None:
-    """Return the names in lists of names separated by commas."""
+Source = tuple[str, int | None, Callable[[], Any]]
+"""The name of a dataset, its rows if they are known, and a function that opens its stream."""
+
+
+@contextmanager
+def _control_source(
+    uri: str, name: str, token: str | None, options: dict[str, Any], *, quiet: bool
+) -> Generator[Source]:
+    """Connect to a control plane that locates the dataset."""
+    with open_client(uri, token, options["connect_timeout"]) as client:
+        shows_progress = not quiet and is_terminal(sys.stderr)
+        rows = client.info(name).rows if shows_progress else None
+        yield name, rows, partial(client.read, name, **options)
+
+
+@contextmanager
+def _query_source(
+    uri: str, query: str, token: str | None, connect_timeout: float
+) -> Generator[Source]:
+    """Run a query over the datasets of a control plane."""
+    from .query_result import QueryResult
+
+    with open_client(uri, token, connect_timeout) as client:
+        yield "query", None, lambda: QueryResult(client.sql(query))
+
+
+def _check_no_selection(uri: str, name: str | None, options: dict[str, Any]) -> None:
+    """Refuse options that select from one dataset beside a query."""
+    names = ("columns", "filter", "limit", "batches", "shards", "version", "transport", "parallel")
+    given = [f"--{each}" for each in names if options.get(each) is not None]
+    if name is not None:
+        given.insert(0, repr(name))
+    if given:
+        raise UsageError(f"--sql selects by itself; leave {', '.join(given)} out")
+
+
+@contextmanager
+def _data_source(uris: list[str], ticket: str | None, options: dict[str, Any]) -> Generator[Source]:
+    """Read from the URI of a dataset, or from a pair of URIs."""
+    from ..client.stream.blocking import open as open_stream
+
+    yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **options)
+
+
+def _expected_rows(rows: int | None, limit: int | None, *, is_filtered: bool) -> int | None:
+    """Return how many rows will arrive, or None if that is unknown."""
+    if is_filtered or (rows is None and limit is None):
+        return None
+    return min(count for count in (rows, limit) if count is not None)
+
+
+def _check_transport(transport: str) -> None:
+    from ..transport.registry import list_schemes
+
+    known = ("auto", *list_schemes(), "flight")
+    if transport not in known:
+        raise UsageError(f"--transport is {transport!r}; choose one of {', '.join(known)}")
+
+
+def _check_output(output: str | None, format: str | None, *, as_json: bool) -> None:
+    if output != "-":
+        if format is not None:
+            raise UsageError("--format is for standard output; add -o -")
+        return
+    if as_json:
+        raise UsageError("--json and -o - would both write to standard output; use one of them")
+    if is_terminal(sys.stdout) and format in (None, "arrows"):
+        raise UsageError("-o - writes binary data, but standard output is a terminal")
+    if is_closed(sys.stdout):
+        raise UsageError("-o -: standard output is closed")
+
+
+def _parse_batches(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal()):
+        raise UsageError(
+            f"--batches is {text!r}; expected the first record batch and the one after the last, "
+            "such as 3:7"
+        )
+    return int(first), int(end)
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Return the numbers of a list such as ``0,2,5-8``.
+
+    Raises
+    ------
+    UsageError
+        If it is malformed.
+
+    Examples
+    --------
+    >>> parse_ranges("0,2,5-8")
+    [0, 2, 5, 6, 7, 8]
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise UsageError(f"--shards is {text!r}; expected numbers such as 0,2,5-8")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _parse_columns(columns: list[str] | None) -> list[str] | None:
+    """Return the column names in lists that are separated by commas."""
     if not columns:
         return None
     names = [name for row in csv.reader(columns, skipinitialspace=True) for name in row]
     if not all(names):
-        raise UsageError("--columns: a name is missing between two commas")
+        raise UsageError("--columns: a name is missing next to a comma")
     return names
 
 
-def _dataset(given: list[str], ticket: str | None) -> str:
-    """Return the name of what is asked for, once it is clear that it can be asked for.
+def _dataset_name(uris: list[str], ticket: str | None) -> str:
+    """Return the name of the dataset that a ticket requests, after checking the URIs.
 
     Raises
     ------
     UriError
-        If a URI is malformed or of an unknown scheme, or there is no ticket.
+        If a URI is malformed or has an unknown scheme, or there is no ticket.
     """
-    from ..client.reader import stream_name
-    from ..protocol.uri import DataUri
-    from ..transport.registry import transport_for
+    from ..client.stream.uris import complete_uri, read_dataset_name
 
-    uris = [DataUri.parse(uri) for uri in given]
-    for uri in uris:
-        transport_for(uri)
+    parsed = [complete_uri(uri) for uri in uris]
+    for uri in parsed:
         uri.require_want_data()
-    own = next((uri.ticket for uri in uris if uri.ticket is not None), None)
-    if own is not None and ticket is not None:
-        raise UsageError("the URI has a ticket already: leave --ticket out")
-    asked = (ticket or "").encode() if own is None else own
-    if not asked:
+    own_ticket = next((uri.ticket for uri in parsed if uri.ticket is not None), None)
+    if own_ticket is not None and ticket is not None:
+        raise UsageError("the URI already has a ticket; leave --ticket out")
+    chosen = (ticket or "").encode() if own_ticket is None else own_ticket
+    if not chosen:
         raise UriError(
-            f"{uris[0].redacted()} has no ticket: add &ticket=NAME, with the URI in quotes, "
+            f"{parsed[0].redacted()} has no ticket: add &ticket=NAME to it, in quotes, "
             "or give --ticket NAME"
         )
-    return stream_name(asked)
+    return read_dataset_name(chosen)
 
 
-def _print_json(name: str, done: Transfer, output: str | None) -> None:
-    summary = {
+def _summary(name: str, result: Transfer, output: str | None) -> dict[str, Any]:
+    return {
         "dataset": name,
-        "rows": done.rows,
-        "batches": done.batches,
-        "bytes": done.nbytes,
-        "seconds": round(done.seconds, 6),
+        "rows": result.rows,
+        "batches": result.batches,
+        "bytes": result.nbytes,
+        "seconds": round(result.seconds, 6),
         "path": output,
-        "transport": done.transport,
-        "columns": [{"name": field.name, "type": str(field.type)} for field in done.schema],
+        "transport": result.transport,
+        "columns": describe_schema(result.schema),
     }
-    print(json.dumps(summary, ensure_ascii=False))

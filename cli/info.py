@@ -1,4 +1,4 @@
-"""``splitarrow info``: what a server tells of one dataset."""
+"""``splitarrow info``: describe one dataset of a server."""
 
 from __future__ import annotations
 
@@ -10,79 +10,101 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .connecting import (
+from .completion import complete_name
+from .connection import (
     AsJson,
     ConnectTimeout,
     ControlUri,
     Token,
-    connected,
-    console,
-    described,
-    tell_absent,
+    describe_dataset,
+    locate,
+    open_client,
+    report_unreachable,
 )
-from .figures import count, counted, printable, size
-from .output import standard_output
+from .formatting import escape_text, format_bytes, format_count, format_number
+from .tables import make_console, make_properties, make_table
+from .terminal import standard_output
 
 if TYPE_CHECKING:
-    from ..client.described import DatasetInfo, Endpoint
+    from ..client.rpc.info import DatasetInfo, Endpoint
+
+
+_WRITERS = {
+    "refused": "refused",
+    "undetected": "noticed by modification times only: the server's files have no file leases",
+    "allowed": "allowed, at the operator's risk: a read may mix two states of a file",
+}
 
 
 def info(
     uri: ControlUri,
-    name: Annotated[str, typer.Argument(help="The dataset.", metavar="NAME")],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The dataset, unless the URI ends with its name.",
+            metavar="NAME",
+            autocompletion=complete_name,
+        ),
+    ] = None,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a dataset's columns, its size, and where it can be fetched.
+    """Show the columns, size and locations of a dataset.
 
     [dim]splitarrow info grpc://host:8815 trips[/dim]
     """
-    with connected(uri, token, connect_timeout) as client:
-        found = client.info(name)
-        tell_absent(client)
+    address, name = locate(uri, name, "info")
+    with open_client(address, token, connect_timeout) as client:
+        dataset = client.info(name)
+        report_unreachable(client)
     with standard_output():
         if as_json:
-            endpoints = [_endpoint(endpoint) for endpoint in found.endpoints]
-            print(json.dumps({**described(found), "endpoints": endpoints}, ensure_ascii=False))
+            endpoints = [_describe_endpoint(endpoint) for endpoint in dataset.endpoints]
+            description = {**describe_dataset(dataset), "endpoints": endpoints}
+            print(json.dumps(description, ensure_ascii=False))
         else:
-            _show(found)
+            console = make_console()
+            console.print(_properties(dataset))
+            console.print()
+            console.print(_columns(dataset))
 
 
-def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    told: dict[str, Any] = {"locations": endpoint.redacted}
+def _describe_endpoint(endpoint: Endpoint) -> dict[str, Any]:
+    description: dict[str, Any] = {"locations": endpoint.redacted_locations}
     if endpoint.ordinal is not None:
-        told["ordinal"] = endpoint.ordinal
+        description["ordinal"] = endpoint.ordinal
     if endpoint.held_by:
-        told["held_by"] = list(endpoint.held_by)
-    return told
+        description["held_by"] = list(endpoint.held_by)
+    return description
 
 
-def _show(found: DatasetInfo) -> None:
-    out = console()
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
-    rows = "unknown" if found.rows is None else count(found.rows)
-    nbytes = "unknown" if found.bytes is None else size(found.bytes)
-    facts.add_row("name", Text(printable(found.name)))
-    facts.add_row("kind", Text(printable(found.kind)))
-    facts.add_row("rows", rows)
-    facts.add_row("size", nbytes)
-    facts.add_row("version", Text(printable(found.version) or "unknown"))
-    facts.add_row("parts", counted(len(found.endpoints), "endpoint"))
-    holders = Counter(where for endpoint in found.endpoints for where in endpoint.held_by)
-    for index, (where, held) in enumerate(sorted(holders.items())):
-        facts.add_row("" if index else "held by", Text(f"{printable(where)}: {held:,}"))
-    places = dict.fromkeys(uri for endpoint in found.endpoints for uri in endpoint.redacted)
-    for index, place in enumerate(places):
-        facts.add_row("" if index else "at", Text(printable(place)))
-    out.print(facts)
-    out.print()
-    columns = Table(box=None, pad_edge=False, header_style="bold")
-    columns.add_column("column", overflow="fold")
-    columns.add_column("type", overflow="fold")
-    for field in found.schema:
-        kind = str(field.type) if field.nullable else f"{field.type} not null"
-        columns.add_row(Text(printable(field.name)), Text(printable(kind), "cyan"))
-    out.print(columns)
+def _properties(dataset: DatasetInfo) -> Table:
+    table = make_properties()
+    table.add_row("name", Text(escape_text(dataset.name)))
+    table.add_row("kind", Text(escape_text(dataset.kind)))
+    table.add_row("rows", "unknown" if dataset.rows is None else format_number(dataset.rows))
+    table.add_row("size", "unknown" if dataset.bytes is None else format_bytes(dataset.bytes))
+    table.add_row("version", Text(escape_text(dataset.version) or "unknown"))
+    if dataset.writers:
+        table.add_row("writers", Text(_WRITERS.get(dataset.writers, escape_text(dataset.writers))))
+    table.add_row("parts", format_count(len(dataset.endpoints), "endpoint"))
+    holders = Counter(uri for endpoint in dataset.endpoints for uri in endpoint.held_by)
+    for index, (uri, shards) in enumerate(sorted(holders.items())):
+        table.add_row("" if index else "held by", Text(f"{escape_text(uri)}: {shards:,}"))
+    locations = dict.fromkeys(
+        uri for endpoint in dataset.endpoints for uri in endpoint.redacted_locations
+    )
+    for index, uri in enumerate(locations):
+        table.add_row("" if index else "at", Text(escape_text(uri)))
+    return table
+
+
+def _columns(dataset: DatasetInfo) -> Table:
+    table = make_table()
+    table.add_column("column", overflow="fold")
+    table.add_column("type", overflow="fold")
+    for field in dataset.schema:
+        type_name = str(field.type) if field.nullable else f"{field.type} not null"
+        table.add_row(Text(escape_text(field.name)), Text(escape_text(type_name), "cyan"))
+    return table

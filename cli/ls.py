@@ -1,66 +1,72 @@
-"""``splitarrow ls``: which datasets a server has."""
+"""``splitarrow ls``: list the datasets of a server."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from .connecting import (
+from .connection import (
     AsJson,
     ConnectTimeout,
     ControlUri,
     Token,
-    connected,
-    console,
-    described,
-    tell_absent,
+    describe_dataset,
+    open_client,
+    report_unreachable,
 )
-from .figures import count, printable, size
-from .output import say, standard_output
+from .formatting import escape_text, format_bytes, format_number
+from .tables import make_console, make_table
+from .terminal import print_message, standard_output
+
+if TYPE_CHECKING:
+    from ..client.rpc.info import DatasetInfo
 
 
 def ls(
     uri: ControlUri,
     glob: Annotated[
         str | None,
-        typer.Argument(help="Which names to list, such as 'flights-*', in quotes.", metavar="GLOB"),
+        typer.Argument(help="List matching names only, as in 'flights-*'.", metavar="GLOB"),
     ] = None,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the datasets of a server, as far as you may read them.
+    """List the datasets that you can read.
 
     [dim]splitarrow ls grpc://host:8815[/dim]
     """
-    with connected(uri, token, connect_timeout) as client:
-        found = sorted(client.datasets(glob), key=lambda info: info.name)
-        tell_absent(client)
+    with open_client(uri, token, connect_timeout) as client:
+        datasets = sorted(client.datasets(glob), key=lambda info: info.name)
+        report_unreachable(client)
     with standard_output():
         if as_json:
-            print(json.dumps([described(info) for info in found], ensure_ascii=False))
-            return
-        if not found:
-            say(
-                "splitarrow: the server has no dataset that you may read"
-                if glob is None
-                else f"splitarrow: no dataset's name matches {printable(glob)!r}"
-            )
-            return
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("name", "rows", "size", "columns"):
-            table.add_column(heading, justify="left" if heading == "name" else "right")
-        table.add_column("kind")
-        for info in found:
-            table.add_row(
-                Text(printable(info.name)),
-                "?" if info.rows is None else count(info.rows),
-                "?" if info.bytes is None else size(info.bytes),
-                count(len(info.schema)),
-                Text(printable(info.kind), "cyan"),
-            )
-        console().print(table)
+            print(json.dumps([describe_dataset(info) for info in datasets], ensure_ascii=False))
+        elif datasets:
+            make_console().print(_table(datasets))
+        elif glob is None:
+            print_message("splitarrow: the server has no dataset that you can read")
+        else:
+            print_message(f"splitarrow: no dataset matches {escape_text(glob)!r}")
+
+
+def _table(datasets: Iterable[DatasetInfo]) -> Table:
+    table = make_table()
+    table.add_column("name")
+    for heading in ("rows", "size", "columns"):
+        table.add_column(heading, justify="right")
+    table.add_column("kind")
+    for info in datasets:
+        table.add_row(
+            Text(escape_text(info.name)),
+            "?" if info.rows is None else format_number(info.rows),
+            "?" if info.bytes is None else format_bytes(info.bytes),
+            format_number(len(info.schema)),
+            Text(escape_text(info.kind), "cyan"),
+        )
+    return table

@@ -1,28 +1,25 @@
-"""What a dataset looks like: its columns, their types and the first values."""
+"""Show the columns, types and first values of a dataset."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .figures import counted, printable, shortened
-from .output import is_terminal
+from .formatting import escape_text, format_count, shorten
+from .tables import make_console, make_table
 
 _ROWS = 5
-_COLUMNS = 60
+_MAX_COLUMNS = 60
 _VALUE_WIDTH = 32
 _NAME_WIDTH = 30
-_PIPE_WIDTH = 120
 
 
 class Preview:
-    """Keeps the first rows of what passes by.
+    """Keeps the first rows of a stream of record batches.
 
     Parameters
     ----------
@@ -33,52 +30,50 @@ class Preview:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._batches: list[pa.RecordBatch] = []
-        self._wanted = _ROWS
+        self._missing_rows = _ROWS
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Keep a batch's rows as long as some are wanted."""
-        if self._wanted and batch.num_rows:
-            rows = min(self._wanted, batch.num_rows)
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keep the rows of a batch, if the preview has too few."""
+        if self._missing_rows and batch.num_rows:
+            rows = min(self._missing_rows, batch.num_rows)
             self._batches.append(batch.slice(0, rows))
-            self._wanted -= rows
+            self._missing_rows -= rows
 
-    def table(self) -> Table:
-        """Return a line for each column: its name, its type and its first values."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        fields = list(itertools.islice(self._schema, _COLUMNS))
-        names = [shortened(printable(field.name), _NAME_WIDTH) for field in fields]
-        types = [shortened(printable(_type_name(field)), _NAME_WIDTH) for field in fields]
-        # Names and types are shown whole; the values get what is left of the line.
+    def show(self) -> None:
+        """Print the preview on standard output: a line for each column."""
+        console = make_console()
+        console.print(self._table())
+        hidden = len(self._schema) - _MAX_COLUMNS
+        if hidden > 0:
+            console.print(f"… and {format_count(hidden, 'more column')}")
+
+    def _table(self) -> Table:
+        fields = list(itertools.islice(self._schema, _MAX_COLUMNS))
+        names = [shorten(escape_text(field.name), _NAME_WIDTH) for field in fields]
+        types = [shorten(escape_text(_type_name(field)), _NAME_WIDTH) for field in fields]
+        table = make_table()
+        # Names and types are complete. The values get the rest of the line.
         table.add_column("column", no_wrap=True, min_width=max(map(len, names), default=0))
         table.add_column("type", no_wrap=True, min_width=max(map(len, types), default=0))
         table.add_column("first values")
-        for index, (name, kind) in enumerate(zip(names, types, strict=True)):
-            values = [_shown(value) for batch in self._batches for value in batch.column(index)]
-            shown = Text(", ".join(values), overflow="ellipsis", no_wrap=True)
-            table.add_row(Text(name), Text(kind, "cyan"), shown)
+        for index, (name, type_name) in enumerate(zip(names, types, strict=True)):
+            values = [_format(value) for batch in self._batches for value in batch.column(index)]
+            line = Text(", ".join(values), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(name), Text(type_name, "cyan"), line)
         return table
-
-    def show(self) -> None:
-        """Print it on standard output."""
-        width = None if is_terminal(sys.stdout) else _PIPE_WIDTH
-        console = Console(highlight=False, width=width)
-        console.print(self.table())
-        hidden = len(self._schema) - _COLUMNS
-        if hidden > 0:
-            console.print(f"… and {counted(hidden, 'more column')}")
 
 
 def _type_name(field: pa.Field[Any]) -> str:
-    kind = field.type
-    name = str(kind)
-    if isinstance(kind, pa.DictionaryType):
-        name = f"dictionary<{kind.value_type}>"
+    if isinstance(field.type, pa.DictionaryType):
+        name = f"dictionary<{field.type.value_type}>"
+    else:
+        name = str(field.type)
     return name if field.nullable else f"{name} not null"
 
 
-def _shown(value: pa.Scalar[Any]) -> str:
+def _format(value: pa.Scalar[Any]) -> str:
     try:
         text = str(value) if value.is_valid else "null"
-    except Exception:  # no Python object stands for it, such as the year 12000 or bad UTF-8
+    except Exception:  # Python cannot represent it: the year 12000, or invalid UTF-8
         text = "?"
-    return shortened(printable(text), _VALUE_WIDTH)
+    return shorten(escape_text(text), _VALUE_WIDTH)

@@ -1,4 +1,4 @@
-"""The progress of a fetch, on a terminal and only there."""
+"""Show the progress of a transfer on a terminal."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
-from .figures import counted, rate, size
-from .output import is_terminal
+from .formatting import format_bytes, format_count, format_rate
+from .terminal import is_terminal
 
-_INTERVAL = 0.1
-"""How often the figures change, in seconds: often enough to read, too seldom to cost."""
+_UPDATE_SECONDS = 0.1
+"""The time between two updates of the figures."""
 
 
-def terminal_progress(
-    *columns: ProgressColumn, enabled: bool, file: TextIO | None = None
-) -> Progress:
-    """Return a line of progress on a terminal; it shows nothing where that is none.
+def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None = None) -> Progress:
+    """Return a progress bar on a terminal. It shows nothing anywhere else.
 
     Parameters
     ----------
     *columns : rich.progress.ProgressColumn
-        What stands between the bar and the elapsed time.
+        The columns between the bar and the elapsed time.
     enabled : bool
         Whether to show anything.
     file : text file, optional
-        Where; by default standard error.
+        The terminal; by default standard error.
     """
     return Progress(
         SpinnerColumn(),
@@ -50,39 +50,48 @@ def terminal_progress(
     )
 
 
-class FetchProgress:
-    """A context that shows rows, bytes, rate and elapsed time on standard error.
+class TransferProgress:
+    """Shows rows, bytes, throughput and elapsed time on standard error while its context lasts.
+
+    If the number of rows is known, it also shows the percentage and the remaining time.
 
     Parameters
     ----------
     name : str
-        What is fetched.
+        The dataset.
     total_rows : int, optional
-        How many rows there will be, where that is known.
+        The number of rows to transfer, if it is known.
     enabled : bool
-        Whether to show anything; where standard error is no terminal, nothing is shown.
+        Whether to show anything. Nothing is shown unless standard error is a terminal.
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:
-        figures = TextColumn("{task.fields[figures]}", markup=False)
-        self._progress = terminal_progress(figures, enabled=enabled)
-        self._shown = not self._progress.disable
-        self._started = self._next = time.perf_counter()
+        columns: list[ProgressColumn] = [TextColumn("{task.fields[figures]}", markup=False)]
+        if total_rows is not None:
+            columns = [TaskProgressColumn(), *columns, TimeRemainingColumn(compact=True)]
+        self._progress = make_progress(*columns, enabled=enabled)
+        self._is_shown = not self._progress.disable
+        self._started = self._next_update = time.perf_counter()
         self._task = self._progress.add_task(name, total=total_rows, figures="")
 
-    def __enter__(self) -> FetchProgress:
+    def __enter__(self) -> TransferProgress:
         self._progress.start()
         return self
 
+    def restart_clock(self) -> None:
+        """Count the throughput from now on: connecting takes time, but transfers nothing."""
+        self._started = time.perf_counter()
+
     def update(self, rows: int, nbytes: int) -> None:
-        """Show how much has arrived since the start; cheap enough to call for every batch."""
-        if not self._shown:
+        """Show the rows and bytes transferred so far. It is cheap enough to call for each batch."""
+        if not self._is_shown:
             return
         now = time.perf_counter()
-        if now < self._next:
+        if now < self._next_update:
             return
-        self._next = now + _INTERVAL
-        figures = f"{counted(rows, 'row')}  {size(nbytes)}  {rate(nbytes, now - self._started)}"
+        self._next_update = now + _UPDATE_SECONDS
+        rate = format_rate(nbytes, now - self._started)
+        figures = f"{format_count(rows, 'row')}  {format_bytes(nbytes)}  {rate}"
         self._progress.update(self._task, completed=rows, figures=figures)
 
     def __exit__(

@@ -1,247 +1,324 @@
-"""``splitarrow publish``: files or a table become a dataset that daemons serve, by Spark."""
+"""``splitarrow publish``: prepare data with Spark, and publish it as a dataset of shards."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
-from .connecting import AsJson, Token, token_or_default
-from .figures import counted, printable, size
-from .output import say, standard_output
-from .sparkprogress import SparkProgress
-from .wording import flag, option
+from .connection import AsJson, Quiet, Token, is_control_uri, resolve_token
+from .formatting import escape_text, format_bytes, format_count
+from .options import option
+from .spark_progress import SparkProgress
+from .terminal import print_message, standard_output
+
+if TYPE_CHECKING:
+    from ..pipeline.publish import PublishJob, PublishJobResult
 
 _ROWS = "Rows"
 _SHARDS = "Shards"
 _SPARK = "Spark"
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A file or folder of Parquet, CSV, JSON lines or ORC; a URL that Spark can read; or, "
+        "with [cyan]--format table[/cyan], the name of a table.",
+        metavar="SOURCE",
+    ),
+]
+Name = Annotated[str, typer.Argument(help="The name of the dataset.", metavar="NAME")]
+To = Annotated[
+    list[str],
+    option(
+        help="The destination: a folder or the URL of an object store, where the folder NAME is "
+        "written; or the control plane of a daemon. Give it once for each daemon.",
+        metavar="DESTINATION",
+    ),
+]
+Format = Annotated[
+    str | None,
+    option(
+        help="The format of SOURCE: parquet, csv, json, orc or table.",
+        metavar="FORMAT",
+        panel=_ROWS,
+    ),
+]
+Select = Annotated[
+    str | None,
+    option(help="The columns: expressions as after SELECT in SQL.", metavar="SQL", panel=_ROWS),
+]
+Filter = Annotated[
+    str | None,
+    option(help="The rows: a condition as after WHERE in SQL.", metavar="SQL", panel=_ROWS),
+]
+Cast = Annotated[
+    list[str] | None,
+    option(help="Cast a column to a type, as in id=int.", metavar="COLUMN=TYPE", panel=_ROWS),
+]
+Sort = Annotated[
+    str | None,
+    option(
+        help="The columns to sort by. The prefix - means descending order.",
+        metavar="A,B",
+        panel=_ROWS,
+    ),
+]
+ShuffleSeed = Annotated[
+    int | None,
+    option(
+        help="Shuffle the rows. The same seed gives the same order.", metavar="SEED", panel=_ROWS
+    ),
+]
+Split = Annotated[
+    str | None,
+    option(
+        help="Split the rows into several datasets, NAME-PART, by shares.",
+        metavar="train=0.9,validation=0.1",
+        panel=_ROWS,
+    ),
+]
+SplitBy = Annotated[
+    str | None,
+    option(
+        help="Keep rows that are equal in these columns in one part of a split.",
+        metavar="A,B",
+        panel=_ROWS,
+    ),
+]
+RowsPerShard = Annotated[
+    int | None,
+    option(min=1, help="The number of rows of a shard.", metavar="ROWS", panel=_SHARDS),
+]
+BytesPerShard = Annotated[
+    str | None,
+    option(help="The size of a shard.", default="128MiB", metavar="SIZE", panel=_SHARDS),
+]
+Compression = Annotated[
+    str,
+    option(help="The compression of shards: none, lz4 or zstd.", metavar="CODEC", panel=_SHARDS),
+]
+Dictionary = Annotated[
+    str,
+    option(
+        help="The columns to dictionary-encode; auto chooses them by a sample.",
+        metavar="none|auto|A,B",
+        panel=_SHARDS,
+    ),
+]
+Mode = Annotated[
+    str,
+    option(
+        help="What to do if the dataset exists: append, overwrite, error or ignore. Old versions "
+        "are kept in any case.",
+        default="error; for daemons overwrite",
+        metavar="MODE",
+    ),
+]
+JobId = Annotated[
+    str | None,
+    option(
+        help="The id of this publication. A second one with the same id publishes nothing.",
+        metavar="ID",
+    ),
+]
+Replicas = Annotated[
+    int, option(min=1, help="The number of daemons that store each shard.", metavar="N")
+]
+Staging = Annotated[
+    str | None,
+    option(
+        help="A folder that the whole Spark cluster shares, for shards before their upload.",
+        metavar="FOLDER",
+    ),
+]
+Repartition = Annotated[
+    int | None, option(min=1, help="The number of tasks that write.", metavar="N", panel=_SPARK)
+]
+Master = Annotated[
+    str | None,
+    option(
+        help="The Spark master, as in spark://host:7077.",
+        default="local",
+        metavar="URL",
+        panel=_SPARK,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    option(help="A property of Spark's configuration.", metavar="KEY=VALUE", panel=_SPARK),
+]
+SparkLog = Annotated[
+    Path | None,
+    option(
+        help="A file for the output of Java, Spark and its Python workers.",
+        default="discarded",
+        metavar="FILE",
+        panel=_SPARK,
+    ),
+]
+
 
 def publish(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A file or folder of Parquet, CSV, JSON lines or ORC, a URL that Spark reads, or "
-            "with [cyan]--format table[/cyan] the name of a table.",
-            metavar="SOURCE",
-        ),
-    ],
-    name: Annotated[str, typer.Argument(help="What the dataset is called.", metavar="NAME")],
-    to: Annotated[
-        list[str],
-        option(
-            help="Where it goes: a folder or a URL of an object store, below which it is called "
-            "NAME; or the control plane of a daemon, as often as there are daemons.",
-            metavar="PLACE",
-        ),
-    ],
-    format: Annotated[
-        str | None, option(help="What SOURCE is: parquet, csv, json, orc or table.", panel=_ROWS)
-    ] = None,
-    select: Annotated[
-        str | None,
-        option(help="The columns, as after SELECT in SQL.", metavar="SQL", panel=_ROWS),
-    ] = None,
-    filter: Annotated[
-        str | None, option(help="The rows, as after WHERE in SQL.", metavar="SQL", panel=_ROWS)
-    ] = None,
-    cast: Annotated[
-        list[str] | None,
-        option(help="The type of a column, as in id=int.", metavar="COLUMN=TYPE", panel=_ROWS),
-    ] = None,
-    sort: Annotated[
-        str | None,
-        option(help="Columns to sort by, with - in front: downwards.", metavar="A,B", panel=_ROWS),
-    ] = None,
-    shuffle_seed: Annotated[
-        int | None,
-        option(help="Mix the rows; the same seed gives the same order.", panel=_ROWS),
-    ] = None,
-    split: Annotated[
-        str | None,
-        option(
-            help="Make several datasets, NAME-PART, of shares of the rows.",
-            metavar="train=0.9,validation=0.1",
-            panel=_ROWS,
-        ),
-    ] = None,
-    split_by: Annotated[
-        str | None,
-        option(
-            help="Keep rows with the same values in these columns together in a split.",
-            metavar="A,B",
-            panel=_ROWS,
-        ),
-    ] = None,
-    rows_per_shard: Annotated[
-        int | None, option(min=1, help="The number of rows of a shard.", panel=_SHARDS)
-    ] = None,
-    bytes_per_shard: Annotated[
-        str | None,
-        option(help="The size of a shard.", default="128MiB", metavar="SIZE", panel=_SHARDS),
-    ] = None,
-    compression: Annotated[str, option(help="none, lz4 or zstd.", panel=_SHARDS)] = "none",
-    dictionary: Annotated[
-        str,
-        option(
-            help="The columns to dictionary-encode; auto: where a sample says that it pays.",
-            metavar="none|auto|A,B",
-            panel=_SHARDS,
-        ),
-    ] = "none",
-    mode: Annotated[
-        str,
-        option(
-            help="Where the dataset exists: append, overwrite, error or ignore. Old versions stay "
-            "in any case.",
-            default="error; to daemons overwrite",
-        ),
-    ] = "",
-    job_id: Annotated[
-        str | None,
-        option(help="A name for this publication: what it has published is not published again."),
-    ] = None,
-    replicas: Annotated[int, option(min=1, help="How many daemons get each shard.")] = 1,
-    staging: Annotated[
-        str | None,
-        option(
-            help="A folder that all of the cluster sees, where shards wait to be sent to daemons.",
-            metavar="FOLDER",
-        ),
-    ] = None,
+    source: Source,
+    name: Name,
+    to: To,
+    format: Format = None,
+    select: Select = None,
+    filter: Filter = None,
+    cast: Cast = None,
+    sort: Sort = None,
+    shuffle_seed: ShuffleSeed = None,
+    split: Split = None,
+    split_by: SplitBy = None,
+    rows_per_shard: RowsPerShard = None,
+    bytes_per_shard: BytesPerShard = None,
+    compression: Compression = "none",
+    dictionary: Dictionary = "none",
+    mode: Mode = "",
+    job_id: JobId = None,
+    replicas: Replicas = 1,
+    staging: Staging = None,
     token: Token = None,
-    repartition: Annotated[
-        int | None, option(min=1, help="How many tasks write.", panel=_SPARK)
-    ] = None,
-    master: Annotated[
-        str | None,
-        option(help="Where Spark runs, as in spark://host:7077.", default="local", panel=_SPARK),
-    ] = None,
-    conf: Annotated[
-        list[str] | None, option(help="A setting of Spark.", metavar="KEY=VALUE", panel=_SPARK)
-    ] = None,
-    spark_log: Annotated[
-        Path | None,
-        option(
-            help="Where Java, Spark and its workers write what they have to say.",
-            default="nowhere",
-            metavar="FILE",
-            panel=_SPARK,
-        ),
-    ] = None,
-    quiet: Annotated[bool, flag("-q", "--quiet", help="Show no progress and no summary.")] = False,
+    repartition: Repartition = None,
+    master: Master = None,
+    conf: Conf = None,
+    spark_log: SparkLog = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Prepare files or a table with Spark, and publish them as a dataset of shards.
 
-    Nobody sees a shard before all are there. Readers of an older version are not disturbed. It
-    needs the extra [cyan]spark[/cyan], and Java or the extra [cyan]spark-jdk[/cyan].
+    Readers see the new version once all shards are complete. Readers of an older version are not
+    disturbed. This needs the extra [cyan]spark[/cyan], and Java or the extra
+    [cyan]spark-jdk[/cyan].
 
     [dim]splitarrow publish trips/ trips --to /data --filter 'fare > 0' --shuffle-seed 1[/dim]
     """
-    from ..pipeline.session import require_pyspark, session
+    from ..pipeline.spark.session import require_pyspark
 
     require_pyspark()
-    from ..pipeline.publish import Publication
-    from ..pipeline.publish import publish as run
-    from ..pipeline.starting import silence_queries
-    from ..transport.certificates import TlsOptions
+    from ..pipeline.publish import PublishJob
+    from ..transport.tls.options import TlsOptions
 
-    daemons = to[0].lower().startswith("grpc")
-    wanted = Publication(
+    job = PublishJob(
         source=source,
         name=name,
         to=to,
         format=format,
         select=select,
         filter=filter,
-        cast=_pairs(cast, "--cast"),
+        cast=_parse_pairs(cast, "--cast"),
         repartition=repartition,
-        sort=_names(sort),
+        sort=_parse_names(sort),
         shuffle_seed=shuffle_seed,
-        split={part: _share(text) for part, text in _pairs(_names(split), "--split").items()},
-        split_by=_names(split_by),
+        split=_parse_split(split),
+        split_by=_parse_names(split_by),
         rows_per_shard=rows_per_shard,
         bytes_per_shard=bytes_per_shard,
         compression=compression,
         dictionary=dictionary,
-        mode=mode or ("overwrite" if daemons else "error"),
+        mode=mode or ("overwrite" if is_control_uri(to[0]) else "error"),
         job_id=job_id,
         replicas=replicas,
-        token=token_or_default(token),
+        token=resolve_token(token),
         tls=TlsOptions.from_environment(),
         staging=staging,
     )
-    settings: dict[str, Any] = {
-        "spark.ui.enabled": "false",
-        "spark.log.level": "WARN" if spark_log else "OFF",
-        **_pairs(conf, "--conf"),
-    }
-    silence_queries()
-    with _log_file(spark_log) as log, SparkProgress(enabled=not quiet) as progress:
-        spark = session(f"splitarrow publish {name}", master=master, settings=settings, log=log)
-        try:
-            with progress.following(spark, name):
-                done = run(spark, wanted, progress.show)
-        finally:
-            spark.stop()
+    results = _run(job, master, _parse_pairs(conf, "--conf"), spark_log, show_progress=not quiet)
     if as_json:
         with standard_output():
-            found = [
-                {
-                    "dataset": one.name,
-                    "place": one.place,
-                    "version": one.version,
-                    "rows": one.rows,
-                    "shards": one.shards,
-                    "bytes": one.nbytes,
-                }
-                for one in done
-            ]
-            print(json.dumps(found, ensure_ascii=False))
+            print(json.dumps([_describe(result) for result in results], ensure_ascii=False))
     if not quiet:
-        for one in done:
-            version = "" if one.version is None else f", version {one.version}"
-            say(
-                f"{printable(one.name)}: {counted(one.rows, 'row')} in "
-                f"{counted(one.shards, 'shard')}, {size(one.nbytes)}{version}, at "
-                f"{printable(one.place)}"
-            )
+        for result in results:
+            print_message(_summarize(result))
+
+
+def _run(
+    job: PublishJob,
+    master: str | None,
+    conf: dict[str, str],
+    log_path: Path | None,
+    *,
+    show_progress: bool,
+) -> Sequence[PublishJobResult]:
+    """Run a job in its own Spark session."""
+    from ..pipeline.publish import publish as run_job
+    from ..pipeline.spark.errors import disable_query_logging
+    from ..pipeline.spark.session import session
+
+    settings: dict[str, Any] = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN" if log_path else "OFF",
+        **conf,
+    }
+    disable_query_logging()
+    with _open_log(log_path) as log, SparkProgress(enabled=show_progress) as progress:
+        title = f"splitarrow publish {job.name}"
+        spark = session(title, master=master, settings=settings, log=log)
+        try:
+            with progress.track(spark, job.name):
+                return run_job(spark, job, progress.describe)
+        finally:
+            spark.stop()
 
 
 @contextmanager
-def _log_file(path: Path | None) -> Generator[IO[bytes]]:
-    """Open what takes the messages of Spark: they would stand between ours."""
+def _open_log(path: Path | None) -> Generator[IO[bytes]]:
+    """Open the file for Spark's output, which would mix with that of the command."""
     if path is None:
-        with tempfile.TemporaryFile() as nowhere:
-            yield nowhere
+        with tempfile.TemporaryFile() as discarded:
+            yield discarded
     else:
         with path.open("ab+") as log:
             yield log
 
 
-def _names(text: str | None) -> list[str]:
+def _describe(result: PublishJobResult) -> dict[str, Any]:
+    return {
+        "dataset": result.name,
+        "location": result.location,
+        "version": result.version,
+        "rows": result.rows,
+        "shards": result.shards,
+        "bytes": result.nbytes,
+    }
+
+
+def _summarize(result: PublishJobResult) -> str:
+    version = "" if result.version is None else f", version {result.version}"
+    return (
+        f"{escape_text(result.name)}: {format_count(result.rows, 'row')} in "
+        f"{format_count(result.shards, 'shard')}, {format_bytes(result.nbytes)}{version}, at "
+        f"{escape_text(result.location)}"
+    )
+
+
+def _parse_names(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _pairs(given: list[str] | None, what: str) -> dict[str, str]:
+def _parse_pairs(texts: list[str] | None, option_name: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for text in given or []:
+    for text in texts or []:
         key, equals, value = text.partition("=")
         if not key.strip() or not equals or not value.strip():
-            raise UsageError(f"{what} {text!r} is not of the form NAME=VALUE")
+            raise UsageError(f"{option_name} {text!r}: expected NAME=VALUE")
         pairs[key.strip()] = value.strip()
     return pairs
 
 
-def _share(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--split: {text!r} is no share such as 0.9") from None
+def _parse_split(text: str | None) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for part, share in _parse_pairs(_parse_names(text), "--split").items():
+        try:
+            shares[part] = float(share)
+        except ValueError:
+            raise UsageError(f"--split: {share!r} is not a number, such as 0.9") from None
+    return shares

@@ -1,4 +1,4 @@
-"""``splitarrow put``: a file becomes a dataset of a server."""
+"""``splitarrow put``: upload a file as a dataset."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ from typing import Annotated
 import typer
 
 from . import signals
-from .connecting import AsJson, ConnectTimeout, ControlUri, Token, connected
-from .figures import counted, duration, printable, rate, size
-from .output import say, standard_output
-from .progress import FetchProgress
-from .wording import flag
+from .connection import AsJson, ConnectTimeout, ControlUri, Quiet, Token, open_single_client
+from .formatting import escape_text, format_bytes, format_count, format_duration, format_rate
+from .progress import TransferProgress
+from .terminal import print_message, standard_output
 
 
 def put(
     uri: ControlUri,
-    name: Annotated[str, typer.Argument(help="What the dataset shall be called.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="The name of the dataset.", metavar="NAME")],
     file: Annotated[
         Path,
         typer.Argument(
-            help="An Arrow IPC file or stream, a Parquet or a Feather file; its content tells "
-            "which.",
+            help="An Arrow IPC file or stream, a Parquet file or a Feather file. Its content "
+            "determines the format.",
             metavar="FILE",
         ),
     ],
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,
-    quiet: Annotated[bool, flag("-q", "--quiet", help="Show no progress and no summary.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Upload a file as a dataset.
 
-    The dataset appears at the server once it is complete. An upload that fails leaves nothing
-    behind.
+    The dataset appears on the server once it is complete. A failed upload leaves nothing behind.
 
     [dim]splitarrow put grpc://host:8815 trips trips.parquet[/dim]
     """
-    from .sources import opened
+    from .input_files import open_input
 
     started = time.perf_counter()
     with (
-        signals.raised(),
-        opened(file) as (schema, batches, rows),
-        connected(uri, token, connect_timeout) as client,
-        FetchProgress(name, rows, enabled=not quiet) as progress,
+        signals.raise_on_signals(),
+        open_input(file) as (schema, batches, rows),
+        open_single_client(uri, token, connect_timeout) as client,
+        TransferProgress(name, rows, enabled=not quiet) as progress,
     ):
         stored = client.put(name, batches, schema=schema, progress=progress.update)
     seconds = time.perf_counter() - started
@@ -56,7 +54,8 @@ def put(
             summary = {"dataset": stored.name, "rows": stored.rows, "bytes": stored.bytes}
             print(json.dumps({**summary, "seconds": round(seconds, 6)}, ensure_ascii=False))
     if not quiet:
-        say(
-            f"{printable(stored.name)}: {counted(stored.rows, 'row')}, {size(stored.bytes)} "
-            f"in {duration(seconds)}, {rate(stored.bytes, seconds)}"
+        print_message(
+            f"{escape_text(stored.name)}: {format_count(stored.rows, 'row')}, "
+            f"{format_bytes(stored.bytes)} in {format_duration(seconds)}, "
+            f"{format_rate(stored.bytes, seconds)}"
         )

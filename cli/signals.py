@@ -1,4 +1,4 @@
-"""Signals that end a command, as exceptions, so that what it began is tidied away."""
+"""Turn signals that end a command into exceptions, so that the command cleans up."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """A signal asked the process to end.
+    """The process received a signal that asks it to end.
 
     Attributes
     ----------
     number : int
-        The signal's number.
+        The number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -24,17 +24,17 @@ class Terminated(BaseException):
         self.number = number
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
+def _raise_terminated(number: int, _frame: FrameType | None) -> None:
     raise Terminated(number)
 
 
 @contextmanager
-def raised() -> Generator[None]:
-    """Raise `Terminated` for SIGTERM and SIGHUP, unless they are ignored already."""
-    before = {number: signal.getsignal(number) for number in _ENDING}
+def raise_on_signals() -> Generator[None]:
+    """Raise `Terminated` on SIGTERM and SIGHUP, except on a signal that the process ignores."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, _raise)
+            signal.signal(number, _raise_terminated)
     try:
         yield
     finally:
@@ -43,9 +43,9 @@ def raised() -> Generator[None]:
 
 
 @contextmanager
-def ignored() -> Generator[None]:
-    """Let nothing but SIGKILL disturb what is tidied away inside."""
-    numbers = (signal.SIGINT, *_ENDING)
+def ignore_signals() -> Generator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP, so that a cleanup is completed."""
+    numbers = (signal.SIGINT, *_SIGNALS)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield

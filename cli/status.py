@@ -1,16 +1,18 @@
-"""``splitarrow status``: what a running server counts."""
+"""``splitarrow status``: show the state and metrics of a running server."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from .connecting import AsJson, ConnectTimeout, ControlUri, Token, connected, console
-from .figures import count, duration, printable, size
-from .output import standard_output
+from .connection import AsJson, ConnectTimeout, ControlUri, Token, open_client
+from .formatting import escape_text, format_bytes, format_duration, format_number
+from .tables import make_console, make_properties, make_table
+from .terminal import standard_output
 
 
 def status(
@@ -19,52 +21,59 @@ def status(
     connect_timeout: ConnectTimeout = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a server does and has done since it started.
+    """Show the state, metrics and running streams of a server.
 
     [dim]splitarrow status grpc://host:8815[/dim]
     """
-    with connected(uri, token, connect_timeout) as client:
-        told = client.status()
+    with open_client(uri, token, connect_timeout) as client:
+        report = client.status()
     with standard_output():
         if as_json:
-            print(json.dumps(told, ensure_ascii=False))
-        elif "daemons" in told:
-            for index, (where, each) in enumerate(told["daemons"].items()):
+            print(json.dumps(report, ensure_ascii=False))
+        elif "daemons" in report:
+            for index, (daemon_uri, daemon) in enumerate(report["daemons"].items()):
                 if index:
                     print()
-                console().print(Text(printable(where), "bold cyan"))
-                _show(each)
+                make_console().print(Text(escape_text(daemon_uri), "bold cyan"))
+                _show(daemon)
         else:
-            _show(told)
+            _show(report)
 
 
-def _show(told: dict[str, Any]) -> None:
-    out = console()
-    if "error" in told:
-        out.print(Text(printable(str(told["error"])), "red"))
+def _show(report: dict[str, Any]) -> None:
+    console = make_console()
+    if "error" in report:
+        console.print(Text(escape_text(str(report["error"])), "red"))
         return
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
-    uptime = told.get("uptime_seconds")
-    facts.add_row("version", Text(printable(str(told.get("version", "?")))))
-    facts.add_row("state", "draining" if told.get("draining") else "serving")
+    table = make_properties()
+    for name, value in _properties(report):
+        table.add_row(Text(escape_text(name)), Text(value))
+    console.print(table)
+    if streams := report.get("streams"):
+        console.print()
+        console.print(_streams(streams))
+
+
+def _properties(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "version", escape_text(str(report.get("version", "?")))
+    yield "state", "draining" if report.get("draining") else "serving"
+    uptime = report.get("uptime_seconds")
     if isinstance(uptime, (int, float)):
-        facts.add_row("up for", duration(uptime))
-    facts.add_row("listens at", Text("\n".join(printable(str(x)) for x in told.get("listen", ()))))
-    facts.add_row("datasets", count(len(told.get("datasets", ()))))
-    for name, value in told.get("stats", {}).items():
+        yield "uptime", format_duration(uptime)
+    yield "listens on", "\n".join(escape_text(str(uri)) for uri in report.get("listen", ()))
+    yield "datasets", format_number(len(report.get("datasets", ())))
+    for name, value in report.get("stats", {}).items():
         if isinstance(value, (int, float)):
-            shown = size(value) if "bytes" in name else f"{value:,}"
-            facts.add_row(Text(printable(name.replace("_", " "))), shown)
-    out.print(facts)
-    streams = told.get("streams") or []
-    if streams:
-        out.print()
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        names = [name for name in streams[0] if not isinstance(streams[0][name], (dict, list))]
-        for name in names:
-            table.add_column(Text(printable(name)))
-        for stream in streams:
-            table.add_row(*(Text(printable(str(stream.get(name, "")))) for name in names))
-        out.print(table)
+            text = format_bytes(value) if "bytes" in name else f"{value:,}"
+            yield name.replace("_", " "), text
+
+
+def _streams(streams: list[dict[str, Any]]) -> Table:
+    """Return a table of the running streams. A later server may report more columns."""
+    table = make_table()
+    names = [name for name, value in streams[0].items() if not isinstance(value, (dict, list))]
+    for name in names:
+        table.add_column(Text(escape_text(name)))
+    for stream in streams:
+        table.add_row(*(Text(escape_text(str(stream.get(name, "")))) for name in names))
+    return table

@@ -1,4 +1,4 @@
-"""One fetch: from a stream into a file, showing its progress."""
+"""Read a stream into a file, and show the progress."""
 
 from __future__ import annotations
 
@@ -11,95 +11,125 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from .output_file import OutputFile
+from .output_formats import (
+    Sink,
+    StandardOutputSink,
+    StandardOutputTextSink,
+    open_sink,
+    parse_suffix,
+)
 from .preview import Preview
-from .progress import FetchProgress
-from .sinks import Sink, StandardOutputSink, checked_suffix, open_sink
-from .target import Target
+from .progress import TransferProgress
 
 if TYPE_CHECKING:
-    from ..client.blocking import Stream
-    from ..client.parallel import DatasetStream
+    from ..client.dataset.dataset_stream import DatasetStream
+    from ..client.stream.blocking import Stream
+    from .query_result import QueryResult
 
-STDOUT = "-"
+STANDARD_OUTPUT = "-"
+"""The name of the output that is standard output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a fetch has moved."""
+    """The result of a fetch."""
 
     schema: pa.Schema
-    """The schema of what came."""
+    """The schema of the data."""
     rows: int
-    """How many rows came."""
+    """The number of rows."""
     batches: int
-    """In how many record batches."""
+    """The number of record batches."""
     nbytes: int
-    """How many bytes arrived, headers included."""
+    """The number of bytes received, headers included."""
     seconds: float
-    """How long all of it took, from connecting to the file having its name."""
+    """The time from connecting to the renaming of the file, in seconds."""
+    data_seconds: float
+    """The time from the first message to the last, in seconds."""
     transport: str
-    """The scheme that it came by."""
+    """The scheme of the transport."""
     preview: Preview
-    """The first rows."""
+    """The first rows, if there is no output."""
 
 
 def transfer(
-    connect: Callable[[], Stream | DatasetStream], output: str | None, progress: FetchProgress
+    open_stream: Callable[[], Stream | DatasetStream | QueryResult],
+    output: str | None,
+    progress: TransferProgress,
+    text_format: str | None = None,
 ) -> Transfer:
-    """Read a whole stream.
+    """Read a stream to its end.
 
     Parameters
     ----------
-    connect : callable
+    open_stream : callable
         Opens the stream.
     output : str or None
-        A file, of the kind that its suffix tells; ``-`` for standard output; None: nowhere.
-    progress : FetchProgress
-        Shows what has come.
+        The file to write. Its suffix selects the format. ``-`` is standard output; None writes
+        nothing.
+    progress : TransferProgress
+        Shows the progress.
+    text_format : {"csv", "jsonl"}, optional
+        What to write to standard output in place of an IPC stream.
 
     Raises
     ------
     SplitArrowError
-        If the stream fails, or the suffix is unknown, or that kind of file cannot hold the data.
+        If the stream fails, the suffix is unknown, or the format cannot store the data.
     OSError
-        If the output cannot be written. In every case the file is as it was before, or absent.
+        If the output cannot be written. After any error, the file is unchanged or absent.
     """
     started = time.perf_counter()
-    target = None
-    if output not in (None, STDOUT):
-        checked_suffix(Path(output))
-        target = Target(Path(output))
+    file = None
+    if output not in (None, STANDARD_OUTPUT):
+        parse_suffix(Path(output))
+        file = OutputFile(Path(output))
     batches = 0
-    with progress, connect() as stream:
+    with progress, open_stream() as stream:
+        opened = time.perf_counter()
+        progress.restart_clock()
         preview = Preview(stream.schema)
-        with _sink(output, target, stream.schema) as sink:
+        with _open_output(output, file, stream, text_format) as sink:
             for batch in stream:
                 batches += 1
                 if sink is None:
-                    preview.take(batch)
+                    preview.add(batch)
                 else:
                     sink.write(batch)
                 progress.update(stream.rows_received, stream.bytes_received)
+            received = time.perf_counter()
     return Transfer(
         schema=stream.schema,
         rows=stream.rows_received,
         batches=batches,
         nbytes=stream.bytes_received,
         seconds=time.perf_counter() - started,
+        data_seconds=received - opened,
         transport=stream.transport,
         preview=preview,
     )
 
 
 @contextmanager
-def _sink(output: str | None, target: Target | None, schema: pa.Schema) -> Generator[Sink | None]:
+def _open_output(
+    output: str | None,
+    file: OutputFile | None,
+    stream: Stream | DatasetStream | QueryResult,
+    text_format: str | None,
+) -> Generator[Sink | None]:
     if output is None:
         yield None
-    elif target is None:
-        with _closing(StandardOutputSink(schema)) as sink:
+    elif file is None:
+        if text_format is None:
+            sink: Sink = StandardOutputSink(stream.schema)
+        else:
+            sink = StandardOutputTextSink(text_format, stream.schema)
+        with _closing(sink):
             yield sink
     else:
-        with target, _closing(open_sink(checked_suffix(target.path), target.part, schema)) as sink:
+        suffix, footer = parse_suffix(file.path), stream.footer_metadata
+        with file, _closing(open_sink(suffix, file.part, stream.schema, footer)) as sink:
             yield sink
 
 
@@ -109,5 +139,5 @@ def _closing(sink: Sink) -> Generator[Sink]:
         yield sink
         sink.close()
     except BaseException:
-        sink.abandon()
+        sink.abort()
         raise

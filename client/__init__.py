@@ -1,1 +1,1 @@
-"""Readers: streams, blocking and asynchronous."""
+"""Clients: data streams, datasets of a control plane, clusters."""

@@ -1,1 +1,1 @@
-"""What is inside a message: bytes in, objects out, no I/O."""
+"""The formats of messages: parsing, encoding and checks, without I/O."""

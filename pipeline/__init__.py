@@ -1,12 +1,39 @@
-"""PySpark: a sink, a source and a job that publishes datasets. Needs the extra ``spark``.
+"""PySpark: a data source that reads from daemons, a sink, and a publishing job.
 
-::
+The package needs the extra ``spark``::
 
     from splitarrow import pipeline
 
     spark = pipeline.session()
-    df.write.format("splitarrow").option("path", "/data/trips").mode("append").save()
-    spark.read.format("splitarrow").option("uri", "grpc://host").option("dataset", "trips").load()
+    df.write.format("splitarrow").mode("append").save("/data/trips")
+    spark.read.format("splitarrow").option("uri", "grpc://host").load("trips")
+
+Notes
+-----
+Code runs in three places. Spark pickles an object on the driver and sends it to the executors,
+whose Python workers run the tasks::
+
+    driver                            executors, once per task       storage and daemons
+    ------                            ------------------------       -------------------
+    write
+      plan_write -> WriteJob
+      ShardWriter (pickled) --------> write: write_shards ---------> staged shards
+      commit <----------------------- StagedShards (pickled)
+        VersionStore.commit ---------------------------------------> manifest of the version
+    read
+      RemoteDataset.info <------------------------------------------ control plane: endpoints
+      plan_read -> ReadTask
+      DatasetReader (pickled) ------> read: read_batches <---------- daemon: record batches
+    publish (PublishJob)
+      read_source, select_rows, ...   row operations in the JVM
+      then write, as above
+      publish_folder: uploads, with daemons as the destination ----> one commit per daemon
+
+- The driver alone commits. A task only stages shards, which no reader sees, so a task that fails,
+  is killed or runs twice leaves nothing behind that a reader could see.
+- The job identifier makes a commit idempotent: a dataset has at most one version per job.
+- A read uses one version, which the driver chooses. A repeated task reads the same rows again.
+- `DatasetStreamReader` plans each micro-batch in the same way. Spark stores its offsets.
 """
 
 from __future__ import annotations
@@ -14,33 +41,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .java import Java, find_java
-from .session import prepare, register, require_pyspark, session
+from .spark.java import Java, find_java
+from .spark.session import prepare_environment, register, require_pyspark, session
 
 if TYPE_CHECKING:
-    from .dictionaries import dictionary_columns
-    from .filters import filter_option
+    from .sink.dictionaries import dictionary_columns
+    from .source.filters import filter_option
 
 __all__ = [
     "Java",
     "dictionary_columns",
     "filter_option",
     "find_java",
-    "prepare",
+    "prepare_environment",
     "register",
     "session",
 ]
 
-_PLACES = {
-    "dictionary_columns": ".dictionaries",
-    "filter_option": ".filters",
+_REQUIRE_PYSPARK = {
+    "dictionary_columns": ".sink.dictionaries",
+    "filter_option": ".source.filters",
 }
+"""The modules of the names that are imported on first use, because they import PySpark."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is asked for."""
-    place = _PLACES.get(name)
-    if place is None:
+    module = _REQUIRE_PYSPARK.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_pyspark()
-    return getattr(import_module(place, __name__), name)
+    return getattr(import_module(module, __name__), name)

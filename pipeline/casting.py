@@ -1,4 +1,4 @@
-"""Record batches made to have exactly the types that Spark expects, or refused."""
+"""Exact casts of record batches to the types that Spark expects."""
 
 from __future__ import annotations
 
@@ -13,98 +13,110 @@ from ..errors import InvalidDataError
 
 _compute: Any = pc  # the stubs lack some functions
 CASTING_ERRORS = (pa.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError)
-"""What pyarrow raises for values and types that do not fit each other."""
+"""The exceptions of pyarrow for a cast that is impossible or would change a value."""
 
 
 class Caster:
-    """Casts record batches to a schema. No value changes: what does not fit raises.
+    """Casts record batches from one schema to another without changing a value.
 
     Parameters
     ----------
     source : pyarrow.Schema
-        What the batches have.
+        The schema of the batches.
     target : pyarrow.Schema
-        What they are to have: columns of the same names, in any order; others are left out.
+        The schema to cast to. Its columns are selected by name, in its order.
 
     Raises
     ------
     InvalidDataError
-        If a column is missing, or is there twice.
+        If the batches do not have exactly one column of each name in `target`.
 
     Examples
     --------
-    >>> small = pa.record_batch({"n": pa.array([200], pa.uint8())})
-    >>> Caster(small.schema, pa.schema({"n": pa.int16()})).cast(small).schema.field("n").type
+    >>> batch = pa.record_batch({"n": pa.array([200], pa.uint8())})
+    >>> Caster(batch.schema, pa.schema({"n": pa.int16()})).cast(batch).schema.field("n").type
     DataType(int16)
     """
 
     def __init__(self, source: pa.Schema, target: pa.Schema) -> None:
         self._target = target
-        self._places: list[int] = []
-        for name in target.names:
-            places = source.get_all_field_indices(name)
-            if len(places) != 1:
-                what = "missing" if not places else "there more than once"
-                raise InvalidDataError(f"column {name!r} is {what}")
-            self._places.append(places[0])
-        pairs = zip(self._places, target, strict=True)
-        self._same = [source.field(place).type.equals(field.type) for place, field in pairs]
+        self._columns: list[tuple[int, bool, Any]] = []
+        for field in target:
+            indices = source.get_all_field_indices(field.name)
+            if len(indices) != 1:
+                problem = "is duplicate" if indices else "is missing"
+                raise InvalidDataError(f"column {field.name!r} {problem}")
+            is_same_type = source.field(indices[0]).type.equals(field.type)
+            self._columns.append((indices[0], is_same_type, field))
 
     def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with the target's schema; columns that fit share their memory.
+        """Return a batch with the target schema. Columns that need no cast share their memory.
 
         Raises
         ------
         InvalidDataError
-            If a value does not fit; its column is named.
+            If a value does not fit the type of its column.
         """
         columns: list[Any] = []
-        for place, same, field in zip(self._places, self._same, self._target, strict=True):
-            column = batch.column(place)
-            columns.append(column if same else _named(column, field))
+        for index, is_same_type, field in self._columns:
+            column = batch.column(index)
+            columns.append(column if is_same_type else _cast_column(column, field))
         if not columns:
             rows: Any = pa.array([{}] * batch.num_rows, pa.struct([]))
             return pa.RecordBatch.from_struct_array(rows)
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
 
 
-def _named(column: Any, field: Any) -> Any:
+def _cast_column(column: Any, field: Any) -> Any:
     try:
         return cast_array(column, field.type)
     except CASTING_ERRORS as error:
-        reason = str(error).partition("\n")[0]
+        cause = str(error).partition("\n")[0]
         raise InvalidDataError(
-            f"column {field.name!r}: {column.type} does not become {field.type} exactly: {reason}"
+            f"column {field.name!r}: cannot cast {column.type} to {field.type} exactly: {cause}"
         ) from None
 
 
 def cast_array(array: Any, target: Any) -> Any:
-    """Return an array with another type and the same values; raise what pyarrow raises."""
-    found = array.type
-    if found.equals(target):
+    """Return an array of another type with the same values.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        The values.
+    target : pyarrow.DataType
+        The type to cast to.
+
+    Raises
+    ------
+    pyarrow.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError
+        If the types are incompatible or a value does not fit; see `CASTING_ERRORS`.
+    """
+    source = array.type
+    if source.equals(target):
         return array
-    if isinstance(found, pa.BaseExtensionType):
-        return cast_array(_storage(array), target)
-    if at.is_dictionary(found):
+    if isinstance(source, pa.BaseExtensionType):
+        return cast_array(_extension_storage(array), target)
+    if at.is_dictionary(source):
         return cast_array(array.dictionary_decode(), target)
-    if at.is_run_end_encoded(found):
+    if at.is_run_end_encoded(source):
         return cast_array(_compute.run_end_decode(array), target)
-    nested = _NESTED.get(target.id)
-    return array.cast(target) if nested is None else nested(array, target)
+    cast_nested = _NESTED_CASTS.get(target.id)
+    return array.cast(target) if cast_nested is None else cast_nested(array, target)
 
 
-def _storage(array: Any) -> Any:
+def _extension_storage(array: Any) -> Any:
     if array.type.extension_name == "arrow.bool8":
         return pc.not_equal(array.storage, pa.scalar(0, pa.int8()))
     return array.storage
 
 
-def _list(array: Any, target: Any) -> Any:
+def _cast_list(array: Any, target: Any) -> Any:
     if at.is_list(array.type):
-        return _rebuilt(array, target, cast_array(array.values, target.value_type))
+        return _with_child(array, target, cast_array(array.values, target.value_type))
     if not hasattr(array, "flatten"):
         return array.cast(target)
-    # Arrow's own cast gives wrong offsets for list views.
+    # Arrow's own cast computes wrong offsets for list views.
     lengths = _compute.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
     ends: Any = pc.cumulative_sum(lengths)
     offsets: Any = pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(pa.int32())
@@ -113,28 +125,29 @@ def _list(array: Any, target: Any) -> Any:
     return pa.ListArray.from_arrays(offsets, values, type=target, mask=mask)
 
 
-def _map(array: Any, target: Any) -> Any:
+def _cast_map(array: Any, target: Any) -> Any:
     if not at.is_map(array.type):
         return array.cast(target)
     entries = pa.StructArray.from_arrays(
         [cast_array(array.keys, target.key_type), cast_array(array.items, target.item_type)],
         fields=[target.key_field, target.item_field],
     )
-    return _rebuilt(array, target, entries)
+    return _with_child(array, target, entries)
 
 
-def _rebuilt(array: Any, target: Any, children: Any) -> Any:
+def _with_child(array: Any, target: Any, child: Any) -> Any:
+    """Return a list or map array with the validity and offsets of another, and new values."""
     return pa.Array.from_buffers(
         target,
         len(array),
         array.buffers()[:2],
         array.null_count,
         array.offset,
-        children=[children],
+        children=[child],
     )
 
 
-def _struct(array: Any, target: Any) -> Any:
+def _cast_struct(array: Any, target: Any) -> Any:
     if not at.is_struct(array.type):
         return array.cast(target)
     fields = [target.field(index) for index in range(target.num_fields)]
@@ -145,8 +158,8 @@ def _struct(array: Any, target: Any) -> Any:
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
 
-_NESTED: dict[int, Callable[[Any, Any], Any]] = {
-    pa.list_(pa.null()).id: _list,
-    pa.map_(pa.string(), pa.null()).id: _map,
-    pa.struct([]).id: _struct,
+_NESTED_CASTS: dict[int, Callable[[Any, Any], Any]] = {
+    pa.list_(pa.null()).id: _cast_list,
+    pa.map_(pa.string(), pa.null()).id: _cast_map,
+    pa.struct([]).id: _cast_struct,
 }

@@ -1,4 +1,4 @@
-"""The data source ``splitarrow``, as PySpark knows it."""
+"""The data source ``splitarrow``: the class that PySpark instantiates for reads and writes."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
 from .options import Options
-from .sink import OPTIONS as SINK_OPTIONS
-from .sink import ShardSink, shard_plan
-from .source import OPTIONS, ShardReader, origin_of, schema_of
-from .streaming import VersionStream
+from .sink.writer import OPTIONS as WRITE_OPTIONS
+from .sink.writer import ShardWriter, plan_write
+from .source.reader import OPTIONS as READ_OPTIONS
+from .source.reader import DatasetReader, dataset_schema
+from .source.remote_dataset import RemoteDataset
+from .source.stream_reader import DatasetStreamReader
 
 
 class SplitArrowDataSource(ds.DataSource):
-    """Reads datasets from daemons, and writes shards that daemons serve."""
+    """Reads datasets from daemons, and writes shards for daemons to serve.
+
+    PySpark calls these methods on the driver. It pickles the reader or writer that they return,
+    and sends it to the tasks.
+    """
 
     _version: str | None = None
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format(...)`` calls it."""
+        """Return the name to pass to ``format(...)``."""
         return "splitarrow"
 
-    def _options(self) -> Options:
-        return Options(self.options, OPTIONS)
-
     def schema(self) -> st.StructType:
-        """Return the schema of the dataset; from here on its version is settled."""
-        options = self._options()
-        info = origin_of(options).info(options.text("version"))
+        """Return the schema of the dataset's current version, which `reader` will read."""
+        options = self._read_options()
+        info = RemoteDataset.from_options(options).info(options.text("version"))
         self._version = info.version
-        return schema_of(info, options.names("columns"))
+        return dataset_schema(info, options.names("columns"))
 
     def reader(self, schema: st.StructType) -> ds.DataSourceReader:
-        """Return what plans a read."""
-        return ShardReader(self._options(), schema, self._version)
+        """Return the reader of a batch query."""
+        return DatasetReader(self._read_options(), schema, self._version)
 
     def streamReader(self, schema: st.StructType) -> ds.DataSourceStreamReader:
-        """Return what follows the versions of a dataset."""
-        return VersionStream(self._options(), schema)
+        """Return the reader of a streaming query."""
+        return DatasetStreamReader(self._read_options(), schema)
 
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
-        """Return what writes."""
-        return ShardSink(shard_plan(Options(self.options, SINK_OPTIONS), schema), overwrite)
+        """Return the writer of a DataFrame."""
+        return ShardWriter(plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite)
+
+    def _read_options(self) -> Options:
+        return Options(self.options, READ_OPTIONS)

@@ -1,4 +1,4 @@
-"""The options of the data source, as Spark hands them over: text by name, in any case."""
+"""The options of the data source: typed access to the strings that Spark passes."""
 
 from __future__ import annotations
 
@@ -9,133 +9,139 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UsageError
-from ..transport.certificates import TlsOptions
+from ..transport.tls.options import TlsOptions
 
 TOKEN_VARIABLE = "SPLITARROW_TOKEN"
+"""The environment variable that the option ``token`` defaults to."""
+TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-_UNITS = {"k": 10, "kib": 10, "m": 20, "mib": 20, "g": 30, "gib": 30}
+_UNIT_SHIFTS = {"": 0, "b": 0, "k": 10, "kib": 10, "m": 20, "mib": 20, "g": 30, "gib": 30}
 
 
 class Options:
-    """Options with their types.
+    """The options of a read or a write. Their names are case-insensitive.
+
+    Every method treats an empty value like a missing option, and raises `UsageError` if a value
+    has another form than the method describes.
 
     Parameters
     ----------
-    given : mapping
-        What the user said.
-    known : iterable of str
-        The names that there are.
+    values : mapping of str to str
+        The options that the user set.
+    supported : iterable of str
+        The names of all options, in lower case.
 
     Raises
     ------
     UsageError
-        If there is another one.
+        If an option is not supported.
     """
 
-    def __init__(self, given: Mapping[str, str], known: Iterable[str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-        names = list(known)
-        for name in self._given:
+    def __init__(self, values: Mapping[str, str], supported: Iterable[str]) -> None:
+        self._values = {name.lower(): value for name, value in values.items()}
+        names = list(supported)
+        for name in self._values:
             if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
-                raise UsageError(f"splitarrow has no option {name!r}{hint}")
+                close = get_close_matches(name, names, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(names)}"
+                raise UsageError(f"splitarrow has no option {name!r}; {hint}")
 
     def text(self, name: str) -> str | None:
-        """Return an option as it is; None if it is absent or empty."""
-        return self._given.get(name) or None
+        """Return an option unchanged, or None if it is not set."""
+        return self._values.get(name) or None
 
-    def needed(self, name: str, example: str) -> str:
-        """Return an option that has to be there.
+    def require(self, name: str, example: str) -> str:
+        """Return an option that must be set.
 
         Raises
         ------
         UsageError
-            If it is absent; it shows the example.
+            If it is not set. The message shows the example.
         """
         value = self.text(name)
         if value is None:
-            raise UsageError(f"say .option({name!r}, {example!r})")
+            raise UsageError(f"the option {name!r} is missing; set .option({name!r}, {example!r})")
         return value
 
-    def choice(self, name: str, values: Iterable[str], default: str) -> str:
-        """Return an option that has one of a few values."""
+    def choice(self, name: str, choices: Iterable[str], default: str) -> str:
+        """Return an option that is one of a few words, in lower case."""
         value = (self.text(name) or default).lower()
-        known = list(values)
-        if value not in known:
-            raise UsageError(f"option {name!r} is {value!r}; known are {', '.join(known)}")
+        words = list(choices)
+        if value not in words:
+            raise UsageError(f"option {name!r} is {value!r}; it must be one of {', '.join(words)}")
         return value
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int | None:
-        """Return an option that is a whole number."""
+    def count(self, name: str, *, minimum: int = 1) -> int | None:
+        """Return an option that is an integer, or None if it is not set."""
         value = self.text(name)
         if value is None:
-            return default
+            return None
         try:
             number = int(value.replace("_", ""))
         except ValueError:
-            raise UsageError(f"option {name!r} is {value!r}, no whole number") from None
-        if number < least:
-            raise UsageError(f"option {name!r} is {number}, less than {least}")
+            raise UsageError(f"option {name!r} is {value!r}; it must be an integer") from None
+        if number < minimum:
+            raise UsageError(f"option {name!r} is {number}; it must be at least {minimum}")
         return number
 
     def nbytes(self, name: str, default: int | None = None) -> int | None:
-        """Return an option that is a number of bytes, as in ``64MiB``."""
+        """Return an option that is a size, such as ``64MiB``, in bytes."""
         value = self.text(name)
         return default if value is None else parse_bytes(value, f"option {name!r}")
 
-    def seconds(self, name: str, default: float) -> float:
-        """Return an option that is a time in seconds, more than 0."""
+    def seconds(self, name: str) -> float | None:
+        """Return an option that is a positive duration in seconds, or None if it is not set."""
         value = self.text(name)
         if value is None:
-            return default
+            return None
         try:
             number = float(value)
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise UsageError(f"option {name!r} is {value!r}, no number of seconds")
+            raise UsageError(
+                f"option {name!r} is {value!r}; it must be a positive number of seconds"
+            )
         return number
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return an option that is true or false."""
+        """Return an option that is ``true`` or ``false``."""
         value = (self.text(name) or str(default)).lower()
         if value not in (*_TRUE, *_FALSE):
-            raise UsageError(f"option {name!r} is {value!r}, neither true nor false")
+            raise UsageError(f"option {name!r} is {value!r}; it must be true or false")
         return value in _TRUE
 
     def names(self, name: str) -> list[str] | None:
-        """Return an option that is a list of names, with commas or as JSON."""
+        """Return an option that is a list of names, or None if it is not set."""
         value = self.text(name)
         return None if value is None else parse_names(value, f"option {name!r}")
 
     def token(self) -> str | None:
-        """Return the token for the control plane."""
+        """Return the token: the option, or else the environment variable, or else None."""
         return self.text("token") or os.environ.get(TOKEN_VARIABLE) or None
 
     def tls(self) -> TlsOptions | None:
-        """Return what is said of TLS; None: what the environment says."""
-        given: Any = {name: self.text(f"tls_{name}") for name in TLS_NAMES}
-        if not any(given.values()):
+        """Return the TLS options, or None if none of them is set."""
+        ca, cert, key, server_name = (self.text(name) for name in TLS_OPTIONS)
+        if not any((ca, cert, key, server_name)):
             return None
-        return TlsOptions(
-            given["ca"],
-            given["cert"],
-            given["key"] if given["cert"] else None,
-            given["server_name"],
-        )
+        return TlsOptions(ca, cert, key if cert else None, server_name)
 
 
-TLS_NAMES = ("ca", "cert", "key", "server_name")
+def parse_names(value: str, subject: str) -> list[str]:
+    """Return the names in a list, which is separated by commas or a JSON array.
 
-
-def parse_names(value: str, what: str) -> list[str]:
-    """Return the names in a list with commas, or in a JSON list.
+    Parameters
+    ----------
+    value : str
+        The list.
+    subject : str
+        The setting that the list comes from, for errors.
 
     Raises
     ------
     UsageError
-        If there are none.
+        If the list is empty, or is not a JSON array of strings although it begins with ``[``.
 
     Examples
     --------
@@ -144,26 +150,33 @@ def parse_names(value: str, what: str) -> list[str]:
     """
     if value.lstrip().startswith("["):
         try:
-            found: Any = json.loads(value)
+            items: Any = json.loads(value)
         except ValueError:
-            found = None
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise UsageError(f"{what} is {value!r}, no JSON list of names")
-        names = [str(item) for item in found]
+            items = None
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise UsageError(f"{subject} is {value!r}; it must be a JSON array of strings")
+        names = [str(item) for item in items]
     else:
         names = [item.strip() for item in value.split(",") if item.strip()]
     if not names:
-        raise UsageError(f"{what} names nothing")
+        raise UsageError(f"{subject} is {value!r}; it must contain at least one name")
     return names
 
 
-def parse_bytes(value: str, what: str) -> int:
-    """Return a number of bytes.
+def parse_bytes(value: str, subject: str) -> int:
+    """Return a size in bytes.
+
+    Parameters
+    ----------
+    value : str
+        A number with an optional unit: ``KiB``, ``MiB``, ``GiB`` or the first letter of one.
+    subject : str
+        The setting that the size comes from, for errors.
 
     Raises
     ------
     UsageError
-        If it is none, or 0.
+        If the value is not a size, or is less than one byte.
 
     Examples
     --------
@@ -174,10 +187,9 @@ def parse_bytes(value: str, what: str) -> int:
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(digits) :].strip()
     try:
-        shift = 0 if unit in ("", "b") else _UNITS[unit]
-        number = int(float(digits) * (1 << shift))
+        nbytes = int(float(digits) * (1 << _UNIT_SHIFTS[unit]))
     except (ValueError, KeyError, OverflowError):
-        number = 0
-    if number < 1:
-        raise UsageError(f"{what} is {value!r}, no number of bytes such as 64MiB")
-    return number
+        nbytes = 0
+    if nbytes < 1:
+        raise UsageError(f"{subject} is {value!r}; it must be a size in bytes, such as 64MiB")
+    return nbytes

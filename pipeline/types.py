@@ -1,7 +1,7 @@
-"""Arrow types and Spark types: what stands for what, and what is refused.
+"""The mapping between Arrow types and Spark types. docs/spark-types.md has the table.
 
-docs/spark-types.md has the table. Spark's own ``to_arrow_schema`` says what Arrow types Spark
-takes; here is the way from any Arrow type to a Spark type that holds all of its values.
+PySpark itself maps Spark types to Arrow types. This module adds the other direction: from any
+Arrow type to a Spark type that can hold all of its values.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from pyspark.sql.pandas.types import is_geography, is_geometry, is_variant, to_a
 
 from ..errors import InvalidDataError
 
-ZONE = "UTC"
-"""The time zone of all timestamps that are exchanged with Spark."""
-_MOST_DIGITS = 38
-_VARIANTS = ("arrow.parquet.variant", "parquet.variant")
+TIME_ZONE = "UTC"
+"""The time zone of the timestamps that Spark and Python exchange."""
+_MAX_DECIMAL_DIGITS = 38
+_VARIANT_EXTENSIONS = ("arrow.parquet.variant", "parquet.variant")
+_SECOND_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
-_PLAIN: dict[Any, Callable[[], st.DataType]] = {
+_PRIMITIVES: dict[Any, Callable[[], st.DataType]] = {
     pa.null(): st.NullType,
     pa.bool_(): st.BooleanType,
     pa.int8(): st.ByteType,
     pa.int16(): st.ShortType,
     pa.int32(): st.IntegerType,
     pa.int64(): st.LongType,
-    # The next larger type that has a sign.
+    # Spark has no unsigned integers. The next larger signed type holds all values.
     pa.uint8(): st.ShortType,
     pa.uint16(): st.IntegerType,
     pa.uint32(): st.LongType,
@@ -49,145 +50,149 @@ _PLAIN: dict[Any, Callable[[], st.DataType]] = {
 
 
 def spark_schema(schema: pa.Schema) -> st.StructType:
-    """Return the Spark schema that holds what an Arrow schema describes. All is nullable.
+    """Return the Spark schema for an Arrow schema. All columns are nullable.
 
     Raises
     ------
     InvalidDataError
-        If a column has a type that Spark cannot hold; it is named.
+        If Spark cannot hold a column. The message names the column.
     """
     return st.StructType([st.StructField(f.name, spark_type(f.type, f.name)) for f in schema])
 
 
-def spark_type(found: Any, column: str) -> st.DataType:
+def spark_type(arrow_type: Any, column: str) -> st.DataType:
     """Return the Spark type that holds all values of an Arrow type.
 
     Parameters
     ----------
-    found : pyarrow.DataType
+    arrow_type : pyarrow.DataType
         The Arrow type.
     column : str
-        Whose type it is, with dots within structs, for errors.
+        The path of the column, with dots between the names of nested fields, for errors.
 
     Raises
     ------
     InvalidDataError
-        If there is none.
+        If Spark has no such type.
     """
-    plain = _PLAIN.get(found)
-    if plain is not None:
-        return plain()
-    if isinstance(found, pa.BaseExtensionType):
-        if found.extension_name in _VARIANTS:
+    primitive = _PRIMITIVES.get(arrow_type)
+    if primitive is not None:
+        return primitive()
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        if arrow_type.extension_name in _VARIANT_EXTENSIONS:
             return st.VariantType()
-        if found.extension_name == "arrow.bool8":
+        if arrow_type.extension_name == "arrow.bool8":
             return st.BooleanType()
-        return spark_type(found.storage_type, column)
-    if at.is_dictionary(found) or at.is_run_end_encoded(found):
-        return spark_type(found.value_type, column)
-    if at.is_fixed_size_binary(found):
+        return spark_type(arrow_type.storage_type, column)
+    if at.is_dictionary(arrow_type) or at.is_run_end_encoded(arrow_type):
+        return spark_type(arrow_type.value_type, column)
+    if at.is_fixed_size_binary(arrow_type):
         return st.BinaryType()
-    if at.is_decimal(found):
-        if found.precision <= _MOST_DIGITS and 0 <= found.scale <= found.precision:
-            return st.DecimalType(found.precision, found.scale)
-    elif at.is_timestamp(found):
-        return st.TimestampNTZType() if found.tz is None else st.TimestampType()
-    elif at.is_time(found):
-        return st.TimeType(_digits(found.unit))
-    elif at.is_duration(found):
+    if at.is_decimal(arrow_type):
+        precision, scale = arrow_type.precision, arrow_type.scale
+        if precision <= _MAX_DECIMAL_DIGITS and 0 <= scale <= precision:
+            return st.DecimalType(precision, scale)
+    elif at.is_timestamp(arrow_type):
+        return st.TimestampNTZType() if arrow_type.tz is None else st.TimestampType()
+    elif at.is_time(arrow_type):
+        return st.TimeType(_SECOND_DIGITS[arrow_type.unit])
+    elif at.is_duration(arrow_type):
         return st.DayTimeIntervalType()
-    elif at.is_map(found):
-        key = spark_type(found.key_type, f"{column}.key")
-        return st.MapType(key, spark_type(found.item_type, f"{column}.value"))
-    elif at.is_struct(found):
-        return _struct(found, column)
-    elif _is_list(found):
-        return st.ArrayType(spark_type(found.value_type, f"{column}.element"))
-    raise InvalidDataError(f"column {column!r} is {_name(found)}, which Spark cannot hold")
+    elif at.is_map(arrow_type):
+        key = spark_type(arrow_type.key_type, f"{column}.key")
+        return st.MapType(key, spark_type(arrow_type.item_type, f"{column}.value"))
+    elif at.is_struct(arrow_type):
+        return _spark_struct(arrow_type, column)
+    elif _is_list(arrow_type):
+        return st.ArrayType(spark_type(arrow_type.value_type, f"{column}.element"))
+    raise InvalidDataError(
+        f"column {column!r} has the type {_type_name(arrow_type)}, which Spark cannot hold"
+    )
 
 
-def _struct(found: Any, column: str) -> st.DataType:
-    if is_variant(found):
+def _spark_struct(arrow_type: Any, column: str) -> st.DataType:
+    if is_variant(arrow_type):
         return st.VariantType()
-    children = [found.field(index) for index in range(found.num_fields)]
-    names = [child.name for child in children]
+    fields = [arrow_type.field(index) for index in range(arrow_type.num_fields)]
+    names = [field.name for field in fields]
     if len(set(names)) < len(names):
-        raise InvalidDataError(f"column {column!r} has two fields of one name")
+        raise InvalidDataError(
+            f"column {column!r} is a struct with duplicate field names, which Spark cannot hold"
+        )
     return st.StructType(
-        [st.StructField(c.name, spark_type(c.type, f"{column}.{c.name}")) for c in children]
+        [st.StructField(f.name, spark_type(f.type, f"{column}.{f.name}")) for f in fields]
     )
 
 
-def _is_list(found: Any) -> bool:
+def _is_list(arrow_type: Any) -> bool:
     return (
-        at.is_list(found)
-        or at.is_large_list(found)
-        or at.is_fixed_size_list(found)
-        or at.is_list_view(found)
-        or at.is_large_list_view(found)
+        at.is_list(arrow_type)
+        or at.is_large_list(arrow_type)
+        or at.is_fixed_size_list(arrow_type)
+        or at.is_list_view(arrow_type)
+        or at.is_large_list_view(arrow_type)
     )
 
 
-def _digits(unit: str) -> int:
-    return {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
-
-
-def _name(found: Any) -> str:
+def _type_name(arrow_type: Any) -> str:
     try:
-        return str(found)
-    except KeyError:  # pyarrow does not know some intervals
-        return "an interval"
+        return str(arrow_type)
+    except KeyError:  # pyarrow cannot format some interval types
+        return "interval"
 
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark and Python exchange for a Spark schema.
+    """Return the Arrow schema in which Spark and Python exchange rows of a Spark schema.
 
-    All is nullable: what Spark says of that depends on the query, not on the data.
+    All fields are nullable, because nullability in Spark depends on the query, not on the data.
 
     Raises
     ------
     InvalidDataError
-        If Spark cannot hand over a column as Arrow data; it is named.
+        If Spark cannot export a column as Arrow data. The message names the column.
     """
     fields: list[Any] = []
     for field in schema.fields:
         try:
-            found = to_arrow_type(_nullable(field.dataType), timezone=ZONE)
+            arrow_type = to_arrow_type(_nullable(field.dataType), timezone=TIME_ZONE)
         except PySparkException:
             raise InvalidDataError(
-                f"column {field.name!r}: Spark hands over no "
-                f"{field.dataType.simpleString()} as Arrow data; cast it before"
+                f"column {field.name!r}: Spark cannot export the type "
+                f"{field.dataType.simpleString()} as Arrow data; cast it to another type"
             ) from None
-        fields.append(pa.field(field.name, found))
+        fields.append(pa.field(field.name, arrow_type))
     return pa.schema(fields)
 
 
-def _nullable(found: st.DataType) -> st.DataType:
-    match found:
+def _nullable(data_type: st.DataType) -> st.DataType:
+    """Return a Spark type in which every nested field is nullable."""
+    match data_type:
         case st.UserDefinedType():
-            return _nullable(found.sqlType())
+            return _nullable(data_type.sqlType())
         case st.StructType():
             return st.StructType(
-                [st.StructField(child.name, _nullable(child.dataType)) for child in found.fields]
+                [st.StructField(field.name, _nullable(field.dataType)) for field in data_type]
             )
         case st.ArrayType():
-            return st.ArrayType(_nullable(found.elementType))
+            return st.ArrayType(_nullable(data_type.elementType))
         case st.MapType():
-            return st.MapType(_nullable(found.keyType), _nullable(found.valueType))
+            return st.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
         case _:
-            return found
+            return data_type
 
 
 def check_readable(schema: st.StructType) -> None:
-    """Check that Spark takes all columns from a data source that is written in Python.
+    """Check that Spark accepts all columns from a data source that is written in Python.
 
     Raises
     ------
     InvalidDataError
-        If not; the column is named.
+        If Spark rejects a column. The message names the column.
     """
-    for field, found in zip(schema.fields, arrow_schema(schema), strict=True):
-        if at.is_struct(found.type) and (is_geometry(found.type) or is_geography(found.type)):
+    for field, arrow_field in zip(schema.fields, arrow_schema(schema), strict=True):
+        arrow_type = arrow_field.type
+        if at.is_struct(arrow_type) and (is_geometry(arrow_type) or is_geography(arrow_type)):
             raise InvalidDataError(
-                f"column {field.name!r}: Spark takes no {field.dataType.simpleString()} from Python"
+                f"column {field.name!r}: Spark cannot import the type "
+                f"{field.dataType.simpleString()} from Python; store ST_AsBinary of the column"
             )

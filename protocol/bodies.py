@@ -1,11 +1,11 @@
-"""Bodies of type 1, and the payload of free_data messages ("Data Stream Sequence").
+"""Bodies of type 1 and the payload of free_data messages ("Data Stream Sequence").
 
-A body of type 1 tells where the buffers of a message lie in shared or remote memory::
+A body of type 1 locates the buffers of a message in a region of shared or remote memory::
 
     u64 total size | u64 count | count × (u64 offset, u64 length)
 
-One pair stands for each buffer of the message's metadata, in its order; an absent or empty
-buffer is (0, 0). A free_data message is a plain row of u64 offsets.
+There is one pair for each buffer of the message's metadata, in the same order. An absent or empty
+buffer is (0, 0). The payload of a free_data message is a sequence of u64 offsets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ..errors import LimitError, ProtocolError
 
 _U64 = 1 << 64
 _HEADER = struct.Struct("<QQ")
+_PAIR_BYTES = 16
 
 Span = tuple[int, int]
-"""An offset and a length, in bytes."""
+"""An offset and a length in bytes."""
 
 
 def pack_spans(spans: Sequence[Span]) -> bytes:
@@ -44,46 +45,45 @@ def parse_spans(
     payload : bytes-like
         The body.
     region_size : int
-        The size in bytes of the region that the offsets count from.
+        The size in bytes of the region that the offsets refer to.
     expected : int
-        How many buffers the message's metadata lists.
+        The number of buffers in the message's metadata.
     sequence : int, optional
-        The sequence number, for the error.
+        The sequence number of the message, for errors.
 
     Raises
     ------
     ProtocolError
-        If the count is not `expected`, the size is not that of `expected` pairs, the total is
-        not the sum of the lengths, a pair reaches outside the region, or two pairs overlap
-        without being the same (the same buffer may serve twice).
+        If the body does not have `expected` pairs, its total is not the sum of the lengths, a
+        pair is outside the region, or two pairs overlap. Equal pairs do not count as an overlap,
+        because a message may use one buffer twice.
     """
 
-    def refuse(why: str) -> ProtocolError:
-        return ProtocolError(f"a body of offsets {why}", sequence=sequence)
+    def invalid(problem: str) -> ProtocolError:
+        return ProtocolError(f"invalid body of offsets: {problem}", sequence=sequence)
 
     nbytes = len(payload)
     if nbytes < _HEADER.size:
-        raise refuse(f"has only {nbytes} bytes")
+        raise invalid(f"it has {nbytes} bytes, less than its header")
     total, count = _HEADER.unpack_from(payload)
     if count != expected:
-        raise refuse(f"lists {count} buffers where the metadata lists {expected}")
-    if nbytes != _HEADER.size + 16 * count:
-        raise refuse(f"of {count} buffers has {nbytes} bytes")
+        raise invalid(f"it lists {count} buffers; the metadata lists {expected}")
+    if nbytes != _HEADER.size + _PAIR_BYTES * count:
+        raise invalid(f"it has {nbytes} bytes for {count} buffers")
     spans = list(struct.iter_unpack("<QQ", payload[_HEADER.size :]))
     for index, (offset, length) in enumerate(spans):
-        if length == 0 and offset == 0:
-            continue
         if offset + length >= _U64 or offset + length > region_size:
-            raise refuse(
-                f"places buffer {index} (offset {offset}, length {length}) outside the region "
-                f"of {region_size} bytes"
+            raise invalid(
+                f"buffer {index} (offset {offset}, length {length}) is outside the region of "
+                f"{region_size} bytes"
             )
-    if total != sum(length for _, length in spans):
-        raise refuse(f"declares {total} bytes, not the sum of its lengths")
+    size = sum(length for _, length in spans)
+    if total != size:
+        raise invalid(f"it declares {total} bytes; its buffers have {size}")
     end = 0
     for offset, length in sorted({span for span in spans if span[1]}):
         if offset < end:
-            raise refuse(f"has buffers that overlap at offset {offset}")
+            raise invalid(f"buffers overlap at offset {offset}")
         end = offset + length
     return spans
 
@@ -100,14 +100,16 @@ def parse_offsets(payload: bytes | memoryview, *, limit: int) -> list[int]:
     Raises
     ------
     LimitError
-        If there are more than `limit`.
+        If there are more than `limit` offsets.
     ProtocolError
-        If there is none, or the size is no multiple of 8 bytes.
+        If there are none, or the size is not a multiple of 8 bytes.
     """
     if not payload or len(payload) % 8:
-        raise ProtocolError(f"a free_data message of {len(payload)} bytes holds no row of u64")
+        raise ProtocolError(
+            f"a free_data message has {len(payload)} bytes; expected 8 bytes for each offset"
+        )
     if len(payload) > 8 * limit:
         raise LimitError(
-            f"a free_data message of {len(payload) // 8} offsets; the limit is {limit}"
+            f"a free_data message has {len(payload) // 8} offsets; the limit is {limit}"
         )
     return [offset for (offset,) in struct.iter_unpack("<Q", payload)]

@@ -1,4 +1,4 @@
-"""Every bound that a peer's bytes are held to, in one place."""
+"""The bounds on everything that a peer sends or asks for."""
 
 from __future__ import annotations
 
@@ -7,38 +7,59 @@ from dataclasses import dataclass, fields
 from ..errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Limits:
-    """Bounds on what is accepted from a peer. All are checked before memory is allocated.
+    """Bounds on the input of a peer. They are checked before memory is allocated.
 
-    The defaults suit batches up to some hundred MiB; raise a limit for larger ones.
+    The defaults suit record batches of up to some hundred MiB.
     """
 
     metadata_bytes: int = 16 << 20
-    """The largest metadata message, in bytes."""
+    """The largest metadata message, and the largest schema once decoded, in bytes."""
     body_bytes: int = 8 << 30
-    """The largest body of one message, in bytes."""
+    """The largest body, and the largest dictionaries between two record batches, in bytes."""
     decoded_bytes: int = 2 << 30
-    """The largest body of one message after decompression, as it declares itself, in bytes."""
+    """The largest body once decompressed, byte-swapped or merged, in bytes."""
     ticket_bytes: int = 64 << 10
     """The largest ticket, in bytes."""
     pending_messages: int = 4096
-    """How many messages may wait for an earlier one, or for their other half."""
+    """The largest number of messages that may wait for an earlier one or for their other frame."""
     pending_bytes: int = 1 << 30
-    """How many bytes may wait for an earlier message, or for their other half."""
+    """The largest total size of the frames that wait, in bytes."""
+    duplicates: int = 1 << 16
+    """The largest number of frames in succession that have all arrived before, and of keep-alives
+    in succession."""
     buffers: int = 1 << 20
-    """How many buffers one message may have."""
+    """The largest number of buffers in a message."""
     nesting: int = 64
-    """How deep the types of a schema may nest."""
+    """The deepest nesting of types in a schema. A plain column has depth 1."""
     free_offsets: int = 1 << 16
-    """How many offsets one free_data message may carry."""
+    """The largest number of offsets in a free_data message."""
+    failure_bytes: int = 64 << 10
+    """The largest payload that reports the failure of a stream, in bytes."""
     bad_frees: int = 1000
-    """How many unknown or surplus frees a connection may send before it is closed."""
+    """The number of unknown or surplus frees after which a connection is closed."""
+    calls: int = 4096
+    """The largest number of concurrent calls of the control plane."""
+    uploads: int = 8
+    """The largest number of concurrent uploads."""
+    upload_message_bytes: int = 256 << 20
+    """The largest message of an upload, which holds one record batch, in bytes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise UsageError(f"the limit {field.name} must be at least 1")
+            value = getattr(self, field.name)
+            if value < 1:
+                raise UsageError(f"the limit {field.name} is {value}; it must be at least 1")
+
+    def __repr__(self) -> str:
+        """Return the limits that differ from the defaults."""
+        changed = [
+            f"{field.name}={value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"Limits({', '.join(changed)})"
 
 
 DEFAULT_LIMITS = Limits()

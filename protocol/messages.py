@@ -11,50 +11,60 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError, remote_error
-from .frames import Incoming, ReceivedBody, Run, TaggedReceived, Untagged
+from ..formats.summary import MessageSummary
+from .frames import IncomingFrame, MessageRun, ReceivedFrame, UntaggedFrame
+from .limits import Limits
+from .memory import ReceivedBody
 from .tags import BodyType
 
 PREFIX = struct.Struct("<BI")
-FAILURE_BYTES = 64 << 10
-"""The largest payload of a failure that is read, in bytes."""
-_REASON_CHARACTERS = 4000
+"""The type and the sequence number of a metadata message."""
+_MAX_REASON_CHARS = 4000
 
 
 class MetadataType(IntEnum):
     """The first byte of a metadata message."""
 
     END_OF_STREAM = 0
-    """Exactly 5 bytes; the sequence number tells how many messages were sent."""
-    MESSAGE = 1
-    """The FlatBuffer of an Arrow IPC message follows."""
-    FAILED = 2
-    """The stream failed; the payload says why (an extension of splitarrow)."""
+    """The stream has ended. The message has no payload, and its sequence number is the number of
+    messages sent."""
+    ARROW = 1
+    """The payload is the FlatBuffer of an Arrow IPC message."""
+    FAILURE = 2
+    """The stream has failed. The payload is the reason (an extension of splitarrow)."""
     VORTEX = 3
-    """The FlatBuffer of a Vortex IPC message follows (an extension of splitarrow)."""
+    """The payload is the FlatBuffer of a Vortex IPC message (an extension of splitarrow)."""
+
+
+MessageFormat = Callable[[bytes], MessageSummary]
+"""Returns the summary of a message from its metadata. It raises `ProtocolError` for metadata that
+is malformed or of another format."""
 
 
 class Message(NamedTuple):
-    """A message of a stream, complete: its metadata and, where it has one, its body."""
+    """A complete message of a stream: its metadata and, if it has one, its body."""
 
     sequence: int
     """The sequence number (uint32)."""
     metadata: bytes
-    """The FlatBuffer of the Arrow IPC message."""
+    """The FlatBuffer of the message."""
     body: ReceivedBody | None
-    """The body; None for a message that has none."""
+    """The body, or None if the message has none."""
     body_type: BodyType
-    """What the body holds."""
+    """The content of the body."""
+    message_type: int = MetadataType.ARROW
+    """The format of the message, as the type of its metadata message."""
 
 
-def single_messages(received: Iterable[Message | Run]) -> Iterator[Message]:
-    """Yield messages; those of a run, one by one."""
+def expand_messages(received: Iterable[Message | MessageRun]) -> Iterator[Message]:
+    """Yield all messages one by one, including those of runs."""
     for item in received:
-        if isinstance(item, Run):
+        if isinstance(item, MessageRun):
             for index in range(item.count):
                 sequence = item.sequence + index
                 yield Message(sequence, item.metadata, item.body(index), BodyType.PACKED)
@@ -62,80 +72,94 @@ def single_messages(received: Iterable[Message | Run]) -> Iterator[Message]:
             yield item
 
 
-def single_frames(received: Iterable[Incoming]) -> Iterator[Untagged | TaggedReceived]:
-    """Yield frames; those of a run, one by one."""
+def expand_frames(received: Iterable[IncomingFrame]) -> Iterator[UntaggedFrame | ReceivedFrame]:
+    """Yield all frames one by one, including those of runs."""
     for item in received:
-        if isinstance(item, Run):
+        if isinstance(item, MessageRun):
             for index in range(item.count):
                 sequence = item.sequence + index
-                metadata = metadata_message(MetadataType.MESSAGE, sequence, item.metadata)
-                yield Untagged(metadata)
-                yield TaggedReceived(sequence, item.body(index))
+                yield UntaggedFrame(pack_metadata(MetadataType.ARROW, sequence, item.metadata))
+                yield ReceivedFrame(sequence, item.body(index))
         else:
             yield item
 
 
-def metadata_message(metadata_type: int, sequence: int, payload: bytes | memoryview = b"") -> bytes:
+def pack_metadata(metadata_type: int, sequence: int, payload: bytes | memoryview = b"") -> bytes:
     r"""Return a metadata message.
 
     Examples
     --------
-    >>> metadata_message(MetadataType.END_OF_STREAM, 3)
+    >>> pack_metadata(MetadataType.END_OF_STREAM, 3)
     b'\x00\x03\x00\x00\x00'
     """
     return b"".join((PREFIX.pack(metadata_type, sequence), payload))
 
 
-def parse_metadata_prefix(payload: bytes) -> tuple[MetadataType, int]:
+def parse_metadata_prefix(message: bytes) -> tuple[MetadataType, int]:
     """Return the type and the sequence number of a metadata message.
 
     Raises
     ------
     ProtocolError
-        If the message is too short, of an unknown type, or an end of stream that is not
-        exactly 5 bytes long.
+        If the message is too short, of an unknown type, or an end of stream with a payload.
     """
-    if len(payload) < PREFIX.size:
-        raise ProtocolError(f"a metadata message of {len(payload)} bytes is too short")
-    kind, sequence = PREFIX.unpack_from(payload)
-    try:
-        metadata_type = MetadataType(kind)
-    except ValueError:
-        raise ProtocolError(f"unknown metadata type {kind}", sequence=sequence) from None
-    if metadata_type is MetadataType.END_OF_STREAM and len(payload) != PREFIX.size:
+    if len(message) < PREFIX.size:
         raise ProtocolError(
-            f"an end of stream of {len(payload)} bytes, not {PREFIX.size}", sequence=sequence
+            f"a metadata message has {len(message)} bytes; expected at least {PREFIX.size}"
+        )
+    number, sequence = PREFIX.unpack_from(message)
+    try:
+        metadata_type = MetadataType(number)
+    except ValueError:
+        raise ProtocolError(f"unknown metadata type {number}", sequence=sequence) from None
+    if metadata_type is MetadataType.END_OF_STREAM and len(message) != PREFIX.size:
+        raise ProtocolError(
+            f"an end of stream has {len(message)} bytes; expected {PREFIX.size}", sequence=sequence
         )
     return metadata_type, sequence
 
 
-def failure_payload(code: str, message: str) -> bytes:
-    """Return the payload of a failure: of metadata type 2 and of body type 255.
+def pack_failure(code: str, message: str) -> bytes:
+    """Return the payload that reports a failure, for metadata type 2 and body type 255.
 
-    A very long message is cut, so that the payload stays below `FAILURE_BYTES`.
+    A long message is cut, so that the payload stays far below ``Limits.failure_bytes``.
+
+    Parameters
+    ----------
+    code : str
+        A gRPC status name.
+    message : str
+        The explanation for the reader.
     """
-    reason = _as_text(message[:_REASON_CHARACTERS])
+    reason = _replace_surrogates(message[:_MAX_REASON_CHARS])
     return json.dumps({"code": code, "message": reason}).encode()
 
 
-def _as_text(text: str) -> str:
-    """Replace halves of surrogate pairs: JSON and file names can hold them, UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def parse_failure(payload: bytes | memoryview, *, stream: str | None = None) -> RemoteError:
+def parse_failure(
+    payload: bytes | memoryview, limits: Limits, *, stream: str | None = None
+) -> RemoteError:
     """Return the exception for a failure that the server reported.
+
+    Parameters
+    ----------
+    payload : bytes-like
+        The payload of metadata type 2 or of body type 255.
+    limits : Limits
+        Bounds its size.
+    stream : str, optional
+        The name of the stream.
 
     Raises
     ------
     ProtocolError
-        If the payload is not the JSON object that it must be.
+        If the payload is not a JSON object with a code and a message.
     LimitError
-        If it is longer than `FAILURE_BYTES`.
+        If it is larger than ``limits.failure_bytes``.
     """
-    if len(payload) > FAILURE_BYTES:
+    if len(payload) > limits.failure_bytes:
         raise LimitError(
-            f"a failure message of {len(payload)} bytes; the limit is {FAILURE_BYTES}",
+            f"the failure message has {len(payload)} bytes; "
+            f"the limit is {limits.failure_bytes} bytes",
             stream=stream,
         )
     try:
@@ -145,6 +169,11 @@ def parse_failure(payload: bytes | memoryview, *, stream: str | None = None) -> 
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ProtocolError(
-            "a failure message is not the JSON object it must be", stream=stream
+            "the failure message is not a JSON object with a code and a message", stream=stream
         ) from None
-    return remote_error(_as_text(code), _as_text(message), stream=stream)
+    return remote_error(_replace_surrogates(code), _replace_surrogates(message), stream=stream)
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates. JSON and file names may contain them, but UTF-8 may not."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,384 +1,400 @@
-"""From the frames of the two streams back to messages ("Client Sequence").
+"""Reassembly of messages from the frames of the two streams ("Client Sequence").
 
-Metadata and bodies may come in any order, from one connection or from two, and more than
-once. Messages come out in the order of their sequence numbers, each with its body. The usual
-case, everything in order, takes a short path through `Reassembler.feed`.
+Metadata and bodies may arrive in any order, on one connection or on two, and more than once.
+The reassembler delivers complete messages in the order of their sequence numbers. Frames that
+arrive in order take the fast path in `Reassembler.feed`; all others pass through `PendingFrames`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
-from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError
-from ..formats.arrow.message import HeaderType, MessageFacts, message_facts
-from .frames import Incoming, ReceivedBody, Run, Untagged
+from .duplicates import DuplicateCounter
+from .frames import IncomingFrame, MessageRun, UntaggedFrame
 from .limits import DEFAULT_LIMITS, Limits
+from .memory import ReceivedBody
 from .messages import (
     PREFIX,
     Message,
+    MessageFormat,
     MetadataType,
+    expand_frames,
     parse_failure,
     parse_metadata_prefix,
-    single_frames,
 )
-from .sequence import LAST, distance, following
-from .tags import BodyType, body_tag, parse_body_tag
-from .uri import StreamKind
+from .metadata import ParsedMetadata, parse_metadata
+from .pending import PendingFrames
+from .sequence import MAX_SEQUENCE, advance, distance
+from .tags import BodyType, pack_body_tag, parse_body_tag
+from .uri import Streams
 
-_MESSAGE = int(MetadataType.MESSAGE)
-_PACKED = BodyType.PACKED
-_OFFSETS = BodyType.OFFSETS
-_OFFSETS_TAG = body_tag(0, _OFFSETS)
+_PACKED, _OFFSETS = BodyType.PACKED, BodyType.OFFSETS
+_OFFSETS_TAG = pack_body_tag(0, _OFFSETS)
+_PREFIX_SIZE = PREFIX.size
 _make_message = partial(tuple.__new__, Message)
 
 
-class _Half(NamedTuple):
-    """Metadata that waits for its body, or for its turn."""
-
-    metadata: bytes
-    facts: MessageFacts
-
-
 class Reassembler:
-    """Matches bodies to metadata and puts the messages of one stream in order.
+    """Matches bodies to metadata and delivers the messages of one stream in order.
 
     Parameters
     ----------
+    formats : mapping of MetadataType to MessageFormat
+        The formats that the stream may carry. A message of any other type is refused.
     limits : Limits
-        Bounds on what may wait.
+        Bounds on the frames that may wait.
     stream : str, optional
-        The stream's name, for errors.
+        The name of the stream, for errors.
     first_sequence : int
         The sequence number of the first message.
+    keep_alive_tags : set of int
+        The tags of keep-alives.
 
     Attributes
     ----------
     failure : RemoteError or None
-        Why the server gave up, once it said so. Messages before it are still good.
-    duplicates : int
-        How many frames came more than once and were ignored.
+        The failure that the server reported. The messages delivered before it are valid.
+    keep_alives : DuplicateCounter
+        The keep-alives that arrived.
     """
 
     def __init__(
         self,
+        formats: Mapping[MetadataType, MessageFormat],
         limits: Limits = DEFAULT_LIMITS,
         *,
         stream: str | None = None,
         first_sequence: int = 0,
+        keep_alive_tags: Set[int] = frozenset(),
     ) -> None:
+        self._formats = formats
         self._limits = limits
         self._stream = stream
         self._next = first_sequence
         self._delivered = 0
-        self._metadata: dict[int, _Half] = {}
-        self._bodies: dict[int, tuple[BodyType, ReceivedBody]] = {}
-        self._pending_bytes = 0
+        self._pending = PendingFrames()
         self._end: int | None = None
-        self._head: _Half | None = None
-        self._known: _Half | None = None
+        self._head: ParsedMetadata | None = None
+        """The metadata of message `_next`, if its body is the next frame to expect."""
+        self._latest: ParsedMetadata | None = None
+        """The last metadata with a body. Most messages repeat it byte for byte."""
         self.failure: RemoteError | None = None
-        self.duplicates = 0
+        self._duplicates = DuplicateCounter(limits.duplicates)
+        self._keep_alive_tags = keep_alive_tags
+        self.keep_alives = DuplicateCounter(limits.duplicates, "keep-alives")
 
     @property
     def finished(self) -> bool:
-        """Whether the end is proven: end of stream, no gap before it, no body outstanding."""
+        """Whether the stream ended, and every message that its end counts was delivered."""
         return self._next == self._end and self.failure is None
 
     @property
     def delivered(self) -> int:
-        """How many messages have come out."""
+        """The number of messages delivered."""
         return self._delivered
 
     @property
+    def duplicates(self) -> int:
+        """The number of frames that arrived again and were ignored."""
+        return self._duplicates.total
+
+    @property
+    def position(self) -> tuple[int, int, bool]:
+        """A value that changes with every frame that is neither a duplicate nor a keep-alive."""
+        pending = self._pending
+        waiting = len(pending.metadata) + len(pending.bodies) + (self._head is not None)
+        return self._delivered, waiting, self._end is None
+
+    @property
     def pending_bytes(self) -> int:
-        """How many bytes wait for an earlier message, or for their other half."""
-        return self._pending_bytes
+        """The size in bytes of the frames that wait."""
+        return self._pending.nbytes
 
     @property
     def needs_body(self) -> bool:
-        """Whether the next message waits for its body, not for its metadata."""
-        return self._head is not None or self._next in self._metadata
+        """Whether the next message lacks its body rather than its metadata."""
+        return self._head is not None or self._next in self._pending.metadata
 
     def missing(self) -> str:
-        """Say what the stream still waits for, for the error of a connection that was cut."""
+        """Describe the frame that the stream waits for, for the error of a broken connection."""
         if self._next == self._end:
             return "nothing"
         if self.needs_body:
             return f"the body of message {self._next}"
-        if self._next in self._bodies:
+        if self._next in self._pending.bodies:
             return f"the metadata of message {self._next}"
         if self._end is not None:
-            return f"message {self._next}; the end of the stream counts {self._end}"
+            return f"message {self._next}; the end of the stream counts {self._end} messages"
         return f"message {self._next} or the end of the stream"
 
     def feed(
         self,
-        frames: Iterable[Incoming],
-        ready: list[Message | Run],
-        origin: StreamKind = StreamKind.BOTH,
+        frames: Iterable[IncomingFrame],
+        ready: list[Message | MessageRun],
+        origin: Streams = Streams.BOTH,
     ) -> None:
-        """Take frames in; append the messages that are complete, in order, to `ready`.
+        """Accept received frames and append the messages that they complete to `ready`.
 
         Parameters
         ----------
-        frames : iterable of Untagged, TaggedReceived or Run
-            What arrived.
-        ready : list of Message or Run
-            Where complete messages go. If an error is raised, those before it are there.
-        origin : StreamKind
-            Which of the streams the connection carries.
+        frames : iterable of UntaggedFrame, ReceivedFrame or MessageRun
+            The frames in the order of their arrival.
+        ready : list of Message or MessageRun
+            Receives the complete messages in order. If this method raises, the list holds the
+            messages before the error.
+        origin : Streams
+            The streams that the connection carries.
 
         Raises
         ------
         ProtocolError
-            If a frame, or the row of them, breaks the protocol.
+            If a frame, or its position in the stream, violates the protocol.
         LimitError
-            If more would have to wait than the limits allow.
+            If more frames would have to wait than the limits allow.
         """
-        in_order = self._in_order and origin is not StreamKind.BODY
-        takes_bodies = origin is not StreamKind.METADATA
-        for frame in frames:
-            head = self._head
-            if isinstance(frame, Untagged):
-                payload = frame.payload
-                if in_order and head is None and len(payload) > PREFIX.size:
-                    kind, sequence = PREFIX.unpack_from(payload)
-                    if kind == _MESSAGE and sequence == self._next:
-                        metadata = payload[PREFIX.size :]
-                        known = self._known
-                        if known is None or metadata != known.metadata:
-                            known = self._half(metadata, sequence)
-                        if known is self._known or known.facts.header_type.has_body:
-                            self._head = known  # its body is most likely next
-                            continue
-                self._park()
-                self._take_metadata(payload, ready, origin)
-            elif isinstance(frame, Run):
-                if in_order and head is None and takes_bodies and self._follows(frame):
-                    ready.append(frame)
-                    self._next = (self._next + frame.count) & LAST
-                    self._delivered += frame.count
-                else:
-                    self.feed(single_frames((frame,)), ready, origin)
-            else:
-                tag, body = frame
-                if head is not None and takes_bodies:
-                    due = self._next
+        in_order = self._in_order(origin)
+        takes_bodies = origin.carries_bodies
+        unpack = PREFIX.unpack_from
+        try:
+            # The fast path has no function calls: it runs for every message.
+            for frame in frames:
+                head = self._head
+                if isinstance(frame, UntaggedFrame):
+                    payload, latest = frame.payload, self._latest
+                    if in_order and head is None and latest and len(payload) > _PREFIX_SIZE:
+                        message_type, sequence = unpack(payload)
+                        if sequence == self._next and message_type == latest.message_type:
+                            metadata = payload[_PREFIX_SIZE:]
+                            if metadata != latest.payload:
+                                latest = self._parse(message_type, metadata, sequence)
+                            if latest.has_body:
+                                self._head = latest
+                                continue
+                elif isinstance(frame, MessageRun):
+                    if in_order and head is None and takes_bodies and self._continues(frame):
+                        ready.append(frame)
+                        self._next = (self._next + frame.count) & MAX_SEQUENCE
+                        self._delivered += frame.count
+                        continue
+                elif head is not None and takes_bodies:
+                    tag, body = frame
+                    sequence = self._next
                     body_type = None
-                    if tag == due and body.nbytes == head.facts.body_length:
+                    if tag == sequence and body.nbytes == head.body_length:
                         body_type = _PACKED
-                    elif tag == due | _OFFSETS_TAG:
+                    elif tag == sequence | _OFFSETS_TAG:
                         body_type = _OFFSETS
                     if body_type is not None:
-                        ready.append(_make_message((due, head.metadata, body, body_type)))
-                        self._next = (due + 1) & LAST
+                        fields = (sequence, head.payload, body, body_type, head.message_type)
+                        ready.append(_make_message(fields))
+                        self._next = (sequence + 1) & MAX_SEQUENCE
                         self._delivered += 1
                         self._head = None
                         continue
-                self._park()
-                self._take_body(tag, body, ready, origin)
-            in_order = self._in_order and origin is not StreamKind.BODY
-
-    @property
-    def _in_order(self) -> bool:
-        """Whether nothing waits but, at most, the next message's metadata at hand."""
-        return not (
-            self._metadata
-            or self._bodies
-            or self._end is not None
-            or self.failure
-            or self._delivered == 0
-        )
-
-    def _follows(self, run: Run) -> bool:
-        """Tell whether a run is what comes next, and like the message before it."""
-        known = self._known
-        return (
-            known is not None
-            and run.sequence == self._next
-            and run.nbytes == known.facts.body_length
-            and known.facts.header_type.has_body
-            and run.metadata == known.metadata
-        )
-
-    def _park(self) -> None:
-        """Put the metadata at hand to what waits, so that there is one place to look."""
-        head = self._head
-        if head is not None:
-            self._head = None
-            self._metadata[self._next] = head
-            self._wait(len(head.metadata), self._next)
-
-    def _half(self, metadata: bytes, sequence: int) -> _Half:
-        known = self._known
-        if known is not None and metadata == known.metadata and self._delivered:
-            return known
-        try:
-            facts = message_facts(metadata)
-        except ProtocolError as error:
-            raise self._error(error.message, sequence) from None
-        if facts.body_length > self._limits.body_bytes:
-            raise LimitError(
-                f"the message declares a body of {facts.body_length} bytes; "
-                f"the limit is {self._limits.body_bytes}",
-                stream=self._stream,
-                sequence=sequence,
-            )
-        is_schema = facts.header_type is HeaderType.SCHEMA
-        if sequence == self._next and self._delivered == 0 and not is_schema:
-            raise self._error(
-                f"the first message is a {facts.header_type.name}, not a schema", sequence
-            )
-        if is_schema and not (sequence == self._next and self._delivered == 0):
-            raise self._error("a second schema", sequence)
-        half = _Half(metadata, facts)
-        if not is_schema:
-            self._known = half
-        return half
-
-    def _take_metadata(
-        self, payload: bytes, ready: list[Message | Run], origin: StreamKind
-    ) -> None:
-        try:
-            kind, sequence = parse_metadata_prefix(payload)
+                self._feed_out_of_order(frame, ready, origin)
+                in_order = self._in_order(origin)
         except ProtocolError as error:
             error.stream = self._stream
             raise
-        if not origin.metadata:
-            raise self._error("a metadata message on the connection for bodies", sequence)
-        if self.failure is not None:
-            raise self._error("a message after the failure of the stream", sequence)
-        if kind is MetadataType.END_OF_STREAM:
-            self._take_end(sequence)
-        elif kind is MetadataType.FAILED:
-            self.failure = parse_failure(payload[PREFIX.size :], stream=self._stream)
-        elif kind is MetadataType.VORTEX:
-            raise self._error("a Vortex message, which was not asked for", sequence)
-        elif self._is_due(sequence):
-            metadata = payload[PREFIX.size :]
-            earlier = self._metadata.get(sequence)
-            if earlier is not None:
-                if earlier.metadata != metadata:
-                    raise self._error("two different metadata messages of one number", sequence)
-                self.duplicates += 1
-                return
-            self._metadata[sequence] = self._half(metadata, sequence)
-            self._wait(len(metadata), sequence)
-            self._deliver(ready)
 
-    def _take_end(self, count: int) -> None:
+    def _in_order(self, origin: Streams) -> bool:
+        """Return whether no frame waits, except perhaps the metadata of the next message."""
+        return (
+            not self._pending
+            and self._end is None
+            and self.failure is None
+            and self._delivered > 0
+            and origin.carries_metadata
+        )
+
+    def _continues(self, run: MessageRun) -> bool:
+        """Return whether a run is due and consists of messages like the one before it."""
+        latest = self._latest
+        return (
+            latest is not None
+            and latest.message_type == MetadataType.ARROW
+            and run.sequence == self._next
+            and run.nbytes == latest.body_length
+            and run.metadata == latest.payload
+        )
+
+    def _feed_out_of_order(
+        self, frame: IncomingFrame, ready: list[Message | MessageRun], origin: Streams
+    ) -> None:
+        """Accept a frame that the fast path does not handle."""
+        if isinstance(frame, MessageRun):
+            self.feed(expand_frames((frame,)), ready, origin)
+            return
+        if self._head is not None:
+            self._pending.add_metadata(self._next, self._head)
+            self._head = None
+            self._check_pending_bytes(self._next)
+        if isinstance(frame, UntaggedFrame):
+            self._add_metadata_message(frame.payload, origin)
+        elif frame.tag in self._keep_alive_tags:
+            self.keep_alives.count(self.position)
+        else:
+            self._add_body(frame.tag, frame.body, origin)
+        while (message := self._pending.take(self._next)) is not None:
+            ready.append(message)
+            self._next = (self._next + 1) & MAX_SEQUENCE
+            self._delivered += 1
+
+    def _add_metadata_message(self, payload: bytes, origin: Streams) -> None:
+        message_type, sequence = parse_metadata_prefix(payload)
+        if not origin.carries_metadata:
+            raise ProtocolError(
+                "received metadata on the connection of the body stream", sequence=sequence
+            )
+        if self.failure is not None:
+            raise ProtocolError("received a message after the stream failed", sequence=sequence)
+        payload = payload[PREFIX.size :]
+        if message_type is MetadataType.END_OF_STREAM:
+            self._add_end(sequence)
+        elif message_type is MetadataType.FAILURE:
+            self.failure = parse_failure(payload, self._limits, stream=self._stream)
+        elif message_type not in self._formats:
+            accepted = ", ".join(accepted.name for accepted in self._formats)
+            message = f"the stream carries a {message_type.name} message"
+            raise ProtocolError(f"{message}; this reader accepts {accepted}", sequence=sequence)
+        else:
+            self._add_metadata(message_type, sequence, payload)
+
+    def _add_metadata(self, message_type: MetadataType, sequence: int, payload: bytes) -> None:
+        if not self._is_outstanding(sequence):
+            return
+        earlier = self._pending.metadata.get(sequence)
+        if earlier is None:
+            metadata = self._parse(message_type, payload, sequence)
+            self._pending.add_metadata(sequence, metadata)
+            self._check_pending_bytes(sequence)
+        elif (message_type, payload) != (earlier.message_type, earlier.payload):
+            raise ProtocolError(
+                "received different metadata with one sequence number", sequence=sequence
+            )
+        else:
+            self._duplicates.count(self.position)
+
+    def _parse(self, message_type: int, payload: bytes, sequence: int) -> ParsedMetadata:
+        """Return the parsed metadata of a message that is outstanding."""
+        latest = self._latest
+        if self._delivered and latest is not None and latest[:2] == (message_type, payload):
+            return latest
+        is_first = self._delivered == 0 and sequence == self._next
+        metadata = parse_metadata(
+            self._formats, self._limits, message_type, sequence, payload, is_first=is_first
+        )
+        if metadata.has_body:
+            self._latest = metadata
+        return metadata
+
+    def _add_end(self, count: int) -> None:
         if self._end is not None:
             if self._end != count:
-                raise self._error(f"two ends of the stream: {self._end} and {count}", count)
-            self.duplicates += 1
+                raise ProtocolError(
+                    f"received two ends of the stream, with {self._end} and {count} messages",
+                    sequence=count,
+                )
+            self._duplicates.count(self.position)
             return
-        ahead = distance(count, self._next)
-        if ahead == 0 and self._delivered == 0:
-            raise self._error("the stream ended before its schema", count)
-        last = max((distance(s, self._next) for s in (*self._metadata, *self._bodies)), default=-1)
-        if ahead <= last:
-            raise self._error(
-                f"the end of the stream counts {count}, but message "
-                f"{following(self._next, last)} came",
-                count,
+        outstanding = distance(count, self._next)
+        if outstanding == 0 and self._delivered == 0:
+            raise ProtocolError("the stream ended before its schema", sequence=count)
+        last = max((distance(s, self._next) for s in self._pending.sequences), default=-1)
+        if outstanding <= last:
+            raise ProtocolError(
+                f"the end of the stream counts {count} messages, but message "
+                f"{advance(self._next, last)} arrived",
+                sequence=count,
             )
-        if ahead > self._limits.pending_messages:
-            raise self._error(f"the end of the stream counts {count} messages, too many", count)
+        if outstanding > self._limits.pending_messages:
+            raise ProtocolError(
+                f"the stream ended with {outstanding} messages outstanding; "
+                f"the limit is {self._limits.pending_messages}",
+                sequence=count,
+            )
         self._end = count
 
-    def _take_body(
-        self, tag: int, body: ReceivedBody, ready: list[Message | Run], origin: StreamKind
-    ) -> None:
-        try:
-            sequence, body_type = parse_body_tag(tag)
-        except ProtocolError as error:
-            error.stream = self._stream
-            raise
-        if not origin.body:
-            raise self._error("a body on the connection for metadata", sequence, tag)
+    def _add_body(self, tag: int, body: ReceivedBody, origin: Streams) -> None:
+        sequence, body_type = parse_body_tag(tag)
+        if not origin.carries_bodies:
+            raise ProtocolError(
+                "received a body on the connection of the metadata stream",
+                sequence=sequence,
+                tag=tag,
+            )
         if self.failure is not None:
-            raise self._error("a message after the failure of the stream", sequence, tag)
-        if body_type is BodyType.FAILED:
-            self.failure = parse_failure(body.view[body.start :], stream=self._stream)
+            raise ProtocolError(
+                "received a body after the stream failed", sequence=sequence, tag=tag
+            )
+        if body_type is BodyType.FAILURE:
+            payload = body.view[body.start :]
+            self.failure = parse_failure(payload, self._limits, stream=self._stream)
             return
         if distance(sequence, self._next) == -self._delivered:
-            raise self._error("a body for the SCHEMA message, which has none", sequence, tag)
-        if not self._is_due(sequence, tag):
+            raise ProtocolError(
+                "received a body for the schema message, which has none", sequence=sequence, tag=tag
+            )
+        if not self._is_outstanding(sequence, tag):
             return
-        if sequence in self._bodies:
-            if self._bodies[sequence][1].nbytes != body.nbytes:
-                raise self._error("two different bodies of one number", sequence, tag)
-            self.duplicates += 1
-            return
-        self._bodies[sequence] = (body_type, body)
-        self._wait(body.nbytes, sequence)
-        self._deliver(ready)
+        if sequence not in self._pending.bodies:
+            self._pending.add_body(sequence, body_type, body)
+            self._check_pending_bytes(sequence)
+        elif self._pending.bodies[sequence][1].nbytes != body.nbytes:
+            raise ProtocolError(
+                "received bodies of different sizes with one sequence number",
+                sequence=sequence,
+                tag=tag,
+            )
+        else:
+            self._duplicates.count(self.position)
 
-    def _is_due(self, sequence: int, tag: int | None = None) -> bool:
-        """Tell whether a message is still to come out; refuse numbers that cannot be."""
+    def _is_outstanding(self, sequence: int, tag: int | None = None) -> bool:
+        """Return whether message `sequence` is still to be delivered, or count a duplicate.
+
+        Raises
+        ------
+        ProtocolError
+            If the stream cannot contain this sequence number.
+        LimitError
+            If the message is too far ahead.
+        """
         ahead = distance(sequence, self._next)
         if ahead < 0:
             if -ahead > self._delivered:
-                raise self._error("a sequence number before the first", sequence, tag)
-            self.duplicates += 1
+                raise ProtocolError(
+                    "the sequence number precedes the first of the stream",
+                    sequence=sequence,
+                    tag=tag,
+                )
+            self._duplicates.count(self.position)
             return False
         if self._end is not None and ahead >= distance(self._end, self._next):
-            raise self._error(
-                f"a message beyond the end of the stream, which counts {self._end}", sequence, tag
+            raise ProtocolError(
+                f"the message is beyond the end of the stream, which counts {self._end} messages",
+                sequence=sequence,
+                tag=tag,
             )
         if ahead >= self._limits.pending_messages:
             raise LimitError(
-                f"message {self._next} is missing and {ahead} later ones would have to wait",
-                stream=self._stream,
+                f"message {self._next} is missing, and this message is {ahead} ahead of it; "
+                f"at most {self._limits.pending_messages} messages may wait",
                 sequence=sequence,
                 tag=tag,
             )
         return True
 
-    def _wait(self, nbytes: int, sequence: int) -> None:
-        self._pending_bytes += nbytes
-        if self._pending_bytes <= self._limits.pending_bytes:
-            return
-        # One message may be larger than the limit, as long as it does not wait for others.
-        if set(self._metadata) | set(self._bodies) == {self._next}:
-            return
-        raise LimitError(
-            f"{self._pending_bytes} bytes wait for {self.missing()}; "
-            f"the limit is {self._limits.pending_bytes}",
-            stream=self._stream,
-            sequence=sequence,
-        )
+    def _check_pending_bytes(self, sequence: int) -> None:
+        """Check the size of the waiting frames, after one of message `sequence` was added.
 
-    def _deliver(self, ready: list[Message | Run]) -> None:
-        while (half := self._metadata.get(self._next)) is not None:
-            sequence = self._next
-            entry = self._bodies.get(sequence)
-            if half.facts.header_type.has_body:
-                if entry is None:
-                    return
-                body_type, body = entry
-                if body_type is BodyType.PACKED and body.nbytes != half.facts.body_length:
-                    raise self._error(
-                        f"a body of {body.nbytes} bytes where the metadata declares "
-                        f"{half.facts.body_length}",
-                        sequence,
-                    )
-                message = Message(sequence, half.metadata, body, body_type)
-                self._pending_bytes -= body.nbytes
-            elif entry is not None:
-                raise self._error(
-                    f"a body for a {half.facts.header_type.name} message, which has none", sequence
-                )
-            else:
-                message = Message(sequence, half.metadata, None, BodyType.PACKED)
-            self._pending_bytes -= len(half.metadata)
-            del self._metadata[sequence]
-            self._bodies.pop(sequence, None)
-            ready.append(message)
-            self._next = (sequence + 1) & LAST
-            self._delivered += 1
-
-    def _error(self, message: str, sequence: int, tag: int | None = None) -> ProtocolError:
-        return ProtocolError(message, stream=self._stream, sequence=sequence, tag=tag)
+        A single message may exceed the limit as long as it waits for no other message.
+        """
+        pending = self._pending
+        if pending.nbytes > self._limits.pending_bytes and pending.sequences != {self._next}:
+            raise LimitError(
+                f"{pending.nbytes} bytes wait for {self.missing()}; "
+                f"the limit is {self._limits.pending_bytes} bytes",
+                sequence=sequence,
+            )

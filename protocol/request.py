@@ -1,103 +1,84 @@
-"""Unsigned tickets: which dataset a reader asks for, and how much of it.
+"""Requests: the contents of unsigned tickets.
 
-A ticket is a dataset's name in UTF-8, or a JSON object with the fields of `Request`.
+An unsigned ticket is the name of a dataset in UTF-8, or a JSON object with the fields of `Request`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidRequestError
 
 COMPRESSIONS = ("none", "lz4", "zstd")
-SIGNED_PREFIX = b"sa1."
-"""How a signed ticket begins; to all but its server it is opaque."""
 FORMATS = ("arrow", "vortex")
-MOST_FILTER_CHARS = 44 << 10
-"""The longest filter, as text."""
-MOST_VERSION_CHARS = 256
-"""The longest version."""
-_MOST_ROWS = (1 << 63) - 1
-_COUNTS = {"limit": 0, "batch_rows": 1, "offset": 0, "shard": 0}
-_LENGTHS = {"filter": MOST_FILTER_CHARS, "version": MOST_VERSION_CHARS}
+SIGNED_PREFIX = b"sa1."
+"""The first bytes of a signed ticket. Only the server that issued it can read it."""
+MAX_FILTER_CHARS = 44 << 10
+"""The largest filter in characters. It leaves room for the other fields in a ticket."""
+MAX_VERSION_CHARS = 256
+"""The largest version in characters."""
+_MAX_COUNT = (1 << 63) - 1
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a reader asks for. It is valid once built."""
+    """A request for the data of a dataset. It is valid once built.
+
+    Raises
+    ------
+    InvalidRequestError
+        If a field has an invalid value.
+    """
 
     dataset: str
-    """The dataset's name in the server's catalog."""
+    """The name of the dataset in the server's catalog."""
     columns: tuple[str, ...] | None = None
-    """The names of the columns to send, in this order; None means all."""
+    """The columns to send, in this order. None selects all."""
     limit: int | None = None
-    """The largest number of rows to send; None means all."""
+    """The largest number of rows to send. None sends all."""
     batch_rows: int | None = None
-    """The largest number of rows in a record batch; None leaves it to the dataset."""
+    """The largest number of rows in a record batch. None leaves it to the dataset."""
     compression: str | None = None
-    """``none``, ``lz4`` or ``zstd``; None leaves the data as it lies."""
+    """The compression of bodies: ``none``, ``lz4`` or ``zstd``. None sends them unchanged."""
     format: str | None = None
-    """What the messages hold: ``arrow`` (None means that too) or ``vortex``."""
+    """The format of the messages: ``arrow``, which is the default, or ``vortex``."""
     filter: str | None = None
-    """Which rows to send: a Substrait extended expression, its bytes in base64url; None means all.
-
-    Whoever applies it finds out whether it is one."""
+    """The rows to send: a Substrait extended expression in base64url. None selects all. The
+    expression is not parsed here."""
     offset: int | None = None
-    """How many rows to leave out at the start, of those that shard and filter leave."""
+    """The number of rows to skip, after shard and filter were applied."""
     shard: int | None = None
-    """Which shard of the dataset to send, from 0; None means all."""
+    """The index of the shard to send. None sends all."""
     version: str | None = None
-    """Which version of the dataset is wanted; None means the one that is there."""
+    """The version of the dataset. None is the current one."""
+    batches: tuple[int, int] | None = None
+    """The first stored record batch or row group to send, and the one after the last, counted from
+    0 in the shard or else in the dataset. They are selected before the filter. None selects all."""
 
     def __post_init__(self) -> None:
-        if not self.dataset or "\0" in self.dataset:
-            raise InvalidRequestError("the ticket names no dataset")
-        if self.columns is not None and not self.columns:
-            raise InvalidRequestError("the ticket asks for no column at all")
-        try:
-            "".join((self.dataset, *(self.columns or ()), self.version or "")).encode()
-        except UnicodeEncodeError:
-            raise InvalidRequestError("the ticket holds names that are not Unicode text") from None
-        for name, least in _COUNTS.items():
+        for name, rule in _RULES.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidRequestError(f"the ticket's {name} is {value}, less than {least}")
-            if value is not None and value > _MOST_ROWS:
-                raise InvalidRequestError(f"the ticket's {name} does not fit in 64 bits")
-        for name, most in _LENGTHS.items():
-            length = len(getattr(self, name) or "")
-            if length > most:
-                raise InvalidRequestError(
-                    f"the ticket's {name} has {length} characters, more than {most}"
-                )
-        if self.version == "":
-            raise InvalidRequestError("the ticket's version is empty")
-        if self.filter is not None and not _BASE64URL.fullmatch(self.filter):
-            raise InvalidRequestError("the ticket's filter is not base64url")
-        for name, known in (("compression", COMPRESSIONS), ("format", FORMATS)):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise InvalidRequestError(
-                    f"the ticket's {name} is {value!r}; known are {', '.join(known)}"
-                )
+            if value is not None and (problem := rule.find_problem(name, value)):
+                raise InvalidRequestError(f"the ticket {problem}")
 
     @property
     def is_plain(self) -> bool:
-        """Whether the dataset is wanted whole and as it lies."""
+        """Whether the request is for the whole dataset, unchanged."""
         return self == Request(self.dataset)
 
     @classmethod
     def parse(cls, ticket: bytes) -> Request:
-        """Read a ticket.
+        """Parse an unsigned ticket.
 
         Raises
         ------
         InvalidRequestError
-            If it is not UTF-8, or JSON with fields or values that are not understood.
+            If it is not UTF-8, is malformed JSON, or has an unknown field or an invalid value.
 
         Examples
         --------
@@ -113,32 +94,25 @@ class Request:
         if not text.lstrip().startswith("{"):
             return cls(text)
         try:
-            values: Any = json.loads(text)
+            values: dict[str, Any] = json.loads(text)
         except (ValueError, RecursionError):
             raise InvalidRequestError("the ticket begins as JSON but is malformed") from None
-        unknown = set(values) - {field.name for field in fields(cls)}
+        unknown = sorted(values.keys() - _RULES.keys())
         if unknown:
-            raise InvalidRequestError(
-                f"the ticket has unknown fields: {', '.join(sorted(unknown))}"
-            )
-        for name, value in values.items():
-            if value is None:
-                continue
-            if name == "columns":
-                good = isinstance(value, list) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
-                values[name] = tuple(value) if good else None
-            elif name in _COUNTS:
-                good = isinstance(value, int) and not isinstance(value, bool)
-            else:
-                good = isinstance(value, str)
-            if not good:
-                raise InvalidRequestError(f"the ticket's {name} is {value!r}")
+            raise InvalidRequestError(f"the ticket has unknown fields: {', '.join(unknown)}")
         if values.get("dataset") is None:
             raise InvalidRequestError("the ticket names no dataset")
-        return cls(**values)
+        present = {name: value for name, value in values.items() if value is not None}
+        for name, value in present.items():
+            if not _RULES[name].has_type(value):
+                raise InvalidRequestError(f"the ticket's {name} has the invalid value {value!r}")
+        for name in ("columns", "batches"):
+            if name in present:
+                present[name] = tuple(present[name])
+        return cls(**present)
 
     def ticket(self) -> bytes:
-        """Return the shortest ticket that says this."""
+        """Return the shortest ticket for this request."""
         if self.is_plain and not self.dataset.lstrip().startswith("{"):
             return self.dataset.encode()
         values = {
@@ -147,3 +121,104 @@ class Request:
             if (value := getattr(self, field.name)) is not None
         }
         return json.dumps(values, ensure_ascii=False).encode()
+
+
+class _Rule(NamedTuple):
+    """A rule for one field."""
+
+    has_type: Callable[[Any], bool]
+    """Returns whether a JSON value has the type of the field."""
+    find_problem: Callable[[str, Any], str | None]
+    """Takes the name of the field and a value of that type. Returns what is wrong with the value,
+    to follow "the ticket", or None if the value is valid."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _check_dataset(field: str, name: str) -> str | None:
+    return _check_unicode(field, name) if name and "\0" not in name else "names no dataset"
+
+
+def _check_columns(field: str, columns: tuple[str, ...]) -> str | None:
+    return _check_unicode(field, "".join(columns)) if columns else "selects no columns"
+
+
+def _check_batches(field: str, batches: tuple[int, int]) -> str | None:
+    first, end = batches
+    if not 0 <= first <= end:
+        return f"has the {field} {first}:{end}; the first must be 0 or more and at most the end"
+    return None if end <= _MAX_COUNT else f"has a value of {field} that does not fit in 64 bits"
+
+
+def _check_version(field: str, version: str) -> str | None:
+    if not version:
+        return f"has an empty {field}"
+    return _check_length(field, version, MAX_VERSION_CHARS) or _check_unicode(field, version)
+
+
+def _check_filter(field: str, expression: str) -> str | None:
+    if problem := _check_length(field, expression, MAX_FILTER_CHARS):
+        return problem
+    return None if _BASE64URL.fullmatch(expression) else f"has a {field} that is not base64url"
+
+
+def _check_unicode(field: str, text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"has a value of {field} that is not Unicode text"
+    return None
+
+
+def _check_length(field: str, text: str, limit: int) -> str | None:
+    if len(text) <= limit:
+        return None
+    return f"has a {field} of {len(text)} characters; the limit is {limit} characters"
+
+
+def _count(least: int) -> _Rule:
+    def check(field: str, count: int) -> str | None:
+        if count < least:
+            return f"has the {field} {count}; it must be at least {least}"
+        if count > _MAX_COUNT:
+            return f"has a value of {field} that does not fit in 64 bits"
+        return None
+
+    return _Rule(_is_integer, check)
+
+
+def _choice(choices: tuple[str, ...]) -> _Rule:
+    def check(field: str, value: str) -> str | None:
+        known = ", ".join(choices)
+        return None if value in choices else f"has the {field} {value!r}; known are {known}"
+
+    return _Rule(_is_text, check)
+
+
+_RULES: Mapping[str, _Rule] = {
+    "dataset": _Rule(_is_text, _check_dataset),
+    "columns": _Rule(_is_text_list, _check_columns),
+    "limit": _count(0),
+    "batch_rows": _count(1),
+    "compression": _choice(COMPRESSIONS),
+    "format": _choice(FORMATS),
+    "filter": _Rule(_is_text, _check_filter),
+    "offset": _count(0),
+    "shard": _count(0),
+    "version": _Rule(_is_text, _check_version),
+    "batches": _Rule(_is_range, _check_batches),
+}

@@ -1,34 +1,35 @@
 """Sequence numbers: uint32, rolling over at 2**32 ("Definitions" of the specification).
 
-Two numbers are compared by serial-number arithmetic (RFC 1982): the one that is less than
-half the circle ahead is the later one.
+Numbers are compared by serial-number arithmetic (RFC 1982). Of two numbers, the one that is less
+than 2**31 steps ahead of the other is the later one.
 """
 
 from __future__ import annotations
 
 MODULUS = 1 << 32
-LAST = MODULUS - 1
+MAX_SEQUENCE = MODULUS - 1
+"""The last number before the rollover. Also the mask of a sequence number."""
 _HALF = 1 << 31
 
 
-def following(sequence: int, steps: int = 1) -> int:
+def advance(sequence: int, steps: int = 1) -> int:
     """Return the sequence number `steps` after `sequence`.
 
     Examples
     --------
-    >>> following(LAST)
+    >>> advance(MAX_SEQUENCE)
     0
     """
-    return (sequence + steps) & LAST
+    return (sequence + steps) & MAX_SEQUENCE
 
 
 def distance(sequence: int, base: int) -> int:
-    """Return how far `sequence` lies ahead of `base`; negative if it lies behind.
+    """Return the number of steps from `base` to `sequence`, negative if `sequence` is earlier.
 
     Examples
     --------
-    >>> distance(1, LAST), distance(LAST, 1)
+    >>> distance(1, MAX_SEQUENCE), distance(MAX_SEQUENCE, 1)
     (2, -2)
     """
-    ahead = (sequence - base) & LAST
+    ahead = (sequence - base) & MAX_SEQUENCE
     return ahead if ahead < _HALF else ahead - MODULUS

@@ -1,4 +1,4 @@
-"""From the messages of a dataset to the frames of the two streams ("Server Sequence")."""
+"""Splitting of a dataset's messages into the frames of the two streams ("Server Sequence")."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import Any, NamedTuple
 
 from ..errors import ProtocolError
 from .bodies import Span, pack_spans
-from .frames import Outgoing, Tagged, Untagged
-from .messages import PREFIX, MetadataType, failure_payload, metadata_message
-from .sequence import LAST
-from .tags import BodyType, body_tag
-from .uri import StreamKind
+from .frames import OutgoingFrame, TaggedFrame, UntaggedFrame
+from .messages import PREFIX, MetadataType, pack_failure, pack_metadata
+from .sequence import MAX_SEQUENCE
+from .tags import BodyType, pack_body_tag
+from .uri import Streams
 
 
 class SourceMessage(NamedTuple):
-    """A message as a source of data hands it over."""
+    """A message from a source of data."""
 
     metadata: bytes | memoryview
-    """The FlatBuffer of the Arrow IPC message."""
+    """The FlatBuffer of the message."""
     body: Sequence[Any] | None
-    """The parts of the packed body, in order; None for a message that has no body."""
+    """The buffers of the packed body, in order. None if the message has no body."""
     body_length: int = 0
-    """The size of the body in bytes: the sum over its parts."""
+    """The size of the body in bytes: the sum over its buffers."""
     rows: int = 0
-    """How many rows the message carries; 0 for all but record batches."""
+    """The number of rows of a record batch. 0 for other messages."""
+    message_type: int = MetadataType.ARROW
+    """The format of the message, as the type of its metadata message."""
 
 
 class Splitter:
@@ -32,28 +34,28 @@ class Splitter:
 
     Parameters
     ----------
-    kind : StreamKind
-        Which frames are wanted: both, or those of one stream only. Two splitters of different
-        kinds, fed the same messages, number them alike.
+    streams : Streams
+        The streams to make frames for. Two splitters for the two streams number the same messages
+        alike.
     first_sequence : int
         The sequence number of the first message.
     """
 
-    def __init__(self, kind: StreamKind = StreamKind.BOTH, first_sequence: int = 0) -> None:
-        self._metadata = kind.metadata
-        self._body = kind.body
+    def __init__(self, streams: Streams = Streams.BOTH, first_sequence: int = 0) -> None:
+        self._sends_metadata = streams.carries_metadata
+        self._sends_bodies = streams.carries_bodies
         self._next = first_sequence
         self._ended = False
 
     @property
-    def sent(self) -> int:
-        """The sequence number that follows the last message's (uint32)."""
+    def next_sequence(self) -> int:
+        """The sequence number of the next message (uint32)."""
         return self._next
 
     def split(
         self, messages: Iterable[SourceMessage], body_type: BodyType = BodyType.PACKED
-    ) -> list[Outgoing]:
-        """Return the frames of the next messages, in the order in which they should leave.
+    ) -> list[OutgoingFrame]:
+        """Return the frames of the next messages, in the order to send them in.
 
         Raises
         ------
@@ -62,28 +64,28 @@ class Splitter:
         """
         if self._ended:
             raise ProtocolError("the stream has ended", sequence=self._next)
-        frames: list[Outgoing] = []
+        frames: list[OutgoingFrame] = []
         sequence = self._next
-        want_metadata, want_body = self._metadata, self._body
+        sends_metadata, sends_bodies = self._sends_metadata, self._sends_bodies
         pack = PREFIX.pack
-        for metadata, body, body_length, _ in messages:
-            if want_metadata:
-                frames.append(Untagged(b"".join((pack(MetadataType.MESSAGE, sequence), metadata))))
-            if body is not None and want_body:
-                frames.append(Tagged(body_tag(sequence, body_type), body_length, body))
-            sequence = (sequence + 1) & LAST
+        for metadata, body, body_length, _, message_type in messages:
+            if sends_metadata:
+                frames.append(UntaggedFrame(b"".join((pack(message_type, sequence), metadata))))
+            if body is not None and sends_bodies:
+                frames.append(TaggedFrame(pack_body_tag(sequence, body_type), body_length, body))
+            sequence = (sequence + 1) & MAX_SEQUENCE
         self._next = sequence
         return frames
 
-    def split_placed(self, message: SourceMessage, spans: Sequence[Span]) -> list[Outgoing]:
-        """Return the frames of the next message, whose body lies in a region: type 1.
+    def split_remote(self, message: SourceMessage, spans: Sequence[Span]) -> list[OutgoingFrame]:
+        """Return the frames of the next message, with a body of type 1.
 
         Parameters
         ----------
         message : SourceMessage
-            Its body is not looked at.
+            The message. Its body is ignored.
         spans : sequence of (offset, length)
-            Where each of its buffers lies.
+            The location of each of its buffers in the region.
 
         Raises
         ------
@@ -95,17 +97,25 @@ class Splitter:
             [message._replace(body=(payload,), body_length=len(payload))], BodyType.OFFSETS
         )
 
-    def end(self) -> list[Outgoing]:
-        """Return the end of the stream: a message that counts those before it."""
+    def end(self) -> list[OutgoingFrame]:
+        """Return the frames that end the stream: a message that counts those before it."""
         self._ended = True
-        if not self._metadata:
+        if not self._sends_metadata:
             return []
-        return [Untagged(metadata_message(MetadataType.END_OF_STREAM, self._next))]
+        return [UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, self._next))]
 
-    def fail(self, code: str, message: str) -> list[Outgoing]:
-        """Return the failure of the stream, for the peer to raise; nothing may follow it."""
+    def fail(self, code: str, message: str) -> list[OutgoingFrame]:
+        """Return the frames that report the failure of the stream. Nothing may follow them.
+
+        Parameters
+        ----------
+        code : str
+            A gRPC status name.
+        message : str
+            The explanation for the reader.
+        """
         self._ended = True
-        payload = failure_payload(code, message)
-        if self._metadata:
-            return [Untagged(metadata_message(MetadataType.FAILED, self._next, payload))]
-        return [Tagged(body_tag(self._next, BodyType.FAILED), len(payload), (payload,))]
+        payload = pack_failure(code, message)
+        if self._sends_metadata:
+            return [UntaggedFrame(pack_metadata(MetadataType.FAILURE, self._next, payload))]
+        return [TaggedFrame(pack_body_tag(self._next, BodyType.FAILURE), len(payload), (payload,))]

@@ -1,7 +1,7 @@
-"""What each role may do when: one table for the server's side of a connection, one for a reader.
+"""The states of both sides of a stream, and the events that each state allows.
 
-A pair of state and event that is missing from a table is the protocol error. The diagrams in
-docs/wire.md are drawn from these tables.
+Each role has one table. An event without an entry for the current state is a protocol error. The
+diagrams in docs/wire.md are generated from these tables.
 """
 
 from __future__ import annotations
@@ -14,56 +14,53 @@ from ..errors import ProtocolError
 
 
 class ServerState(Enum):
-    """The server's side of a connection."""
+    """The states of the server's side of a connection."""
 
     PREFACE = "preface"
-    """Waits for the peer's preface."""
+    """The server waits for the peer's preface."""
     IDLE = "idle"
-    """Waits for a request; also after a stream whose leases are all returned."""
+    """The server waits for a request. The peer holds no leases."""
     STREAMING = "streaming"
-    """Sends a stream."""
+    """The server sends a stream."""
     LEASED = "leased"
-    """Has sent a stream and waits for the leases that the peer holds."""
-    CLOSED = "closed"
-    """Is gone."""
+    """The server has sent a stream and waits until the peer frees its leases."""
 
 
 class ServerEvent(Enum):
-    """What may happen on the server's side."""
+    """The events on the server's side of a connection."""
 
     PREFACE_RECEIVED = "preface received"
     WANT_DATA = "want_data received"
     FREE_DATA = "free_data received"
+    KEEP_ALIVE = "keep_alive received"
     ENDED = "end of stream sent"
     ENDED_LEASED = "end of stream sent, leases held"
     FAILED = "failure sent"
-    LAST_FREED = "last lease returned"
-    DISCONNECTED = "peer gone"
+    LAST_FREED = "last lease freed"
 
 
 class ReaderState(Enum):
-    """The reader's side of a stream, over one connection or two."""
+    """The states of a reader's stream, over one connection or two."""
 
     CONNECTING = "connecting"
-    """Is being connected."""
+    """The reader connects and sends its requests."""
     OPENING = "opening"
-    """Has asked and waits for the schema."""
+    """The reader waits for the schema."""
     STREAMING = "streaming"
-    """Has the schema and receives messages."""
+    """The reader receives messages."""
     ENDED = "ended"
-    """Has all messages, and the proof of it."""
+    """The reader has received every message and the end of the stream."""
     FAILED = "failed"
-    """Has raised; nothing more can be read."""
+    """The reader has raised an error. Nothing more can be read."""
     CLOSED = "closed"
-    """Was closed by its own side."""
+    """The reader closed the stream."""
 
 
 class ReaderEvent(Enum):
-    """What may happen on a reader's side."""
+    """The events of a reader's stream."""
 
     REQUESTED = "want_data sent"
     SCHEMA = "schema received"
-    MESSAGES = "messages received"
     PROVEN_END = "end proven"
     ERROR = "error"
     CLOSE = "closed"
@@ -71,19 +68,17 @@ class ReaderEvent(Enum):
 
 SERVER: Mapping[tuple[ServerState, ServerEvent], ServerState] = {
     (ServerState.PREFACE, ServerEvent.PREFACE_RECEIVED): ServerState.IDLE,
-    (ServerState.PREFACE, ServerEvent.DISCONNECTED): ServerState.CLOSED,
     (ServerState.IDLE, ServerEvent.WANT_DATA): ServerState.STREAMING,
     (ServerState.IDLE, ServerEvent.FREE_DATA): ServerState.IDLE,
-    (ServerState.IDLE, ServerEvent.DISCONNECTED): ServerState.CLOSED,
+    (ServerState.IDLE, ServerEvent.KEEP_ALIVE): ServerState.IDLE,
     (ServerState.STREAMING, ServerEvent.FREE_DATA): ServerState.STREAMING,
     (ServerState.STREAMING, ServerEvent.ENDED): ServerState.IDLE,
     (ServerState.STREAMING, ServerEvent.ENDED_LEASED): ServerState.LEASED,
     (ServerState.STREAMING, ServerEvent.FAILED): ServerState.IDLE,
-    (ServerState.STREAMING, ServerEvent.DISCONNECTED): ServerState.CLOSED,
     (ServerState.LEASED, ServerEvent.WANT_DATA): ServerState.STREAMING,
     (ServerState.LEASED, ServerEvent.FREE_DATA): ServerState.LEASED,
+    (ServerState.LEASED, ServerEvent.KEEP_ALIVE): ServerState.LEASED,
     (ServerState.LEASED, ServerEvent.LAST_FREED): ServerState.IDLE,
-    (ServerState.LEASED, ServerEvent.DISCONNECTED): ServerState.CLOSED,
 }
 
 READER: Mapping[tuple[ReaderState, ReaderEvent], ReaderState] = {
@@ -93,15 +88,12 @@ READER: Mapping[tuple[ReaderState, ReaderEvent], ReaderState] = {
     (ReaderState.OPENING, ReaderEvent.SCHEMA): ReaderState.STREAMING,
     (ReaderState.OPENING, ReaderEvent.ERROR): ReaderState.FAILED,
     (ReaderState.OPENING, ReaderEvent.CLOSE): ReaderState.CLOSED,
-    (ReaderState.STREAMING, ReaderEvent.MESSAGES): ReaderState.STREAMING,
     (ReaderState.STREAMING, ReaderEvent.PROVEN_END): ReaderState.ENDED,
     (ReaderState.STREAMING, ReaderEvent.ERROR): ReaderState.FAILED,
     (ReaderState.STREAMING, ReaderEvent.CLOSE): ReaderState.CLOSED,
     (ReaderState.ENDED, ReaderEvent.ERROR): ReaderState.FAILED,
     (ReaderState.ENDED, ReaderEvent.CLOSE): ReaderState.CLOSED,
-    (ReaderState.FAILED, ReaderEvent.ERROR): ReaderState.FAILED,
     (ReaderState.FAILED, ReaderEvent.CLOSE): ReaderState.CLOSED,
-    (ReaderState.CLOSED, ReaderEvent.CLOSE): ReaderState.CLOSED,
 }
 
 S = TypeVar("S", bound=Enum)
@@ -109,16 +101,16 @@ E = TypeVar("E", bound=Enum)
 
 
 class Machine(Generic[S, E]):
-    """A position in one of the tables.
+    """A state machine driven by one of the tables.
 
     Parameters
     ----------
     table : mapping
         `SERVER` or `READER`.
     state : Enum
-        Where to begin.
+        The initial state.
     stream : str, optional
-        The stream's name, for errors.
+        The name of the stream, for errors.
     """
 
     def __init__(self, table: Mapping[tuple[S, E], S], state: S, stream: str | None = None) -> None:
@@ -127,24 +119,24 @@ class Machine(Generic[S, E]):
         self.stream = stream
 
     def on(self, event: E) -> S:
-        """Take the step that `event` means and return the new state.
+        """Enter and return the state that follows from `event`.
 
         Raises
         ------
         ProtocolError
-            If the event is illegal in the present state; it names both, and the stream.
+            If the current state does not allow the event. The error names both.
         """
         try:
             self.state = self._table[self.state, event]
         except KeyError:
             raise ProtocolError(
-                f"{event.value!r} is not allowed now", stream=self.stream, state=self.state.value
+                f"unexpected event {event.value!r}", stream=self.stream, state=self.state.value
             ) from None
         return self.state
 
 
-def mermaid(table: Mapping[tuple[S, E], S], start: S) -> str:
-    """Draw a table as a Mermaid state diagram."""
+def draw_diagram(table: Mapping[tuple[S, E], S], start: S) -> str:
+    """Return a Mermaid state diagram of a table."""
     lines = ["stateDiagram-v2", f"    [*] --> {start.name}"]
     lines += [
         f"    {state.name} --> {target.name}: {event.value}"

@@ -7,9 +7,8 @@
         │ body type│   reserved, 0    │ sequence number  │
         └──────────┴──────────────────┴──────────────────┘
 
-A receiver matches a body to its metadata with the mask ``0x00000000FFFFFFFF``, and only then
-looks at the rest. That mask also matches a tag whose reserved bits are set; such a tag is
-refused here, after the match.
+A receiver matches a body to its metadata with the mask ``0x00000000FFFFFFFF``. That mask also
+matches a tag with reserved bits set, so `parse_body_tag` checks those bits after the match.
 """
 
 from __future__ import annotations
@@ -22,24 +21,31 @@ SEQUENCE_MASK = 0x0000_0000_FFFF_FFFF
 RESERVED_MASK = 0x00FF_FFFF_0000_0000
 TYPE_SHIFT = 56
 
+WANT_DATA = 0x0000_0100_0000_0001
+FREE_DATA = 0x0000_0100_0000_0002
+KEEP_ALIVE = 0x0000_0100_0000_0003
+"""The request tags of a listener whose URI has none. They are constant, so that a reader's URI
+stays valid when the server restarts or moves, and a short URI such as ``tcp://host/flights`` needs
+no tags."""
+
 
 class BodyType(IntEnum):
-    """What the body of a tagged message holds."""
+    """The content of a tagged message."""
 
     PACKED = 0
     """The packed body of an Arrow IPC message."""
     OFFSETS = 1
-    """The places of the body's buffers in shared or remote memory."""
-    FAILED = 255
-    """The body stream failed; the body says why (an extension of splitarrow)."""
+    """The offsets and lengths of the body's buffers in shared or remote memory."""
+    FAILURE = 255
+    """The reason why the body stream failed (an extension of splitarrow)."""
 
 
-def body_tag(sequence: int, body_type: int = BodyType.PACKED) -> int:
+def pack_body_tag(sequence: int, body_type: int = BodyType.PACKED) -> int:
     """Return the tag of the body of message `sequence`.
 
     Examples
     --------
-    >>> hex(body_tag(7, BodyType.OFFSETS))
+    >>> hex(pack_body_tag(7, BodyType.OFFSETS))
     '0x100000000000007'
     """
     return (body_type << TYPE_SHIFT) | sequence
@@ -53,20 +59,20 @@ def parse_body_tag(tag: int) -> tuple[int, BodyType]:
     ProtocolError
         If a reserved bit is set or the body type is unknown.
     """
+    sequence = tag & SEQUENCE_MASK
     if tag & RESERVED_MASK:
-        raise ProtocolError("the tag has reserved bits set", sequence=tag & SEQUENCE_MASK, tag=tag)
+        raise ProtocolError("the tag has reserved bits set", sequence=sequence, tag=tag)
     try:
-        body_type = BodyType(tag >> TYPE_SHIFT)
+        return sequence, BodyType(tag >> TYPE_SHIFT)
     except ValueError:
         raise ProtocolError(
-            f"unknown body type {tag >> TYPE_SHIFT}", sequence=tag & SEQUENCE_MASK, tag=tag
+            f"unknown body type {tag >> TYPE_SHIFT}", sequence=sequence, tag=tag
         ) from None
-    return tag & SEQUENCE_MASK, body_type
 
 
-def is_request_value(value: int) -> bool:
-    """Tell whether `value` may serve as ``want_data`` or ``free_data`` of a server.
+def is_request_tag(value: int) -> bool:
+    """Return whether a server may use `value` as a tag that its URI names.
 
-    A server picks values with one of the bits 32-55 set, so that no legal body tag equals one.
+    At least one of the bits 32-55 must be set, so that no legal body tag equals the value.
     """
     return 0 <= value < 1 << 64 and bool(value & RESERVED_MASK)

@@ -1,62 +1,75 @@
-"""The daemon: listeners, sessions, draining. The same object serves a process and a notebook."""
+"""The daemon: it accepts connections, runs their sessions and drains them.
+
+A process (`process`), a thread (`embedded`) or a test runs the same object.
+"""
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Mapping
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
-from anyio.lowlevel import checkpoint
+from anyio.abc import TaskStatus
 
-from ..errors import ConfigError, UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
-from ..protocol.uri import DataUri, StreamKind
+from ..protocol.uri import DataUri
 from ..transport.base import Channel, Listener
-from ..transport.certificates import TlsServerOptions
-from ..transport.registry import transport_for
-from ..transport.tls import TlsTransport
-from .auth.rights import make_rights
-from .auth.tickets import TicketOffice
-from .catalog.base import Dataset, Encoding
+from .acceptor import Acceptor
+from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
-from .catalog.watching import Watcher
-from .config import DEFAULT_LISTEN, ServerSettings, listener_uri
+from .catalog.dataset import Budget, Encoding
+from .catalog.published.version_watcher import VersionWatcher
+from .config import Configuration, ServerSettings
+from .context import ServerContext
+from .filter_slots import FilterSlots
+from .listeners import bind_listeners, schemes_of, select_listener
 from .logs import get_logger
-from .metrics import Counters
+from .metrics import Metrics
+from .reads import ReadsInProgress
+from .reload import Reloader
 from .session import Session
-from .shared.sharing import Sharing
+from .shm.shared_regions import SharedRegions
+from .stalls import StallWatch
+from .streams import StreamRegistry
+from .waiting_writers import yield_to_writers
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
 
-_MAX_REQUEST_FRAME = 1 << 20
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WORKER_THREADS = 16
 
 
 class Daemon:
     """Serves a catalog over the listeners that its settings name.
 
+    Call `bind`, then `run`. While it runs, `drain` and `cut` end it.
+
     Parameters
     ----------
     catalog : Catalog
-        What to serve. It may change while the daemon runs.
+        The datasets. They may change while the daemon runs.
     settings : ServerSettings
-        How.
+        The settings.
     limits : Limits
-        Bounds on what readers may send.
-    office : TicketOffice, optional
-        Makes and checks tickets, where several processes share one.
+        Bounds on what readers and clients may send.
+    access : AccessControl, optional
+        Authenticates callers and redeems tickets. By default, it is built from the settings.
+    configuration : Configuration, optional
+        The sources of the settings, to read them again; see `Reloader`.
 
     Attributes
     ----------
-    uris : list of DataUri
-        The addresses that are bound.
+    control_uri : str or None
+        The URI of the control plane, once it is bound.
+    metrics : Metrics
+        The metrics.
+    streams : StreamRegistry
+        The running streams.
+    reloader : Reloader
+        Applies a changed configuration.
     """
 
     def __init__(
@@ -64,297 +77,196 @@ class Daemon:
         catalog: Catalog,
         settings: ServerSettings,
         limits: Limits = DEFAULT_LIMITS,
-        office: TicketOffice | None = None,
+        access: AccessControl | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
         self.catalog = catalog
-        self.settings = settings
-        self.limits = limits
-        self.encoding = Encoding(settings.compression, settings.batch_rows)
-        self.sharing = Sharing.of(settings)
-        self.handshake_seconds = settings.handshake_seconds
-        self.idle_seconds = settings.idle_seconds
-        self.counters = Counters()
-        self.uris: list[DataUri] = []
-        self.rights = make_rights(settings, office)
+        self.regions = SharedRegions(settings)
+        self.metrics = Metrics()
+        self.metrics.add_collector(self._collect)
+        self.streams = StreamRegistry(self.metrics, lambda: self.settings.principal_limit)
+        self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
+        self._context = ServerContext(
+            catalog=catalog,
+            settings=settings,
+            limits=limits,
+            access=self.access,
+            encoding=Encoding(
+                settings.compression, settings.batch_rows, budget=Budget.from_settings(settings)
+            ),
+            regions=self.regions,
+            metrics=self.metrics,
+            streams=self.streams,
+            reads=ReadsInProgress(),
+            leased_by=self._leased_by,
+            filter_slots=FilterSlots(settings.filter_threads),
+        )
+        self.reloader = Reloader(self._context, configuration)
         self._listeners: list[Listener] = []
         self._sessions: set[Session] = set()
         self._log = get_logger("daemon")
 
-    def admit(self, ticket: bytes, kind: StreamKind) -> Request:
-        """Return what a reader may have for a ticket; see `Rights.admit`."""
-        return self.rights.admit(ticket, kind)
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings. A reload replaces them."""
+        return self._context.settings
 
-    def lookup(self, name: str) -> Dataset:
-        """Return a dataset of the catalog.
+    @property
+    def uris(self) -> list[DataUri]:
+        """The URIs that are bound."""
+        return self._context.uris
 
-        Raises
-        ------
-        NotFoundError
-            If there is none of that name.
-        """
-        return self.catalog.lookup(name)
-
-    def leased_by(self, user: int | None) -> int:
-        """Return how many bytes a user holds leases on, over all its connections."""
-        return sum(s.ledger.held_bytes for s in list(self._sessions) if s.user == user)
+    def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
+        """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
+        self._listeners = bind_listeners(self.settings, self.access, self.regions, sockets)
+        self._context.uris = [listener.uri for listener in self._listeners]
 
     async def run(
         self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve what is bound until `drain` or `cut`; return when the last stream has ended."""
-        self.draining = anyio.Event()
-        self.threads = anyio.CapacityLimiter(_WORKER_THREADS)
-        listeners = self._listeners
-        watcher = Watcher(self.catalog, self.settings.poll_seconds, self.settings.keep_versions)
+        """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
+        self._context.draining = anyio.Event()
+        self._context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
+        seconds, versions = self.settings.poll_seconds, self.settings.keep_versions
+        watcher = VersionWatcher(self.catalog.datasets, seconds, versions)
         try:
             control = await self._bind_control()
             async with anyio.create_task_group() as background:
-                background.start_soon(self.sharing.guards.run)
-                background.start_soon(self.sharing.mappings.run)
+                background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
-                async with anyio.create_task_group() as sessions:
-                    self._scope = sessions.cancel_scope
-                    if control is not None:
-                        await sessions.start(control.run)
-                    async with anyio.create_task_group() as accepting:
-                        for listener in listeners:
-                            accepting.start_soon(self._accept, listener, sessions)
-                        task_status.started(self.uris)
-                        await self.draining.wait()
-                        accepting.cancel_scope.cancel()
-                    for listener in listeners:
-                        listener.close()
-                    sessions.cancel_scope.deadline = (
-                        anyio.current_time() + self.settings.drain_seconds
-                    )
+                background.start_soon(yield_to_writers, lambda: list(self._sessions))
+                background.start_soon(StallWatch(self._context, self._sessions).run)
+                await self._serve(control, task_status)
                 background.cancel_scope.cancel()
         finally:
-            for listener in listeners:
-                listener.close()
-            self.rights.close()
-            self.sharing.store.close()
-        if self.counters.streams:
-            self._log.warning("streams cut", streams=self.counters.streams)
+            self._close_listeners()
+            self.access.close()
+            self.regions.close()
+        if self.metrics.streams:
+            self._log.warning("streams cut", streams=self.metrics.streams)
 
     async def _bind_control(self) -> ControlPlane | None:
-        settings = self.settings
-        if settings.control is None:
+        if self.settings.control is None:
             return None
-        from .control.plane import ControlPlane
-        from .control.settings import ControlSettings
+        from .control.plane import ControlPlane  # gRPC takes time to import
 
-        chosen = ControlSettings(
-            control=settings.control,
-            advertise=settings.advertise,
-            writable=settings.writable,
-            writable_bytes=settings.writable_bytes,
-            upload_bytes=settings.upload_bytes,
-            tls_cert=settings.tls_cert,
-            tls_key=settings.tls_key,
-            tls_client_ca=settings.tls_client_ca,
-            reflection=settings.reflection,
-            insecure=settings.insecure,
-        )
-        guard, office = self.rights.guard, self.rights.office
-        control = ControlPlane(self, guard, office, chosen, self.reload)
+        control = ControlPlane(self._context, self.reloader.reload)
         self.control_uri = str(await control.bind())
         return control
 
-    def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
-        """Bind the addresses of the settings: all of them or, with an error, none.
+    async def _serve(
+        self, control: ControlPlane | None, task_status: TaskStatus[list[DataUri]]
+    ) -> None:
+        """Accept connections until the daemon drains. Then wait for the streams, within bounds."""
+        async with anyio.create_task_group() as sessions:
+            self._scope = sessions.cancel_scope
+            if control is not None:
+                await sessions.start(control.run)
+            async with anyio.create_task_group() as acceptors:
+                acceptor = Acceptor(self._listeners, self._context, self._run_session)
+                acceptors.start_soon(acceptor.run, sessions)
+                task_status.started(self.uris)
+                await self._context.draining.wait()
+                sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
+                await self._context.reads.wait_idle()
+                acceptors.cancel_scope.cancel()
+            self._close_listeners()
 
-        Parameters
-        ----------
-        sockets : mapping, optional
-            Sockets that are bound already, for several processes to share, by the address
-            that they are bound for.
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
-        Raises
-        ------
-        ConfigError
-            If an address cannot be bound.
-        """
-        limits = Limits(body_bytes=_MAX_REQUEST_FRAME, metadata_bytes=_MAX_REQUEST_FRAME)
-        listeners: list[Listener] = []
+    async def _run_session(self, channel: Channel, listener: Listener, admitted: bool) -> None:
+        metrics = self.metrics
+        metrics.connections += 1
+        metrics.connections_total += 1
+        metrics.refused += not admitted
+        session = Session(channel, listener, self._context, admitted=admitted)
+        self._sessions.add(session)
         try:
-            uris = [listener_uri(text) for text in self.settings.listen]
-            self.rights.check_exposure(
-                uris,
-                None,
-                client_certificates=self.settings.tls_client_ca is not None,
-                insecure=self.settings.insecure,
-            )
-            for text, uri in zip(self.settings.listen, uris, strict=True):
-                sock = None if sockets is None else sockets[text]
-                try:
-                    listeners.append(self._listener(uri, limits, sock))
-                except ConfigError as error:
-                    if uri.scheme != "shm" or self.settings.listen != DEFAULT_LISTEN:
-                        raise
-                    self._log.warning("no shared memory for readers", reason=error.message)
-        except BaseException:
-            for listener in listeners:
-                listener.close()
-            raise
-        self._listeners = listeners
-        self.uris = [listener.uri for listener in listeners]
-
-    def _listener(self, uri: DataUri, limits: Limits, sock: socket | None) -> Listener:
-        settings = self.settings
-        transport: Any = transport_for(uri)
-        if uri.scheme == "shm":
-            from ..transport.shm import ShmTransport
-
-            transport = ShmTransport(frozenset(settings.shm_users))
-        if uri.scheme == "ucx":
-            from ..transport.ucx import UcxTransport
-
-            transport = UcxTransport(self.sharing.mappings.region)
-        if uri.scheme == "tcp+tls" and settings.tls_cert is not None:
-            own = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            transport = TlsTransport(server_options=own)
-        if sock is not None:
-            return transport.listen(uri, limits, sock)
-        return transport.listen(uri, limits)
-
-    def reload(self) -> None:
-        """Open the datasets of the settings anew, such as directories that have new shards.
-
-        Raises
-        ------
-        DatasetError
-            If one cannot be read; it, and those after it, stay as they were.
-        """
-        for name, source in self.settings.datasets.items():
-            self.catalog.replace(name, source)
+            await session.run()
+        except Exception:
+            get_logger("session").exception("session failed", peer=channel.peer)
+        finally:
+            metrics.connections -= 1
+            self._sessions.discard(session)
 
     def drain(self) -> None:
-        """Take no new streams; return from `run` when those that run have ended."""
-        self.draining.set()
+        """Refuse new reads. `run` returns when those in progress have ended."""
+        self._context.draining.set()
 
     def cut(self) -> None:
-        """End every stream now; the readers see broken connections."""
-        self.draining.set()
+        """End every stream now. Readers see broken connections."""
+        self._context.draining.set()
         self._scope.cancel()
 
+    def _leased_by(self, user: int | None) -> int:
+        return sum(s.lease_table.held_bytes for s in list(self._sessions) if s.user == user)
+
     def stats(self) -> dict[str, int]:
-        """Return what is counted: what is open or held now, and totals since the start."""
-        counters = self.counters
-        sessions = list(self._sessions)  # whatever thread asks
+        """Return current values and totals since the start, by name. Any thread may call this."""
+        return self.metrics.stats()
+
+    def _collect(self) -> dict[str, float]:
+        """Return the values that sessions keep, for the metrics."""
+        sessions = list(self._sessions)
+        tables = [session.lease_table for session in sessions]
+        # Readers change the tables meanwhile: each is read once.
+        ages = [table.oldest for table in tables]
+        oldest = min((age for age in ages if age is not None), default=None)
         return {
-            "connections": counters.connections,
-            "connections_total": counters.connections_total,
-            "streams": counters.streams,
-            "streams_total": counters.streams_total,
-            "leases": sum(session.ledger.held for session in sessions),
-            "leased_bytes": sum(session.ledger.held_bytes for session in sessions),
-            "lease_seconds": self._oldest_lease(),
-            "bad_frees": counters.bad_frees + sum(s.ledger.bad_frees for s in sessions),
-            "shared_bytes": self.sharing.store.nbytes,
-            "bytes_sent": counters.bytes_sent + sum(session.bytes_sent for session in sessions),
-            "bytes_lent": counters.bytes_lent,
-            "messages": counters.messages,
-            "rows": counters.rows,
-            "failures": counters.failures,
-            "protocol_errors": counters.protocol_errors,
-            "refused": counters.refused,
+            "leases": sum(table.held for table in tables),
+            "leased_bytes": sum(table.held_bytes for table in tables),
+            "lease_seconds": 0 if oldest is None else int(time.monotonic() - oldest),
+            "bad_frees": sum(table.bad_frees for table in tables),
+            "shared_bytes": self.regions.store.nbytes,
+            "bytes_sent": sum(session.bytes_sent for session in sessions),
         }
 
-    def _oldest_lease(self) -> int:
-        """Return how long the lease that is held longest has been held, in whole seconds."""
-        oldest = (session.ledger.oldest for session in list(self._sessions))
-        since = [moment for moment in oldest if moment is not None]
-        return int(time.monotonic() - min(since)) if since else 0
-
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
-        """Return the complete URI of a dataset, ticket included.
+        """Return the URI of a dataset, with a ticket.
 
         Parameters
         ----------
         name : str
             The dataset.
         scheme : str, optional
-            The transport; None takes the first listener that fits.
+            The transport; by default that of the first listener.
         stream : {"both", "metadata", "body"}, optional
-            Which streams the listener carries; None prefers both.
+            The streams that the listener carries. By default, both are preferred.
 
         Raises
         ------
         NotFoundError
-            If there is no such dataset.
+            If the dataset does not exist.
         UsageError
-            If no listener fits.
+            If the server has no such listener.
         """
-        found = self._listening(name, scheme, stream)
-        return str(found.replace(ticket=self.rights.ticket(Request(name))))
+        self.catalog.lookup(name)
+        ticket = self.access.issue_ticket(Request(name))
+        return str(select_listener(self.uris, scheme, stream).replace(ticket=ticket))
 
-    def address(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
+    def printable_uri(self, name: str, scheme: str, stream: str | None = None) -> str:
         """Return the URI of a dataset for people and files; see `uri`.
 
-        It has no ticket where only the control plane gives those: one would be used up by the
-        first reader, and be a secret until then.
+        It has no ticket if tickets are signed. Such a ticket is a secret, and good once only.
         """
-        found = self._listening(name, scheme, stream)
-        return str(found if self.rights.signed else found.replace(ticket=Request(name).ticket()))
-
-    def _listening(self, name: str, scheme: str | None, stream: str | None) -> DataUri:
         self.catalog.lookup(name)
-        fitting = [
-            uri
-            for uri in self.uris
-            if scheme in (None, uri.scheme) and stream in (None, uri.stream.value)
-        ]
-        if not fitting:
-            wanted = " ".join(part for part in (scheme, stream and f"stream={stream}") if part)
-            raise UsageError(f"the server has no listener for {wanted or 'anything'}")
-        fitting.sort(key=lambda uri: uri.stream is not StreamKind.BOTH)
-        return _reachable(fitting[0])
+        uri = select_listener(self.uris, scheme, stream)
+        if not self.access.signs_tickets:
+            uri = uri.replace(ticket=Request(name).ticket())
+        return str(uri)
 
     def ready(self, pid: int) -> dict[str, Any]:
-        """Return what the ready file says: the process, its addresses and its datasets."""
-        schemes = list(dict.fromkeys(uri.scheme for uri in self.uris))
+        """Return the contents of the ready file: the process, its URIs and its datasets."""
+        schemes = schemes_of(self.uris)
         return {
             "pid": pid,
             "control": self.control_uri,
             "listen": [str(uri) for uri in self.uris],
             "datasets": {
-                name: {scheme: self.address(name, scheme) for scheme in schemes}
+                name: {scheme: self.printable_uri(name, scheme) for scheme in schemes}
                 for name in self.catalog.names()
             },
         }
-
-    async def _accept(self, listener: Listener, sessions: TaskGroup) -> None:
-        while True:
-            await anyio.wait_readable(listener.fileno())
-            try:
-                while (channel := listener.accept()) is not None:
-                    sessions.start_soon(self._serve, channel, listener.uri)
-                    await checkpoint()
-            except OSError as error:
-                if error.errno not in _OUT_OF_DESCRIPTORS:
-                    raise
-                self._log.error("cannot accept a connection", reason=error.strerror)
-                await anyio.sleep(0.1)
-
-    async def _serve(self, channel: Channel, uri: DataUri) -> None:
-        counters = self.counters
-        admitted = counters.connections < self.settings.max_connections
-        counters.connections += 1
-        counters.connections_total += 1
-        counters.refused += not admitted
-        session = Session(channel, uri, self, admitted=admitted)
-        self._sessions.add(session)
-        try:
-            await session.run()
-        except Exception:
-            self._log.exception("session failed", peer=channel.peer)
-        finally:
-            counters.connections -= 1
-            self._sessions.discard(session)
-
-
-def _reachable(uri: DataUri) -> DataUri:
-    """Return the address that a reader uses for a listener bound to every interface."""
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    return uri.replace(host=loopback.get(uri.host, uri.host))

@@ -1,9 +1,8 @@
-"""What the server logs, and how.
+"""Logging: structured events through the standard library's loggers below ``splitarrow``.
 
-Events go to the standard library's loggers below ``splitarrow``, with their fields as extra
-attributes: silent in a notebook, part of the log of a program that embeds a server. The daemon
-of the command line sends them to standard error, for people or as JSON. Events carry names of
-datasets and addresses of peers, and never a ticket.
+A program that embeds a server gets the events in its own log, with their fields as extra
+attributes; without a logging configuration there is no output. ``splitarrow serve`` writes them
+to standard error, as text or JSON. Events name datasets and peers but never contain a ticket.
 """
 
 from __future__ import annotations
@@ -14,11 +13,16 @@ from typing import Any
 
 import structlog
 
+from ..log_limiter import LogLimiter
+
+_MAX_EQUAL_EVENTS = 100
+"""The number of events with the same text that are logged in a minute."""
+
 logging.getLogger("splitarrow").addHandler(logging.NullHandler())
 
 
 def get_logger(name: str) -> Any:
-    """Return the logger ``splitarrow.NAME``."""
+    """Return the structured logger ``splitarrow.NAME``."""
     return structlog.wrap_logger(
         logging.getLogger(f"splitarrow.{name}"),
         processors=[
@@ -30,24 +34,17 @@ def get_logger(name: str) -> Any:
 
 
 def configure_logs(level: str, style: str) -> None:
-    """Send the events of this process to standard error.
+    """Write the events of this process to standard error.
 
     Parameters
     ----------
-    level : str
-        The least severe level to send, in lower case.
+    level : {"debug", "info", "warning", "error"}
+        The least severe level to write.
     style : {"auto", "console", "json"}
-        ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
+        The format. ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
     """
-    console = style == "console" or (style == "auto" and sys.stderr.isatty())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            exception_formatter=structlog.dev.plain_traceback,  # others show what variables hold
-        )
-        if console
-        else structlog.processors.JSONRenderer()
-    )
+    is_terminal = sys.stderr.isatty()
+    console = style == "console" or (style == "auto" and is_terminal)
     before: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -55,13 +52,52 @@ def configure_logs(level: str, style: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=not console),
     ]
     after: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if not console:
-        after.append(structlog.processors.format_exc_info)
+    if console:
+        # Unlike structlog's default, a plain traceback shows no local variables: one of them
+        # might be a ticket.
+        plain = structlog.dev.plain_traceback
+        after.append(structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain))
+    else:
+        after += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(EventFilter())
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=[*after, renderer])
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=after)
     )
     logger = logging.getLogger("splitarrow")
     logger.handlers[:] = [handler]
-    logger.setLevel(level.upper())
     logger.propagate = False
+    set_log_level(level)
+
+
+class EventFilter(logging.Filter):
+    """Leaves out events that come too often.
+
+    Events for debugging, and those of the daemon itself, always pass: no peer can cause a flood of
+    them.
+
+    The next one that is logged has the field ``left_out``: the number of those in between.
+
+    Parameters
+    ----------
+    limit : int
+        The number of events with the same text per minute.
+    """
+
+    def __init__(self, limit: int = _MAX_EQUAL_EVENTS) -> None:
+        super().__init__()
+        self._limiter = LogLimiter(limit)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log an event."""
+        if record.levelno <= logging.DEBUG or record.name == "splitarrow.daemon":
+            return True
+        left_out = self._limiter.admit((record.name, record.msg))
+        if left_out:
+            record.left_out = left_out
+        return left_out is not None
+
+
+def set_log_level(level: str) -> None:
+    """Set the least severe level to write; see `configure_logs`."""
+    logging.getLogger("splitarrow").setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""What systemd wants to know of a service of ``Type=notify``, without a library."""
+"""Notifications for systemd services of ``Type=notify``: sd_notify(3), without its library."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import os
 import socket
 
 _SOCKET = "NOTIFY_SOCKET"
-_INTERVAL = "WATCHDOG_USEC"
-_PROCESS = "WATCHDOG_PID"
+_WATCHDOG_TIMEOUT = "WATCHDOG_USEC"
+_WATCHDOG_PID = "WATCHDOG_PID"
 
 
 def notify(state: str) -> bool:
-    """Tell the service manager something, such as ``READY=1``, if there is one.
+    """Send a state such as ``READY=1`` to the service manager.
 
     Returns
     -------
     bool
-        Whether it was told. A manager that cannot be reached is no reason to stop serving.
+        Whether it was sent. False if there is no service manager or it does not read: neither
+        is a reason to stop serving.
     """
     address = os.environ.get(_SOCKET, "")
     if not address.startswith(("/", "@")):
         return False
     if address.startswith("@"):
-        address = "\0" + address[1:]  # an abstract socket, which no file stands for
+        address = "\0" + address[1:]  # an abstract socket, which has no file
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
@@ -34,11 +35,14 @@ def notify(state: str) -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """Return how often to say ``WATCHDOG=1``: twice as often as is due; None: never."""
-    due = os.environ.get(_INTERVAL, "")
-    process = os.environ.get(_PROCESS, "")
-    if not (due.isascii() and due.isdigit() and int(due)):
+    """Return the interval for sending ``WATCHDOG=1``, or None if this process has no watchdog.
+
+    It is half of the watchdog's timeout, in seconds.
+    """
+    timeout = os.environ.get(_WATCHDOG_TIMEOUT, "")
+    pid = os.environ.get(_WATCHDOG_PID, "")
+    if not (timeout.isascii() and timeout.isdigit() and int(timeout)):
         return None
-    if process and process != str(os.getpid()):
+    if pid and pid != str(os.getpid()):
         return None
-    return int(due) / 2_000_000
+    return int(timeout) / 2_000_000

@@ -1,17 +1,34 @@
-"""Where the test data of other projects lies; a test that needs some asks for its fixture."""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-# Programs that tests interrupt inherit from this process what they do about it; a job in the
-# background of a shell ignores it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+pytest_plugins = ["helpers.batteries", "helpers.cluster", "helpers.daemons", "helpers.storage"]
+
+pytest.register_assert_rewrite("helpers")
+
+# The machine may be slow or busy, so no example has a deadline.
+settings.register_profile(
+    "splitarrow", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("splitarrow")
+
+# Tests that use one of these fixtures are slow. Those of one resource run on one worker.
+SLOW_FIXTURES = {"spark", "s3_server"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group(fixture))
+
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "testdata"

@@ -6,40 +6,43 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 
-from ..protocol.frames import Incoming, Outgoing
+from ..protocol.frames import IncomingFrame, OutgoingFrame
 from .base import Channel
-from .blocking import Silence, stalled
+from .blocking import StallTimer
 
 
 async def _wait(
     ready: Callable[[int], Awaitable[None]], descriptor: int, seconds: float | None
-) -> bool:
-    """Wait for a descriptor; return False when the time is over."""
+) -> None:
+    """Wait for a descriptor, at most `seconds`."""
     if seconds is None:
         await ready(descriptor)
-        return True
-    with anyio.move_on_after(max(0.0, seconds)) as scope:
+        return
+    with anyio.move_on_after(max(0.0, seconds)):
         await ready(descriptor)
-    return not scope.cancelled_caught
 
 
 async def drain(channel: Channel, stall_timeout: float | None = None) -> None:
-    """Wait until the transport has taken all that is queued; errors as for `send`."""
+    """Wait until the transport has accepted the whole queue. The errors are those of `send`."""
+    if channel.send_some():
+        return
+    timer = StallTimer(channel, stall_timeout)
     ready = anyio.wait_readable if channel.send_waits_readable else anyio.wait_writable
-    while not channel.send_some():
-        if not await _wait(ready, channel.send_fileno(), stall_timeout):
-            raise stalled(channel, stall_timeout)
+    while True:
+        await _wait(ready, channel.send_fileno(), timer.compute_wait(channel.bytes_sent))
+        if channel.send_some():
+            return
 
 
 async def send(
-    channel: Channel, frames: Iterable[Outgoing], stall_timeout: float | None = None
+    channel: Channel, frames: Iterable[OutgoingFrame], stall_timeout: float | None = None
 ) -> None:
-    """Send frames and wait until the transport has taken all of them.
+    """Send frames and wait until the transport has accepted all of them.
 
     Raises
     ------
     StallError
-        If the peer takes nothing for `stall_timeout` seconds.
+        If the peer accepts nothing for `stall_timeout` seconds.
     ConnectionLostError
         If the peer is gone.
     """
@@ -47,8 +50,8 @@ async def send(
     await drain(channel, stall_timeout)
 
 
-async def receive(channel: Channel, stall_timeout: float | None = None) -> list[Incoming]:
-    """Return what has arrived, at least one frame; wait for it if need be.
+async def receive(channel: Channel, stall_timeout: float | None = None) -> list[IncomingFrame]:
+    """Return the frames that have arrived. If there are none, wait for the first.
 
     Raises
     ------
@@ -57,9 +60,8 @@ async def receive(channel: Channel, stall_timeout: float | None = None) -> list[
     ConnectionLostError, NotAPeerError, ProtocolError
         As the channel's `receive_some` does.
     """
-    silence = Silence(channel, stall_timeout)
+    timer = StallTimer(channel, stall_timeout)
     while not (frames := channel.receive_some()):
-        pause = silence.pause()
-        if not await _wait(anyio.wait_readable, channel.fileno(), pause):
-            silence.check()
+        seconds = timer.compute_wait(channel.bytes_received, channel.wake_at)
+        await _wait(anyio.wait_readable, channel.fileno(), seconds)
     return frames

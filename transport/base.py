@@ -1,94 +1,204 @@
 """The interface of a transport.
 
-A transport moves untagged and tagged messages between two ends. It is non-blocking: a channel
-takes or yields what it can at once, and tells which descriptor to wait for. Two thin drivers,
-`blocking` and `aio`, wait, and are the same for every scheme.
+A transport moves untagged and tagged frames between two processes. There is one `Transport` for
+each URI scheme. Its channels are non-blocking: they send or return what they can at once and name
+the file descriptor to wait for. Two thin drivers, `blocking` and `aio`, do the waiting for all
+schemes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from socket import socket
 from typing import Protocol
 
-from ..protocol.frames import Incoming, Outgoing
-from ..protocol.limits import Limits
+from ..protocol.frames import IncomingFrame, OutgoingFrame
+from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri
+from .memory.files import SourceFile
+from .memory.mapped_region import MappedRegion
+from .tls.options import TlsOptions, TlsServerOptions
+
+FileMapper = Callable[[SourceFile], MappedRegion | None]
+"""Returns the mapping of a file in this process, or None if the file cannot be mapped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """Properties of a scheme, which servers and clients plan with."""
+
+    default_port: int | None = None
+    """The port of URIs that name none. None if the scheme has no ports."""
+    local_only: bool = False
+    """Whether only processes on the same host can connect."""
+    encrypted: bool = False
+    """Whether connections are encrypted."""
+    shares_socket: bool = False
+    """Whether several processes can accept connections on one socket (`ListenOptions.socket`)."""
+    leases_memory: bool = False
+    """Whether a server may lease its memory to readers. Its URIs then need ``free_data``."""
+    descriptors: int = 3
+    """The descriptors that a connection takes on the server while it streams a file."""
+    location_rank: int | None = None
+    """The position of the scheme among the locations of a Flight endpoint, lowest first. None
+    keeps its URIs out of endpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Properties of one connection."""
+
+    offset_bodies: bool = False
+    """Whether bodies of type 1 may travel on it."""
+    remote_reads: bool = False
+    """Whether the reader's channel copies bodies of type 1 into its own memory and frees their
+    leases. Otherwise the reader maps the memory and frees the leases itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenOptions:
+    """Options for listening. A transport ignores those that do not concern it."""
+
+    limits: Limits = DEFAULT_LIMITS
+    """Bounds on the frames of clients."""
+    socket: socket | None = None
+    """A socket that listens already, instead of the URI's address. See `Traits.shares_socket`."""
+    users: frozenset[int] = frozenset()
+    """Ids of users that may connect to a local socket, besides this process's user and root."""
+    tls: TlsServerOptions | None = None
+    """The certificate of an encrypted listener. None reads it from the environment."""
+    handshake_seconds: float | None = None
+    """The time that a client has until the listener can accept it, where a library connects it.
+    None disables the limit."""
+    max_waiting: int | None = None
+    """The number of such clients. None disables the limit."""
+    map_file: FileMapper | None = None
+    """Maps the files that bodies are sent from. Without it, files are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectOptions:
+    """Options for connecting. A transport ignores those that do not concern it."""
+
+    limits: Limits = DEFAULT_LIMITS
+    """Bounds on the frames of the server."""
+    timeout: float = 10.0
+    """The longest time to wait for the connection, in seconds."""
+    allocator: Allocator = DEFAULT_ALLOCATOR
+    """Supplies the memory that bodies are received into."""
+    tls: TlsOptions | None = None
+    """Certificates for encrypted connections. None reads them from the environment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a transport can do, and what it costs."""
+class Diagnosis:
+    """The state of a transport on this host, for ``splitarrow doctor``."""
 
-    ordered: bool = True
-    """Whether frames arrive in the order in which they were sent."""
-    regions: bool = False
-    """Whether regions of files leave without passing through this process."""
-    body_types: frozenset[int] = frozenset({0})
-    """The body types that it can carry."""
-    fetches: bool = False
-    """Whether a reader's channel fetches bodies that lie elsewhere, and frees them itself."""
+    problem: str | None = None
+    """The reason why the transport cannot be used. None if it can."""
+    detail: str | None = None
+    """The versions and devices in use."""
+    hints: Sequence[str] | None = None
+    """Advice for better performance, one sentence each."""
+
+
+def list_request_tags(uri: DataUri, body_type: BodyType = BodyType.PACKED) -> dict[int, BodyType]:
+    """Return the request tags of a listener whose only such tag is its ``want_data``."""
+    return {} if uri.want_data is None else {uri.want_data: body_type}
 
 
 class Channel(Protocol):
-    """One end of a connection. Not safe for use by two threads or tasks in the same direction.
+    """One end of a connection.
 
-    Whatever fails raises a `TransportError`, or a `ProtocolError` for what the peer sent;
-    after either the channel must be aborted.
+    At most one thread or task may send, and one receive, at a time. If a method raises a
+    `TransportError` or a `ProtocolError`, the channel must be aborted.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this connection can do."""
+        """Properties of this connection."""
         ...
 
     @property
     def peer(self) -> str:
-        """The other end, for logs and errors."""
+        """The address of the other end, for logs and errors."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether the other end is on this host."""
+        """Whether the other end is on this host and its data may be trusted."""
+        ...
+
+    @property
+    def user(self) -> int | None:
+        """The id of the user at the other end, or None if the transport does not know it."""
+        ...
+
+    @property
+    def lanes(self) -> Sequence[str]:
+        """The devices that carry the connection, where the transport chooses among several."""
         ...
 
     @property
     def bytes_sent(self) -> int:
-        """How many bytes have been handed to the kernel or the peer."""
+        """The number of bytes handed to the kernel or the peer."""
         ...
 
     @property
     def bytes_received(self) -> int:
-        """How many bytes have arrived."""
+        """The number of bytes received."""
         ...
 
     @property
     def at_boundary(self) -> bool:
-        """Whether nothing of an unfinished message has arrived."""
+        """Whether the bytes received so far end with a complete frame."""
         ...
 
     @property
     def wake_at(self) -> float | None:
-        """When to call again even if the descriptor is silent (time.monotonic()), or None."""
+        """The time (`time.monotonic`) to call `receive_some` at even without an event, or None."""
+        ...
+
+    @property
+    def delays_writer(self) -> bool:
+        """Whether a process waits to write to a file that the peer may not have read yet.
+
+        The server gives the peer a little time, and then aborts the connection.
+        """
+        ...
+
+    @property
+    def unread_bytes(self) -> int:
+        """The memory of sent data that the peer has not read yet, in bytes.
+
+        It is 0 where the transport does not know it.
+        """
         ...
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something arrived."""
+        """Return the descriptor that becomes readable when data arrives."""
         ...
 
     def send_fileno(self) -> int:
-        """Return the descriptor to wait for when there was no room to send."""
+        """Return the descriptor that becomes ready when there is room to send."""
         ...
 
     @property
     def send_waits_readable(self) -> bool:
-        """Whether room to send shows by `send_fileno` being readable, not writable."""
+        """Whether `send_fileno` becomes readable, not writable, when there is room to send."""
+        ...
+
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames. Their buffers must not change until `send_some` returns True."""
         ...
 
     def send_some(self) -> bool:
-        """Send what was queued, as far as it goes; tell whether all of it went.
+        """Send as much of the queue as possible and return whether the queue is empty.
 
-        If not: wait for `send_fileno`, and call again.
+        If it is not, wait for `send_fileno` and call again.
 
         Raises
         ------
@@ -97,51 +207,68 @@ class Channel(Protocol):
         """
         ...
 
-    def queue(self, frames: Iterable[Outgoing]) -> None:
-        """Line up frames to be sent. Their parts must stay unchanged until they are."""
-        ...
-
-    def receive_some(self) -> list[Incoming]:
-        """Return what has arrived; an empty list means: wait until `fileno` is readable.
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived. If there are none, wait for `fileno`.
 
         Raises
         ------
         ConnectionLostError
-            If the peer is gone; `at_boundary` tells whether it left between two messages.
+            If the peer is gone. `at_boundary` is False if it left within a frame.
         NotAPeerError
-            If the peer does not speak this transport.
+            If the peer does not speak the protocol of this transport.
         ProtocolError
-            If the peer breaks its rules.
+            If the peer violates that protocol.
         """
         ...
 
     def interrupt(self) -> None:
-        """Make a wait for this channel end, from any thread; it is unusable afterwards."""
+        """End a wait for this channel, from any thread. The channel is unusable afterwards."""
         ...
 
     def close(self) -> None:
-        """Close after what was sent has arrived, as far as the kernel sees to it. Idempotent."""
+        """Close. Data that the kernel or the peer has accepted is still delivered. Idempotent."""
         ...
 
     def abort(self) -> None:
-        """Close at once and let the peer notice. Idempotent."""
+        """Close at once, so that the peer sees an error. Idempotent."""
         ...
 
 
 class Listener(Protocol):
-    """Where clients connect to."""
+    """An address that accepts connections."""
 
     @property
     def uri(self) -> DataUri:
-        """The address, with the port that was bound and the listener's ``want_data``."""
+        """The bound address, with its actual port or path."""
+        ...
+
+    @property
+    def request_tags(self) -> Mapping[int, BodyType]:
+        """The tags of data requests, each with the type of the bodies that it requests."""
         ...
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a client waits."""
+        """Return the descriptor that becomes readable when a client connects."""
         ...
 
     def accept(self) -> Channel | None:
-        """Return the next client's channel, or None if none waits."""
+        """Return the channel of the next client, or None if no client is waiting.
+
+        Raises
+        ------
+        OSError
+            If the process is out of descriptors or memory.
+        """
+        ...
+
+    def reject(self) -> bool:
+        """Disconnect the next client at once, and return whether one was waiting.
+
+        Raises
+        ------
+        OSError
+            As for `accept`.
+        """
         ...
 
     def close(self) -> None:
@@ -150,38 +277,42 @@ class Listener(Protocol):
 
 
 class Transport(Protocol):
-    """A scheme. Its module offers one object of this kind, named ``TRANSPORT``."""
+    """The transport of one URI scheme. `registry` finds it by the scheme."""
 
     @property
     def scheme(self) -> str:
-        """The scheme of its URIs."""
+        """The scheme, in lower case."""
         ...
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What its connections can do."""
+    def traits(self) -> Traits:
+        """Properties of the scheme."""
         ...
 
-    def listen(self, uri: DataUri, limits: Limits) -> Listener:
-        """Bind an address.
+    def listen(self, uri: DataUri, options: ListenOptions) -> Listener:
+        """Bind an address. A URI without a host binds an address that only this host reaches.
 
         Raises
         ------
         ConfigError
-            If it cannot be bound; the error names it.
+            If the address cannot be bound.
         UriError
             If the URI does not suit the scheme.
         """
         ...
 
-    def connect(self, uri: DataUri, limits: Limits, timeout: float) -> Channel:
-        """Connect, waiting up to `timeout` seconds.
+    def connect(self, uri: DataUri, options: ConnectOptions) -> Channel:
+        """Connect to an address.
 
         Raises
         ------
         ConnectError
-            If the connection cannot be made; the error names the address.
+            If the connection cannot be made.
         UriError
             If the URI does not suit the scheme.
         """
+        ...
+
+    def diagnose(self) -> Diagnosis:
+        """Return the state of the transport on this host."""
         ...

@@ -7,75 +7,82 @@ import time
 from collections.abc import Iterable
 
 from ..errors import StallError
-from ..protocol.frames import Incoming, Outgoing
+from ..protocol.frames import IncomingFrame, OutgoingFrame
 from .base import Channel
 
 
-def _wait(descriptor: int, events: int, seconds: float | None) -> bool:
-    """Wait for a descriptor; return False when the time is over."""
+def _wait(descriptor: int, events: int, seconds: float | None) -> None:
+    """Wait for a descriptor, at most `seconds`."""
     poll = select.poll()
     poll.register(descriptor, events)
-    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+    poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
 
 
-def stalled(channel: Channel, stall_timeout: float | None) -> StallError:
-    """Return the error for a peer that neither sends nor receives."""
-    return StallError(f"{channel.peer} has been silent for {stall_timeout:g} s")
+class StallTimer:
+    """Computes how long to wait for a channel, and detects a silent peer.
 
-
-class Silence:
-    """Tells how long to wait for a channel, and when its peer has been silent for too long.
-
-    A channel may want to look again before (see `Channel.wake_at`); only bytes that arrived
-    end a silence.
+    Only transferred bytes end a silence. A descriptor that becomes ready does not: UCX makes it
+    ready again and again while a message waits for room.
     """
 
     def __init__(self, channel: Channel, stall_timeout: float | None) -> None:
         self._channel = channel
         self._timeout = stall_timeout
-        self._received = channel.bytes_received
+        self._transferred = -1
         self._since = 0.0
 
-    def pause(self) -> float | None:
-        """Return how many seconds to wait at most; None: without end."""
-        channel, timeout = self._channel, self._timeout
-        wake_at = channel.wake_at
+    def compute_wait(self, transferred: int, wake_at: float | None = None) -> float | None:
+        """Return the longest time to wait in seconds, or None to wait without a limit.
+
+        Parameters
+        ----------
+        transferred : int
+            The bytes that the channel has transferred so far.
+        wake_at : float, optional
+            The time (`time.monotonic`) at which the wait ends even if nothing happens.
+
+        Raises
+        ------
+        StallError
+            If no byte has been transferred for the timeout.
+        """
+        timeout = self._timeout
         if timeout is None and wake_at is None:
             return None
         now = time.monotonic()
-        if not self._since or channel.bytes_received != self._received:
-            self._since, self._received = now, channel.bytes_received
-        until = [] if timeout is None else [self._since + timeout]
+        if transferred != self._transferred:
+            self._since, self._transferred = now, transferred
+        elif timeout is not None and now >= self._since + timeout:
+            raise StallError(f"{self._channel.peer} has been silent for {timeout:g} s")
+        deadlines = [] if timeout is None else [self._since + timeout]
         if wake_at is not None:
-            until.append(wake_at)
-        return min(until) - now
-
-    def check(self) -> None:
-        """Raise `StallError` if the peer has been silent for too long."""
-        timeout = self._timeout
-        if timeout is not None and time.monotonic() >= self._since + timeout:
-            raise stalled(self._channel, timeout)
+            deadlines.append(wake_at)
+        return min(deadlines) - now
 
 
-def send(channel: Channel, frames: Iterable[Outgoing], stall_timeout: float | None) -> None:
-    """Send frames and wait until the transport has taken all of them.
+def send(channel: Channel, frames: Iterable[OutgoingFrame], stall_timeout: float | None) -> None:
+    """Send frames and wait until the transport has accepted all of them.
 
     Raises
     ------
     StallError
-        If the peer takes nothing for `stall_timeout` seconds.
+        If the peer accepts nothing for `stall_timeout` seconds.
     ConnectionLostError
         If the peer is gone.
     """
     channel.queue(frames)
-    while not channel.send_some():
-        events = select.POLLIN if channel.send_waits_readable else select.POLLOUT
-        if not _wait(channel.send_fileno(), events, stall_timeout):
-            raise stalled(channel, stall_timeout)
+    if channel.send_some():
+        return
+    timer = StallTimer(channel, stall_timeout)
+    events = select.POLLIN if channel.send_waits_readable else select.POLLOUT
+    while True:
+        _wait(channel.send_fileno(), events, timer.compute_wait(channel.bytes_sent))
+        if channel.send_some():
+            return
 
 
-def receive(channel: Channel, stall_timeout: float | None) -> list[Incoming]:
-    """Return what has arrived, at least one frame; wait for it if need be.
+def receive(channel: Channel, stall_timeout: float | None) -> list[IncomingFrame]:
+    """Return the frames that have arrived. If there are none, wait for the first.
 
     Raises
     ------
@@ -84,8 +91,8 @@ def receive(channel: Channel, stall_timeout: float | None) -> list[Incoming]:
     ConnectionLostError, NotAPeerError, ProtocolError
         As the channel's `receive_some` does.
     """
-    silence = Silence(channel, stall_timeout)
+    timer = StallTimer(channel, stall_timeout)
     while not (frames := channel.receive_some()):
-        if not _wait(channel.fileno(), select.POLLIN, silence.pause()):
-            silence.check()
+        seconds = timer.compute_wait(channel.bytes_received, channel.wake_at)
+        _wait(channel.fileno(), select.POLLIN, seconds)
     return frames

@@ -1,65 +1,61 @@
-"""A wrapper around any transport that makes what a reader receives go wrong, repeatably.
+"""A wrapper around any transport that injects faults into the frames that a reader receives.
 
-For tests: of this project, and of programs that want to see what a bad network does to them.
+It is for tests, of this package and of programs that use it. The faults are reproducible.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import ConnectionLostError
-from ..protocol.frames import Incoming, Outgoing, PlacedBody, ReceivedBody, TaggedReceived, Untagged
-from ..protocol.limits import Limits
-from ..protocol.messages import single_frames
+from ..protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame, UntaggedFrame
+from ..protocol.memory import ReceivedBody
+from ..protocol.messages import expand_frames
+from ..protocol.regions import RemoteBody
 from ..protocol.uri import DataUri
 from . import registry
-from .base import Capabilities, Channel, Listener, Transport
+from .base import Channel, ConnectOptions, Diagnosis, Listener, ListenOptions, Transport
 
 _WINDOW_SECONDS = 0.005
-"""How long a window for reordering waits for more frames."""
+"""The time that frames wait for others to be reordered with, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong, and how often. The same seed makes the same faults."""
+    """The faults to inject, and their rates. A seed always gives the same faults."""
 
     seed: int = 0
-    """Where the random numbers begin."""
+    """The seed of the random numbers."""
     reorder: int = 0
-    """Within how many frames the order is shuffled; 0 keeps it."""
+    """The number of consecutive frames to shuffle. 0 keeps the order."""
     duplicate: float = 0.0
-    """The share of frames that come twice."""
+    """The fraction of frames that arrive twice."""
     delay: float = 0.0
-    """The longest time that a read is held back, in seconds."""
+    """The longest time to delay a read, in seconds."""
     drop: float = 0.0
-    """The share of frames that never come."""
+    """The fraction of frames that never arrive."""
     corrupt: float = 0.0
-    """The share of frames that have one bit flipped."""
+    """The fraction of frames that have one bit flipped."""
     cut_after: int | None = None
-    """After how many frames the connection breaks; None: never."""
+    """The number of frames after which the connection breaks. None never breaks it."""
 
 
 class FaultyChannel:
-    """A channel whose received frames suffer `Faults`; everything else passes through."""
+    """A channel that injects `Faults` into received frames. Everything else is unchanged."""
 
     def __init__(self, channel: Channel, faults: Faults) -> None:
         self._channel = channel
         self._faults = faults
         self._random = random.Random(faults.seed)
-        self._held: list[Incoming] = []
-        self._passed = 0
-        self._lost: ConnectionLostError | None = None
+        self._window: list[IncomingFrame] = []
+        self._delivered = 0
+        self._error: ConnectionLostError | None = None
         self.wake_at: float | None = None
-        self.capabilities = Capabilities(
-            ordered=not faults.reorder,
-            regions=channel.capabilities.regions,
-            body_types=channel.capabilities.body_types,
-            fetches=channel.capabilities.fetches,
-        )
+        self.capabilities = channel.capabilities
 
     @property
     def peer(self) -> str:
@@ -68,27 +64,47 @@ class FaultyChannel:
 
     @property
     def is_local(self) -> bool:
-        """Always false: what comes through faults is not to be trusted."""
+        """Always False, because faulty data must not be trusted."""
         return False
 
     @property
+    def user(self) -> int | None:
+        """The user at the other end."""
+        return self._channel.user
+
+    @property
+    def lanes(self) -> Sequence[str]:
+        """The devices that carry the connection."""
+        return self._channel.lanes
+
+    @property
     def at_boundary(self) -> bool:
-        """Whether nothing of an unfinished message has arrived."""
+        """Whether the received bytes end with a complete frame."""
         return self._channel.at_boundary
 
     @property
     def bytes_sent(self) -> int:
-        """How many bytes have been handed over."""
+        """The number of bytes sent."""
         return self._channel.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """How many bytes have arrived."""
+        """The number of bytes received."""
         return self._channel.bytes_received
 
     @property
-    def send_waits_readable(self) -> bool:
+    def delays_writer(self) -> bool:
         """As the channel's."""
+        return self._channel.delays_writer
+
+    @property
+    def unread_bytes(self) -> int:
+        """As the channel's."""
+        return self._channel.unread_bytes
+
+    @property
+    def send_waits_readable(self) -> bool:
+        """See `Channel.send_waits_readable`."""
         return self._channel.send_waits_readable
 
     def fileno(self) -> int:
@@ -99,18 +115,18 @@ class FaultyChannel:
         """Return the channel's descriptor for sending."""
         return self._channel.send_fileno()
 
-    def queue(self, frames: Iterable[Outgoing]) -> None:
-        """Line up frames to be sent."""
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames; see `Channel.queue`."""
         self._channel.queue(frames)
 
     def send_some(self) -> bool:
-        """Send what was queued."""
+        """Send as much of the queue as possible; see `Channel.send_some`."""
         return self._channel.send_some()
 
-    def receive_some(self) -> list[Incoming]:
-        """Return what has arrived, after the faults."""
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived, with the faults injected."""
         faults, draw = self._faults, self._random
-        arrived: list[Untagged | TaggedReceived] = []
+        arrived: list[UntaggedFrame | ReceivedFrame] = []
         if self.wake_at is not None:
             if time.monotonic() < self.wake_at:
                 return []
@@ -118,102 +134,109 @@ class FaultyChannel:
         elif faults.delay:
             self.wake_at = time.monotonic() + draw.uniform(0, faults.delay)
             return []
-        if self._lost is None:
+        if self._error is None:
             try:
-                arrived = list(single_frames(self._channel.receive_some()))
+                arrived = list(expand_frames(self._channel.receive_some()))
             except ConnectionLostError as error:
-                self._lost = error
+                self._error = error
             for frame in arrived:
                 if draw.random() < faults.drop:
                     continue
                 if draw.random() < faults.corrupt:
-                    frame = _flipped(frame, draw)
-                self._held.append(frame)
+                    frame = _flip_bit(frame, draw)
+                self._window.append(frame)
                 if draw.random() < faults.duplicate:
-                    self._held.append(frame)
-        if arrived and self._lost is None and len(self._held) < faults.reorder:
+                    self._window.append(frame)
+        if arrived and self._error is None and len(self._window) < faults.reorder:
             self.wake_at = time.monotonic() + _WINDOW_SECONDS
             return []
-        return self._release()
+        return self._take_window()
 
-    def _release(self) -> list[Incoming]:
+    def _take_window(self) -> list[IncomingFrame]:
+        """Remove and return the waiting frames, or raise the error that ended the connection."""
         faults = self._faults
         window = faults.reorder
-        released: list[Incoming] = []
+        released: list[IncomingFrame] = []
         if window:
             start = 0
-            while start < len(self._held):
-                part = self._held[start : start + window]
+            while start < len(self._window):
+                part = self._window[start : start + window]
                 self._random.shuffle(part)
                 released += part
                 start += window
         else:
-            released = self._held
-        self._held = []
-        if faults.cut_after is not None and self._passed + len(released) >= faults.cut_after:
-            released = released[: faults.cut_after - self._passed]
-            self._lost = ConnectionLostError(f"the connection with {self.peer} was cut on purpose")
+            released = self._window
+        self._window = []
+        if faults.cut_after is not None and self._delivered + len(released) >= faults.cut_after:
+            released = released[: faults.cut_after - self._delivered]
+            self._error = ConnectionLostError(f"the connection with {self.peer} was cut on purpose")
             self._channel.abort()
-        self._passed += len(released)
-        if not released and self._lost is not None:
-            raise self._lost
+        self._delivered += len(released)
+        if not released and self._error is not None:
+            raise self._error
         return released
 
     def interrupt(self) -> None:
-        """Make a wait end."""
+        """End a wait for this channel; see `Channel.interrupt`."""
         self._channel.interrupt()
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close; see `Channel.close`."""
         self._channel.close()
 
     def abort(self) -> None:
-        """Close the channel at once."""
+        """Close at once; see `Channel.abort`."""
         self._channel.abort()
 
 
-def _flipped(frame: Untagged | TaggedReceived, draw: random.Random) -> Untagged | TaggedReceived:
-    data = bytearray(frame.payload if isinstance(frame, Untagged) else bytes(frame.body))
+def _flip_bit(
+    frame: UntaggedFrame | ReceivedFrame, draw: random.Random
+) -> UntaggedFrame | ReceivedFrame:
+    data = bytearray(frame.payload if isinstance(frame, UntaggedFrame) else bytes(frame.body))
     if not data:
         return frame
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    if isinstance(frame, Untagged):
-        return Untagged(bytes(data))
-    body = ReceivedBody.copy_of(bytes(data), frame.body.start)
-    if isinstance(frame.body, PlacedBody):
-        body = PlacedBody(body, frame.body.region)
-    return TaggedReceived(frame.tag, body)
+    if isinstance(frame, UntaggedFrame):
+        return UntaggedFrame(bytes(data))
+    body = ReceivedBody.copy(bytes(data), frame.body.start)
+    if isinstance(frame.body, RemoteBody):
+        body = RemoteBody(body, frame.body.region)
+    return ReceivedFrame(frame.tag, body)
 
 
 class FaultyTransport:
-    """A transport whose connections suffer faults on the reader's side.
+    """A transport that injects faults into the connections of readers.
 
     Parameters
     ----------
     inner : Transport
-        The transport to spoil.
+        The transport to wrap.
     faults : Faults
-        What goes wrong, on every connection alike.
+        The faults, which are the same on every connection.
     """
 
     def __init__(self, inner: Transport, faults: Faults) -> None:
         self._inner = inner
         self._faults = faults
         self.scheme = inner.scheme
-        self.capabilities = inner.capabilities
+        self.traits = inner.traits
 
-    def listen(self, uri: DataUri, limits: Limits) -> Listener:
-        """Listen as ever: the faults are the reader's."""
-        return self._inner.listen(uri, limits)
+    def listen(self, uri: DataUri, options: ListenOptions) -> Listener:
+        """Listen without faults."""
+        return self._inner.listen(uri, options)
 
-    def connect(self, uri: DataUri, limits: Limits, timeout: float) -> FaultyChannel:
-        """Connect, and spoil the channel."""
-        return FaultyChannel(self._inner.connect(uri, limits, timeout), self._faults)
+    def connect(self, uri: DataUri, options: ConnectOptions) -> FaultyChannel:
+        """Connect and inject faults into the received frames."""
+        return FaultyChannel(self._inner.connect(uri, options), self._faults)
+
+    def diagnose(self) -> Diagnosis:
+        """Return the state of the inner transport."""
+        return self._inner.diagnose()
 
 
 @contextmanager
-def injected(scheme: str, faults: Faults) -> Generator[None]:
-    """Spoil every new connection of a scheme while the context lasts."""
-    inner = registry.transport_for(DataUri(scheme=scheme))
-    with registry.replaced(FaultyTransport(inner, faults)):
+def inject_faults(scheme: str, faults: Faults) -> Generator[None]:
+    """Inject faults into every new connection of a scheme while the context lasts."""
+    inner = registry.find_transport(DataUri(scheme=scheme))
+    with registry.override_transport(FaultyTransport(inner, faults)):
         yield

@@ -1,7 +1,7 @@
 """The scheme ``inproc``: both ends in one process, on any threads or event loops.
 
-``inproc://name`` reaches the listener of that name. Bodies that are one buffer in memory are
-handed over as they are; others are gathered once into memory of the reader's.
+``inproc://name`` is the address of the listener of that name. A body that is a single buffer is
+passed on without a copy. Other bodies are copied once, into memory of the reader.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from ..errors import ConfigError, ConnectError, ConnectionLostError, UriError
+from ..errors import ConfigError, ConnectError, ConnectionLostError, UriError, UsageError
 from ..protocol.frames import (
-    Incoming,
-    Outgoing,
-    ReceivedBody,
-    Run,
-    Tagged,
-    TaggedReceived,
-    Untagged,
+    IncomingFrame,
+    MessageRun,
+    OutgoingFrame,
+    ReceivedFrame,
+    TaggedFrame,
+    UntaggedFrame,
 )
 from ..protocol.limits import Limits
+from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator, BodyPool, ReceivedBody
 from ..protocol.uri import DataUri
-from .base import Capabilities
-from .framing import check_sizes
-from .regions import FileRegion
+from .base import Capabilities, ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
+from .framing import check_body_size, check_metadata_size
+from .memory.files import FileSpan
 
 _CAPACITY = 4 << 20
 _listeners: dict[str, InprocListener] = {}
@@ -36,8 +36,8 @@ _lock = threading.Lock()
 _numbers = itertools.count(1)
 
 
-class _Bell:
-    """A descriptor that is readable once it was rung, until it is silenced."""
+class _Flag:
+    """A flag with a descriptor that is readable while the flag is set."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -45,11 +45,11 @@ class _Bell:
     def fileno(self) -> int:
         return self._descriptor
 
-    def ring(self) -> None:
+    def set(self) -> None:
         if self._descriptor >= 0:
             os.eventfd_write(self._descriptor, 1)
 
-    def silence(self) -> None:
+    def clear(self) -> None:
         try:
             os.eventfd_read(self._descriptor)
         except BlockingIOError:
@@ -62,65 +62,70 @@ class _Bell:
 
 
 class _Pipe:
-    """One direction of a connection: frames under way, bounded in bytes."""
+    """One direction of a connection: a queue of frames with a limit in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Allocator = DEFAULT_ALLOCATOR) -> None:
+        self.pool = BodyPool(allocator)
         self.lock = threading.Lock()
-        self.frames: deque[Incoming] = deque()
+        self.frames: deque[IncomingFrame] = deque()
         self.nbytes = 0
         self.closed = False
-        self.arrival = _Bell()
-        self.room = _Bell()
+        self.arrival = _Flag()
+        self.room = _Flag()
 
-    def put(self, frame: Incoming, nbytes: int) -> bool:
+    def put(self, frame: IncomingFrame, nbytes: int) -> bool:
         with self.lock:
             if self.closed:
                 raise ConnectionLostError("the other end closed the connection")
             if self.nbytes and self.nbytes + nbytes > _CAPACITY:
-                self.room.silence()
+                self.room.clear()
                 return False
             self.frames.append(frame)
             self.nbytes += nbytes
-            self.arrival.ring()
+            self.arrival.set()
         return True
 
-    def get(self) -> list[Incoming]:
+    def get(self) -> list[IncomingFrame]:
         with self.lock:
-            self.arrival.silence()
+            self.arrival.clear()
             frames = list(self.frames)
             self.frames.clear()
             self.nbytes = 0
-            self.room.ring()
+            self.room.set()
             if not frames and self.closed:
-                self.arrival.ring()
+                self.arrival.set()
                 raise ConnectionLostError("the other end closed the connection")
             if self.closed:
-                self.arrival.ring()
+                self.arrival.set()
         return frames
 
-    def shut(self, *, drop: bool) -> None:
+    def close(self, *, drop: bool) -> None:
         with self.lock:
             self.closed = True
             if drop:
                 self.frames.clear()
-            self.arrival.ring()
-            self.room.ring()
+            self.arrival.set()
+            self.room.set()
 
 
 class InprocChannel:
     """One end of a connection within the process."""
 
-    capabilities = Capabilities(regions=True)
+    capabilities = Capabilities()
     is_local = True
+    user: int | None = None
+    lanes = ()
     at_boundary = True
     send_waits_readable = True
+    delays_writer = False  # what was sent does not refer to a file
+    unread_bytes = 0
     wake_at: float | None = None
 
     def __init__(self, inward: _Pipe, outward: _Pipe, limits: Limits, peer: str) -> None:
         self._inward = inward
         self._outward = outward
         self._limits = limits
-        self._queue: deque[Outgoing] = deque()
+        self._queue: deque[OutgoingFrame] = deque()
         self._closed = False
         self._headroom = 1024
         self.peer = peer
@@ -128,23 +133,23 @@ class InprocChannel:
         self.bytes_received = 0
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something arrived."""
+        """Return the descriptor that is readable when frames have arrived."""
         return self._inward.arrival.fileno()
 
     def send_fileno(self) -> int:
-        """Return the descriptor that is readable when there is room again."""
+        """Return the descriptor that is readable when there is room to send."""
         return self._outward.room.fileno()
 
-    def queue(self, frames: Iterable[Outgoing]) -> None:
-        """Line up frames to be sent."""
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames; see `Channel.queue`."""
         self._queue.extend(frames)
 
     def send_some(self) -> bool:
-        """Hand over what was queued, as far as there is room; tell whether all of it went."""
+        """Deliver as much of the queue as fits; see `Channel.send_some`."""
         while self._queue:
             frame = self._queue[0]
-            if isinstance(frame, Tagged):
-                delivered, nbytes = TaggedReceived(frame.tag, self._body(frame)), frame.nbytes
+            if isinstance(frame, TaggedFrame):
+                delivered, nbytes = ReceivedFrame(frame.tag, self._make_body(frame)), frame.nbytes
             else:
                 delivered, nbytes = frame, len(frame.payload)
                 self._headroom = nbytes + 8
@@ -154,13 +159,13 @@ class InprocChannel:
             self.bytes_sent += nbytes
         return True
 
-    def _body(self, frame: Tagged) -> ReceivedBody:
-        if len(frame.parts) == 1 and isinstance(frame.parts[0], pa.Buffer):
-            return ReceivedBody.wrapping(frame.parts[0])
-        body = ReceivedBody(frame.nbytes, self._headroom)
+    def _make_body(self, frame: TaggedFrame) -> ReceivedBody:
+        if len(frame.buffers) == 1 and isinstance(frame.buffers[0], pa.Buffer):
+            return ReceivedBody.wrap(frame.buffers[0])
+        body = self._outward.pool.allocate(frame.nbytes, self._headroom, frame.tag)
         at = body.start
-        for part in frame.parts:
-            if isinstance(part, FileRegion):
+        for part in frame.buffers:
+            if isinstance(part, FileSpan):
                 part.read_into(body.view[at : at + part.nbytes])
                 at += part.nbytes
             else:
@@ -169,40 +174,40 @@ class InprocChannel:
                 at += view.nbytes
         return body
 
-    def receive_some(self) -> list[Incoming]:
-        """Return what has arrived; an empty list means: wait until it is readable."""
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived; see `Channel.receive_some`."""
         if self._closed:
             raise ConnectionLostError(f"the connection with {self.peer} is closed")
         frames = self._inward.get()
         for frame in frames:
-            if isinstance(frame, Untagged):
+            if isinstance(frame, UntaggedFrame):
                 nbytes = len(frame.payload)
-                check_sizes(self._limits, untagged=nbytes)
+                check_metadata_size(nbytes, self._limits)
             else:
-                assert not isinstance(frame, Run)  # none is put
+                assert not isinstance(frame, MessageRun)  # `send_some` puts no runs
                 nbytes = frame.body.nbytes
-                check_sizes(self._limits, tagged=nbytes, tag=frame.tag)
+                check_body_size(nbytes, self._limits, frame.tag)
             self.bytes_received += nbytes
         return frames
 
     def interrupt(self) -> None:
-        """Make a wait for this channel end, from any thread."""
-        self._inward.shut(drop=True)
+        """End a wait for this channel, from any thread; see `Channel.interrupt`."""
+        self._inward.close(drop=True)
 
     def close(self) -> None:
-        """Close; what was sent still reaches the other end."""
+        """Close; see `Channel.close`."""
         self._close(drop=False)
 
     def abort(self) -> None:
-        """Close at once; what the other end has not taken is lost."""
+        """Close at once and drop the frames that the other end has not received."""
         self._close(drop=True)
 
     def _close(self, *, drop: bool) -> None:
         if not self._closed:
             self._closed = True
             self._queue.clear()
-            self._outward.shut(drop=drop)
-            self._inward.shut(drop=True)
+            self._outward.close(drop=drop)
+            self._inward.close(drop=True)
 
     def __del__(self) -> None:
         self._close(drop=False)
@@ -214,64 +219,84 @@ class InprocListener:
     def __init__(self, uri: DataUri, limits: Limits) -> None:
         name = uri.host or f"server-{next(_numbers)}"
         self.uri = uri.replace(host=name)
+        self.request_tags = list_request_tags(self.uri)
         self._limits = limits
-        self._bell = _Bell()
+        self._flag = _Flag()
         self._waiting: deque[InprocChannel] = deque()
         with _lock:
             if name in _listeners:
-                raise ConfigError(f"inproc://{name} is taken")
+                raise ConfigError(f"cannot listen on inproc://{name}: the name is in use")
             _listeners[name] = self
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a reader waits."""
-        return self._bell.fileno()
+        return self._flag.fileno()
 
-    def connect(self, limits: Limits) -> InprocChannel:
-        """Make a connection; return the reader's end of it."""
-        here, there = _Pipe(), _Pipe()
-        self._waiting.append(InprocChannel(there, here, self._limits, "a reader in this process"))
-        self._bell.ring()
-        return InprocChannel(here, there, limits, self.uri.address)
+    def connect(self, options: ConnectOptions) -> InprocChannel:
+        """Create a connection and return the reader's end."""
+        if not options.allocator.is_host:
+            raise UsageError("inproc:// delivers bodies in host memory; use a host allocator")
+        to_reader, to_server = _Pipe(options.allocator), _Pipe()
+        self._waiting.append(
+            InprocChannel(to_server, to_reader, self._limits, "a reader in this process")
+        )
+        self._flag.set()
+        return InprocChannel(to_reader, to_server, options.limits, self.uri.address)
 
     def accept(self) -> InprocChannel | None:
-        """Return the next reader's channel, or None if none waits."""
+        """Return the channel of the next reader, or None if no reader waits."""
         try:
             return self._waiting.popleft()
         except IndexError:
-            self._bell.silence()
-        # One may have come between the look and the silence.
+            self._flag.clear()
+        # A reader may have connected before the flag was cleared.
         return self._waiting.popleft() if self._waiting else None
 
+    def reject(self) -> bool:
+        """Disconnect the next reader; return whether one was waiting."""
+        channel = self.accept()
+        if channel is not None:
+            channel.abort()
+        return channel is not None
+
     def close(self) -> None:
-        """Take the name back."""
+        """Stop listening and free the name."""
         with _lock:
             if _listeners.get(self.uri.host) is self:
                 del _listeners[self.uri.host]
         for channel in self._waiting:
             channel.abort()
         self._waiting.clear()
-        self._bell.close()
+        self._flag.close()
 
 
 class InprocTransport:
     """The scheme ``inproc``."""
 
     scheme = "inproc"
-    capabilities = Capabilities(regions=True)
+    traits = Traits(local_only=True)
 
-    def listen(self, uri: DataUri, limits: Limits) -> InprocListener:
-        """Take a name; an empty one stands for a new one. See `Transport.listen`."""
+    def listen(self, uri: DataUri, options: ListenOptions) -> InprocListener:
+        """Listen under the URI's name or, without one, a new name; see `Transport.listen`."""
         if uri.port is not None or uri.path.strip("/"):
-            raise UriError(f"{uri.redacted()}: an inproc address is a name alone")
-        return InprocListener(uri, limits)
+            raise UriError(
+                f"{uri.redacted()}: an inproc address has only a name, as in inproc://name"
+            )
+        return InprocListener(uri, options.limits)
 
-    def connect(self, uri: DataUri, limits: Limits, timeout: float) -> InprocChannel:
+    def connect(self, uri: DataUri, options: ConnectOptions) -> InprocChannel:
         """Connect; see `Transport.connect`."""
         with _lock:
             listener = _listeners.get(uri.host)
             if listener is None:
-                raise ConnectError(f"no server in this process listens on {uri.address}")
-            return listener.connect(limits)
+                raise ConnectError(
+                    f"cannot connect to {uri.address}: no server in this process has that name"
+                )
+            return listener.connect(options)
+
+    def diagnose(self) -> Diagnosis:
+        """Return the state of the transport, which works on every host."""
+        return Diagnosis()
 
 
 TRANSPORT = InprocTransport()

@@ -1,87 +1,113 @@
-"""Which module speaks which scheme."""
+"""The registry of transports, by URI scheme.
+
+A package can add a scheme through the entry point group ``splitarrow.transports``. The entry
+point is named after the scheme and refers to a `Transport` object::
+
+    [project.entry-points."splitarrow.transports"]
+    quic = "my_package.quic:TRANSPORT"
+
+Built-in schemes take precedence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MissingExtraError, UriError
 from ..protocol.uri import DataUri
 from .base import Transport
 
 if TYPE_CHECKING:
-    from .certificates import TlsOptions
+    from importlib.metadata import EntryPoint
 
-_MODULES: dict[str, str] = {
+ENTRY_POINT_GROUP = "splitarrow.transports"
+
+_MODULES: Mapping[str, str] = {
     "inproc": ".inproc",
-    "shm": ".shm",
     "tcp": ".tcp",
-    "tcp+tls": ".tls",
+    "tcp+tls": ".tls.transport",
+    "shm": ".shm",
     "ucx": ".ucx",
 }
-_EXTRAS: dict[str, str] = {"ucx": "ucx"}
-"""The extra that brings what a scheme's module needs, where it needs one."""
-_replaced: dict[str, Transport] = {}
+"""The modules of the built-in schemes. Each defines ``TRANSPORT``."""
+_EXTRAS: Mapping[str, str] = {"ucx": "ucx"}
+"""The extra that installs the dependencies of a scheme's module."""
+_overrides: dict[str, Transport] = {}
 
 
-def schemes() -> list[str]:
-    """Return the names of the schemes that this version knows."""
-    return sorted(_MODULES)
+def list_schemes() -> list[str]:
+    """Return the known schemes: the built-in ones first, then those of other packages."""
+    return [*_MODULES, *sorted(_find_entry_points().keys() - _MODULES.keys())]
 
 
-def transport_for(uri: DataUri, tls: TlsOptions | None = None) -> Transport:
-    """Return the transport that a URI's scheme stands for.
-
-    Parameters
-    ----------
-    uri : DataUri
-        Its scheme counts.
-    tls : TlsOptions, optional
-        What to trust and to show, where the transport has a use for that.
+def find_transport(uri: DataUri) -> Transport:
+    """Return the transport of a URI's scheme.
 
     Raises
     ------
     UriError
-        If the scheme is unknown.
+        If the scheme is unknown, or the package that provides it cannot be loaded.
     MissingExtraError
-        If a package that it needs is not installed; the error names the extra.
+        If a dependency of the scheme is not installed. The error names the extra.
     """
-    transport = _transport(uri)
-    secured: Any = getattr(transport, "secured", None)
-    return transport if tls is None or secured is None else secured(tls)
-
-
-def _transport(uri: DataUri) -> Transport:
-    if uri.scheme in _replaced:
-        return _replaced[uri.scheme]
-    try:
-        module = _MODULES[uri.scheme]
-    except KeyError:
+    scheme = uri.scheme
+    if scheme in _overrides:
+        return _overrides[scheme]
+    if scheme in _MODULES:
+        return _import_built_in(scheme)
+    transport = _load_entry_point(scheme)
+    if transport is None:
         raise UriError(
-            f"unknown scheme {uri.scheme!r} in {uri.redacted()}; known are {', '.join(schemes())}"
-        ) from None
-    try:
-        return import_module(module, __package__).TRANSPORT
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(uri.scheme)
-        if extra is None:
-            raise
-        raise MissingExtraError(
-            f"{uri.scheme}:// needs the package {error.name!r}: pip install 'splitarrow[{extra}]'"
-        ) from None
+            f"unknown scheme {scheme!r} in {uri.redacted()}; known are {', '.join(list_schemes())}"
+        )
+    return transport
 
 
 @contextmanager
-def replaced(transport: Transport) -> Generator[None]:
-    """Let `transport` stand for its scheme while the context lasts."""
-    before = _replaced.get(transport.scheme)
-    _replaced[transport.scheme] = transport
+def override_transport(transport: Transport) -> Generator[None]:
+    """Use `transport` for its scheme while the context lasts."""
+    scheme = transport.scheme
+    previous = _overrides.get(scheme)
+    _overrides[scheme] = transport
     try:
         yield
     finally:
-        if before is None:
-            del _replaced[transport.scheme]
+        if previous is None:
+            del _overrides[scheme]
         else:
-            _replaced[transport.scheme] = before
+            _overrides[scheme] = previous
+
+
+def _import_built_in(scheme: str) -> Transport:
+    try:
+        return import_module(_MODULES[scheme], __package__).TRANSPORT
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(scheme)
+        if extra is None:
+            raise
+        raise MissingExtraError(
+            f"{scheme}:// needs the package {error.name!r}: pip install 'splitarrow[{extra}]'"
+        ) from None
+
+
+def _find_entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@lru_cache
+def _load_entry_point(scheme: str) -> Transport | None:
+    point = _find_entry_points().get(scheme)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise UriError(
+            f"cannot load the transport of {scheme}:// from {point.value}: {error}"
+        ) from None

@@ -1,26 +1,27 @@
-"""The scheme ``tcp``: both streams, or one of them, over a TCP connection."""
+"""The scheme ``tcp``: one stream or both over a TCP connection."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 
 from ..errors import ConfigError, ConnectError, UriError
 from ..protocol.limits import Limits
-from ..protocol.uri import DataUri, StreamKind
-from .base import Capabilities
-from .sockets import SocketChannel
+from ..protocol.uri import DataUri, Streams
+from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
+from .socket_channel import RESET, SocketChannel
 
 DEFAULT_PORT = 8816
 _BACKLOG = 1024
 SERVER_STAGING = 16 << 10
 _STAGING = 256 << 10
 _HALF_STAGING = 64 << 10
-"""Where a connection carries one stream only, one read must not run far ahead of the other's."""
+"""The buffer of each connection of a pair, which keeps one from running far ahead of the other."""
 
 
 def is_local(sock: socket.socket) -> bool:
-    """Tell whether the other end of a connection is on this host."""
+    """Return whether the other end of a connection is on this host."""
     peer = sock.getpeername()[0].partition("%")[0]
     if peer == sock.getsockname()[0].partition("%")[0]:
         return True
@@ -29,8 +30,8 @@ def is_local(sock: socket.socket) -> bool:
     return (mapped or address).is_loopback
 
 
-def tune(sock: socket.socket) -> None:
-    """Set a connection up: small messages go at once, and a dead peer is noticed."""
+def set_socket_options(sock: socket.socket) -> None:
+    """Configure a connection: send small messages at once, and detect a dead peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -39,7 +40,7 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def peer_name(sock: socket.socket) -> str:
+def format_peer(sock: socket.socket) -> str:
     """Return the address of the other end."""
     host, port = sock.getpeername()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -51,60 +52,73 @@ class TcpListener:
     Parameters
     ----------
     uri : DataUri
-        Where to bind; port 0 picks a free one.
+        The address to bind. Port 0 selects a free port.
     limits : Limits
-        Bounds for the connections.
+        Limits on received frames.
     sock : socket.socket, optional
-        A socket that listens already: the port that several processes share.
+        A listening socket to use instead of binding one. Several processes may share it.
     """
 
     def __init__(self, uri: DataUri, limits: Limits, sock: socket.socket | None = None) -> None:
         self._limits = limits
-        self.socket = bound_socket(uri) if sock is None else sock
+        self.socket = bind_socket(uri) if sock is None else sock
         """The listening socket."""
         self.socket.setblocking(False)
         self.uri = uri.replace(port=self.socket.getsockname()[1])
         """The address, with the port that was bound."""
+        self.request_tags = list_request_tags(self.uri)
+        """The tag of data requests, with the type of the bodies that it requests."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a client waits."""
         return self.socket.fileno()
 
     def accept(self) -> SocketChannel | None:
-        """Return the next client's channel, or None if none waits."""
+        """Return the channel of the next client, or None if no client waits."""
         try:
             sock, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
         try:
-            tune(sock)
-            return self._channel(sock)
-        except OSError:  # it left already
+            set_socket_options(sock)
+            return self._make_channel(sock)
+        except OSError:  # the client has already disconnected
             sock.close()
             return None
 
-    def _channel(self, sock: socket.socket) -> SocketChannel:
+    def _make_channel(self, sock: socket.socket) -> SocketChannel:
         return SocketChannel(
             sock,
             self._limits,
             server=True,
-            peer=peer_name(sock),
+            peer=format_peer(sock),
             is_local=is_local(sock),
             staging=SERVER_STAGING,
         )
+
+    def reject(self) -> bool:
+        """Disconnect the next client; return whether one was waiting."""
+        try:
+            sock, _ = self.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return False
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sock.close()
+        return True
 
     def close(self) -> None:
         """Stop listening."""
         self.socket.close()
 
 
-def bound_socket(uri: DataUri) -> socket.socket:
-    """Bind and listen at the address of a URI.
+def bind_socket(uri: DataUri) -> socket.socket:
+    """Return a socket that listens at the address of a URI.
 
     Raises
     ------
     ConfigError
-        If that fails; the error names the address.
+        If the address cannot be bound. The error names it.
     """
     host = uri.host or "127.0.0.1"
     port = DEFAULT_PORT if uri.port is None else uri.port
@@ -127,8 +141,8 @@ def bound_socket(uri: DataUri) -> socket.socket:
     return sock
 
 
-def check_listener(uri: DataUri) -> None:
-    """Refuse an address that has more to it than host and port.
+def check_address(uri: DataUri) -> None:
+    """Refuse an address that has more parts than host and port.
 
     Raises
     ------
@@ -139,13 +153,13 @@ def check_listener(uri: DataUri) -> None:
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address has no path")
 
 
-def connected_socket(uri: DataUri, timeout: float) -> socket.socket:
-    """Connect to the address of a URI.
+def connect_socket(uri: DataUri, timeout: float) -> socket.socket:
+    """Return a socket that is connected to the address of a URI.
 
     Raises
     ------
     ConnectError
-        If that fails; the error names the address.
+        If the connection fails. The error names the address.
     UriError
         If the URI has no host.
     """
@@ -161,48 +175,52 @@ def connected_socket(uri: DataUri, timeout: float) -> socket.socket:
     except OSError as error:
         raise ConnectError(f"cannot connect to {uri.address}: {error.strerror or error}") from None
     try:
-        tune(sock)
+        set_socket_options(sock)
     except OSError as error:
         sock.close()
         raise ConnectError(f"cannot connect to {uri.address}: {error.strerror or error}") from None
     return sock
 
 
-def staging_bytes(uri: DataUri) -> int:
-    """Return how much a reader's connection receives ahead of what it is asked for."""
-    return _STAGING if uri.stream is StreamKind.BOTH else _HALF_STAGING
+def choose_staging(uri: DataUri) -> int:
+    """Return the size in bytes of a receive buffer for a reader's connection."""
+    return _STAGING if uri.stream is Streams.BOTH else _HALF_STAGING
 
 
 class TcpTransport:
     """The scheme ``tcp``."""
 
     scheme = "tcp"
-    capabilities = Capabilities(regions=True)
+    traits = Traits(default_port=DEFAULT_PORT, shares_socket=True, location_rank=30)
 
-    def listen(
-        self, uri: DataUri, limits: Limits, sock: socket.socket | None = None
-    ) -> TcpListener:
+    def listen(self, uri: DataUri, options: ListenOptions) -> TcpListener:
         """Bind an address; see `Transport.listen` and `TcpListener`."""
-        check_listener(uri)
-        return TcpListener(uri, limits, sock)
+        check_address(uri)
+        return TcpListener(uri, options.limits, options.socket)
 
-    def connect(self, uri: DataUri, limits: Limits, timeout: float) -> SocketChannel:
+    def connect(self, uri: DataUri, options: ConnectOptions) -> SocketChannel:
         """Connect; see `Transport.connect`."""
-        sock = connected_socket(uri, timeout)
+        sock = connect_socket(uri, options.timeout)
         try:
             return SocketChannel(
                 sock,
-                limits,
+                options.limits,
                 server=False,
-                peer=peer_name(sock),
+                peer=format_peer(sock),
                 is_local=is_local(sock),
-                staging=staging_bytes(uri),
+                staging=choose_staging(uri),
+                allocator=options.allocator,
             )
-        except OSError as error:
+        except BaseException as error:
             sock.close()
-            raise ConnectError(
-                f"cannot connect to {uri.address}: {error.strerror or error}"
-            ) from None
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise ConnectError(f"cannot connect to {uri.address}: {reason}") from None
+            raise
+
+    def diagnose(self) -> Diagnosis:
+        """Return the state of the transport, which works on every host."""
+        return Diagnosis()
 
 
 TRANSPORT = TcpTransport()

@@ -7,43 +7,44 @@ from typing import Protocol
 
 from ..consumer import Consumer
 from ..dataset import Dataset
+from ..options import Validate
 
 
 class Backend(Protocol):
-    """One way that batches can come from a server to a client.
+    """One technique to transfer batches from a server to a client.
 
-    The object exists in the processes of the runner, the server and the client alike; making it
-    imports nothing heavy. What goes wrong may raise any exception.
+    The runner, the server and the client each have an instance in their process, so creating one
+    must be cheap. All methods may raise any exception.
     """
 
     name: str
-    """What it is called in the report."""
+    """The name in the report."""
     summary: str
-    """What it is, in one line."""
+    """A description of one line."""
     in_process: bool
-    """Whether server and client are one process: the client's."""
+    """Whether the client's process also serves the file."""
 
-    def unavailable(self) -> str | None:
-        """Return why it cannot run here, or None if it can."""
+    def unavailable_reason(self) -> str | None:
+        """Return why the backend cannot run on this machine, or None if it can."""
         ...
 
     def serve(self, dataset: Dataset) -> AbstractContextManager[str]:
-        """Serve a file from this process, on threads of its own, while the context lasts.
+        """Serve a file from this process while the context lasts, on its own threads.
 
-        The context's value is the address for `read`.
+        The value of the context is the address for `read`.
         """
         ...
 
-    def read(self, address: str, consumer: Consumer, *, validate: str | None = None) -> None:
-        """Connect, read the whole file once, hand it to `consumer`, and disconnect.
+    def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
+        """Connect, read the whole file once, pass it to the consumer, and disconnect.
 
         Parameters
         ----------
         address : str
-            What `serve` said.
+            The address that `serve` yielded.
         consumer : Consumer
-            Takes the batches; or the table, where its `whole` is set.
-        validate : {"full", "cheap", "off"}, optional
-            How batches are checked, where the backend can do that.
+            Receives the batches, or the table if its `reads_table` is true.
+        validate : {"strict", "full", "cheap", "off"}, optional
+            How to validate batches, if the backend can.
         """
         ...

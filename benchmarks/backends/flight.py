@@ -1,8 +1,8 @@
-"""The peer: pyarrow.flight, whose server, wire format and client are C++ over gRPC.
+"""The peer: pyarrow.flight, with server, client and wire format in C++ over gRPC.
 
-The server hands out a table over the mapped file. Of the ways to answer ``DoGet`` that is the
-fastest: no Python runs for a batch. (A ``RecordBatchStream`` over a stream reader comes close;
-a generator, or a reader made of one, is slower with small batches.)
+The server returns a table over the mapped file. This is the fastest implementation of ``DoGet``,
+because no Python code runs per batch. A ``RecordBatchStream`` over a stream reader comes close. A
+generator of batches is slower with small batches.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import pyarrow as pa
 
 from ..consumer import Consumer
 from ..dataset import Dataset
+from ..options import Validate
 
 _TICKET = b"benchmark"
 
 
-class Flight:
+class FlightBackend:
     """pyarrow.flight: ``DoGet`` of a table whose buffers are the mapped file."""
 
     name = "flight"
     summary = "pyarrow.flight, DoGet: C++ server and client over gRPC"
     in_process = False
 
-    def unavailable(self) -> str | None:
-        """Return why pyarrow.flight cannot be used here, or None if it can."""
+    def unavailable_reason(self) -> str | None:
+        """Return why pyarrow.flight cannot run, or None if it can."""
         try:
             import pyarrow.flight  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:
@@ -50,13 +51,14 @@ class Flight:
             with Server("grpc://127.0.0.1:0") as server:
                 yield f"grpc://127.0.0.1:{server.port}"
 
-    def read(self, address: str, consumer: Consumer, *, validate: str | None = None) -> None:
-        """Read all batches; Flight does not validate them. See `Backend.read`."""
+    def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
+        """Read all batches. Flight does not validate them; see `Backend.read`."""
         from pyarrow import flight
 
         with flight.connect(address) as client:
             reader = client.do_get(flight.Ticket(_TICKET))
-            if consumer.whole:
-                consumer.table(reader.read_all())
+            if consumer.reads_table:
+                consumer.consume_table(reader.read_all())
             else:
-                consumer.drain(chunk.data for chunk in reader)  # pyright: ignore[reportArgumentType]
+                batches = (chunk.data for chunk in reader)
+                consumer.consume_batches(batches)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""The reference: copying the bodies from one place in memory to another, within one thread."""
+"""The reference: one copy of each body in memory, on one thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from ..consumer import Consumer
 from ..dataset import Dataset
+from ..options import Validate
 
 
-class Memcpy:
-    """Copies each body from the mapped file to one buffer."""
+class MemcpyBackend:
+    """Copies each body from the mapped file to the same buffer."""
 
     name = "memcpy"
     summary = "no transport: each body is copied once, from the mapped file to one buffer"
@@ -23,8 +24,8 @@ class Memcpy:
         self._source: memoryview | None = None
         self._offsets: list[int] = []
 
-    def unavailable(self) -> str | None:
-        """Return None: it can always run."""
+    def unavailable_reason(self) -> str | None:
+        """Return None: this backend can always run."""
         return None
 
     @contextmanager
@@ -38,10 +39,10 @@ class Memcpy:
             finally:
                 self._source = None
 
-    def read(self, address: str, consumer: Consumer, *, validate: str | None = None) -> None:
-        """Copy all bodies. They are not batches, and not consumed; see `Backend.read`."""
+    def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
+        """Copy all bodies. The consumer only counts them; see `Backend.read`."""
         source = self._source
-        assert source is not None
+        assert source is not None, "serve() is active"
         nbytes = consumer.dataset.batch_bytes
         target = memoryview(pa.allocate_buffer(nbytes)).cast("B")
         for offset in self._offsets:

@@ -1,7 +1,7 @@
-"""Exit with status 0 if the control plane at a URI serves, and with 1 if it does not.
+"""Exit with status 0 if the control plane at a URI is serving, and with 1 otherwise.
 
-No token is needed for this. For ``grpc+tls://`` the variables SPLITARROW_TLS_CA and
-SPLITARROW_TLS_SERVER_NAME say which authority to trust and whose certificate to expect.
+This needs no token. For ``grpc+tls://``, the variable SPLITARROW_TLS_CA names the certificate
+authority to trust, and SPLITARROW_TLS_SERVER_NAME the name in the server's certificate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 
 _SECONDS = 4
 _SERVING = b"\x08\x01"
-"""A HealthCheckResponse that says SERVING."""
+"""A HealthCheckResponse with the status SERVING."""
 
 
 def _channel(uri: str) -> grpc.Channel:
@@ -29,7 +29,7 @@ def _channel(uri: str) -> grpc.Channel:
 
 
 def healthy(uri: str) -> bool:
-    """Tell whether the control plane at a URI serves."""
+    """Return whether the control plane at a URI is serving."""
     with _channel(uri) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:

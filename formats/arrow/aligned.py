@@ -1,8 +1,8 @@
 """Arrow IPC files whose buffers all begin at multiples of 64 bytes ("IPC File Format").
 
-Arrow's own writer aligns to 8 bytes. Readers that map a file, and code that works with vector
-registers, want 64: here the messages that Arrow makes are laid out anew, and the footer with
-them. Nothing is written; the pieces are handed out in their order.
+Arrow's writer aligns buffers to 8 bytes. Readers that map a file, and code that uses vector
+registers, need 64. This module takes Arrow's messages and writes their bodies and the footer with
+the wider alignment. It performs no I/O: the caller writes the pieces that it returns.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
+from .body_layout import plan_packed_body
 from .encoder import EncodedMessage, MessageEncoder
 from .file import BLOCK, HEAD_BYTES, MAGIC
-from .message import CONTINUATION, END_OF_STREAM, BufferSpan, HeaderType, batch_facts, message_facts
-from .placement import repacked
+from .framing import CONTINUATION, END_OF_STREAM
+from .message import BufferSpan, HeaderType, read_batch_layout, read_message_info
 
 ALIGNMENT = 64
-"""What the place of each buffer in the file is a multiple of, in bytes."""
+"""The alignment of each buffer in the file, in bytes."""
 
 _PREFIX = struct.Struct("<4sI")
 _SIZE = struct.Struct("<i")
 _HEAD = MAGIC.ljust(HEAD_BYTES, b"\0")
 _ZEROS = bytes(ALIGNMENT)
 _FOOTER = struct.Struct("<I4x6H4xih2xIII")
-"""The start of a footer: where its table is, its vtable, and the table; 44 bytes."""
+"""The start of a footer: the offset of its table, the vtable and the table."""
 _COUNT = struct.Struct("<I")
 _V5 = 4
 
 
-class AlignedFile:
-    """The pieces of an Arrow IPC file, batch by batch.
+class AlignedFileWriter:
+    """Encodes an Arrow IPC file, batch by batch.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         The schema of all batches.
     compression : str, optional
-        ``lz4``, ``zstd``, or None.
+        ``lz4`` or ``zstd``. `None` does not compress.
 
     Raises
     ------
     UsageError
-        If `compression` is something else.
+        If `compression` is unknown.
     InvalidDataError
-        If Arrow cannot write the schema.
+        If Arrow cannot encode the schema.
 
     Examples
     --------
     >>> batch = pa.record_batch({"delay": [60, 75]})
-    >>> file = AlignedFile(batch.schema)
+    >>> file = AlignedFileWriter(batch.schema)
     >>> pieces = [*file.begin(), *file.add(batch), *file.end()]
     >>> pa.ipc.open_file(b"".join(pieces)).read_all().to_pydict()
     {'delay': [60, 75]}
@@ -63,25 +64,25 @@ class AlignedFile:
         self._encoder = MessageEncoder(schema, compression)
         self._dictionaries: list[bytes] = []
         self._batches: list[bytes] = []
-        self._known: set[int | None] = set()
+        self._dictionary_ids: set[int | None] = set()
         self.position = 0
-        """How long the file is so far, in bytes."""
+        """The size of the pieces returned so far, in bytes."""
 
     def begin(self) -> list[Any]:
-        """Return the pieces that the file begins with."""
+        """Return the first pieces of the file: its head and the schema."""
         pieces: list[Any] = [_HEAD]
         self.position = len(_HEAD)
         self._add_metadata(self._encoder.schema_message.metadata, pieces)
         return pieces
 
     def add(self, batch: pa.RecordBatch) -> list[Any]:
-        """Return the pieces for one more batch: ``bytes``, and the buffers of its arrays.
+        """Return the pieces of the next batch: ``bytes`` and the buffers of its arrays.
 
         Raises
         ------
         InvalidDataError
-            If the batch has another schema, or a dictionary that replaces an earlier one, which
-            files cannot have. The file is then of no more use.
+            If the batch has another schema, or replaces a dictionary, which the file format does
+            not allow. The file is unusable afterwards.
         """
         pieces: list[Any] = []
         for message in self._encoder.encode(batch):
@@ -89,35 +90,36 @@ class AlignedFile:
         return pieces
 
     def end(self) -> list[Any]:
-        """Return the pieces that the file ends with."""
+        """Return the last pieces of the file: the end of the stream and the footer."""
         self._encoder.close()
         metadata = self._encoder.schema_message.metadata
-        footer = _footer(metadata, self._dictionaries, self._batches)
+        footer = _build_footer(metadata, self._dictionaries, self._batches)
         tail = b"".join((END_OF_STREAM, footer, _SIZE.pack(len(footer)), MAGIC))
         self.position += len(tail)
         return [tail]
 
     def _add_message(self, message: EncodedMessage, pieces: list[Any]) -> None:
-        facts = batch_facts(message.metadata)
+        layout = read_batch_layout(message.metadata)
         blocks = self._batches
-        if message_facts(message.metadata).header_type is HeaderType.DICTIONARY_BATCH:
+        if read_message_info(message.metadata).header_type is HeaderType.DICTIONARY_BATCH:
             blocks = self._dictionaries
-            if facts.dictionary_id in self._known and not facts.is_delta:
-                raise InvalidDataError("a dictionary is replaced, which no Arrow file can have")
-            self._known.add(facts.dictionary_id)
-        placed, places = repacked(message.metadata, facts.buffers)
+            if layout.dictionary_id in self._dictionary_ids and not layout.is_delta:
+                raise InvalidDataError(
+                    "a batch replaces a dictionary; an Arrow IPC file has one dictionary per column"
+                )
+            self._dictionary_ids.add(layout.dictionary_id)
+        aligned, spans = plan_packed_body(message.metadata, layout.buffers)
         begin = self.position
-        self._add_metadata(placed.metadata, pieces)
-        blocks.append(BLOCK.pack(begin, self.position - begin, placed.nbytes))
-        at = 0
-        for (offset, length), stretch in zip(
-            places, _stretches(message.body or [], facts.buffers), strict=True
-        ):
+        self._add_metadata(aligned.metadata, pieces)
+        blocks.append(BLOCK.pack(begin, self.position - begin, aligned.nbytes))
+        end = 0
+        buffers = _slice_body(message.body or [], layout.buffers)
+        for (offset, length), buffer in zip(spans, buffers, strict=True):
             if length:
-                pieces += (_ZEROS[: offset - at], *stretch)
-                at = offset + length
-        pieces.append(_ZEROS[: placed.nbytes - at])
-        self.position += placed.nbytes
+                pieces += (_ZEROS[: offset - end], *buffer)
+                end = offset + length
+        pieces.append(_ZEROS[: aligned.nbytes - end])
+        self.position += aligned.nbytes
 
     def _add_metadata(self, metadata: bytes, pieces: list[Any]) -> None:
         end = self.position + _PREFIX.size + len(metadata)
@@ -126,41 +128,41 @@ class AlignedFile:
         self.position = end + gap
 
 
-def _stretches(body: Sequence[Any], spans: Sequence[BufferSpan]) -> Iterator[list[memoryview]]:
-    """Yield the bytes of each buffer of a packed body, in pieces; the memory is shared."""
+def _slice_body(body: Sequence[Any], spans: Sequence[BufferSpan]) -> Iterator[list[memoryview]]:
+    """Yield each buffer of a packed body, as pieces that share its memory."""
     pieces = iter(body)
-    piece, begin, end = memoryview(b""), 0, 0  # where the piece lies in the body
+    piece, begin, end = memoryview(b""), 0, 0  # the current piece and its range in the body
     for offset, length in spans:
-        taken: list[memoryview] = []
-        at, stop = offset, offset + length
-        while at < stop:
-            if at >= end:
+        slices: list[memoryview] = []
+        position, stop = offset, offset + length
+        while position < stop:
+            if position >= end:
                 piece = memoryview(next(pieces)).cast("B")
                 begin, end = end, end + piece.nbytes
                 continue
-            upto = min(stop, end)
-            taken.append(piece[at - begin : upto - begin])
-            at = upto
-        yield taken
+            slice_end = min(stop, end)
+            slices.append(piece[position - begin : slice_end - begin])
+            position = slice_end
+        yield slices
 
 
-def _footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
-    """Return the footer of a file, a FlatBuffer.
+def _build_footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
+    """Return the FlatBuffer of a footer.
 
-    It takes in the message of the schema as it is and points at the table Schema in that.
+    It contains the schema message unchanged and refers to the table ``Schema`` in it.
     """
-    vectors = bytearray(_FOOTER.size)
-    places: list[int] = []
-    for blocks in (dictionaries, batches):  # a count is 4 bytes before a multiple of 8
-        vectors += bytes((4 - len(vectors)) % 8)
-        places.append(len(vectors))
-        vectors += _COUNT.pack(len(blocks)) + b"".join(blocks)
-    vectors += bytes(-len(vectors) % 8)
+    footer = bytearray(_FOOTER.size)
+    positions: list[int] = []
+    for blocks in (dictionaries, batches):  # the count precedes the blocks, which are 8-aligned
+        footer += bytes((4 - len(footer)) % 8)
+        positions.append(len(footer))
+        footer += _COUNT.pack(len(blocks)) + b"".join(blocks)
+    footer += bytes(-len(footer) % 8)
     header: Any = fbs.Message.GetRootAs(schema, 0).Header()
-    places.insert(0, len(vectors) + header.Pos)
+    positions.insert(0, len(footer) + header.Pos)
     table, vtable = 24, 8
-    # In the vtable: its size, that of the table, and where in the table the fields are. In the
-    # table: the way back to the vtable, the version, and how far each of the others is ahead.
-    ahead = [place - (table + 8 + 4 * index) for index, place in enumerate(places)]
-    _FOOTER.pack_into(vectors, 0, table, 12, 20, 4, 8, 12, 16, table - vtable, _V5, *ahead)
-    return bytes(vectors) + schema
+    # The vtable has its own size, the size of the table and the offsets of the fields. The table
+    # has the distance to the vtable, the version and a relative reference to each position.
+    references = [position - (table + 8 + 4 * index) for index, position in enumerate(positions)]
+    _FOOTER.pack_into(footer, 0, table, 12, 20, 4, 8, 12, 16, table - vtable, _V5, *references)
+    return bytes(footer) + schema

@@ -1,10 +1,10 @@
-"""How large metadata becomes when it is read, counted before pyarrow reads it.
+"""Limits on the memory that decoding metadata takes, checked before pyarrow decodes it.
 
-In a FlatBuffer, tables, vectors and strings may be shared: one MiB of metadata can name the same
-long string a million times, or nest the same field in itself until it stands for millions of
-fields. A reader makes a copy for each mention, so the size of a message does not bound the
-memory that reading it takes. The functions here walk the metadata as a reader would, charge each
-mention, and stop at a limit.
+The tables, vectors and strings of a FlatBuffer can be shared. One MiB of metadata can refer to the
+same long string a million times, or nest one field in itself until it represents millions of
+fields. A decoder copies each reference, so the size of a message does not bound the memory that
+decoding it takes. The functions here follow the references as a decoder does, add up their sizes
+and stop at a limit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _I64 = struct.Struct("<q")
 _SLOTS = 8
 _ABSENT = (0,) * _SLOTS
 
-# The places of fields in the tables of Message.fbs and Schema.fbs.
+# The slots of fields in the tables of Message.fbs and Schema.fbs.
 _MESSAGE_HEADER, _MESSAGE_CUSTOM_METADATA = 2, 4
+_FOOTER_SCHEMA = 1
 _SCHEMA_FIELDS, _SCHEMA_CUSTOM_METADATA = 1, 2
 _FIELD_NAME, _FIELD_TYPE_TYPE, _FIELD_TYPE, _FIELD_DICTIONARY = 0, 2, 3, 4
 _FIELD_CHILDREN, _FIELD_CUSTOM_METADATA = 5, 6
@@ -31,23 +32,26 @@ _TIMESTAMP, _TIMESTAMP_ZONE = 10, 1
 _KEY, _VALUE = 0, 1
 
 _FIELD_COST, _PAIR_COST = 32, 24
-"""The fewest bytes that a field, and a pair of custom metadata, take where nothing is shared."""
-_MOST_NESTING = 128
-"""What pyarrow accepts at most."""
+"""The smallest sizes of an unshared field and of an unshared pair of custom metadata, in bytes."""
+_MAX_NESTING = 128
+"""The deepest nesting that pyarrow accepts."""
 _OLD_COMPRESSION = b"ARROW:experimental_compression"
 
 
 class SchemaSurvey(NamedTuple):
-    """What a walk through the metadata of a schema found."""
+    """The counts that a walk through the metadata of a schema produces."""
 
     fields: int
-    """How many fields there are, nested ones included."""
+    """The number of fields, including nested ones."""
     dictionary_ids: list[int]
-    """The ids of the dictionary-encoded fields, parents before children."""
+    """The IDs of the dictionary-encoded fields, parents before children."""
 
 
 class _Walk:
-    """Bounds-checked access to a FlatBuffer, with a budget in bytes."""
+    """Bounds-checked access to a FlatBuffer, with a budget in bytes.
+
+    Methods raise `IndexError` or `struct.error` if the FlatBuffer is malformed.
+    """
 
     def __init__(self, data: bytes | memoryview, max_bytes: int) -> None:
         self.data = data
@@ -55,15 +59,16 @@ class _Walk:
         self._pairs: dict[int, tuple[int, bool]] = {}
 
     def charge(self, cost: int) -> None:
+        """Take `cost` bytes from the budget."""
         self.left -= cost
         if self.left < 0:
             raise LimitError(
-                f"the metadata of {len(self.data)} bytes stands for more than "
-                f"{self._limit} bytes once it is read"
+                f"{len(self.data)} bytes of metadata take more than {self._limit} bytes when "
+                "decoded"
             )
 
-    def slots(self, table: int) -> tuple[int, ...]:
-        """Return the positions of the first fields of a table; 0 for those that are absent."""
+    def read_table(self, table: int) -> tuple[int, ...]:
+        """Return the positions of the first fields of a table, 0 for an absent field."""
         data = self.data
         vtable = table - _I32.unpack_from(data, table)[0]
         if vtable < 0:
@@ -75,11 +80,11 @@ class _Walk:
         return (*(table + offset if offset else 0 for offset in offsets), *_ABSENT[count:])
 
     def follow(self, position: int) -> int:
-        """Return what the reference at `position` points to."""
+        """Return the position that the reference at `position` points to."""
         return position + _U32.unpack_from(self.data, position)[0]
 
-    def vector(self, position: int, cost: int) -> range:
-        """Return the positions of the elements of a vector of tables; `cost` is for each."""
+    def read_vector(self, position: int, cost: int) -> range:
+        """Return the positions of the elements of a vector of tables and charge `cost` for each."""
         if not position:
             return range(0)
         start = self.follow(position)
@@ -90,8 +95,8 @@ class _Walk:
         self.charge(cost * count)
         return range(start + 4, end, 4)
 
-    def text(self, position: int) -> tuple[int, int]:
-        """Return where a string begins and ends."""
+    def read_string(self, position: int) -> tuple[int, int]:
+        """Return the begin and the end of a string and charge its length."""
         if not position:
             return 0, 0
         start = self.follow(position)
@@ -101,8 +106,8 @@ class _Walk:
         self.charge(length)
         return start + 4, start + 4 + length
 
-    def pairs(self, position: int) -> bool:
-        """Walk custom metadata; tell whether it declares compression as Arrow 0.17 did."""
+    def walk_custom_metadata(self, position: int) -> bool:
+        """Walk custom metadata and return whether it declares compression as in Arrow 0.17."""
         if not position:
             return False
         start = self.follow(position)
@@ -111,27 +116,30 @@ class _Walk:
             self.charge(cost)
             return found
         left, found = self.left, False
-        for element in self.vector(position, _PAIR_COST):
-            pair = self.slots(self.follow(element))
-            begin, end = self.text(pair[_KEY])
-            self.text(pair[_VALUE])
+        for element in self.read_vector(position, _PAIR_COST):
+            pair = self.read_table(self.follow(element))
+            begin, end = self.read_string(pair[_KEY])
+            self.read_string(pair[_VALUE])
             found = found or self.data[begin:end] == _OLD_COMPRESSION
         self._pairs[start] = left - self.left, found
         return found
 
 
 class _SchemaWalk(_Walk):
-    """A walk through fields; one that is met again is charged again, but not walked again."""
+    """A walk through the fields of a schema.
+
+    A shared field is walked once and charged for every reference.
+    """
 
     def __init__(self, data: bytes | memoryview, max_bytes: int, max_nesting: int) -> None:
         super().__init__(data, max_bytes)
-        self._max_nesting = min(max_nesting, _MOST_NESTING)
+        self._max_nesting = min(max_nesting, _MAX_NESTING)
         self._seen: dict[int, tuple[int, int, int, list[int]]] = {}
         self.fields = 0
         self.dictionary_ids: list[int] = []
 
-    def field(self, position: int, depth: int) -> int:
-        """Walk a field; return how deep it nests."""
+    def walk_field(self, position: int, depth: int) -> int:
+        """Walk a field and return the number of levels that it nests."""
         seen = self._seen.get(position)
         if seen is not None:
             height, cost, fields, ids = seen
@@ -141,20 +149,20 @@ class _SchemaWalk(_Walk):
             self.dictionary_ids += ids
             return height
         left, fields, ids_before = self.left, self.fields, len(self.dictionary_ids)
-        slots = self.slots(position)
+        slots = self.read_table(position)
         self.fields += 1
-        self.text(slots[_FIELD_NAME])
-        self.pairs(slots[_FIELD_CUSTOM_METADATA])
+        self.read_string(slots[_FIELD_NAME])
+        self.walk_custom_metadata(slots[_FIELD_CUSTOM_METADATA])
         kind, data_type = slots[_FIELD_TYPE_TYPE], slots[_FIELD_TYPE]
         if kind and data_type and self.data[kind] == _TIMESTAMP:
-            self.text(self.slots(self.follow(data_type))[_TIMESTAMP_ZONE])
+            self.read_string(self.read_table(self.follow(data_type))[_TIMESTAMP_ZONE])
         if slots[_FIELD_DICTIONARY]:
-            at = self.slots(self.follow(slots[_FIELD_DICTIONARY]))[_DICTIONARY_ID]
+            at = self.read_table(self.follow(slots[_FIELD_DICTIONARY]))[_DICTIONARY_ID]
             self.dictionary_ids.append(_I64.unpack_from(self.data, at)[0] if at else 0)
         height = 1
-        for element in self.vector(slots[_FIELD_CHILDREN], _FIELD_COST):
+        for element in self.read_vector(slots[_FIELD_CHILDREN], _FIELD_COST):
             self.check_depth(depth + 1)
-            height = max(height, 1 + self.field(self.follow(element), depth + 1))
+            height = max(height, 1 + self.walk_field(self.follow(element), depth + 1))
         self._seen[position] = (
             height,
             left - self.left,
@@ -163,9 +171,17 @@ class _SchemaWalk(_Walk):
         )
         return height
 
+    def walk_schema(self, position: int) -> None:
+        """Walk the schema that the reference at `position` points to."""
+        schema = self.read_table(self.follow(position))
+        self.walk_custom_metadata(schema[_SCHEMA_CUSTOM_METADATA])
+        for element in self.read_vector(schema[_SCHEMA_FIELDS], _FIELD_COST):
+            self.walk_field(self.follow(element), 1)
+
     def check_depth(self, depth: int) -> None:
+        """Check the depth of a field."""
         if depth > self._max_nesting:
-            raise LimitError(f"a column nests deeper than {self._max_nesting} types")
+            raise LimitError(f"a column nests more than {self._max_nesting} levels of types")
 
 
 def survey_schema(
@@ -176,29 +192,42 @@ def survey_schema(
     Parameters
     ----------
     metadata : bytes-like
-        The FlatBuffer of the message. That it is a schema is not checked.
+        The FlatBuffer of the message. This function does not check that it is a schema.
     max_nesting : int
-        How deep fields may nest; a plain column has depth 1.
+        The deepest nesting of fields. A plain column has depth 1.
     max_bytes : int
-        How large the metadata may become, in bytes.
+        The largest size of the decoded metadata in bytes.
 
     Raises
     ------
     LimitError
-        If it nests deeper, or becomes larger.
+        If the schema exceeds one of the limits.
     InvalidDataError
-        If it is malformed.
+        If the metadata is malformed.
     """
     walk = _SchemaWalk(metadata, max_bytes, max_nesting)
     try:
-        message = walk.slots(walk.follow(0))
-        walk.pairs(message[_MESSAGE_CUSTOM_METADATA])
-        schema = walk.slots(walk.follow(message[_MESSAGE_HEADER]))
-        walk.pairs(schema[_SCHEMA_CUSTOM_METADATA])
-        for element in walk.vector(schema[_SCHEMA_FIELDS], _FIELD_COST):
-            walk.field(walk.follow(element), 1)
+        message = walk.read_table(walk.follow(0))
+        walk.walk_custom_metadata(message[_MESSAGE_CUSTOM_METADATA])
+        walk.walk_schema(message[_MESSAGE_HEADER])
     except (struct.error, IndexError):
         raise InvalidDataError("the metadata of the schema is malformed") from None
+    return SchemaSurvey(walk.fields, walk.dictionary_ids)
+
+
+def survey_footer(footer: bytes) -> SchemaSurvey:
+    """Walk the schema in the footer of a file, which pyarrow has accepted.
+
+    Raises
+    ------
+    InvalidDataError
+        If the footer is malformed.
+    """
+    walk = _SchemaWalk(footer, 1 << 62, _MAX_NESTING)
+    try:
+        walk.walk_schema(walk.read_table(walk.follow(0))[_FOOTER_SCHEMA])
+    except (struct.error, IndexError):
+        raise InvalidDataError("the schema in the footer is malformed") from None
     return SchemaSurvey(walk.fields, walk.dictionary_ids)
 
 
@@ -208,17 +237,17 @@ def survey_custom_metadata(metadata: bytes | memoryview, *, max_bytes: int = 16 
     Returns
     -------
     bool
-        Whether it declares that the body is compressed, as Arrow 0.17 wrote it.
+        Whether it declares a compressed body in the way of Arrow 0.17.
 
     Raises
     ------
     LimitError
-        If it becomes larger than `max_bytes`.
+        If it takes more than `max_bytes` bytes when decoded.
     InvalidDataError
-        If it is malformed.
+        If the metadata is malformed.
     """
     walk = _Walk(metadata, max_bytes)
     try:
-        return walk.pairs(walk.slots(walk.follow(0))[_MESSAGE_CUSTOM_METADATA])
+        return walk.walk_custom_metadata(walk.read_table(walk.follow(0))[_MESSAGE_CUSTOM_METADATA])
     except (struct.error, IndexError):
         raise InvalidDataError("the custom metadata of the message is malformed") from None

@@ -1,7 +1,7 @@
-"""Dictionaries that have not come: which a stream may hold, and empty ones to stand in.
+"""The dictionaries of a schema, and empty dictionaries for those that have not arrived.
 
-The Arrow specification lets a dictionary come late if the batches before it have only nulls in
-its column. pyarrow wants every dictionary before the first batch.
+The Arrow specification allows a dictionary to arrive late if the batches before it have only nulls
+in its column. pyarrow needs every dictionary before the first batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from .bounds import survey_schema
-from .message import HeaderType, batch_table, parse_prefix
+from .framing import parse_prefix
+from .message import HeaderType, find_batch_table
 
 # The tables Message and DictionaryBatch, each after its vtable; the table RecordBatch follows.
 _HEAD = struct.Struct("<I 6H iHBxI4xq 4H iIq")
@@ -20,15 +21,17 @@ _DATA_REFERENCE = 52
 _VERSION_5 = 4
 
 
-def dictionary_types(metadata: bytes | memoryview, schema: pa.Schema) -> dict[int, pa.DataType]:
-    """Return the type of the values of each dictionary of a schema, by the dictionary's id.
+def read_dictionary_types(
+    metadata: bytes | memoryview, schema: pa.Schema
+) -> dict[int, pa.DataType]:
+    """Return the type of the values of each dictionary of a schema, by the dictionary's ID.
 
     Parameters
     ----------
     metadata : bytes-like
-        The FlatBuffer of the schema message; pyarrow has accepted it.
+        The FlatBuffer of the schema message, which pyarrow has accepted.
     schema : pyarrow.Schema
-        What pyarrow made of it.
+        The decoded schema.
 
     Returns
     -------
@@ -51,17 +54,17 @@ def dictionary_types(metadata: bytes | memoryview, schema: pa.Schema) -> dict[in
     return dict(zip(ids, found, strict=True))
 
 
-def empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes, pa.Buffer]:
+def encode_empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes, pa.Buffer]:
     """Return the metadata and the body of a dictionary batch without values.
 
     Parameters
     ----------
     dictionary_id : int
-        Which dictionary it is for.
+        The ID of the dictionary.
     value_type : pyarrow.DataType
         The type of its values.
     """
-    # A dictionary batch is a record batch of one column in a wrapping of its own.
+    # A dictionary batch wraps a record batch of one column.
     message = pa.record_batch([pa.nulls(0, cast(Any, value_type))], names=[""]).serialize()
     prefix = parse_prefix(memoryview(message)[:8])
     start = prefix.nbytes + prefix.metadata_length
@@ -70,6 +73,6 @@ def empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes
         *(16, 12, 24, 4, 6, 8, 16),
         *(12, _VERSION_5, HeaderType.DICTIONARY_BATCH, 24, message.size - start),
         *(8, 16, 8, 4),
-        *(8, _HEAD.size + batch_table(batch) - _DATA_REFERENCE, dictionary_id),
+        *(8, _HEAD.size + find_batch_table(batch) - _DATA_REFERENCE, dictionary_id),
     )
     return head + batch, message.slice(start)

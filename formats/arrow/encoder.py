@@ -1,9 +1,9 @@
-"""From record batches to the messages of an Arrow IPC stream, without copying a buffer.
+"""Encoding of record batches as messages of an Arrow IPC stream, without a copy of their buffers.
 
-Arrow's own writer lays the messages out, so that dictionaries, deltas, slices and compression
-come out right. It hands each piece to a sink: what it makes itself as ``bytes``, the buffers of
-the arrays as ``pyarrow.Buffer`` at their original addresses. Here the pieces are put together
-to messages again, by the sizes that the messages declare.
+Arrow's writer handles dictionaries, deltas, slices and compression. It writes to a file object: its
+own data as ``bytes`` and the buffers of arrays as ``pyarrow.Buffer`` at their original addresses.
+This module collects these pieces and divides them into messages by the sizes that the messages
+declare.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ...errors import InvalidDataError, UsageError
-from .message import HeaderType, message_facts, parse_prefix
-from .truncation import has_unions, truncated
+from .framing import parse_prefix
+from .message import HeaderType, read_message_info
+from .truncation import has_unions, truncate
 
 CODECS = ("lz4", "zstd")
-"""The compressions that Arrow IPC knows."""
+"""The compressions of Arrow IPC."""
 
 _PREFIX_BYTES = 8
 
 
 class EncodedMessage(NamedTuple):
-    """A message of a stream; its fields are those of the protocol's source messages."""
+    """A message of a stream."""
 
     metadata: bytes
-    """The FlatBuffer of the message, padded, without continuation marker and length."""
+    """The padded FlatBuffer of the message, without continuation marker and length."""
     body: list[Any] | None
-    """The parts of the packed body, in order; None for a message that has no body.
+    """The parts of the packed body, in order. None if the message has no body.
 
-    A part is a ``pyarrow.Buffer`` or ``bytes``. The buffer of an array lies where it lay, and
-    the part keeps it alive."""
+    A part is a ``pyarrow.Buffer`` or ``bytes``. The buffer of an array is not copied, and the part
+    keeps it alive.
+    """
     body_length: int
-    """The size of the body in bytes: the sum over its parts."""
+    """The size of all parts in bytes."""
     rows: int
-    """How many rows the message carries; 0 for all but record batches."""
+    """The number of rows of a record batch; 0 for other messages."""
 
 
 class MessageEncoder:
-    """Turns the record batches of one stream into messages.
+    """Encodes the record batches of one stream.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         The schema of all batches.
     compression : str, optional
-        ``lz4``, ``zstd``, or None for bodies that are not compressed.
+        ``lz4`` or ``zstd``. `None` does not compress.
 
     Raises
     ------
     UsageError
-        If `compression` is something else.
+        If `compression` is unknown.
     InvalidDataError
-        If Arrow cannot write the schema.
+        If Arrow cannot encode the schema.
 
     Examples
     --------
@@ -69,54 +71,54 @@ class MessageEncoder:
 
     def __init__(self, schema: pa.Schema, compression: str | None = None) -> None:
         if compression is not None and compression not in CODECS:
-            raise UsageError(f"compression {compression!r}: known are {', '.join(CODECS)}")
+            raise UsageError(f"unknown compression {compression!r}; known are {', '.join(CODECS)}")
         options = pa.ipc.IpcWriteOptions(
             compression=compression,
             allow_64bit=True,
             emit_dictionary_deltas=True,
             unify_dictionaries=False,
         )
-        # The writer holds the schema back until the first batch. Closing one shows it.
-        first = _Sink()
+        # A writer withholds the schema until its first batch or its end.
+        schema_sink = _Sink()
         try:
-            pa.ipc.new_stream(first.file(), schema).close()
+            pa.ipc.new_stream(schema_sink.make_file(), schema).close()
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise InvalidDataError(f"the schema cannot be encoded: {error}") from None
-        self.schema_message: EncodedMessage = first.take(0)[0]
-        """The message that begins the stream."""
+            raise InvalidDataError(f"cannot encode the schema: {error}") from None
+        self.schema_message: EncodedMessage = schema_sink.take(0)[0]
+        """The first message of the stream."""
         self._sink = _Sink()
-        self._writer = pa.ipc.new_stream(self._sink.file(), schema, options=options)
+        self._writer = pa.ipc.new_stream(self._sink.make_file(), schema, options=options)
         self._schema_due = True
         self._has_unions = has_unions(schema)
 
     def encode(
         self, batch: pa.RecordBatch, custom_metadata: Mapping[Any, Any] | None = None
     ) -> list[EncodedMessage]:
-        """Return the messages for one more batch: new dictionaries, then the batch itself.
+        """Return the messages of the next batch: new dictionaries, then the batch itself.
 
         Parameters
         ----------
         batch : pyarrow.RecordBatch
-            Its schema is the encoder's. The messages share its buffers; of a sliced array only
-            the slice is in them, except where `truncation` says otherwise.
+            A batch with the encoder's schema. The messages share its buffers. They contain only
+            the slice of a sliced array, with the exceptions that `truncation` describes.
         custom_metadata : mapping, optional
-            Goes into the batch's message.
+            The custom metadata of the record batch message.
 
         Raises
         ------
         InvalidDataError
-            If the batch has another schema, or Arrow cannot write it. The encoder is then of no
-            more use.
+            If the batch has another schema, or Arrow cannot encode it. The encoder is unusable
+            afterwards.
         """
         try:
             if self._has_unions:
-                batch = truncated(batch)
+                batch = truncate(batch)
             if custom_metadata:
                 self._writer.write_batch(batch, custom_metadata=custom_metadata)
             else:
                 self._writer.write_batch(batch)
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-            raise InvalidDataError(f"a record batch cannot be encoded: {error}") from None
+            raise InvalidDataError(f"cannot encode a record batch: {error}") from None
         messages = self._sink.take(batch.num_rows)
         if self._schema_due:
             self._schema_due = False
@@ -124,7 +126,7 @@ class MessageEncoder:
         return messages
 
     def close(self) -> None:
-        """Let go of the writer. Messages that were returned stay valid."""
+        """Close the writer. Returned messages stay valid."""
         self._writer.close()
 
 
@@ -137,38 +139,38 @@ class _Sink:
         self._pieces: list[Any] = []
         self.write = self._pieces.append
 
-    def file(self) -> pa.PythonFile:
-        """Return the sink as pyarrow wants it."""
+    def make_file(self) -> pa.PythonFile:
+        """Return a file object that writes to the sink."""
         sink: Any = self
         return pa.PythonFile(sink, mode="w")
 
     def flush(self) -> None:
-        """Do nothing: there is nothing below."""
+        """Do nothing: the sink has no buffer."""
 
     def close(self) -> None:
-        """Do nothing: the pieces stay."""
+        """Do nothing: `take` still returns the messages."""
 
     def take(self, rows: int) -> list[EncodedMessage]:
-        """Return, and forget, the messages that the pieces make up.
+        """Remove and return the written messages.
 
         Parameters
         ----------
         rows : int
-            How many rows a record batch among them has.
+            The number of rows of the record batch among them.
 
         Raises
         ------
         InvalidDataError
-            If the pieces do not make up messages.
+            If the last message is incomplete.
         """
         pieces = _Pieces(self._pieces)
         messages: list[EncodedMessage] = []
-        while not pieces.ended:
+        while not pieces.is_empty:
             prefix = parse_prefix(b"".join(pieces.take(_PREFIX_BYTES)))
             if prefix.metadata_length == 0:
                 continue  # the end of the stream
             metadata = b"".join(pieces.take(prefix.metadata_length))
-            header_type, body_length = message_facts(metadata)
+            header_type, body_length = read_message_info(metadata)
             if header_type.has_body:
                 count = rows if header_type is HeaderType.RECORD_BATCH else 0
                 body = pieces.take(body_length)
@@ -180,10 +182,7 @@ class _Sink:
 
 
 class _Pieces:
-    """Pieces of a stream, to be taken in stretches of a known size.
-
-    A message begins and ends where the sizes say, however the writer cuts its pieces.
-    """
+    """The pieces that a writer wrote, which `take` divides again at any byte."""
 
     __slots__ = ("_at", "_pieces")
 
@@ -192,28 +191,28 @@ class _Pieces:
         self._at = 0
 
     @property
-    def ended(self) -> bool:
-        """Whether nothing is left."""
+    def is_empty(self) -> bool:
+        """Whether all bytes were taken."""
         return self._at == len(self._pieces)
 
     def take(self, count: int) -> list[Any]:
-        """Return the next `count` bytes, as pieces; the memory is shared.
+        """Return the next `count` bytes, as pieces that share their memory.
 
         Raises
         ------
         InvalidDataError
-            If there are fewer.
+            If fewer bytes are left.
         """
         pieces, at = self._pieces, self._at
         taken: list[Any] = []
         while count:
             if at == len(pieces):
-                raise InvalidDataError("Arrow's writer stopped within a message")
+                raise InvalidDataError("pyarrow wrote an incomplete message")
             piece = pieces[at]
             size = len(piece)
             if size > count:
-                taken.append(_cut(piece, 0, count))
-                pieces[at] = _cut(piece, count, size)
+                taken.append(_slice(piece, 0, count))
+                pieces[at] = _slice(piece, count, size)
                 break
             taken.append(piece)
             at += 1
@@ -222,6 +221,6 @@ class _Pieces:
         return taken
 
 
-def _cut(piece: Any, begin: int, end: int) -> Any:
-    """Return a stretch of a piece; the memory is shared."""
+def _slice(piece: Any, begin: int, end: int) -> Any:
+    """Return a slice of a piece, which shares its memory."""
     return piece.slice(begin, end - begin) if isinstance(piece, pa.Buffer) else piece[begin:end]

@@ -1,11 +1,11 @@
-"""Arrow IPC files: where the footer lies, and what it says ("IPC File Format").
+"""The footer of Arrow IPC files ("IPC File Format").
 
 ::
 
     ARROW1 | 2 bytes | messages … | footer | i32 footer size | ARROW1
 
-The footer lists a block for each dictionary batch and record batch. pyarrow reads it but does
-not show it; a server that sends messages as they lie needs the blocks.
+The footer lists a block for each dictionary batch and record batch. A server needs the blocks to
+send the messages unchanged, and pyarrow does not expose them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ...fbs import arrow_generated as fbs
 
 MAGIC = b"ARROW1"
 HEAD_BYTES = 8
-"""The size of what is in front of the first message: the magic and its padding."""
+"""The size of the magic and its padding, before the first message."""
 TAIL_BYTES = 10
-"""The size of what is behind the footer: its size and the magic."""
+"""The size of the fields after the footer: its size and the magic."""
 
 BLOCK = struct.Struct("<qi4xq")
-"""A block as it lies in the footer."""
+"""A block in the footer."""
 
 _SIZE = struct.Struct("<i")
-_DICTIONARIES, _RECORD_BATCHES = 8, 10  # the places of fields in the vtable of Footer
-_GARBAGE = (struct.error, IndexError, OverflowError, TypeError, ValueError)
+_DICTIONARIES, _RECORD_BATCHES = 8, 10  # the slots of fields in the vtable of Footer
+_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 class Block(NamedTuple):
-    """Where a message lies in a file."""
+    """The position of a message in a file."""
 
     offset: int
-    """Where the message begins, with its prefix, in bytes from the start of the file."""
+    """The offset of the message, including its prefix, in bytes."""
     metadata_length: int
-    """The size of its prefix and its padded metadata, in bytes."""
+    """The size of its prefix and its padded metadata in bytes."""
     body_length: int
-    """The size of its body, in bytes."""
+    """The size of its body in bytes."""
 
 
 class Blocks:
-    """A row of blocks, packed as in the footer: a file may have millions.
+    """A sequence of blocks in the format of the footer. A file may have millions.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class Blocks:
 
     def __init__(self, packed: bytes = b"") -> None:
         self.packed = packed
-        """24 bytes for each block."""
+        """The bytes of the blocks, 24 for each."""
 
     def __len__(self) -> int:
         return len(self.packed) // BLOCK.size
@@ -72,82 +72,86 @@ class Blocks:
     def __add__(self, other: Blocks) -> Blocks:
         return Blocks(self.packed + other.packed)
 
-    def tuples(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def select(self, begin: int, end: int) -> Blocks:
+        """Return the blocks from `begin` to `end`."""
+        return Blocks(self.packed[begin * BLOCK.size : end * BLOCK.size])
+
+    def iter_tuples(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Iterate over the blocks from `begin` to `end` as plain tuples, which is faster."""
-        stretch = memoryview(self.packed)[begin * BLOCK.size : end * BLOCK.size]
-        return BLOCK.iter_unpack(stretch)  # pyright: ignore[reportReturnType]
+        packed = memoryview(self.packed)[begin * BLOCK.size : end * BLOCK.size]
+        return BLOCK.iter_unpack(packed)  # pyright: ignore[reportReturnType]
 
 
 class Footer(NamedTuple):
-    """What the footer of a file says. All its blocks lie in the file, in front of the footer."""
+    """The footer of a file. All its blocks are within the file, before the footer."""
 
     version: int
-    """The metadata version, as the format numbers them: 3 is V4, 4 is V5."""
+    """The number of the metadata version: 3 is V4, 4 is V5."""
     is_big_endian: bool
-    """Whether the data is declared to be big-endian."""
+    """Whether the schema declares big-endian data."""
     dictionaries: Blocks
-    """The dictionary batches, in the order in which they have to be read."""
+    """The dictionary batches in the order in which a reader must decode them."""
     record_batches: Blocks
     """The record batches, in order."""
 
 
 class FooterSpan(NamedTuple):
-    """Where the footer lies in a file."""
+    """The position of the footer in a file."""
 
     offset: int
-    """Where it begins, in bytes."""
+    """The offset of the footer in bytes."""
     length: int
-    """Its size in bytes."""
+    """The size of the footer in bytes."""
 
 
 def find_footer(tail: bytes, file_size: int) -> FooterSpan:
-    """Read where the footer of a file lies.
+    """Return the position of the footer of a file.
 
     Parameters
     ----------
     tail : bytes
-        The last bytes of the file: `TAIL_BYTES` of them are looked at.
+        The last bytes of the file, at least `TAIL_BYTES`.
     file_size : int
         The size of the file in bytes.
 
     Raises
     ------
     InvalidDataError
-        If the file does not end as an Arrow IPC file does: it may have been cut short.
+        If the file does not end like an Arrow IPC file. It may be truncated.
     """
     if file_size < HEAD_BYTES + TAIL_BYTES or len(tail) < TAIL_BYTES:
-        raise InvalidDataError(f"an Arrow IPC file cannot have only {file_size} bytes")
+        raise InvalidDataError(f"the file has only {file_size} bytes; an Arrow IPC file has more")
     tail = tail[-TAIL_BYTES:]
     if tail[-len(MAGIC) :] != MAGIC:
         raise InvalidDataError(
-            f"the Arrow IPC file is cut short: at byte {file_size - len(MAGIC)}, "
-            f"its end, is {tail[-len(MAGIC) :]!r} instead of {MAGIC!r}"
+            f"the Arrow IPC file is truncated: it has {tail[-len(MAGIC) :]!r} at byte "
+            f"{file_size - len(MAGIC)}; expected {MAGIC!r}"
         )
     length = _SIZE.unpack_from(tail)[0]
     end = file_size - TAIL_BYTES
     if not 0 < length <= end - HEAD_BYTES:
         raise InvalidDataError(
-            f"the Arrow IPC file of {file_size} bytes declares, at byte {end}, "
-            f"a footer of {length} bytes"
+            f"the Arrow IPC file declares a footer of {length} bytes at byte {end}, "
+            f"but the file has {file_size} bytes"
         )
     return FooterSpan(end - length, length)
 
 
 def read_footer(footer: bytes, offset: int) -> Footer:
-    """Read, and check, the footer of a file.
+    """Read and check the footer of a file.
 
     Parameters
     ----------
     footer : bytes
-        The FlatBuffer of the footer. Nothing needs to have verified it.
+        The FlatBuffer of the footer, which may be malformed.
     offset : int
-        Where it begins in the file, in bytes.
+        The offset of the footer in the file, in bytes.
 
     Raises
     ------
     InvalidDataError
-        If it is malformed, or a block lies outside the messages' part of the file, is
-        misaligned, or is empty.
+        If the footer is malformed, or a block is misaligned, empty, or not between the head and the
+        footer of the file.
     """
     try:
         root = fbs.Footer.GetRootAs(footer, 0)
@@ -156,9 +160,9 @@ def read_footer(footer: bytes, offset: int) -> Footer:
         if schema is None:
             raise InvalidDataError("the footer of the Arrow IPC file has no schema")
         endianness = int(schema.Endianness())
-        dictionaries = _vector(footer, root, _DICTIONARIES)
-        record_batches = _vector(footer, root, _RECORD_BATCHES)
-    except _GARBAGE:
+        dictionaries = _read_blocks(footer, root, _DICTIONARIES)
+        record_batches = _read_blocks(footer, root, _RECORD_BATCHES)
+    except _PARSE_ERRORS:
         raise InvalidDataError(
             f"the footer of the Arrow IPC file, {len(footer)} bytes at byte {offset}, is malformed"
         ) from None
@@ -166,24 +170,24 @@ def read_footer(footer: bytes, offset: int) -> Footer:
         raise InvalidDataError(f"the Arrow IPC file has the unknown metadata version {version}")
     if endianness not in (fbs.Endianness.Little, fbs.Endianness.Big):
         raise InvalidDataError(f"the Arrow IPC file declares the byte order {endianness}")
-    _check(dictionaries, offset, "dictionary batch")
-    _check(record_batches, offset, "record batch")
+    _check_blocks(dictionaries, offset, "dictionary batch")
+    _check_blocks(record_batches, offset, "record batch")
     return Footer(version, endianness == fbs.Endianness.Big, dictionaries, record_batches)
 
 
-def _vector(footer: bytes, root: fbs.Footer, slot: int) -> Blocks:
+def _read_blocks(footer: bytes, root: fbs.Footer, slot: int) -> Blocks:
     table = root._tab  # pyright: ignore[reportPrivateUsage]
-    place = table.Offset(slot)
-    if not place:
+    field = table.Offset(slot)
+    if not field:
         return Blocks()
-    begin = table.Vector(place)
-    end = begin + table.VectorLen(place) * BLOCK.size
+    begin = table.Vector(field)
+    end = begin + table.VectorLen(field) * BLOCK.size
     if not 0 <= begin <= end <= len(footer):
         raise IndexError
     return Blocks(bytes(footer[begin:end]))
 
 
-def _check(blocks: Blocks, end: int, what: str) -> None:
+def _check_blocks(blocks: Blocks, end: int, name: str) -> None:
     for index, (offset, metadata, body) in enumerate(BLOCK.iter_unpack(blocks.packed)):
         if (
             offset < HEAD_BYTES
@@ -193,7 +197,7 @@ def _check(blocks: Blocks, end: int, what: str) -> None:
             or offset + metadata + body > end
         ):
             raise InvalidDataError(
-                f"the footer of the Arrow IPC file places {what} {index} at byte {offset} with "
-                f"{metadata} bytes of metadata and {body} of body; messages lie between bytes "
-                f"{HEAD_BYTES} and {end}, in multiples of 8"
+                f"the footer of the Arrow IPC file places {name} {index} at byte {offset}, with "
+                f"{metadata} bytes of metadata and a body of {body} bytes; expected multiples of 8 "
+                f"between bytes {HEAD_BYTES} and {end}"
             )

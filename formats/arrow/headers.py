@@ -1,7 +1,7 @@
-"""What a server has to know of a message that it sends as it lies.
+"""The metadata of batches that a server sends unchanged.
 
-Files may hold millions of small messages that all have the same layout: where the row count
-stands in one, it stands in the next. `HeaderProbe` makes use of it.
+A file may contain millions of small messages with one layout. In all of them the row count has the
+same offset, which `RowCountReader` exploits.
 """
 
 from __future__ import annotations
@@ -14,68 +14,71 @@ from flatbuffers.number_types import SOffsetTFlags, VOffsetTFlags
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
-from .message import HeaderType, message_facts, parse_prefix
+from .framing import parse_prefix
+from .message import HeaderType, read_message_info
 
 _CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # how Arrow 0.17 declared it
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # Arrow 0.17 declared compression with it
 _MARKER = 0xFFFFFFFF
 
-# The places of fields in the vtables of Message and RecordBatch.
+# The slots of fields in the vtables of Message and RecordBatch.
 _HEADER, _BODY_LENGTH, _LENGTH = 8, 10, 4
-_GARBAGE = (struct.error, IndexError, OverflowError, TypeError, ValueError)
+_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
-class Places(NamedTuple):
-    """Where values stand in the metadata of a record batch, in bytes from its start.
+class FieldOffsets(NamedTuple):
+    """The offsets of values in the metadata of a record batch, in bytes.
 
-    Everything that tells that they stand there comes before the rows.
+    All tables that determine these offsets precede the row count.
     """
 
     body_length: int
-    """The size of the body (i64)."""
+    """The offset of the size of the body (i64)."""
     rows: int
-    """The number of rows (i64)."""
+    """The offset of the number of rows (i64)."""
 
 
-class Header(NamedTuple):
-    """What the metadata of a record batch or dictionary batch says."""
+class BatchHeader(NamedTuple):
+    """The properties of a record batch or dictionary batch, read from its metadata."""
 
     header_type: HeaderType
-    """What the message is."""
+    """The type of the message."""
     body_length: int
     """The size of its body in bytes."""
     rows: int
-    """The number of rows; 0 for all but record batches."""
+    """The number of rows of a record batch; 0 for other messages."""
     codec: str | None
-    """How the body is compressed: ``lz4``, ``zstd``, or None."""
+    """The compression of the body, ``lz4`` or ``zstd``. None if the body is not compressed."""
     dictionary_id: int | None
-    """The id of the dictionary; None for all but dictionary batches."""
+    """The ID of the dictionary of a dictionary batch; None for other messages."""
     is_delta: bool
     """Whether a dictionary batch extends the dictionary instead of replacing it."""
-    places: Places | None
-    """Where a record batch says this; None if it leaves a value out, or is laid out oddly."""
+    field_offsets: FieldOffsets | None
+    """The offsets of these values in a record batch.
+
+    None if it omits a value or has an unusual layout.
+    """
 
 
-def read_header(metadata: bytes | memoryview) -> Header:
+def read_header(metadata: bytes | memoryview) -> BatchHeader:
     """Read the metadata of a message.
 
     Parameters
     ----------
     metadata : bytes-like
-        The FlatBuffer of the message, without continuation marker and length. Nothing needs to
-        have verified it.
+        The FlatBuffer of the message, without continuation marker and length. It may be malformed.
 
     Raises
     ------
     ProtocolError
         If it is not the FlatBuffer of an Arrow IPC message.
     InvalidDataError
-        If it is malformed, or declares a codec that is not known.
+        If the batch is malformed or declares an unknown codec.
     """
-    header_type, body_length = message_facts(metadata)
-    nothing = Header(header_type, body_length, 0, None, None, False, None)
+    header_type, body_length = read_message_info(metadata)
+    header = BatchHeader(header_type, body_length, 0, None, None, False, None)
     if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
-        return nothing
+        return header
     try:
         message = fbs.Message.GetRootAs(metadata, 0)
         table: Any = message.Header()
@@ -85,23 +88,24 @@ def read_header(metadata: bytes | memoryview) -> Header:
             rows = int(batch.Length())
             if rows < 0:
                 raise InvalidDataError(f"a record batch declares {rows} rows")
-            places = _places(message, batch)
-            return nothing._replace(rows=rows, codec=_codec(message, batch), places=places)
+            field_offsets = _find_field_offsets(message, batch)
+            codec = _read_codec(message, batch)
+            return header._replace(rows=rows, codec=codec, field_offsets=field_offsets)
         dictionary = fbs.DictionaryBatch()
         dictionary.Init(table.Bytes, table.Pos)
         data = dictionary.Data()
         if data is None:
             raise InvalidDataError("a dictionary batch has no data")
-        return nothing._replace(
-            codec=_codec(message, data),
+        return header._replace(
+            codec=_read_codec(message, data),
             dictionary_id=int(dictionary.Id()),
             is_delta=bool(dictionary.IsDelta()),
         )
-    except _GARBAGE:
+    except _PARSE_ERRORS:
         raise InvalidDataError("the metadata is not an Arrow IPC batch") from None
 
 
-def _codec(message: Any, batch: Any) -> str | None:
+def _read_codec(message: Any, batch: Any) -> str | None:
     compression = batch.Compression()
     if compression is not None:
         codec = compression.Codec()
@@ -115,12 +119,12 @@ def _codec(message: Any, batch: Any) -> str | None:
     return None
 
 
-def _places(message: Any, batch: Any) -> Places | None:
+def _find_field_offsets(message: Any, batch: Any) -> FieldOffsets | None:
     outer, inner = message._tab, batch._tab
     body_length, rows = outer.Offset(_BODY_LENGTH), inner.Offset(_LENGTH)
     if not body_length or not rows:
         return None
-    found = Places(outer.Pos + body_length, inner.Pos + rows)
+    found = FieldOffsets(outer.Pos + body_length, inner.Pos + rows)
     ends = [
         found.body_length + 8,
         inner.Pos + 4,
@@ -135,11 +139,11 @@ def _places(message: Any, batch: Any) -> Places | None:
     return found if max(ends) <= found.rows else None
 
 
-class HeaderProbe:
-    """Reads the rows of messages that lie in a buffer; faster where layouts repeat.
+class RowCountReader:
+    """Reads the row counts of messages, quickly while their layout repeats.
 
-    A FlatBuffer begins with what tells where its values stand. If that is, byte for byte, as in
-    the message before, the values stand where they stood; otherwise the message is read properly.
+    The first part of a FlatBuffer determines the offsets of its values. If it equals that of the
+    previous message byte for byte, the offsets are the same. Otherwise the message is parsed.
     """
 
     __slots__ = ("_head", "_middle", "_unpack")
@@ -148,29 +152,31 @@ class HeaderProbe:
         self._unpack: Callable[[bytes, int], tuple[Any, ...]] = _unpack_nothing
         self._head = self._middle = b""
 
-    def rows(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
-        """Return how many rows a message has; 0 if it is no record batch.
+    def read(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
+        """Return the number of rows of a message, 0 if it is not a record batch.
 
         Parameters
         ----------
         data : bytes
-            Holds the message.
+            A buffer that contains the message.
         at : int
-            Where its prefix begins.
+            The offset of its prefix in the buffer.
         metadata_length : int
             The size of its prefix and its metadata in bytes.
         body_length : int
-            How long its body is expected to be, in bytes.
+            The expected size of its body in bytes.
 
         Raises
         ------
         ProtocolError
-            If the message is malformed, or has a body of another length.
+            If the message is malformed.
+        InvalidDataError
+            If the batch is malformed or has a body of another size.
         """
         try:
             marker, head, length, middle, rows = self._unpack(data, at)
         except struct.error:
-            return self._read(data, at, metadata_length, body_length)
+            return self._parse(data, at, metadata_length, body_length)
         if (
             marker == _MARKER
             and length == body_length
@@ -179,17 +185,17 @@ class HeaderProbe:
             and rows >= 0
         ):
             return rows
-        return self._read(data, at, metadata_length, body_length)
+        return self._parse(data, at, metadata_length, body_length)
 
-    def _read(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
+    def _parse(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
         prefix = parse_prefix(data[at : at + 8])
         header = read_header(data[at + prefix.nbytes : at + metadata_length])
         if header.body_length != body_length:
             raise InvalidDataError(
-                f"a message's body has {header.body_length} bytes, not {body_length} as expected"
+                f"the message declares a body of {header.body_length} bytes; expected {body_length}"
             )
-        if header.places is not None and prefix.nbytes == 8:
-            length, rows = header.places
+        if header.field_offsets is not None and prefix.nbytes == 8:
+            length, rows = header.field_offsets
             layout = struct.Struct(f"<I4x{length}sq{rows - length - 8}sq")
             self._unpack = layout.unpack_from
             _, self._head, _, self._middle, _ = layout.unpack_from(data, at)

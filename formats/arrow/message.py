@@ -1,8 +1,8 @@
-"""Arrow IPC messages: framing in bytes, and what a receiver must know before it decodes one.
+"""The metadata fields that a receiver needs before it decodes an Arrow IPC message.
 
-A message's metadata is a FlatBuffer. The full readers are in ``fbs``; this module reads the
-few fields that are needed for every message of a stream, with every access bounds-checked,
-because it sees bytes that nothing has verified yet.
+The metadata of a message is a FlatBuffer. The full readers are in ``fbs``. This module reads the
+few fields that are needed for every message of a stream. It checks the bounds of every access,
+because the bytes may be malformed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ...errors import ProtocolError
-
-CONTINUATION = b"\xff\xff\xff\xff"
-END_OF_STREAM = CONTINUATION + bytes(4)
+from ...fbs import arrow_generated as fbs
+from ..summary import MessageSummary
 
 _U16 = struct.Struct("<H")
 _I16 = struct.Struct("<h")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
-_PREFIX = struct.Struct("<4sI")
-_MISALIGNED = (struct.error, IndexError, OverflowError)
+_PARSE_ERRORS = (struct.error, IndexError, OverflowError)
 
-# The places of fields in the FlatBuffers vtables of Message.fbs.
+# The slots of fields in the vtables of Message.fbs.
 _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH = 6, 8, 10
 _MESSAGE_CUSTOM_METADATA = 12
 _BATCH_LENGTH, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 4, 6, 8, 10
@@ -33,7 +31,7 @@ _DICTIONARY_ID, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 4, 6, 8
 
 
 class HeaderType(IntEnum):
-    """What an Arrow IPC message is (union MessageHeader)."""
+    """The type of an Arrow IPC message (union MessageHeader)."""
 
     NONE = 0
     SCHEMA = 1
@@ -44,49 +42,49 @@ class HeaderType(IntEnum):
 
     @property
     def has_body(self) -> bool:
-        """Whether such a message has a body, be it of 0 bytes."""
+        """Whether such a message has a body. The body may have 0 bytes."""
         return self >= HeaderType.DICTIONARY_BATCH
 
 
-class MessageFacts(NamedTuple):
-    """What the protocol needs to know of a message's metadata."""
+class MessageInfo(NamedTuple):
+    """The type and the body length of a message."""
 
     header_type: HeaderType
-    """What the message is."""
+    """The type of the message."""
     body_length: int
     """The declared size of the packed body in bytes."""
 
 
 class BufferSpan(NamedTuple):
-    """A place in the body of a message."""
+    """The span of a buffer in the body of a message."""
 
     offset: int
-    """Where the buffer begins, in bytes from the start of the body."""
+    """The offset of the buffer in the body, in bytes."""
     length: int
-    """How long it is, in bytes."""
+    """The size of the buffer in bytes."""
 
 
-class BatchFacts(NamedTuple):
+class BatchLayout(NamedTuple):
     """The layout of the body of a record batch or dictionary batch."""
 
     rows: int
-    """The number of rows (or of dictionary values)."""
+    """The number of rows or dictionary values."""
     buffers: list[BufferSpan]
-    """The buffers in the order of the metadata."""
+    """The spans of the buffers in the order of the metadata."""
     compressed: bool
     """Whether the buffers are compressed."""
     dictionary_id: int | None
-    """The id of the dictionary; None for a record batch."""
+    """The ID of the dictionary; None for a record batch."""
     is_delta: bool
     """Whether the dictionary batch extends the dictionary instead of replacing it."""
 
 
-def _root(data: bytes | memoryview) -> int:
+def _read_root(data: bytes | memoryview) -> int:
     return _U32.unpack_from(data, 0)[0]
 
 
-def _field(data: bytes | memoryview, table: int, slot: int) -> int:
-    """Return the position of a field of a table; 0 if the field is absent."""
+def _find_field(data: bytes | memoryview, table: int, slot: int) -> int:
+    """Return the position of a field of a table, 0 if the field is absent."""
     vtable = table - _I32.unpack_from(data, table)[0]
     if vtable < 0:
         raise IndexError
@@ -96,12 +94,12 @@ def _field(data: bytes | memoryview, table: int, slot: int) -> int:
     return table + offset if offset else 0
 
 
-def _indirect(data: bytes | memoryview, position: int) -> int:
+def _follow(data: bytes | memoryview, position: int) -> int:
     return position + _U32.unpack_from(data, position)[0]
 
 
-def message_facts(metadata: bytes | memoryview) -> MessageFacts:
-    """Read what kind of message `metadata` describes, and how long its body is.
+def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
+    """Read the type of a message and the size of its body.
 
     Parameters
     ----------
@@ -111,65 +109,84 @@ def message_facts(metadata: bytes | memoryview) -> MessageFacts:
     Raises
     ------
     ProtocolError
-        If the bytes are not such a FlatBuffer.
+        If the bytes are not the FlatBuffer of an Arrow IPC message.
     """
     try:
-        table = _root(metadata)
-        position = _field(metadata, table, _MESSAGE_HEADER_TYPE)
+        table = _read_root(metadata)
+        position = _find_field(metadata, table, _MESSAGE_HEADER_TYPE)
         header_type = metadata[position] if position else 0
-        position = _field(metadata, table, _MESSAGE_BODY_LENGTH)
+        position = _find_field(metadata, table, _MESSAGE_BODY_LENGTH)
         body_length = _I64.unpack_from(metadata, position)[0] if position else 0
-        if header_type == 0 or not _field(metadata, table, _MESSAGE_HEADER):
+        if header_type == 0 or not _find_field(metadata, table, _MESSAGE_HEADER):
             raise IndexError
-    except _MISALIGNED:
+    except _PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC message") from None
     if header_type > HeaderType.SPARSE_TENSOR:
         raise ProtocolError(f"unknown Arrow IPC message type {header_type}")
     if body_length < 0:
         raise ProtocolError(f"the metadata declares a body of {body_length} bytes")
-    return MessageFacts(HeaderType(header_type), body_length)
+    return MessageInfo(HeaderType(header_type), body_length)
 
 
-def batch_facts(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchFacts:
-    """Read where the buffers of a record batch or dictionary batch lie.
+def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
+    """Return the properties of an Arrow IPC message that the protocol needs.
+
+    Raises
+    ------
+    ProtocolError
+        If the metadata is not the FlatBuffer of an Arrow IPC message.
+    """
+    header_type, body_length = read_message_info(metadata)
+    return MessageSummary(
+        header_type.name, header_type is HeaderType.SCHEMA, header_type.has_body, body_length
+    )
+
+
+def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchLayout:
+    """Read the layout of the body of a record batch or dictionary batch.
 
     Parameters
     ----------
     metadata : bytes-like
         The FlatBuffer of the message.
     max_buffers : int
-        The largest number of buffers that is accepted.
+        The largest number of buffers to accept.
 
     Raises
     ------
     ProtocolError
-        If the message is no batch, is malformed, or has more than `max_buffers` buffers.
+        If the message is not a batch, is malformed, or has more than `max_buffers` buffers.
     """
-    facts = message_facts(metadata)
+    header_type = read_message_info(metadata).header_type
     try:
-        table = _indirect(metadata, _field(metadata, _root(metadata), _MESSAGE_HEADER))
+        table = _follow(metadata, _find_field(metadata, _read_root(metadata), _MESSAGE_HEADER))
         dictionary_id, is_delta = None, False
-        if facts.header_type is HeaderType.DICTIONARY_BATCH:
-            position = _field(metadata, table, _DICTIONARY_ID)
+        if header_type is HeaderType.DICTIONARY_BATCH:
+            position = _find_field(metadata, table, _DICTIONARY_ID)
             dictionary_id = _I64.unpack_from(metadata, position)[0] if position else 0
-            position = _field(metadata, table, _DICTIONARY_IS_DELTA)
+            position = _find_field(metadata, table, _DICTIONARY_IS_DELTA)
             is_delta = bool(metadata[position]) if position else False
-            position = _field(metadata, table, _DICTIONARY_DATA)
+            position = _find_field(metadata, table, _DICTIONARY_DATA)
             if not position:
                 raise IndexError
-            table = _indirect(metadata, position)
-        elif facts.header_type is not HeaderType.RECORD_BATCH:
-            raise ProtocolError(f"a {facts.header_type.name} message has no buffers")
-        position = _field(metadata, table, _BATCH_LENGTH)
+            table = _follow(metadata, position)
+        elif header_type is not HeaderType.RECORD_BATCH:
+            raise ProtocolError(
+                f"received a {header_type.name} message; expected a RECORD_BATCH or "
+                "DICTIONARY_BATCH"
+            )
+        position = _find_field(metadata, table, _BATCH_LENGTH)
         rows = _I64.unpack_from(metadata, position)[0] if position else 0
-        compressed = _field(metadata, table, _BATCH_COMPRESSION) != 0
+        compressed = _find_field(metadata, table, _BATCH_COMPRESSION) != 0
         buffers: list[BufferSpan] = []
-        position = _field(metadata, table, _BATCH_BUFFERS)
+        position = _find_field(metadata, table, _BATCH_BUFFERS)
         if position:
-            vector = _indirect(metadata, position)
+            vector = _follow(metadata, position)
             count = _U32.unpack_from(metadata, vector)[0]
             if count > max_buffers:
-                raise ProtocolError(f"the message declares {count} buffers")
+                raise ProtocolError(
+                    f"the message declares {count} buffers; the limit is {max_buffers}"
+                )
             end = vector + 4 + 16 * count
             if end > len(metadata):
                 raise IndexError
@@ -177,43 +194,43 @@ def batch_facts(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> 
                 BufferSpan(offset, length)
                 for offset, length in struct.iter_unpack("<qq", metadata[vector + 4 : end])
             ]
-    except _MISALIGNED:
+    except _PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC batch") from None
-    return BatchFacts(rows, buffers, compressed, dictionary_id, is_delta)
+    return BatchLayout(rows, buffers, compressed, dictionary_id, is_delta)
 
 
-def schema_endianness(metadata: bytes | memoryview) -> str:
+def read_endianness(metadata: bytes | memoryview) -> str:
     """Return the byte order that a schema message declares: ``little`` or ``big``.
 
     Raises
     ------
     ProtocolError
-        If the message is malformed or declares neither.
+        If the message is malformed or declares an unknown byte order.
     """
     try:
-        table = _indirect(metadata, _field(metadata, _root(metadata), _MESSAGE_HEADER))
-        position = _field(metadata, table, _SCHEMA_ENDIANNESS)
+        table = _follow(metadata, _find_field(metadata, _read_root(metadata), _MESSAGE_HEADER))
+        position = _find_field(metadata, table, _SCHEMA_ENDIANNESS)
         endianness = _I16.unpack_from(metadata, position)[0] if position else 0
         if endianness not in (0, 1):
             raise IndexError
         return "big" if endianness else "little"
-    except _MISALIGNED:
+    except _PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC schema") from None
 
 
-class BatchTraits(NamedTuple):
-    """What decides how a message of a batch has to be checked before it is decoded."""
+class BatchFlags(NamedTuple):
+    """The properties of a message that determine its checks before decoding."""
 
     header_type: int
-    """What the message is: a value of `HeaderType`, or unknown."""
+    """The type of the message: a value of `HeaderType`, or an unknown number."""
     compressed: bool
     """Whether a record batch or dictionary batch declares a compressed body."""
     custom_metadata: bool
-    """Whether it carries custom metadata."""
+    """Whether the message has custom metadata."""
 
 
-def batch_traits(metadata: bytes | memoryview) -> BatchTraits:
-    """Read the few traits of a record batch or dictionary batch that its checks depend on.
+def read_batch_flags(metadata: bytes | memoryview) -> BatchFlags:
+    """Read the properties of a message that determine its checks before decoding.
 
     Raises
     ------
@@ -221,41 +238,41 @@ def batch_traits(metadata: bytes | memoryview) -> BatchTraits:
         If the message is malformed.
     """
     try:
-        root = _root(metadata)
-        position = _field(metadata, root, _MESSAGE_HEADER_TYPE)
+        root = _read_root(metadata)
+        position = _find_field(metadata, root, _MESSAGE_HEADER_TYPE)
         header_type = metadata[position] if position else 0
         compressed = False
         if header_type in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
-            compressed = _field(metadata, batch_table(metadata), _BATCH_COMPRESSION) != 0
-        custom_metadata = _field(metadata, root, _MESSAGE_CUSTOM_METADATA) != 0
-    except _MISALIGNED:
+            compressed = _find_field(metadata, find_batch_table(metadata), _BATCH_COMPRESSION) != 0
+        custom_metadata = _find_field(metadata, root, _MESSAGE_CUSTOM_METADATA) != 0
+    except _PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC batch") from None
-    return BatchTraits(header_type, compressed, custom_metadata)
+    return BatchFlags(header_type, compressed, custom_metadata)
 
 
-def batch_table(metadata: bytes | memoryview) -> int:
-    """Return the position of the table RecordBatch of a record batch or dictionary batch.
+def find_batch_table(metadata: bytes | memoryview) -> int:
+    """Return the position of the table ``RecordBatch`` of a record batch or dictionary batch.
 
     Raises
     ------
     IndexError, struct.error
-        If the message is malformed.
+        If the message is malformed or not a batch.
     """
-    root = _root(metadata)
-    position = _field(metadata, root, _MESSAGE_HEADER_TYPE)
+    root = _read_root(metadata)
+    position = _find_field(metadata, root, _MESSAGE_HEADER_TYPE)
     header_type = metadata[position] if position else 0
-    position = _field(metadata, root, _MESSAGE_HEADER)
+    position = _find_field(metadata, root, _MESSAGE_HEADER)
     if position and header_type == HeaderType.RECORD_BATCH:
-        return _indirect(metadata, position)
+        return _follow(metadata, position)
     if position and header_type == HeaderType.DICTIONARY_BATCH:
-        position = _field(metadata, _indirect(metadata, position), _DICTIONARY_DATA)
+        position = _find_field(metadata, _follow(metadata, position), _DICTIONARY_DATA)
         if position:
-            return _indirect(metadata, position)
+            return _follow(metadata, position)
     raise IndexError
 
 
-def buffers_position(metadata: bytes | memoryview) -> int:
-    """Return where the (offset, length) pairs of the buffers of a batch begin in its metadata.
+def find_buffers(metadata: bytes | memoryview) -> int:
+    """Return the position of the spans of the buffers in the metadata of a batch.
 
     Raises
     ------
@@ -263,62 +280,59 @@ def buffers_position(metadata: bytes | memoryview) -> int:
         If the message is malformed or lists no buffers.
     """
     try:
-        position = _field(metadata, batch_table(metadata), _BATCH_BUFFERS)
+        position = _find_field(metadata, find_batch_table(metadata), _BATCH_BUFFERS)
         if position:
-            return _indirect(metadata, position) + 4
-    except _MISALIGNED:
+            return _follow(metadata, position) + 4
+    except _PARSE_ERRORS:
         pass
     raise ProtocolError("the metadata is not an Arrow IPC batch with buffers")
 
 
-def body_length_position(metadata: bytes | memoryview) -> int:
-    """Return where the length of the body stands in a message's metadata.
+def find_body_length(metadata: bytes | memoryview) -> int:
+    """Return the position of the body length in the metadata of a message.
 
     Raises
     ------
     ProtocolError
-        If it does not stand there.
+        If the metadata is malformed or omits the body length.
     """
     try:
-        position = _field(metadata, _root(metadata), _MESSAGE_BODY_LENGTH)
+        position = _find_field(metadata, _read_root(metadata), _MESSAGE_BODY_LENGTH)
         if position:
             return position
-    except _MISALIGNED:
+    except _PARSE_ERRORS:
         pass
-    raise ProtocolError("the metadata does not tell the length of its body")
+    raise ProtocolError("the metadata of the message has no body length")
 
 
-def decoded_bytes(facts: BatchFacts, body: memoryview) -> int:
-    """Return how large a compressed body says that it is after decompression.
+def measure_decompressed(layout: BatchLayout, body: memoryview) -> int:
+    """Return the size that a compressed body declares for its decompressed buffers, in bytes.
 
     Parameters
     ----------
-    facts : BatchFacts
+    layout : BatchLayout
         The layout of the message.
     body : memoryview
         The packed body, as bytes.
 
-    Returns
-    -------
-    int
-        Bytes; the sum over all buffers.
-
     Raises
     ------
     ProtocolError
-        If a buffer lies outside the body or declares a negative size.
+        If a buffer is outside the body or declares a negative size.
     """
     total = 0
-    for index, (offset, length) in enumerate(facts.buffers):
+    for index, (offset, length) in enumerate(layout.buffers):
         if offset < 0 or length < 0 or offset + length > body.nbytes:
             raise ProtocolError(
-                f"buffer {index} (offset {offset}, length {length}) lies outside "
+                f"buffer {index} (offset {offset}, length {length}) is outside "
                 f"the body of {body.nbytes} bytes"
             )
         if length == 0:
             continue
         if length < 8:
-            raise ProtocolError(f"compressed buffer {index} has only {length} bytes")
+            raise ProtocolError(
+                f"compressed buffer {index} has {length} bytes; expected at least 8"
+            )
         size = _I64.unpack_from(body, offset)[0]
         if size < -1:
             raise ProtocolError(f"compressed buffer {index} declares {size} bytes")
@@ -326,43 +340,35 @@ def decoded_bytes(facts: BatchFacts, body: memoryview) -> int:
     return total
 
 
-def padded(length: int) -> int:
-    """Return `length` rounded up to the 8 bytes that Arrow IPC aligns to."""
-    return (length + 7) & ~7
+def measure_decoded(layout: BatchLayout, body: memoryview, *, compressed: bool) -> int:
+    """Return the size of the buffers of a batch after decoding, in bytes.
 
+    Overlapping buffers count separately, because decoding copies each of them.
 
-def encapsulate(metadata: bytes | memoryview) -> bytes:
-    """Return the continuation marker, the length and the padded metadata of a message.
-
-    "Encapsulated message format" of the Arrow specification; the body may follow directly.
-    """
-    size = padded(len(metadata))
-    return b"".join((_PREFIX.pack(CONTINUATION, size), metadata, bytes(size - len(metadata))))
-
-
-class Prefix(NamedTuple):
-    """What the first bytes of an encapsulated message say."""
-
-    nbytes: int
-    """How long the prefix is: 8 bytes, or 4 in the framing before Arrow 0.15."""
-    metadata_length: int
-    """How long the metadata is with its padding; 0 marks the end of the stream."""
-
-
-def parse_prefix(data: bytes | memoryview) -> Prefix:
-    """Read the first 8 bytes (4 are enough for the old framing) of an encapsulated message.
+    Parameters
+    ----------
+    layout : BatchLayout
+        The layout of the message.
+    body : memoryview
+        The packed body, as bytes.
+    compressed : bool
+        Whether the buffers are compressed.
 
     Raises
     ------
     ProtocolError
-        If they are too few or declare a negative length.
+        If a compressed buffer is outside the body or declares a negative size.
     """
-    if len(data) >= 8 and bytes(data[:4]) == CONTINUATION:
-        prefix = Prefix(8, _I32.unpack_from(data, 4)[0])
-    elif len(data) >= 4 and bytes(data[:4]) != CONTINUATION:
-        prefix = Prefix(4, _I32.unpack_from(data, 0)[0])
-    else:
-        raise ProtocolError("the prefix of an Arrow IPC message is cut short")
-    if prefix.metadata_length < 0:
-        raise ProtocolError(f"an Arrow IPC message declares {prefix.metadata_length} bytes")
-    return prefix
+    if compressed:
+        return measure_decompressed(layout, body)
+    return sum(max(0, length) for _, length in layout.buffers)
+
+
+def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
+    """Return the custom metadata of a message, which `bounds.survey_custom_metadata` has accepted.
+
+    Of several values of a key, the last one counts, as in pyarrow.
+    """
+    message = fbs.Message.GetRootAs(metadata, 0)
+    pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
+    return {pair.Key() or b"": pair.Value() or b"" for pair in pairs if pair is not None}

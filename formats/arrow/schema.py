@@ -1,14 +1,16 @@
-"""Schemas: reading one from a message, and what a decoder must know of it."""
+"""Decoding of schema messages."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from .bounds import survey_schema
-from .message import HeaderType, encapsulate, message_facts, schema_endianness
+from .framing import encapsulate
+from .message import HeaderType, read_endianness, read_message_info
 
 
 def read_schema(
@@ -21,45 +23,68 @@ def read_schema(
     metadata : bytes-like
         The FlatBuffer of the message.
     max_nesting : int
-        How deep types may nest; a plain column has depth 1.
+        The deepest nesting of types. A plain column has depth 1.
     max_bytes : int
-        How large the schema may become when it is read, in bytes.
+        The largest size of the decoded schema in bytes.
 
     Raises
     ------
     ProtocolError
-        If the message is no schema.
+        If `metadata` is not an Arrow IPC message.
     InvalidDataError
-        If it is malformed, or uses a type that is not known.
+        If the message is not a schema, is malformed, or uses an unknown type.
     LimitError
-        If a type nests deeper than `max_nesting`, or the schema becomes larger than `max_bytes`.
+        If the schema exceeds one of the limits.
     """
-    header_type = message_facts(metadata).header_type
+    header_type = read_message_info(metadata).header_type
     if header_type is not HeaderType.SCHEMA:
-        raise InvalidDataError(f"a {header_type.name} message where a schema was expected")
+        raise InvalidDataError(f"received a {header_type.name} message; expected a schema")
     survey_schema(metadata, max_nesting=max_nesting, max_bytes=max_bytes)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(encapsulate(metadata)))
-    except Exception as error:  # an extension type that the user registered may raise anything
+    except Exception as error:  # an extension type of the user may raise anything
         raise InvalidDataError(f"the schema cannot be decoded: {error}") from None
+    if not is_native_endian(metadata):
+        # Batches have this machine's byte order once they are decoded, and so has their schema.
+        schema = pa.schema(list(schema)).with_metadata(schema.metadata)
+    if not has_utf8_names(schema):
+        raise InvalidDataError("the schema has column names that are not UTF-8")
     for field in schema:
-        if _deeper_than(field.type, max_nesting):
-            raise LimitError(f"the column {field.name!r} nests deeper than {max_nesting} types")
+        if _is_deeper_than(field.type, max_nesting):
+            raise LimitError(
+                f"the column {field.name!r} nests more than {max_nesting} levels of types"
+            )
     return schema
 
 
+def has_utf8_names(schema: pa.Schema) -> bool:
+    """Return whether all field names are UTF-8, as Arrow requires and pyarrow does not check."""
+    pending: list[Any] = list(schema)
+    try:
+        while pending:
+            field = pending.pop()
+            field.name.encode()
+            data_type = field.type
+            while isinstance(data_type, (pa.BaseExtensionType, pa.DictionaryType)):
+                (data_type,) = _list_children(data_type)
+            pending.extend(data_type.field(index) for index in range(data_type.num_fields))
+    except UnicodeError:
+        return False
+    return True
+
+
 def is_native_endian(metadata: bytes | memoryview) -> bool:
-    """Tell whether the data of a stream lies in this machine's byte order.
+    """Return whether the data of a stream has this machine's byte order.
 
     Parameters
     ----------
     metadata : bytes-like
         The FlatBuffer of the stream's schema message.
     """
-    return schema_endianness(metadata) == sys.byteorder
+    return read_endianness(metadata) == sys.byteorder
 
 
-def _children(data_type: pa.DataType) -> list[pa.DataType]:
+def _list_children(data_type: pa.DataType) -> list[pa.DataType]:
     if isinstance(data_type, pa.BaseExtensionType):
         return [data_type.storage_type]
     if isinstance(data_type, pa.DictionaryType):
@@ -67,11 +92,11 @@ def _children(data_type: pa.DataType) -> list[pa.DataType]:
     return [data_type.field(index).type for index in range(data_type.num_fields)]
 
 
-def _deeper_than(data_type: pa.DataType, depth: int) -> bool:
+def _is_deeper_than(data_type: pa.DataType, depth: int) -> bool:
     level, count = [data_type], 0
     while level:
         count += 1
         if count > depth:
             return True
-        level = [child for parent in level for child in _children(parent)]
+        level = [child for parent in level for child in _list_children(parent)]
     return False

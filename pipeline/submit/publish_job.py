@@ -1,4 +1,4 @@
-"""``splitarrow publish`` for ``spark-submit``, which wants the path of a file."""
+"""``splitarrow publish`` as a script: ``spark-submit`` accepts only the path of a file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may read and write what: tokens, JSON Web Tokens, and signed tickets."""
+"""Authentication and authorization: tokens, JSON Web Tokens, grants and signed tickets."""

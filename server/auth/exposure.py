@@ -1,4 +1,4 @@
-"""What may be reached from other machines, and is refused unless something guards it."""
+"""Addresses that other machines can reach. The server refuses to expose unprotected ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from ...errors import ConfigError
 from ...protocol.uri import DataUri
+from ...transport.base import Traits
+from ...transport.registry import find_transport
 
-_WITHOUT_NETWORK = ("inproc", "shm")
-_EMPTY_IS_LOOPBACK = ("tcp", "tcp+tls", "ucx")
-_TLS_SCHEMES = ("tcp+tls", "grpc+tls")
+_CONTROL_SCHEMES = {"grpc": Traits(), "grpc+tls": Traits(encrypted=True)}
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this one, and nobody else's, without asking anybody.
+    """Return whether a host name or address is a loopback one. Names are not resolved.
 
     Examples
     --------
@@ -32,67 +32,74 @@ def is_loopback(host: str) -> bool:
 
 
 def is_exposed(uri: DataUri) -> bool:
-    """Tell whether another machine may reach a listener."""
-    if uri.scheme in _WITHOUT_NETWORK:
+    """Return whether other machines can reach a listener."""
+    if _find_traits(uri).local_only:
         return False
-    if not uri.host:
-        return uri.scheme not in _EMPTY_IS_LOOPBACK
+    if not uri.host:  # A data listener then binds the loopback interface.
+        return uri.scheme in _CONTROL_SCHEMES
     return not is_loopback(uri.host)
+
+
+def _find_traits(uri: DataUri) -> Traits:
+    traits = _CONTROL_SCHEMES.get(uri.scheme)
+    return find_transport(uri).traits if traits is None else traits
 
 
 def check_exposure(
     listeners: Iterable[DataUri],
     control: DataUri | None,
     *,
-    guarded: bool,
-    signed: bool | None = None,
+    requires_token: bool,
+    signs_tickets: bool | None = None,
     client_certificates: bool = False,
     insecure: bool = False,
 ) -> None:
-    """Refuse to serve other machines without asking who they are.
+    """Raise if other machines could read without a token, a signed ticket or a certificate.
 
     Parameters
     ----------
     listeners : iterable of DataUri
-        Where readers connect to.
+        The addresses of the data listeners.
     control : DataUri or None
-        Where the control plane listens.
-    guarded : bool
-        Whether the control plane asks for tokens.
-    signed : bool, optional
-        Whether the listeners ask for signed tickets; by default they do if `guarded`.
+        The address of the control plane.
+    requires_token : bool
+        Whether the control plane requires a token.
+    signs_tickets : bool, optional
+        Whether the listeners require signed tickets. By default, `requires_token`.
     client_certificates : bool
-        Whether listeners with TLS let in only those who have a certificate.
+        Whether listeners with TLS require a client certificate.
     insecure : bool
-        Whether it is meant.
+        Whether to allow everything.
 
     Raises
     ------
     ConfigError
-        If somebody on the network could read; the error names the addresses and the ways out.
+        The error names the unprotected addresses.
     """
     if insecure:
         return
-    signed = guarded if signed is None else signed
-    open_to_all = [
+    signs_tickets = requires_token if signs_tickets is None else signs_tickets
+    addresses = [(uri, signs_tickets) for uri in listeners]
+    if control is not None:
+        addresses.append((control, requires_token))
+    unprotected = [
         uri.address
-        for uri, asks in (
-            *((uri, signed) for uri in listeners),
-            *(() if control is None else ((control, guarded),)),
-        )
-        if is_exposed(uri) and not asks and not (client_certificates and uri.scheme in _TLS_SCHEMES)
+        for uri, is_protected in addresses
+        if is_exposed(uri)
+        and not is_protected
+        and not (client_certificates and _find_traits(uri).encrypted)
     ]
-    if open_to_all:
+    if unprotected:
         raise ConfigError(
-            f"everybody on the network could read from {' and '.join(open_to_all)}: give "
-            "--token-file or --jwks, listen on 127.0.0.1, or say --insecure if that is meant"
+            f"everyone on the network could read from {' and '.join(unprotected)}: give "
+            "--token-file or --jwks, listen on 127.0.0.1, or allow it with --insecure"
         )
 
 
-def in_the_clear(listeners: Iterable[DataUri], control: DataUri | None) -> list[str]:
-    """Return the addresses by which data or tokens cross a network unencrypted."""
+def list_unencrypted_addresses(listeners: Iterable[DataUri], control: DataUri | None) -> list[str]:
+    """Return the addresses at which data or tokens would cross the network unencrypted."""
     return [
         uri.address
         for uri in (*listeners, *(() if control is None else (control,)))
-        if is_exposed(uri) and uri.scheme not in _TLS_SCHEMES
+        if is_exposed(uri) and not _find_traits(uri).encrypted
     ]

@@ -1,4 +1,4 @@
-"""Public keys of an issuer of JSON Web Tokens: from a file, or fetched from where it says."""
+"""JSON Web Key Sets: the public keys of an issuer, from a file or a URL."""
 
 from __future__ import annotations
 
@@ -12,88 +12,57 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ...errors import ConfigError, MissingExtraError, SplitArrowError
-from ...transport.watched import Watched
+from ...reloadable import Reloadable
 from ..logs import get_logger
 from .exposure import is_loopback
 
-MOST_BYTES = 1 << 20
-"""The largest set of keys, in bytes."""
-_KINDS = ("RSA", "EC", "OKP")
-_FETCH_SECONDS = 5.0
-_FRESH_SECONDS = 300.0
-_AGAIN_SECONDS = 10.0
+MAX_BYTES = 1 << 20
+"""The largest key set, in bytes."""
+_KEY_TYPES = ("RSA", "EC", "OKP")
+_FETCH_TIMEOUT_SECONDS = 5.0
+_MAX_AGE_SECONDS = 300.0
+_RETRY_SECONDS = 10.0
 
 
 class KeySource(Protocol):
-    """Where public keys come from."""
+    """A source of public keys."""
 
     @property
     def refresh_due(self) -> bool:
-        """Whether `refresh` is worth a call."""
+        """Whether to call `refresh`."""
         ...
 
     def current(self) -> Any:
-        """Return the keys, without waiting."""
+        """Return the keys, without blocking."""
         ...
 
-    def missed(self) -> None:
-        """Note that a token named a key that is not among them."""
+    def report_unknown_key(self) -> None:
+        """Record that a token names a key that is missing, so that a refresh is due earlier."""
         ...
 
     def refresh(self) -> None:
-        """Get the keys anew; this may take seconds. A failure leaves the old ones."""
+        """Load the keys again, which can take seconds. After a failure, keep the old ones."""
         ...
 
 
-def joserfc(module: str) -> Any:
-    """Return a module of joserfc.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    """
-    try:
-        return import_module(f"joserfc.{module}")
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "JSON Web Tokens need the package 'joserfc': pip install 'splitarrow[jwt]'"
-        ) from None
-
-
-def key_set(data: bytes, where: str) -> Any:
-    """Return the public keys that a JSON Web Key Set holds; secret ones are left out.
+def open_key_source(location: str) -> KeySource:
+    """Return the key source for a URL or for the path of a file.
 
     Raises
     ------
     ConfigError
-        If it is none, or holds no key that can verify a signature.
+        If the keys cannot be read or fetched.
     """
-    jwk = joserfc("jwk")
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{where}: more than {MOST_BYTES} bytes; that is no set of keys")
-    try:
-        listed = json.loads(data)["keys"]
-        chosen = [
-            item for item in listed if item.get("kty") in _KINDS and item.get("use", "sig") == "sig"
-        ]
-        keys = jwk.KeySet.import_key_set({"keys": chosen}) if chosen else None
-    except Exception:  # the errors of the parsers quote what they read
-        keys = None
-        chosen = None
-    if keys is None:
-        reason = "malformed" if chosen is None else "without a public key for signatures"
-        raise ConfigError(f"{where}: a JSON Web Key Set {reason}")
-    return keys
+    return UrlKeys(location) if "://" in location else FileKeys(Path(location))
 
 
 class FileKeys:
-    """The keys of a file, read again when it changes.
+    """The keys of a file. It is read again after a change.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or holds no key.
+        If the file cannot be read, or holds no key.
     """
 
     refresh_due = False
@@ -104,37 +73,40 @@ class FileKeys:
                 data = path.read_bytes()
             except OSError as error:
                 raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from None
-            return key_set(data, str(path))
+            return parse_key_set(data, str(path))
 
-        self._watched = Watched([path], read, on_failure=_not_taken_over, clock=clock)
+        self._file = Reloadable([path], read, on_failure=_log_failed_reload, clock=clock)
 
     def current(self) -> Any:
         """Return the keys."""
-        return self._watched.current()
+        return self._file.current()
 
-    def missed(self) -> None:
-        """Nothing to note: the file is looked at anyway."""
+    def report_unknown_key(self) -> None:
+        """Do nothing: `current` notices a change of the file."""
 
     def refresh(self) -> None:
-        """Nothing to do: the file is looked at anyway."""
+        """Do nothing: `current` notices a change of the file."""
 
 
 class UrlKeys:
-    """Keys that are fetched: at the start, when they are five minutes old, and for a new one.
+    """Keys that are fetched from a URL.
+
+    A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
+    token named an unknown key.
 
     Parameters
     ----------
     url : str
-        Where they are, with ``https``; ``http`` is good for this host only.
+        An ``https`` URL. ``http`` is allowed for this host only.
     clock : callable
-        The time in seconds, from any start.
+        Returns the time in seconds, from any epoch.
     fetch : callable, optional
-        Fetches them.
+        Returns the content of a URL.
 
     Raises
     ------
     ConfigError
-        If the URL is unfit, or the keys cannot be had.
+        If the URL is refused, or the keys cannot be fetched.
     """
 
     def __init__(
@@ -147,51 +119,105 @@ class UrlKeys:
         check_url(url)
         self._url = url
         self._clock = clock
-        self._fetch = fetched if fetch is None else fetch
+        self._fetch = fetch_url if fetch is None else fetch
         self._lock = threading.Lock()
-        self._missed = False
-        self._tried = clock()
-        self._keys = key_set(self._fetch(url), url)
+        self._key_missing = False
+        self._fetched_at = clock()
+        self._keys = parse_key_set(self._fetch(url), url)
 
     @property
     def refresh_due(self) -> bool:
-        """Whether the keys are old, or one is missing and was not asked for just now."""
-        age = self._clock() - self._tried
-        return age >= (_AGAIN_SECONDS if self._missed else _FRESH_SECONDS)
+        """Whether the keys are old, or a token named an unknown key."""
+        age = self._clock() - self._fetched_at
+        return age >= (_RETRY_SECONDS if self._key_missing else _MAX_AGE_SECONDS)
 
     def current(self) -> Any:
-        """Return the keys, as they were last fetched."""
+        """Return the keys that were fetched last."""
         return self._keys
 
-    def missed(self) -> None:
-        """Note that a token named a key that is not among them."""
-        self._missed = True
+    def report_unknown_key(self) -> None:
+        """Record that a token names a key that is missing."""
+        self._key_missing = True
 
     def refresh(self) -> None:
-        """Fetch the keys, if that is due still. A failure is logged and leaves the old ones."""
+        """Fetch the keys if a refresh is still due. A failure is logged and keeps the old keys."""
         with self._lock:
             if not self.refresh_due:
                 return
-            self._tried = self._clock()
-            self._missed = False
+            self._fetched_at = self._clock()
+            self._key_missing = False
             try:
-                self._keys = key_set(self._fetch(self._url), self._url)
+                self._keys = parse_key_set(self._fetch(self._url), self._url)
             except SplitArrowError as error:
-                self._missed = True
-                _not_taken_over(str(error))
+                self._key_missing = True
+                _log_failed_reload(str(error))
 
 
-def _not_taken_over(reason: str) -> None:
-    get_logger("auth").error("keys for tokens not reloaded; the old ones stay", reason=reason)
+def _log_failed_reload(reason: str) -> None:
+    get_logger("auth").error(
+        "cannot reload the keys of JSON Web Tokens; keeping the old ones", reason=reason
+    )
 
 
-def check_url(url: str) -> None:
-    """Refuse an address from which anybody on the way could hand out keys.
+def import_joserfc(module: str) -> Any:
+    """Import a module of joserfc.
+
+    Raises
+    ------
+    MissingExtraError
+        If joserfc is not installed.
+    """
+    try:
+        return import_module(f"joserfc.{module}")
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "JSON Web Tokens need the package 'joserfc': pip install 'splitarrow[jwt]'"
+        ) from None
+
+
+def parse_key_set(data: bytes, source: str) -> Any:
+    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out.
+
+    Parameters
+    ----------
+    data : bytes
+        The key set as JSON.
+    source : str
+        The origin of the data, for the error message.
 
     Raises
     ------
     ConfigError
-        If it is neither https nor on this host.
+        If the data is malformed, too large, or has no key that can verify a signature.
+    """
+    jwk = import_joserfc("jwk")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{source}: the JSON Web Key Set has more than {MAX_BYTES} bytes")
+    keys: Any = None
+    problem = "has no public key for signatures"
+    try:
+        public = [
+            key
+            for key in json.loads(data)["keys"]
+            if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"
+        ]
+        if public:
+            keys = jwk.KeySet.import_key_set({"keys": public})
+    except Exception:
+        problem = "is malformed"
+    if keys is None:
+        # Raised here, outside the handler: the context of an exception would quote the keys.
+        raise ConfigError(f"{source}: the JSON Web Key Set {problem}")
+    return keys
+
+
+def check_url(url: str) -> None:
+    """Raise unless a URL is safe to fetch keys from: ``https``, or on this host.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
     """
     try:
         parts = urlsplit(url)
@@ -202,22 +228,22 @@ def check_url(url: str) -> None:
         raise ConfigError("the URL of the keys is malformed, or has a user name in it")
     if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)):
         return
-    raise ConfigError(f"{parts.scheme}://{host}: keys are fetched by https only")
+    raise ConfigError(f"{parts.scheme}://{host}: the URL of the keys must use https")
 
 
-def fetched(url: str) -> bytes:
-    """Return what is at a URL.
+def fetch_url(url: str) -> bytes:
+    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`.
 
     Raises
     ------
     ConfigError
-        If it cannot be had within a few seconds.
+        If the server does not answer within five seconds, or answers with an error.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-    class Redirects(HTTPRedirectHandler):
+    class CheckedRedirects(HTTPRedirectHandler):
         def redirect_request(
             self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
         ) -> Request | None:
@@ -229,8 +255,8 @@ def fetched(url: str) -> bytes:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     try:
-        with build_opener(Redirects).open(url, timeout=_FETCH_SECONDS) as response:
-            return response.read(MOST_BYTES + 1)
+        with build_opener(CheckedRedirects).open(url, timeout=_FETCH_TIMEOUT_SECONDS) as response:
+            return response.read(MAX_BYTES + 1)
     except HTTPError as error:
         error.close()
         reason = f"status {error.code}"
@@ -239,10 +265,3 @@ def fetched(url: str) -> bytes:
     except (HTTPException, ValueError) as error:
         reason = type(error).__name__
     raise ConfigError(f"cannot fetch the keys from {url}: {reason}")
-
-
-def source_of(location: str, **options: Any) -> KeySource:
-    """Return the source that a file's path or a URL stands for."""
-    if "://" in location:
-        return UrlKeys(location, **options)
-    return FileKeys(Path(location), **options)

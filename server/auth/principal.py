@@ -1,4 +1,4 @@
-"""Who somebody is, once that is proven, and what they may do."""
+"""Principals: authenticated callers, and the datasets that they may read and write."""
 
 from __future__ import annotations
 
@@ -6,81 +6,94 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 from ...errors import DeniedError, remote_error
 
-NAME_LENGTH = 256
+MAX_NAME_CHARACTERS = 256
 """The longest name of a principal, in characters."""
+ALL_DATASETS = "*"
+"""The dataset name to check where an operation concerns the whole server."""
+
+
+class Permission(StrEnum):
+    """The operation on a dataset that a grant permits."""
+
+    READ = "read"
+    WRITE = "write"
 
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Names of datasets as globs: ``*``, ``?`` and ``[…]``, and ``*`` also matches a slash."""
+    """The datasets that a principal may read and write, as globs of their names.
+
+    ``*``, ``?`` and ``[…]`` have their usual meaning. ``*`` also matches a slash.
+    """
 
     read: tuple[str, ...] = ()
-    """What may be read, and seen in listings."""
+    """Datasets to read and to see in listings."""
     write: tuple[str, ...] = ()
-    """What may be uploaded, replaced and dropped. It does not include reading."""
+    """Datasets to upload, replace and drop. Writing does not include reading."""
 
-    def cover(self, dataset: str, action: str) -> bool:
-        """Tell whether a dataset is among them.
+    def allow(self, permission: Permission, dataset: str) -> bool:
+        """Return whether the grants give a permission for a dataset.
 
         Examples
         --------
-        >>> Grants(read=("trips/*",)).cover("trips/2026", "read")
+        >>> Grants(read=("trips/*",)).allow(Permission.READ, "trips/2026")
         True
-        >>> Grants(read=("trips/*",)).cover("trips/2026", "write")
+        >>> Grants(read=("trips/*",)).allow(Permission.WRITE, "trips/2026")
         False
         """
-        globs = {"read": self.read, "write": self.write}.get(action, ())
-        return any(_pattern(glob).match(dataset) is not None for glob in globs)
+        globs = self.read if permission is Permission.READ else self.write
+        return any(_compile_glob(glob).match(dataset) is not None for glob in globs)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody whose token was checked. It holds no token."""
+    """An authenticated caller. It holds no token."""
 
     name: str
-    """What the token's owner is called, in logs and tickets."""
+    """The name in logs and tickets."""
     grants: Grants = field(default=Grants())
-    """What they may do."""
+    """The datasets that the principal may use."""
 
-    def may(self, dataset: str, action: str = "read") -> bool:
-        """Tell whether this principal may read or write a dataset."""
-        return self.grants.cover(dataset, action)
+    def may(self, permission: Permission, dataset: str) -> bool:
+        """Return whether the principal has a permission for a dataset."""
+        return self.grants.allow(permission, dataset)
 
-    def require(self, dataset: str, action: str = "read") -> None:
-        """Refuse what is not granted, whether or not there is such a dataset.
+    def require(self, permission: Permission, dataset: str) -> None:
+        """Raise unless the principal has a permission for a dataset, which need not exist.
 
         Raises
         ------
         DeniedError
             With the code PERMISSION_DENIED.
         """
-        if not self.may(dataset, action):
-            raise DeniedError(f"{self.name!r} may not {action} {dataset!r}")
+        if not self.may(permission, dataset):
+            raise DeniedError(f"{self.name!r} may not {permission} {dataset!r}", stream=dataset)
 
 
 ANYONE = Principal("anyone", Grants(("*",), ("*",)))
-"""Everybody, where the server asks for no token."""
+"""The principal of every caller of a server that requires no token."""
 
 
 def unauthenticated(message: str) -> DeniedError:
-    """Return the error for somebody who has not shown who they are."""
+    """Return the error for a caller whose token or ticket is missing or invalid."""
     error = remote_error("UNAUTHENTICATED", message)
     assert isinstance(error, DeniedError)
     return error
 
 
-def is_name(value: Any) -> bool:
-    """Tell whether a value may be the name of a principal: short, and harmless in a log."""
-    return isinstance(value, str) and 0 < len(value) <= NAME_LENGTH and value.isprintable()
+def is_principal_name(value: Any) -> bool:
+    """Return whether a value is short text without control characters."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARACTERS and value.isprintable()
 
 
-def globs_of(value: Any) -> tuple[str, ...] | None:
-    """Return a list of globs as a tuple; None if it is no list of non-empty strings."""
+def parse_globs(value: Any) -> tuple[str, ...] | None:
+    """Return a list of non-empty strings as a tuple, or None if the value is something else."""
     if not isinstance(value, (list, tuple)):
         return None
     items: Iterable[Any] = value
@@ -89,5 +102,5 @@ def globs_of(value: Any) -> tuple[str, ...] | None:
 
 
 @lru_cache(4096)
-def _pattern(glob: str) -> re.Pattern[str]:
+def _compile_glob(glob: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(glob))

@@ -1,7 +1,9 @@
-"""Signed tickets: what one principal may read once, and until when.
+"""Signed tickets: what one principal may read once, before a certain time.
 
-A ticket is ``sa1.`` and the request as JSON in base64url, a full stop, and an HMAC-SHA256 of all
-before it in base64url. A reader passes it on unread.
+A signed ticket is ``sa1.PAYLOAD.MAC``. The payload is JSON with the fields of the request, the
+principal (``p``), the expiry in seconds since 1970 (``e``) and a nonce (``n``). The MAC is
+HMAC-SHA256 over ``sa1.PAYLOAD``. Both are base64url without padding. Clients treat a ticket as
+opaque.
 """
 
 from __future__ import annotations
@@ -20,69 +22,75 @@ from typing import Any
 
 from ...errors import InvalidRequestError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
-from .keys import TicketKeys
-from .principal import is_name, unauthenticated
-from .replay import NONCE_BYTES, ReplayMemory
+from ...protocol.uri import Streams
+from .principal import is_principal_name, unauthenticated
+from .replay_cache import NONCE_BYTES, ReplayCache
+from .ticket_keys import TicketKeys
 
 TICKET_BYTES = 64 << 10
-"""The largest ticket, in bytes; readers and servers take no larger one."""
+"""The largest ticket, in bytes, that readers and servers accept."""
 _VERSION = re.compile(rb"sa([0-9]{1,4})\.")
-_SHAPE = re.compile(rb"(sa1\.[A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
-_USES = ("both", "metadata", "body")
+_FORMAT = re.compile(rb"(sa1\.[A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
+_NONCE_HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}")
 _PRINCIPAL, _EXPIRES, _NONCE = "p", "e", "n"
-_AGAIN = "ask the control plane for a new one"
+_GET_ANOTHER = "get a new one from the control plane"
 
 
 @dataclass(frozen=True, slots=True)
-class SealedRequest:
-    """What a ticket says, after its signature was checked."""
+class TicketClaims:
+    """The contents of a verified ticket."""
 
     request: Request
-    """What is to be read."""
+    """The data to read."""
     principal: str
-    """The name of whom the ticket was made for."""
-    nonce: bytes = field(repr=False)
-    """What tells it from every other ticket: 128 random bits."""
+    """The name of the principal that the ticket was issued to."""
+    nonce: bytes = field(default=b"", repr=False)
+    """Random bytes that identify a signed ticket; empty for an unsigned one."""
     expires: int = 0
-    """Until when it is good, in seconds since 1970."""
+    """The expiry of a signed ticket, in seconds since 1970."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether the ticket was signed, and is good for one use only."""
+        return bool(self.nonce)
 
 
-class TicketOffice:
-    """Makes tickets, and takes them back once.
+class TicketSigner:
+    """Signs tickets, and redeems each of them once.
 
     Parameters
     ----------
-    keys : sequence of bytes or TicketKeys
-        The first key signs, all verify: to change keys, put the new one first, and take the
-        old one away after the life of a ticket.
+    keys : sequence of bytes or TicketKeys, optional
+        The signing keys; see `TicketKeys`. To rotate keys, add the new key in front, and remove
+        the old one after the lifetime of a ticket.
     ttl_seconds : float
-        How long a ticket is good for a stream to begin, in seconds.
+        The lifetime of a ticket, in seconds. A stream that began in time may take longer.
     clock : callable
-        The time in seconds since 1970.
-    replay : ReplayMemory, optional
-        Where used tickets are remembered.
+        Returns the time in seconds since 1970.
+    used : ReplayCache, optional
+        Remembers used tickets.
 
     Raises
     ------
     ConfigError
-        If a key is too short.
+        If a key is too short or not random.
     UsageError
-        If `ttl_seconds` is not positive.
+        If `ttl_seconds` is not positive and finite.
 
     Notes
     -----
-    It can be handed to a worker process that is being started; the two then have the same keys
-    and the same memory. It pickles for nobody else.
+    A signer pickles only for a worker process that is being started. The two then share the keys
+    and the replay cache.
 
     Examples
     --------
-    >>> office = TicketOffice([bytes(range(32))])
-    >>> ticket = office.seal(Request("flights"), "training")
-    >>> office.open(ticket, "both").request.dataset
+    >>> signer = TicketSigner([bytes(range(32))])
+    >>> ticket = signer.sign(Request("flights"), "training")
+    >>> signer.redeem(ticket, Streams.BOTH).request.dataset
     'flights'
-    >>> office.open(ticket, "both")
+    >>> signer.redeem(ticket, Streams.BOTH)
     Traceback (most recent call last):
-    splitarrow.errors.DeniedError: this ticket was used already; ask the control plane for a new one
+    splitarrow.errors.DeniedError: the ticket was already used; get a new one from the control plane
     """
 
     def __init__(
@@ -90,128 +98,133 @@ class TicketOffice:
         keys: Sequence[bytes] | TicketKeys | None = None,
         ttl_seconds: float = 300.0,
         clock: Callable[[], float] = time.time,
-        replay: ReplayMemory | None = None,
+        used: ReplayCache | None = None,
     ) -> None:
         if not 0 < ttl_seconds < math.inf:
-            raise UsageError("tickets have to be good for more than 0 seconds")
+            raise UsageError(f"ttl_seconds={ttl_seconds}: the lifetime of tickets must be positive")
         self._keys = keys if isinstance(keys, TicketKeys) else TicketKeys(keys)
-        self._ttl = ttl_seconds
+        self._ttl_seconds = ttl_seconds
         self._clock = clock
-        self._replay = ReplayMemory() if replay is None else replay
+        self._used = ReplayCache() if used is None else used
 
-    def seal(self, request: Request, principal: str) -> bytes:
-        """Return a ticket for one reading of `request`.
+    def use_keys(self, keys: TicketKeys) -> None:
+        """Sign and verify with other keys from now on. Used tickets stay used."""
+        self._keys = keys
+
+    def sign(self, request: Request, principal: str) -> bytes:
+        """Return a ticket for reading a request once.
+
+        The caller must have checked that the principal may read the dataset.
 
         Parameters
         ----------
         request : Request
-            What may be read; whether `principal` may is for the caller to know.
+            The data to read.
         principal : str
-            Whom it is for, by name.
+            The name of the principal.
 
         Raises
         ------
         InvalidRequestError
-            If the request is too large for a ticket.
+            If the ticket would be too large.
         UsageError
-            If the principal's name is unfit for a log.
+            If the principal's name is too long or not printable.
         """
-        if not is_name(principal):
-            raise UsageError("the name of a principal is short, and has no control characters")
-        values = _values(request)
+        if not is_principal_name(principal):
+            raise UsageError("the name of a principal must be short printable text")
+        values = _list_request_values(request)
         values[_PRINCIPAL] = principal
-        values[_EXPIRES] = math.ceil(self._clock() + self._ttl)
+        values[_EXPIRES] = math.ceil(self._clock() + self._ttl_seconds)
         values[_NONCE] = secrets.token_hex(NONCE_BYTES)
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        signed = SIGNED_PREFIX + _b64(text.encode())
-        ticket = signed + b"." + _mac(self._keys.current()[0], signed)
+        signed = SIGNED_PREFIX + _encode_base64(text.encode())
+        ticket = signed + b"." + _compute_mac(self._keys.current()[0], signed)
         if len(ticket) > TICKET_BYTES:
             raise InvalidRequestError(
-                f"the request makes a ticket of {len(ticket)} bytes, and at most "
-                f"{TICKET_BYTES} are allowed: ask for fewer columns or a shorter filter"
+                f"the ticket for the request has {len(ticket)} bytes; the limit is {TICKET_BYTES}; "
+                "request fewer columns or use a shorter filter"
             )
         return ticket
 
-    def open(self, ticket: bytes, use: str) -> SealedRequest:
-        """Check a ticket and take it: the same one is refused from then on.
+    def redeem(self, ticket: bytes, stream: Streams) -> TicketClaims:
+        """Verify a ticket and record its use, so that it cannot be used again.
 
         Parameters
         ----------
         ticket : bytes
-            What the reader sent.
-        use : {"both", "metadata", "body"}
-            Which streams are to be read. A ticket is good for each of the two once.
-
-        Returns
-        -------
-        SealedRequest
-            What may be read, by whom.
+            The ticket.
+        stream : Streams
+            The stream to read. A ticket is good once for each of the two streams.
 
         Raises
         ------
         DeniedError
-            If it is forged, altered, of a foreign key, expired or used, with the code
-            UNAUTHENTICATED. No error quotes it.
+            With the code UNAUTHENTICATED, if the ticket is forged, altered, signed with another
+            key, expired or used. The error never quotes the ticket.
         ExhaustedError
-            If no more used tickets can be remembered; this one stays good.
+            If the replay cache is full. The ticket stays unused.
         """
-        if use not in _USES:
-            raise UsageError(f"use={use!r}; it is one of {', '.join(_USES)}")
-        values = self._verified(ticket)
+        values = self._verify(ticket)
         now = self._clock()
         principal, expires, nonce = (
             values.pop(name, None) for name in (_PRINCIPAL, _EXPIRES, _NONCE)
         )
         if (
-            not is_name(principal)
+            not is_principal_name(principal)
             or type(expires) is not int
             or not isinstance(nonce, str)
-            or re.fullmatch(r"[0-9a-f]{32}", nonce) is None
+            or _NONCE_HEX.fullmatch(nonce) is None
         ):
-            raise _not_understood()
+            raise _make_contents_error()
         if now >= expires:
-            raise unauthenticated(f"this ticket expired {now - expires:.0f} s ago; {_AGAIN}")
-        sealed = SealedRequest(_request(values), principal, bytes.fromhex(nonce), expires)
-        if not self._replay.use(sealed.nonce, use, expires, now):
-            raise unauthenticated(f"this ticket was used already; {_AGAIN}")
-        return sealed
+            raise unauthenticated(f"the ticket expired {now - expires:.0f} s ago; {_GET_ANOTHER}")
+        claims = TicketClaims(_parse_request(values), principal, bytes.fromhex(nonce), expires)
+        if not self._used.add(claims.nonce, stream, expires, now):
+            raise unauthenticated(f"the ticket was already used; {_GET_ANOTHER}")
+        return claims
 
-    def _verified(self, ticket: bytes) -> dict[str, Any]:
+    def _verify(self, ticket: bytes) -> dict[str, Any]:
+        """Return the payload of a ticket with a valid signature."""
         if len(ticket) > TICKET_BYTES:
             raise unauthenticated(
-                f"a ticket of {len(ticket)} bytes; the largest has {TICKET_BYTES}"
+                f"the ticket has {len(ticket)} bytes; the limit is {TICKET_BYTES}"
             )
-        shape = _SHAPE.fullmatch(ticket)
-        if shape is None:
-            raise _misshapen(ticket)
-        signed, given = shape.groups()
-        good = False
-        for key in self._keys.current():
-            good |= hmac.compare_digest(_mac(key, signed), given)
-        if not good:
-            raise unauthenticated(f"this ticket was not made by this server; {_AGAIN}")
+        match = _FORMAT.fullmatch(ticket)
+        if match is None:
+            raise _make_format_error(ticket)
+        signed, mac = match.groups()
+        valid = False
+        for key in self._keys.current():  # all of them, so that the time taken is constant
+            valid |= hmac.compare_digest(_compute_mac(key, signed), mac)
+        if not valid:
+            raise unauthenticated(f"the ticket was not signed by this server; {_GET_ANOTHER}")
         try:
             payload = signed[len(SIGNED_PREFIX) :]
             values = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
         except (ValueError, RecursionError):
-            raise _not_understood() from None
+            raise _make_contents_error() from None
         if not isinstance(values, dict):
-            raise _not_understood()
+            raise _make_contents_error()
         return values
 
     def close(self) -> None:
-        """Forget which tickets were used. Idempotent."""
-        self._replay.close()
+        """Forget the used tickets. Idempotent."""
+        self._used.close()
 
     def __repr__(self) -> str:
-        return f"<TicketOffice, tickets good for {self._ttl:g} s>"
+        return f"<TicketSigner, lifetime {self._ttl_seconds:g} s>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TicketOffice, (self._keys, self._ttl, self._clock, self._replay)
+        return TicketSigner, (self._keys, self._ttl_seconds, self._clock, self._used)
 
 
-def _values(request: Request) -> dict[str, Any]:
-    """Return the fields of a request that say something, whatever fields there are."""
+def is_signed(ticket: bytes) -> bool:
+    """Return whether a ticket looks like a signed one, of any version."""
+    return _VERSION.match(ticket) is not None
+
+
+def _list_request_values(request: Request) -> dict[str, Any]:
+    """Return the fields of a request that are set."""
     return {
         field.name: value
         for field in fields(request)
@@ -219,39 +232,36 @@ def _values(request: Request) -> dict[str, Any]:
     }
 
 
-def _request(values: dict[str, Any]) -> Request:
+def _parse_request(values: dict[str, Any]) -> Request:
     try:
         return Request.parse(json.dumps(values).encode())
     except InvalidRequestError:
-        raise _not_understood() from None
+        raise _make_contents_error() from None
 
 
-def _mac(key: bytes, signed: bytes) -> bytes:
-    return _b64(hmac.digest(key, signed, hashlib.sha256))
+def _compute_mac(key: bytes, signed: bytes) -> bytes:
+    return _encode_base64(hmac.digest(key, signed, hashlib.sha256))
 
 
-def _b64(data: bytes) -> bytes:
+def _encode_base64(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
-def is_signed(ticket: bytes) -> bool:
-    """Tell whether a ticket looks like a signed one, of any version."""
-    return _VERSION.match(ticket) is not None
-
-
-def _misshapen(ticket: bytes) -> Exception:
+def _make_format_error(ticket: bytes) -> Exception:
     version = _VERSION.match(ticket)
     if version is None:
         return unauthenticated(
-            "this server takes signed tickets only, and this is none: connect to its control plane"
+            "this server requires a signed ticket; get one from its control plane"
         )
     if ticket.startswith(SIGNED_PREFIX):
-        return unauthenticated(f"this ticket is damaged; {_AGAIN}")
+        return unauthenticated(f"the ticket is damaged; {_GET_ANOTHER}")
     number = int(version.group(1))
-    return unauthenticated(f"a ticket of version {number}; this server reads version 1: {_AGAIN}")
-
-
-def _not_understood() -> Exception:
     return unauthenticated(
-        f"this ticket says what this version of the server does not know; {_AGAIN}"
+        f"the ticket has version {number}; this server reads version 1; {_GET_ANOTHER}"
+    )
+
+
+def _make_contents_error() -> Exception:
+    return unauthenticated(
+        f"this version of the server does not know the contents of the ticket; {_GET_ANOTHER}"
     )

@@ -10,40 +10,48 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from ...errors import ConfigError, NotFoundError, UsageError
-from .base import Dataset
-from .directory import DirectoryDataset
-from .kinds import open_file
-from .names import nearest
-from .object_cache import ObjectCache
-from .places import VERSIONS
-from .published import PublishedDataset
-from .storage import is_url
-from .table import ReaderDataset, TableDataset
+from ...errors import ConfigError, NotFoundError, SplitArrowError, UsageError
+from ...publication.layout import VERSIONS
+from ...publication.storage.locations import is_storage_url
+from ..config import ServerSettings
+from .dataset import Dataset, Writers
+from .files.directory import DirectoryDataset
+from .files.file_dataset import FileDataset
+from .files.file_types import open_file
+from .published.dataset import PublishedDataset
+from .published.object_cache import ObjectCache, open_object_cache
+from .suggestions import suggest_names
+from .tables import ReaderDataset, TableDataset
 
 
-def open_dataset(source: Any, cache: ObjectCache | None = None) -> Dataset:
-    """Return the dataset that `source` stands for.
+def open_dataset(
+    source: Any, cache: ObjectCache | None = None, *, refuse_writers: bool = True
+) -> Dataset:
+    """Return the dataset for a source.
 
     Parameters
     ----------
     source : path-like, Arrow data, or object with ``__arrow_c_stream__``
-        - A path of an Arrow IPC file or stream, a Feather or a Parquet file; what it is is told
-          by its contents. Or of a directory of such files.
-        - A path or URL of a published dataset, see `PublishedDataset`.
-        - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of these.
-        - A data frame of pandas or polars, or anything else with ``__arrow_c_stream__``: it is
-          taken into memory now.
-        - A ``pyarrow.RecordBatchReader``: it can be read once, see `ReaderDataset`.
+        - The path of an Arrow IPC file or stream, a Feather or a Parquet file, or of a directory
+          of such files. The contents decide the type of a file.
+        - The path or URL of a published dataset; see `PublishedDataset`.
+        - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
+        - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
+          ``__arrow_c_array__``. It is read into memory now.
+        - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
     cache : ObjectCache, optional
-        Where what lies in an object store is kept; by default in the user's cache folder.
+        The cache for shards from object stores. Default: one in the user's cache folder.
+    refuse_writers : bool
+        Whether to refuse a file while another process has it open for writing. Published datasets
+        are exempt: their versions never change.
 
     Raises
     ------
     DatasetError
-        If a path is missing, unreadable, or leads to nothing that is served.
+        If a path does not exist, or its contents cannot be read or are not supported, or if it
+        is open for writing.
     UsageError
-        If `source` is something else.
+        If the source has another type.
 
     Examples
     --------
@@ -51,13 +59,8 @@ def open_dataset(source: Any, cache: ObjectCache | None = None) -> Dataset:
     2
     """
     if isinstance(source, (str, os.PathLike)):
-        place = cast("str | os.PathLike[str]", source)
-        if isinstance(source, str) and is_url(source):
-            return PublishedDataset(source, cache)
-        path = Path(place)
-        if (path / VERSIONS).is_dir():
-            return PublishedDataset(path, cache)
-        return DirectoryDataset(path) if path.is_dir() else open_file(path)
+        location = cast("str | os.PathLike[str]", source)
+        return _open_location(location, cache, refuse_writers=refuse_writers)
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         return TableDataset(source)
     if isinstance(source, pa.RecordBatchReader):
@@ -71,29 +74,62 @@ def open_dataset(source: Any, cache: ObjectCache | None = None) -> Dataset:
     elif hasattr(source, "__arrow_c_array__"):
         return TableDataset(pa.record_batch(source))
     raise UsageError(
-        f"a dataset is a path, an Arrow table, record batches or a data frame, "
-        f"not {type(source).__name__}"
+        f"cannot serve an object of the type {type(source).__name__}; expected a path, an Arrow "
+        "table, record batches or a data frame"
     )
 
 
+def _open_location(
+    location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
+) -> Dataset:
+    if isinstance(location, str) and is_storage_url(location):
+        return PublishedDataset(location, cache)
+    path = Path(location)
+    if (path / VERSIONS).is_dir():
+        return PublishedDataset(path, cache)
+    if path.is_dir():
+        return DirectoryDataset(path, refuse_writers=refuse_writers)
+    return open_file(path, refuse_writers=refuse_writers)
+
+
+def find_writers(dataset: Dataset) -> Writers | None:
+    """Return what happens if another process writes to a file of a dataset.
+
+    None means that no process may: the dataset is published or not in files.
+    """
+    return dataset.writers if isinstance(dataset, (FileDataset, DirectoryDataset)) else None
+
+
+def open_catalog(
+    sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: ServerSettings
+) -> Catalog:
+    """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
+    cache = open_object_cache(settings)
+    return Catalog(sources, cache, refuse_writers=not settings.allow_writers)
+
+
 class Catalog:
-    """Datasets by name. A name is a key, and never a path. Safe to use from several threads.
+    """Datasets by name. Safe to use from several threads.
+
+    A name is a key and never a path.
 
     Parameters
     ----------
     sources : mapping, or iterable of pairs
-        Names, and what they stand for; see `open_dataset`.
+        The names and their sources; see `open_dataset`.
     cache : ObjectCache, optional
-        Where what lies in object stores is kept.
+        The cache for shards from object stores.
+    refuse_writers : bool
+        See `open_dataset`.
 
     Raises
     ------
     ConfigError
-        If a name is empty or is given twice.
+        If a name is empty or given twice.
     DatasetError
         If a source cannot be read.
     UsageError
-        If a source is no dataset.
+        If a source has an unsupported type.
 
     Examples
     --------
@@ -106,8 +142,12 @@ class Catalog:
         self,
         sources: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
         cache: ObjectCache | None = None,
+        *,
+        refuse_writers: bool = True,
     ) -> None:
         self._cache = cache
+        self._refuse_writers = refuse_writers
+        # The mapping is replaced and never changed, so readers need no lock.
         self._datasets: dict[str, Dataset] = {}
         self._lock = threading.Lock()
         pairs = cast("Iterable[tuple[str, Any]]", getattr(sources, "items", lambda: sources)())
@@ -124,46 +164,83 @@ class Catalog:
         Raises
         ------
         ConfigError
-            If the name is empty, no text, or taken.
+            If the name is empty, not a text, or taken.
         DatasetError
             If the source cannot be read.
         UsageError
-            If the source is no dataset.
+            If the source has an unsupported type.
         """
         if not isinstance(name, str) or not name.strip() or "\0" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"{name!r} is no name for a dataset")
-        self._refuse_taken(name)
-        dataset = open_dataset(source, self._cache)
+            raise ConfigError(
+                f"{name!r} is not a valid dataset name: expected a text that is not blank and has "
+                "no NUL character"
+            )
+        self._check_free(name)
+        dataset = self._open(name, source)
         try:
             with self._lock:
-                self._refuse_taken(name)
+                self._check_free(name)
                 self._datasets = {**self._datasets, name: dataset}
         except ConfigError:
             dataset.close()
             raise
 
     def replace(self, name: str, source: Any) -> None:
-        """Let another source stand for a name, from the next reader on; or add it.
+        """Use another source for a name, or add the name. Running streams are not affected.
 
         Raises
         ------
         DatasetError, UsageError
-            As for `add`; what stood there before still does.
+            As for `add`. The previous dataset then stays.
         """
-        dataset = open_dataset(source, self._cache)
+        dataset = self._open(name, source)
         with self._lock:
-            before = self._datasets.get(name)
+            previous = self._datasets.get(name)
             self._datasets = {**self._datasets, name: dataset}
-        if before is not None:
-            before.close()
+        if previous is not None:
+            previous.close()
+
+    def update(self, sources: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
+        """Use new sources for names, and remove other names, all at once.
+
+        Running streams are not affected.
+
+        Parameters
+        ----------
+        sources : mapping
+            The names to add or replace, and their sources.
+        removed : iterable of str
+            The names to remove. Those that do not exist are ignored.
+
+        Raises
+        ------
+        DatasetError, UsageError
+            As for `add`; the attribute `stream` names the dataset. Nothing has changed then.
+        """
+        opened: dict[str, Dataset] = {}
+        try:
+            for name, source in sources.items():
+                opened[name] = self._open(name, source)
+        except BaseException:
+            for dataset in opened.values():
+                dataset.close()
+            raise
+        absent = set(removed) - opened.keys()
+        with self._lock:
+            before = self._datasets
+            kept = {name: each for name, each in before.items() if name not in absent}
+            self._datasets = {**kept, **opened}
+        for name, dataset in before.items():
+            if name in absent or name in opened:
+                dataset.close()
 
     def remove(self, name: str) -> None:
-        """Take a dataset out. Streams of it that run go on.
+        """Remove a dataset. Running streams are not affected.
 
         Raises
         ------
         NotFoundError
-            If there is none of that name.
+            If there is no dataset of this name.
         """
         with self._lock:
             dataset = self.lookup(name)
@@ -176,17 +253,25 @@ class Catalog:
         Raises
         ------
         NotFoundError
-            If there is none of that name; the error tells the nearest names.
+            If there is no dataset of this name. The error suggests similar names.
         """
         datasets = self._datasets
         try:
             return datasets[name]
         except KeyError:
-            raise NotFoundError(f"no dataset {name!r}{nearest(name, datasets)}") from None
+            raise NotFoundError(f"no dataset {name!r}{suggest_names(name, datasets)}") from None
+
+    def location(self, name: str) -> str | None:
+        """Return the path or URL of a dataset; None if it has none or does not exist."""
+        return getattr(self._datasets.get(name), "location", None)
 
     def names(self) -> list[str]:
-        """Return the names, in the order in which they were added."""
+        """Return the names in the order in which they were added."""
         return list(self._datasets)
+
+    def datasets(self) -> list[Dataset]:
+        """Return the datasets in the order in which they were added."""
+        return list(self._datasets.values())
 
     def __len__(self) -> int:
         return len(self._datasets)
@@ -195,7 +280,7 @@ class Catalog:
         return name in self._datasets
 
     def close(self) -> None:
-        """Let go of all datasets. Streams that run go on."""
+        """Remove and close all datasets. Running streams are not affected."""
         with self._lock:
             datasets, self._datasets = self._datasets, {}
         for dataset in datasets.values():
@@ -207,6 +292,14 @@ class Catalog:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _refuse_taken(self, name: str) -> None:
+    def _open(self, name: str, source: Any) -> Dataset:
+        """Open a dataset, and name it in the attribute `stream` of an error."""
+        try:
+            return open_dataset(source, self._cache, refuse_writers=self._refuse_writers)
+        except SplitArrowError as error:
+            error.stream = error.stream or name
+            raise
+
+    def _check_free(self, name: str) -> None:
         if name in self._datasets:
-            raise ConfigError(f"the dataset name {name!r} is given twice")
+            raise ConfigError(f"the dataset name {name!r} is given twice; names must be unique")

@@ -1,4 +1,4 @@
-"""The control plane: a Flight service over gRPC that says where data is, and falls back to DoGet.
+"""The control plane: a Flight service over gRPC that returns locations of data, or the data itself.
 
-Importing this package imports no gRPC; its modules do.
+Importing this package does not import gRPC. Its modules do.
 """

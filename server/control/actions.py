@@ -1,212 +1,272 @@
-"""DoAction: what a client may tell the server besides asking for data."""
+"""DoAction: operations beside reading and writing."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 
+import anyio
 from anyio import to_thread
 
-from ...errors import (
-    InvalidRequestError,
-    NotFoundError,
-    SplitArrowError,
-    remote_error,
-)
+from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remote_error
 from ...proto import Flight_pb2 as flight
-from .call import Call, parsed
-from .info import Informer
-from .ports import EVERYTHING, READ, WRITE, Office
-from .running import RunningStreams, ticket_key
-from .shards import Order, check_job
-from .store import UploadStore
+from ...protocol.request import Request
+from ...protocol.uri import Streams
+from ..auth.principal import ALL_DATASETS, Permission
+from ..auth.tickets import TicketClaims
+from ..catalog.published.dataset import PublishedDataset
+from ..uploads.publish_request import PublishRequest, check_job
+from ..uploads.store import UploadStore
+from .call import NO_UPLOADS, Call, parse_message
 
-Reload = Callable[[], object]
-"""Reads the configuration anew; raises `ConfigError` and leaves everything as it was."""
+
+class ReloadOutcome(Protocol):
+    """The outcome of a reload."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the response of the action."""
+        ...
+
+
+Reload = Callable[[], ReloadOutcome]
+"""Reads the configuration again. Raises `ConfigError` and changes nothing if it is wrong."""
 _Action = Callable[[Call, bytes], Awaitable[bytes]]
-_USE = "both"
 
 
-class Actions:
+class ActionHandler:
     """Serves DoAction and ListActions.
 
     Parameters
     ----------
-    office : Office
-        Reads tickets that are to be renewed or cancelled.
-    informer : Informer
-        Makes new ones.
-    running : RunningStreams
-        The streams that may be cancelled.
     store : UploadStore or None
-        Where uploads are; None: there are none.
-    reload : callable or None
-        Reads the configuration anew; None: there is none. It is called on a worker thread.
+        Stores uploads. `None` refuses them.
+    reload : callable
+        Opens the datasets of the settings again, on a worker thread.
     """
 
-    def __init__(
-        self,
-        office: Office,
-        informer: Informer,
-        running: RunningStreams,
-        store: UploadStore | None,
-        reload: Reload | None,
-    ) -> None:
-        self._office = office
-        self._informer = informer
-        self._running = running
+    def __init__(self, store: UploadStore | None, reload: Reload) -> None:
         self._store = store
         self._reload = reload
-        self._since = time.monotonic()
+        self._started = time.monotonic()
         self._actions: dict[str, tuple[str, _Action]] = {
-            "status": ("What the server counts, and the streams that run: JSON", self._status),
-            "cancel": ('End a stream of the caller: {"stream": NUMBER}', self._cancel),
-            "renew": ("Exchange a ticket that was not used for a fresh one", self._renew),
-            "drop": ("Remove a dataset that was uploaded or published: its name", self._drop),
+            "status": ("Return metrics and the running streams as JSON.", self._status),
+            "hold": (
+                "Hold a dataset during a read of several parts, until the caller cancels: NAME",
+                self._hold,
+            ),
+            "count": (
+                "Count the rows of each record batch that a filter selects, as one JSON object for "
+                'each shard: {"dataset": NAME, "filter": EXPRESSION}',
+                self._count,
+            ),
+            "cancel": ('Cancel a stream of the caller: {"stream": NUMBER}', self._cancel),
+            "renew": ("Exchange an unused ticket for a new one.", self._renew),
+            "drop": ("Remove an uploaded or published dataset: NAME", self._drop),
             "publish": ("Make uploaded shards a version of a dataset: JSON", self._publish),
             "discard": (
-                'Remove the shards of a job: {"dataset": NAME, "job": JOB}',
+                'Remove the uploaded shards of a job: {"dataset": NAME, "job": JOB}',
                 self._discard,
             ),
-            "reload": ("Read the configuration anew", self._reload_now),
-            "CancelFlightInfo": ("End the streams of a FlightInfo", self._cancel_info),
-            "RenewFlightEndpoint": ("Give an endpoint a fresh ticket", self._renew_endpoint),
+            "reload": ("Read the configuration again.", self._reload_configuration),
+            "CancelFlightInfo": ("Cancel the streams of a FlightInfo.", self._cancel_info),
+            "RenewFlightEndpoint": ("Renew the ticket of an endpoint.", self._renew_endpoint),
         }
 
     async def list_actions(self, call: Call, message: bytes) -> None:
-        """Send the actions that there are."""
+        """Send the types and descriptions of all actions."""
         del message
         for name, (description, _) in self._actions.items():
             action = flight.ActionType(type=name, description=description)
             await call.write(action.SerializeToString())
 
     async def do_action(self, call: Call, message: bytes) -> None:
-        """Do what is asked for, and send one result.
+        """Run an action and send its result.
 
         Raises
         ------
         SplitArrowError
-            If there is no such action, or it cannot be done.
+            If the action does not exist or fails.
         """
-        action = parsed(flight.Action, message)
+        action = parse_message(flight.Action, message)
         try:
-            method = self._actions[action.type][1]
+            _, run = self._actions[action.type]
         except KeyError:
-            known = ", ".join(self._actions)
+            names = ", ".join(self._actions)
             raise remote_error(
-                "UNIMPLEMENTED", f"no action {action.type[:80]!r}; there are {known}"
+                "UNIMPLEMENTED", f"no action {action.type[:80]!r}; the actions are {names}"
             ) from None
-        result = await method(call, action.body)
+        result = await run(call, action.body)
         await call.write(flight.Result(body=result).SerializeToString())
 
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
-        daemon = call.daemon
-        return _json(
+        server = call.server
+        return _encode_json(
             {
-                "version": _version(),
-                "uptime_seconds": round(time.monotonic() - self._since, 3),
-                "draining": daemon.draining.is_set(),
-                "listen": [uri.redacted() for uri in daemon.uris],
-                "datasets": call.visible(),
-                "stats": daemon.stats(),
-                "streams": self._running.described(call.principal),
+                "version": _package_version(),
+                "uptime_seconds": round(time.monotonic() - self._started, 3),
+                "draining": server.draining.is_set(),
+                "listen": [uri.redacted() for uri in server.uris],
+                "datasets": call.list_datasets(),
+                "stats": server.metrics.stats(),
+                "streams": _describe_streams(call),
             }
         )
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
-        number = _field(body, "stream")
+        number = _decode_object(body).get("stream")
         if not isinstance(number, int):
-            raise InvalidRequestError('to cancel a stream say {"stream": NUMBER}')
-        if not self._running.cancel(number, call.principal.name):
+            raise InvalidRequestError('the body of the action must be {"stream": NUMBER}')
+        if not call.server.streams.cancel(number, call.principal.name):
             raise NotFoundError(f"the caller has no stream {number}")
-        return _json({"cancelled": number})
+        return _encode_json({"cancelled": number})
 
     async def _cancel_info(self, call: Call, body: bytes) -> bytes:
-        info = parsed(flight.CancelFlightInfoRequest, body).info
+        """Cancel the running streams of a FlightInfo, and use up its signed tickets."""
+        info = parse_message(flight.CancelFlightInfoRequest, body).info
         status = flight.CANCEL_STATUS_NOT_CANCELLABLE
         for endpoint in info.endpoint:
             ticket = endpoint.ticket.ticket
-            running = self._running.cancel_ticket(ticket_key(ticket), call.principal.name)
-            if running or await self._used_up(call, ticket):
+            running = call.server.streams.cancel_ticket(ticket, call.principal.name)
+            if running or await self._use_up(call, ticket):
                 status = flight.CANCEL_STATUS_CANCELLED
         return flight.CancelFlightInfoResult(status=status).SerializeToString()
 
-    async def _used_up(self, call: Call, ticket: bytes) -> bool:
-        """Use up a signed ticket of the caller, so that it is of no more use."""
+    async def _use_up(self, call: Call, ticket: bytes) -> bool:
+        """Use up a signed ticket of the caller, and return whether it was one."""
         try:
-            sealed = await to_thread.run_sync(self._office.open, ticket, _USE)
-            call.require_own(sealed)
+            claims = await _redeem_ticket(call, ticket)
         except SplitArrowError:
             return False
-        return bool(sealed.nonce)
+        return claims.signed
 
     async def _renew(self, call: Call, body: bytes) -> bytes:
-        sealed = await to_thread.run_sync(self._office.open, body, _USE)
-        call.subject = sealed.request.dataset
-        call.require_own(sealed)
-        call.require(call.subject, READ)
-        return self._informer.ticket(call, sealed.request)
+        claims = await _redeem_ticket(call, body)
+        call.authorize(Permission.READ, claims.request.dataset)
+        return call.server.access.issue_ticket(claims.request, call.principal.name)
 
     async def _renew_endpoint(self, call: Call, body: bytes) -> bytes:
-        endpoint = parsed(flight.RenewFlightEndpointRequest, body).endpoint
+        endpoint = parse_message(flight.RenewFlightEndpointRequest, body).endpoint
         endpoint.ticket.ticket = await self._renew(call, endpoint.ticket.ticket)
         return endpoint.SerializeToString()
 
+    async def _hold(self, call: Call, body: bytes) -> bytes:
+        """Count a read of the dataset as in progress, until the caller cancels or disconnects."""
+        name = _decode_name(body)
+        call.find_dataset(name)
+        with call.server.reads.hold(name):
+            await anyio.sleep_forever()
+        return b""
+
+    async def _count(self, call: Call, body: bytes) -> bytes:
+        """Send the rows of each record batch, shard by shard. The last shard is the result."""
+        request = Request.parse(body)
+        dataset = call.find_dataset(request.dataset)
+        call.check_draining(request)
+        server = call.server
+        run = partial(to_thread.run_sync, limiter=server.threads)
+        if isinstance(dataset, PublishedDataset):
+            dataset = await run(dataset.resolve_version, request)
+        version = await run(lambda: dataset.version)
+        request = replace(request, version=request.version or version)
+        shards = await run(lambda: len(dataset.shards))
+        selected = range(shards) if request.shard is None else [request.shard]
+        result = b""
+        for shard in selected:
+            if result:
+                await call.write(flight.Result(body=result).SerializeToString())
+            part = replace(request, shard=shard)
+            async with server.filter_slots.slot_for(request, call.principal.name):
+                rows = await run(dataset.count_rows, part, server.encoding)
+            result = _encode_json({"shard": shard, "version": version, "rows": rows})
+        return result
+
     async def _drop(self, call: Call, body: bytes) -> bytes:
-        try:
-            name = body.decode()
-        except UnicodeDecodeError:
-            raise InvalidRequestError("the name is not UTF-8") from None
-        await to_thread.run_sync(self._writable(call, name).drop, name)
-        return _json({"dropped": name})
+        name = _decode_name(body)
+        store = self._authorize_write(call, name)
+        await to_thread.run_sync(store.drop, name)
+        return _encode_json({"dropped": name})
 
     async def _publish(self, call: Call, body: bytes) -> bytes:
-        order = Order.parse(body)
-        store = self._writable(call, order.dataset)
-        return _json(await to_thread.run_sync(store.publications.publish, order))
+        request = PublishRequest.parse(body)
+        store = self._authorize_write(call, request.dataset)
+        return _encode_json(await to_thread.run_sync(store.publications.publish, request))
 
     async def _discard(self, call: Call, body: bytes) -> bytes:
-        name, job = _field(body, "dataset"), _field(body, "job")
+        values = _decode_object(body)
+        name, job = values.get("dataset"), values.get("job")
         if not isinstance(name, str):
-            raise InvalidRequestError('to discard a job say {"dataset": NAME, "job": JOB}')
-        store = self._writable(call, name)
+            raise InvalidRequestError(
+                'the body of the action must be {"dataset": NAME, "job": JOB}'
+            )
+        store = self._authorize_write(call, name)
         await to_thread.run_sync(store.publications.discard, name, check_job(job))
-        return _json({"discarded": job})
+        return _encode_json({"discarded": job})
 
-    def _writable(self, call: Call, name: str) -> UploadStore:
-        call.subject = name
-        call.require(name, WRITE)
+    def _authorize_write(self, call: Call, name: str) -> UploadStore:
+        call.authorize(Permission.WRITE, name)
         if self._store is None:
-            raise remote_error("FAILED_PRECONDITION", "this server takes no uploads")
+            raise remote_error("FAILED_PRECONDITION", NO_UPLOADS)
         return self._store
 
-    async def _reload_now(self, call: Call, body: bytes) -> bytes:
+    async def _reload_configuration(self, call: Call, body: bytes) -> bytes:
         del body
-        call.require(EVERYTHING, WRITE)
-        if self._reload is None:
-            raise remote_error("UNIMPLEMENTED", "this server has no configuration to read anew")
-        await to_thread.run_sync(self._reload)
-        return _json({"reloaded": True})
+        call.principal.require(Permission.WRITE, ALL_DATASETS)
+        outcome = await to_thread.run_sync(self._reload)
+        return _encode_json(outcome.as_json())
 
 
-def _version() -> str:
+async def _redeem_ticket(call: Call, ticket: bytes) -> TicketClaims:
+    """Redeem a ticket of the caller."""
+    redeem = call.server.access.redeem_ticket
+    claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
+    call.authorize_ticket(claims)
+    return claims
+
+
+def _describe_streams(call: Call) -> list[dict[str, Any]]:
+    """Return the running streams of the datasets that the caller may read, for JSON."""
+    return [
+        {
+            "stream": stream.number,
+            "dataset": stream.dataset,
+            "transport": stream.transport,
+            "rows": stream.rows,
+            "bytes": stream.nbytes,
+            "seconds": round(stream.seconds, 3),
+        }
+        for stream in call.server.streams
+        if call.principal.may(Permission.READ, stream.dataset)
+    ]
+
+
+def _package_version() -> str:
     try:
         return version("splitarrow")
     except PackageNotFoundError:
-        return "unknown"  # run from its source
+        return "unknown"  # run from a source tree
 
 
-def _json(value: object) -> bytes:
+def _decode_name(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the name of the dataset is not UTF-8") from None
+
+
+def _encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _field(body: bytes, name: str) -> Any:
+def _decode_object(body: bytes) -> dict[str, Any]:
+    """Return a JSON object; an empty one for any other JSON value."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        raise InvalidRequestError("the body of the action is no JSON") from None
-    return value.get(name) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType]
+        raise InvalidRequestError("the body of the action is not JSON") from None
+    return value if isinstance(value, dict) else {}

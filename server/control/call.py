@@ -1,4 +1,4 @@
-"""One call of the service: who makes it, and what it is about."""
+"""One call of the Flight service: its caller, and its access to datasets."""
 
 from __future__ import annotations
 
@@ -8,43 +8,54 @@ from typing import Any
 import anyio
 import grpc.aio
 
-from ...errors import DeniedError, InvalidRequestError, NotFoundError
-from ..auth.principal import ANYONE, Principal
-from ..catalog.base import Dataset
-from ..catalog.names import nearest
-from .ports import READ, DaemonPort, Sealed
+from ...errors import DeniedError, InvalidRequestError, NotFoundError, UnavailableError
+from ...protocol.request import Request
+from ..auth.principal import ANYONE, Permission, Principal
+from ..auth.tickets import TicketClaims
+from ..catalog.dataset import Dataset
+from ..catalog.suggestions import suggest_names
+from ..context import ServerContext
 
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
 
 _END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
-_LONGEST_NAME = 1024
+_MAX_NAME_CHARACTERS = 1024
+
+NO_UPLOADS = "this server accepts no uploads; start it with --writable FOLDER"
+"""The error of a server without a folder for uploads."""
 
 
 class Call:
     """One call. It is valid while its handler runs.
 
+    Every handler gets its datasets here, and so checks the caller's grants in one place.
+
     Parameters
     ----------
     context : grpc.aio.ServicerContext
-        gRPC's side of it.
-    daemon : DaemonPort
-        The daemon.
+        gRPC's side of the call.
+    server : ServerContext
+        The state of the server.
     headers : mapping of str to str
-        What the client sent, names in lower case.
+        The headers of the call, with names in lower case.
     principal : Principal
-        Who calls.
+        The caller.
 
     Attributes
     ----------
     subject : str or None
-        The dataset that the call is about, once that is known; errors name it.
+        The dataset of the call, once that is known. Errors and logs name it.
     """
 
     def __init__(
-        self, context: Context, daemon: DaemonPort, headers: Mapping[str, str], principal: Principal
+        self,
+        context: Context,
+        server: ServerContext,
+        headers: Mapping[str, str],
+        principal: Principal,
     ) -> None:
         self.context = context
-        self.daemon = daemon
+        self.server = server
         self.headers = headers
         self.principal = principal
         self.subject: str | None = None
@@ -55,85 +66,101 @@ class Call:
         return str(self.context.peer())
 
     async def write(self, message: bytes) -> None:
-        """Send a message; return when gRPC has room for the next one."""
+        """Send a message. Return when gRPC can take the next one."""
         await self.context.write(message)
 
     async def read(self) -> bytes | None:
-        """Return the next message of the client; None when there will be none.
+        """Return the client's next message, or None when no more will come.
 
-        None does not mean that the client said all that it had to say: it may be gone. Only
-        `confirm` tells.
+        None does not prove that the client sent everything: it may have died. Use
+        `confirm_client` to find out.
         """
         message = await self.context.read()
         return None if message is _END else message
 
-    async def confirm(self) -> None:
-        """Return if the client is still there; otherwise the call is cancelled here.
+    async def confirm_client(self) -> None:
+        """Return if the client is still connected. Otherwise gRPC cancels the call here.
 
-        gRPC cannot tell of an error while this is under way, so it is not to be interrupted.
+        Cancelling this operation would lose gRPC's report, so it is shielded.
         """
         with anyio.CancelScope(shield=True):
             await self.context.send_initial_metadata(())
 
-    def visible(self) -> list[str]:
+    def list_datasets(self) -> list[str]:
         """Return the names of the datasets that the caller may read."""
         may = self.principal.may
-        return [name for name in self.daemon.catalog.names() if may(name, READ)]
+        return [name for name in self.server.catalog.names() if may(Permission.READ, name)]
 
-    def require(self, name: str, action: str) -> None:
-        """Check that the caller may do this.
-
-        Raises
-        ------
-        DeniedError
-            If not.
-        """
-        if not self.principal.may(name, action):
-            raise DeniedError(f"{self.principal.name!r} may not {action} {name!r}", stream=name)
-
-    def require_own(self, ticket: Sealed) -> None:
-        """Check that a ticket was made for the caller; without tokens it is anybody's.
+    def authorize(self, permission: Permission, dataset: str) -> None:
+        """Make a dataset the subject of the call, and check the caller's grants for it.
 
         Raises
         ------
         DeniedError
-            If it was made for somebody else.
+            If the caller lacks the permission, whether or not the dataset exists.
         """
-        if self.principal is not ANYONE and ticket.principal != self.principal.name:
-            raise DeniedError("the ticket was made for somebody else")
+        self.subject = dataset
+        self.principal.require(permission, dataset)
 
-    def dataset(self, name: str) -> Dataset:
+    def authorize_ticket(self, claims: TicketClaims) -> None:
+        """Check that a ticket was issued to the caller. Without tokens, all callers are one.
+
+        Raises
+        ------
+        DeniedError
+            If it was issued to another principal.
+        """
+        self.subject = claims.request.dataset
+        if self.principal is not ANYONE and claims.principal != self.principal.name:
+            raise DeniedError("the ticket was issued to another principal", stream=self.subject)
+
+    def check_draining(self, request: Request) -> None:
+        """Check that the server does not drain, or that the request continues a read in progress.
+
+        Raises
+        ------
+        UnavailableError
+            If the request would begin a read.
+        """
+        server = self.server
+        if server.draining.is_set() and not server.reads.includes(request):
+            raise UnavailableError("the server is draining", stream=request.dataset)
+
+    def find_dataset(self, name: str) -> Dataset:
         """Return a dataset that the caller may read.
 
         Raises
         ------
         DeniedError
-            If the caller may not, whether or not there is such a dataset.
+            If the caller may not read it, whether or not it exists.
         NotFoundError
-            If there is none; the error names the nearest of those that the caller may read.
+            If it does not exist. The error suggests similar names that the caller may read.
         """
-        if len(name) > _LONGEST_NAME:
-            raise NotFoundError(f"no dataset has a name of {len(name)} characters")
-        self.subject = name
-        self.require(name, READ)
+        if len(name) > _MAX_NAME_CHARACTERS:
+            raise NotFoundError(
+                f"no dataset has a name of {len(name)} characters; "
+                f"the limit is {_MAX_NAME_CHARACTERS}"
+            )
+        self.authorize(Permission.READ, name)
         try:
-            return self.daemon.catalog.lookup(name)
+            return self.server.catalog.lookup(name)
         except NotFoundError:
-            clause = nearest(name, self.visible())
+            clause = suggest_names(name, self.list_datasets())
             raise NotFoundError(f"no dataset {name!r}{clause}", stream=name) from None
 
 
-def parsed(kind: Any, data: bytes) -> Any:
+def parse_message(message_type: Any, data: bytes) -> Any:
     """Return a protobuf message.
 
     Raises
     ------
     InvalidRequestError
-        If the bytes are none of its kind.
+        If the bytes are malformed.
     """
     try:
-        return kind.FromString(data)
+        return message_type.FromString(data)
     except Exception as error:
         if type(error).__name__ != "DecodeError":
             raise
-        raise InvalidRequestError(f"the message is no {kind.DESCRIPTOR.name}") from None
+        name = message_type.DESCRIPTOR.name
+        raise InvalidRequestError(f"the message is not a valid {name}") from None

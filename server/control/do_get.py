@@ -1,145 +1,211 @@
-"""DoGet: a dataset as a stream of FlightData, for clients that no data transport reaches."""
+"""DoGet: a dataset as a stream of FlightData, for clients that use no data transport."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.streams.memory import MemoryObjectSendStream
 
-from ...errors import (
-    InvalidRequestError,
-    LimitError,
-    remote_error,
-)
+from ...errors import ExhaustedError, InvalidRequestError, LimitError, remote_error
+from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_flight_data
 from ...proto import Flight_pb2 as flight
-from ..catalog.base import Source
-from .call import Call, parsed
-from .ports import Office
-from .running import RunningStream, RunningStreams, ticket_key
-from .wire import flight_data
+from ...protocol.keep_alive import MIN_INTERVAL
+from ...protocol.splitter import SourceMessage
+from ...protocol.uri import Streams
+from ...transport.memory.files import FileSpan
+from ..auth.tickets import TicketClaims
+from ..catalog.dataset import Source
+from ..filter_slots import FilterSlot
+from ..prefetch import Prefetch
+from ..streams import RunningStream
+from .call import Call, parse_message
+from .read_ahead import ReadAhead
 
-_USE = "both"
-_AHEAD_BYTES = 1 << 20
-_AHEAD_SECONDS = 0.01
+_CHUNK_SECONDS = 0.01
+_MAX_MESSAGE_BYTES = (1 << 31) - 1
+"""The largest message that gRPC and protobuf can carry, in bytes."""
+_FIELD_BYTES = 64
+"""An upper bound for the tags and lengths of a message's fields, in bytes."""
 
 
-class Sender:
-    """Serves DoGet.
+class DoGetHandler:
+    """Serves DoGet."""
 
-    Parameters
-    ----------
-    office : Office
-        Reads the tickets.
-    running : RunningStreams
-        Where streams are noted while they are sent.
-    """
-
-    def __init__(self, office: Office, running: RunningStreams) -> None:
-        self._office = office
-        self._running = running
+    def __init__(self) -> None:
+        self._read_ahead = ReadAhead()
 
     async def do_get(self, call: Call, message: bytes) -> None:
-        """Send the dataset that a ticket stands for.
+        """Send the data of a ticket.
 
         Raises
         ------
         SplitArrowError
-            If the ticket is not good, or the dataset cannot be read to its end.
+            If the ticket is invalid, or the dataset cannot be read to its end.
         """
-        ticket: bytes = parsed(flight.Ticket, message).ticket
-        if len(ticket) > call.daemon.limits.ticket_bytes:
-            raise LimitError(f"a ticket of {len(ticket)} bytes")
-        sealed = await to_thread.run_sync(self._office.open, ticket, _USE)
-        request = sealed.request
-        call.subject = request.dataset
-        call.require_own(sealed)
-        dataset = call.dataset(request.dataset)
+        ticket: bytes = parse_message(flight.Ticket, message).ticket
+        max_bytes = call.server.limits.ticket_bytes
+        if len(ticket) > max_bytes:
+            raise LimitError(f"the ticket has {len(ticket)} bytes; the limit is {max_bytes}")
+        redeem = call.server.access.redeem_ticket
+        claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
+        call.authorize_ticket(claims)
+        call.check_draining(claims.request)
+        await self._send_dataset(call, claims, ticket)
+
+    async def _send_dataset(self, call: Call, claims: TicketClaims, ticket: bytes) -> None:
+        request, server = claims.request, call.server
+        dataset = call.find_dataset(request.dataset)
         if request.format not in (None, "arrow"):
-            raise InvalidRequestError(f"DoGet carries Arrow only, not {request.format!r}")
-        daemon = call.daemon
-        counters = daemon.counters
-        counters.streams += 1
-        counters.streams_total += 1
+            raise InvalidRequestError(
+                f"DoGet supports the format 'arrow' only, not {request.format!r}"
+            )
         scope = anyio.CancelScope()
-        key = ticket_key(ticket) if sealed.nonce else b""
-        stream = self._running.begin(request.dataset, sealed.principal, key, scope)
+        stream = server.streams.begin(
+            dataset=request.dataset,
+            principal=claims.principal,
+            peer=call.peer,
+            transport="flight",
+            cancel=scope.cancel,
+            signed_ticket=ticket if claims.signed else None,
+        )
+        metrics = server.metrics
+        metrics.streams += 1
+        metrics.streams_total += 1
         try:
-            with scope:
+            with scope, server.reads.stream(request), self._read_ahead.stream():
                 source = await to_thread.run_sync(
-                    dataset.open, request, daemon.encoding, limiter=daemon.threads
+                    dataset.open, request, server.encoding, limiter=server.threads
                 )
-                await _send(call, source, stream)
+                slot = server.filter_slots.slot_for(request, claims.principal)
+                chunks = _build_chunks(source, self._read_ahead)
+                await _send_chunks(call, chunks, source, stream, slot)
             if scope.cancelled_caught:
-                # Not CANCELLED: pyarrow would take it for an interrupt from the keyboard.
+                # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
                 raise remote_error("ABORTED", "the stream was cancelled", stream=request.dataset)
         except Exception:
-            counters.failures += 1
+            metrics.failures += 1
             raise
         finally:
-            counters.streams -= 1
-            self._running.end(stream)
+            metrics.streams -= 1
+            server.streams.end(stream)
 
 
-_Made = tuple[list[bytes], int] | Exception | None
-"""Some messages and how many rows they carry, why there are no more, or None at the end."""
-
-
-async def _send(call: Call, source: Source, stream: RunningStream) -> None:
-    await call.confirm()
-    sender, receiver = anyio.create_memory_object_stream[_Made](0)
-    counters, write = call.daemon.counters, call.context.write
-    async with anyio.create_task_group() as group:
-        group.start_soon(_make_ahead, source, sender, call.daemon.threads)
-        with receiver:
-            while (made := await receiver.receive()) is not None:
-                if isinstance(made, Exception):
-                    raise made
-                messages, rows = made
-                for message in messages:
-                    await write(message)
-                    counters.bytes_sent += len(message)
-                    stream.nbytes += len(message)
-                counters.messages += len(messages)
-                counters.rows += rows
-                stream.rows += rows
-
-
-async def _make_ahead(
-    source: Source, sender: MemoryObjectSendStream[_Made], threads: anyio.CapacityLimiter
+async def _send_chunks(
+    call: Call,
+    chunks: Iterator[_Chunk],
+    source: Source,
+    stream: RunningStream,
+    slot: FilterSlot,
 ) -> None:
-    """Make messages on a worker thread while those before are on their way.
+    await call.confirm_client()
+    interval = call.headers.get(KEEP_ALIVE_HEADER, "")
+    idle_seconds = max(int(interval) / 1000, MIN_INTERVAL) if interval.isdecimal() else None
+    keep_alive = partial(call.context.write, pack_flight_data(app_metadata=KEEP_ALIVE_METADATA))
+    metrics, write, threads = call.server.metrics, call.context.write, call.server.threads
+    async with anyio.create_task_group() as tasks:
+        with Prefetch(
+            chunks,
+            source.close,
+            tasks,
+            threads,
+            slot,
+            idle_seconds=idle_seconds,
+            on_idle=keep_alive,
+        ) as prefetched:
+            async for chunk in prefetched:
+                messages = chunk.messages
+                metrics.messages += len(messages)
+                while messages:
+                    message = messages.popleft()  # freed once gRPC has copied it
+                    stream.writing_since = time.monotonic()
+                    await write(message)
+                    stream.writing_since = None
+                    metrics.bytes_sent += len(message)
+                    stream.nbytes += len(message)
+                metrics.rows += chunk.rows
+                stream.rows += chunk.rows
 
-    Also for a source that does not block: reading files and copying bodies into messages takes
-    as long as sending them. What a slow source has given is not held back until it gives more.
+
+class _Chunk:
+    """FlightData messages that a worker thread prepares together.
+
+    Parameters
+    ----------
+    full_bytes : int
+        The size at which it is full, in bytes.
     """
-    try:
-        with sender:
-            groups = iter(source)
 
-            def make() -> _Made:
-                messages: list[bytes] = []
-                rows = nbytes = 0
-                begun = time.monotonic()
-                for group in groups:
-                    for message in group:
-                        messages.append(flight_data(message))
-                        nbytes += message.body_length
-                        rows += message.rows
-                    if nbytes >= _AHEAD_BYTES or time.monotonic() - begun > _AHEAD_SECONDS:
-                        break
-                return (messages, rows) if messages else None
+    __slots__ = ("_full_bytes", "_nbytes", "_started", "messages", "rows")
 
-            made: _Made = ([], 0)
-            while made is not None:
-                try:
-                    made = await to_thread.run_sync(make, limiter=threads)
-                except Exception as error:
-                    await sender.send(error)
-                    return
-                await sender.send(made)
-    except anyio.BrokenResourceError:
-        pass  # the reader is gone
-    finally:
-        source.close()
+    def __init__(self, full_bytes: int) -> None:
+        self.messages = deque[bytes]()
+        self.rows = 0
+        self._nbytes = 0
+        self._full_bytes = full_bytes
+        self._started = time.monotonic()
+
+    def add(self, message: SourceMessage) -> None:
+        data = build_flight_data(message)
+        self.messages.append(data)
+        self.rows += message.rows
+        self._nbytes += len(data)
+
+    @property
+    def is_full(self) -> bool:
+        return self._nbytes >= self._full_bytes
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self._started > _CHUNK_SECONDS
+
+
+def _build_chunks(source: Source, read_ahead: ReadAhead) -> Iterator[_Chunk]:
+    """Yield the messages of a source in chunks.
+
+    Prefetching them pays for every source, even for one that does not block: reading files and
+    copying bodies takes as long as sending them. A chunk of a slow source is sent after a short
+    time, even if it is small.
+    """
+    chunk = _Chunk(read_ahead.chunk_bytes)
+    for group in source:
+        last = group[-1]
+        for message in group:
+            chunk.add(message)
+            if chunk.is_full or (message is last and chunk.is_late):
+                yield chunk
+                chunk = _Chunk(read_ahead.chunk_bytes)
+    if chunk.messages:
+        yield chunk
+
+
+def build_flight_data(message: SourceMessage) -> bytes:
+    """Return the FlightData for a message of a dataset. This copies the body once.
+
+    Raises
+    ------
+    ExhaustedError
+        If the message is larger than gRPC can carry.
+    DatasetError
+        If a region of a file cannot be read, or has changed.
+    """
+    metadata, body, body_length, *_ = message
+    if body is None:
+        return pack_flight_data(metadata)
+    if body_length + len(metadata) + _FIELD_BYTES > _MAX_MESSAGE_BYTES:
+        raise ExhaustedError(
+            f"a record batch of {body_length} bytes is too large for DoGet; "
+            "request smaller ones with batch_rows"
+        )
+    parts: list[Any] = []
+    for part in body:
+        if isinstance(part, FileSpan):
+            parts.append(part.file.read(part.offset, part.nbytes))
+            part.file.check()
+        else:
+            parts.append(part)
+    return pack_flight_data(metadata, parts, body_length)

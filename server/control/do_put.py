@@ -1,4 +1,4 @@
-"""DoPut: a stream of FlightData becomes a dataset, whole or not at all."""
+"""DoPut: a stream of FlightData becomes a dataset or a shard, completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,97 +16,95 @@ from ...errors import (
     UnavailableError,
     remote_error,
 )
+from ...formats.flight_data import FlightData, parse_flight_data
 from ...proto import Flight_pb2 as flight
-from .call import Call, parsed
-from .ports import WRITE
-from .shards import ShardKey, shard_of
-from .store import UploadStore
-from .upload import Upload
-from .wire import FlightData, parse_flight_data
+from ..auth.principal import Permission
+from ..uploads.publish_request import ShardKey
+from ..uploads.store import UploadStore
+from ..uploads.upload import Upload
+from .call import NO_UPLOADS, Call, parse_message
 
 
-class Receiver:
+class DoPutHandler:
     """Serves DoPut.
 
     Parameters
     ----------
     store : UploadStore or None
-        Where uploads go; None: there are none.
-    uploads : int
-        How many may run at a time.
+        Stores uploads. `None` refuses them.
+    max_uploads : int
+        The number of uploads that may run at the same time.
     """
 
-    def __init__(self, store: UploadStore | None, uploads: int) -> None:
+    def __init__(self, store: UploadStore | None, max_uploads: int) -> None:
         self._store = store
-        self._most = uploads
+        self._max_uploads = max_uploads
         self._running = 0
         self._threads: anyio.CapacityLimiter | None = None
 
     async def do_put(self, call: Call) -> None:
-        """Take in a dataset, and answer when it is stored and served.
+        """Receive an upload. Respond when it is stored, and served if it is a dataset.
 
         Raises
         ------
         SplitArrowError
-            If it cannot be taken in; nothing of it is kept then.
+            If the upload is refused or cannot be stored. Nothing of it is kept then.
         """
         if self._store is None:
-            raise remote_error(
-                "UNIMPLEMENTED", "this server takes no uploads: it has no directory for them"
-            )
-        first = await _next(call)
+            raise remote_error("UNIMPLEMENTED", NO_UPLOADS)
+        first = await _receive(call)
         if first is None or first.descriptor is None:
-            raise InvalidRequestError("the upload begins without a descriptor")
-        target = _target(parsed(flight.FlightDescriptor, bytes(first.descriptor)))
-        name = target if isinstance(target, str) else target.dataset
-        call.subject = name
-        call.require(name, WRITE)
-        if self._running >= self._most:
-            raise ExhaustedError(f"{self._running} uploads are running, as many as may")
+            raise InvalidRequestError("the first message of an upload must have a descriptor")
+        target = _parse_target(parse_message(flight.FlightDescriptor, bytes(first.descriptor)))
+        name = target.dataset if isinstance(target, ShardKey) else target
+        call.authorize(Permission.WRITE, name)
+        if self._running >= self._max_uploads:
+            raise ExhaustedError(
+                f"{self._running} uploads are running, which is the limit; retry later"
+            )
         self._running += 1
         try:
-            limits = call.daemon.limits
-            if isinstance(target, str):
-                upload = self._store.begin(target, limits)
+            limits = call.server.limits
+            if isinstance(target, ShardKey):
+                upload = self._store.publications.begin_upload(target, limits)
             else:
-                upload = self._store.publications.begin(target, limits)
-            try:
-                await self._take(call, upload, first)
-            finally:
-                upload.abort()
+                upload = self._store.begin_upload(target, limits)
+            with upload:
+                await self._store_upload(call, upload, first)
         finally:
             self._running -= 1
-        answer = json.dumps(upload.answer(), ensure_ascii=False)
-        await call.write(flight.PutResult(app_metadata=answer.encode()).SerializeToString())
+        response = json.dumps(upload.response, ensure_ascii=False).encode()
+        await call.write(flight.PutResult(app_metadata=response).SerializeToString())
 
-    async def _take(self, call: Call, upload: Upload, first: FlightData) -> None:
-        """Receive and store at the same time; finish if the client said all it had to say."""
+    async def _store_upload(self, call: Call, upload: Upload, first: FlightData) -> None:
+        """Store messages on a worker thread while the next ones arrive. Finish the upload."""
         if self._threads is None:
-            self._threads = anyio.CapacityLimiter(self._most)
+            self._threads = anyio.CapacityLimiter(self._max_uploads)
         sender, receiver = anyio.create_memory_object_stream[FlightData | None](0)
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_store, receiver, upload, self._threads)
+                group.start_soon(_write_messages, receiver, upload, self._threads)
                 with sender:
                     data: FlightData | None = first
                     while data is not None:
                         await sender.send(data)
-                        data = await _next(call)
-                    await call.confirm()
+                        data = await _receive(call)
+                    await call.confirm_client()
                     await sender.send(None)
         except* anyio.BrokenResourceError:
-            pass  # the other task says why
+            pass  # the writing task raises the reason
 
 
-async def _store(
+async def _write_messages(
     receiver: MemoryObjectReceiveStream[FlightData | None],
     upload: Upload,
     threads: anyio.CapacityLimiter,
 ) -> None:
+    """Write messages up to None, which finishes the upload."""
     try:
         with receiver:
             while (data := await receiver.receive()) is not None:
-                await to_thread.run_sync(upload.feed, data, limiter=threads)
+                await to_thread.run_sync(upload.write, data, limiter=threads)
             await to_thread.run_sync(upload.finish, limiter=threads)
     except LimitError:
         raise
@@ -114,20 +112,23 @@ async def _store(
         raise InvalidRequestError(f"the upload is refused: {error.message}") from None
 
 
-async def _next(call: Call) -> FlightData | None:
-    seconds = call.daemon.idle_seconds
+async def _receive(call: Call) -> FlightData | None:
+    seconds = call.server.settings.idle_seconds
     with anyio.move_on_after(seconds):
         message = await call.read()
-        return None if message is None else parse_flight_data(message)
-    raise UnavailableError(f"the client said nothing for {seconds:g} s")
+        try:
+            return None if message is None else parse_flight_data(message)
+        except ProtocolError as error:
+            raise InvalidRequestError(error.message) from None
+    raise UnavailableError(f"the client sent nothing for {seconds:g} s")
 
 
-def _target(descriptor: flight.FlightDescriptor) -> str | ShardKey:
-    """Return what an upload shall become: the dataset of a name, or a shard."""
+def _parse_target(descriptor: flight.FlightDescriptor) -> str | ShardKey:
+    """Return the name of the dataset to upload, or the key of the shard."""
     if descriptor.type == flight.FlightDescriptor.CMD and descriptor.cmd[:1] == b"{":
-        return shard_of(descriptor.cmd)
+        return ShardKey.parse(descriptor.cmd)
     if descriptor.type != flight.FlightDescriptor.PATH or len(descriptor.path) != 1:
         raise InvalidRequestError(
-            "the descriptor of an upload is a path of one element, the name of the dataset"
+            "the descriptor of an upload must be a path of one element, the name of the dataset"
         )
     return descriptor.path[0]

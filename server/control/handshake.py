@@ -1,79 +1,71 @@
-"""Handshake: a password or a token in, a token out."""
+"""Handshake: a client sends a token or a password, and receives a token."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
 
 import anyio
-from anyio import to_thread
 
 from ...errors import InvalidRequestError, UnavailableError
 from ...proto import Flight_pb2 as flight
 from ..auth.principal import unauthenticated
-from .call import Call, parsed
-from .ports import Guard, OpenGuard
-from .reception import Reception
+from .call import Call, parse_message
 
 
-class Greeter:
-    """Serves Handshake.
+class HandshakeHandler:
+    """Serves Handshake, in the two forms that Flight clients use.
 
-    A client shows a token as the payload, and gets it back if it is good. Or it shows a name
-    and a password in a header, as HTTP's basic authentication does, and gets a bearer token in
-    a header.
-
-    Parameters
-    ----------
-    guard : Guard
-        Who knows tokens, and perhaps passwords.
-    reception : Reception
-        Asks the guard.
+    - With HTTP basic authentication in the headers of the call, the response has a bearer token
+      in its headers.
+    - With a token as the payload of the first message, the response repeats the token.
     """
 
-    def __init__(self, guard: Guard, reception: Reception) -> None:
-        self._guard = guard
-        self._reception = reception
-
     async def handshake(self, call: Call) -> None:
-        """Answer one greeting.
+        """Serve one handshake.
 
         Raises
         ------
         DeniedError
-            If it is not good.
+            If the token or password is wrong.
+        InvalidRequestError
+            If the message or the header is malformed.
+        UnavailableError
+            If the client sends no message in time.
         """
-        message: bytes | None = None
         scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "basic":
-            token = await self._exchanged(credentials)
-            await call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
-            return
-        seconds = call.daemon.handshake_seconds
-        with anyio.move_on_after(seconds) as scope:
-            message = await call.read()
-        if scope.cancelled_caught:
-            raise UnavailableError(f"the client said nothing for {seconds:g} s")
-        payload = b"" if message is None else parsed(flight.HandshakeRequest, message).payload
-        if not isinstance(self._guard, OpenGuard):
-            await self._reception.authenticate(_bearer(payload))
-        await call.write(flight.HandshakeResponse(payload=payload).SerializeToString())
+            await self._handshake_basic(call, credentials)
+        else:
+            await self._handshake_token(call)
 
-    async def _exchanged(self, credentials: str) -> str:
-        exchange: Any = getattr(self._guard, "exchange", None)
-        if exchange is None:
-            raise unauthenticated("this server takes tokens, not passwords")
+    async def _handshake_basic(self, call: Call, credentials: str) -> None:
         try:
             decoded = base64.b64decode(credentials, validate=True).decode()
         except (binascii.Error, ValueError):
-            raise InvalidRequestError("the authorization header is malformed") from None
+            raise InvalidRequestError("the Basic authorization header is malformed") from None
         username, _, password = decoded.partition(":")
-        return await to_thread.run_sync(exchange, username, password)
+        token = await call.server.access.exchange_password(username, password)
+        await call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
+
+    async def _handshake_token(self, call: Call) -> None:
+        message: bytes | None = None
+        seconds = call.server.settings.handshake_seconds
+        with anyio.move_on_after(seconds) as scope:
+            message = await call.read()
+        if scope.cancelled_caught:
+            raise UnavailableError(f"the client sent nothing for {seconds:g} s")
+        payload = b""
+        if message is not None:
+            payload = parse_message(flight.HandshakeRequest, message).payload
+        access = call.server.access
+        if access.requires_token:
+            await access.authenticate({"authorization": f"Bearer {_decode_token(payload)}"})
+        await call.write(flight.HandshakeResponse(payload=payload).SerializeToString())
 
 
-def _bearer(payload: bytes) -> dict[str, str]:
+def _decode_token(payload: bytes) -> str:
     try:
-        return {"authorization": f"Bearer {payload.decode('ascii')}"}
+        return payload.decode("ascii")
     except UnicodeDecodeError:
-        raise unauthenticated("the token is malformed") from None
+        raise unauthenticated("the token in the handshake must be ASCII") from None

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the server serves. Its three messages are small enough for bytes."""
+"""grpc.health.v1: whether the server is serving. Its small messages are handled as bytes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import Any
 import anyio
 import grpc
 
-from ...errors import SplitArrowError
+from ...errors import ExhaustedError, SplitArrowError
+from ...formats.flight_data import iter_protobuf_fields
+from .address_calls import AddressCalls
 from .call import Context
-from .wire import fields
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE_FIELD = 1
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
 
-class Health:
-    """Serves Check and Watch; no caller has to say who it is.
+class HealthService:
+    """Serves Check and Watch, without authentication.
 
     Parameters
     ----------
     services : tuple of str
-        The services that there are; the empty name stands for the server.
+        The names of the services. The empty name, for the whole server, is added.
+    address_calls : AddressCalls
+        The limit on the calls of one address. It applies to Watch: a Check ends at once.
     """
 
-    def __init__(self, services: tuple[str, ...]) -> None:
+    def __init__(self, services: tuple[str, ...], address_calls: AddressCalls) -> None:
+        self._address_calls = address_calls
         self._services = ("", *services)
-        self._drained = anyio.Event()
+        self._draining = anyio.Event()
 
     def drain(self) -> None:
-        """Say from now on that nothing is served, and tell those who watch."""
-        self._drained.set()
+        """Report NOT_SERVING from now on, also to running watches, which then end."""
+        self._draining.set()
 
     def handler(self) -> Any:
         """Return gRPC's handler for the service."""
@@ -42,31 +46,40 @@ class Health:
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
     async def _check(self, request: bytes, context: Context) -> bytes:
-        name = await _service(request, context)
+        name = await _parse_service(request, context)
         if name not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {name[:80]!r}")
         return self._status()
 
     async def _watch(self, request: bytes, context: Context) -> None:
-        name = await _service(request, context)
+        try:
+            with self._address_calls.count(str(context.peer())):
+                await self._report_changes(request, context)
+        except ExhaustedError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
+
+    async def _report_changes(self, request: bytes, context: Context) -> None:
+        name = await _parse_service(request, context)
         known = name in self._services
-        await context.write(self._status() if known else _SERVICE_UNKNOWN)
-        if not self._drained.is_set():
-            await self._drained.wait()
+        status = self._status()
+        await context.write(status if known else _SERVICE_UNKNOWN)
+        if status is _SERVING:  # the server may start to drain while the message is written
+            await self._draining.wait()
             if known:
-                await context.write(self._status())
+                await context.write(_NOT_SERVING)
 
     def _status(self) -> bytes:
-        return _NOT_SERVING if self._drained.is_set() else _SERVING
+        return _NOT_SERVING if self._draining.is_set() else _SERVING
 
 
-async def _service(request: bytes, context: Context) -> str:
+async def _parse_service(request: bytes, context: Context) -> str:
     name = b""
     try:
-        for number, value in fields(request):
+        for number, value in iter_protobuf_fields(request):
             if number == _SERVICE_FIELD and not isinstance(value, int):
                 name = bytes(value)
         return name.decode()
     except (SplitArrowError, UnicodeDecodeError):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no HealthCheckRequest")
+        message = "the message is not a valid HealthCheckRequest"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         raise AssertionError from None  # abort raises

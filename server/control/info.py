@@ -1,4 +1,4 @@
-"""FlightInfo: what a dataset is, and where and with which tickets it is fetched."""
+"""FlightInfo: the description of a dataset, with the endpoints to read it from."""
 
 from __future__ import annotations
 
@@ -12,91 +12,90 @@ import pyarrow as pa
 from ...errors import DatasetError, NotFoundError
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
-from ..catalog.asked import asked_shards, check_version
-from ..catalog.base import Dataset, DatasetVersion, Versioned
-from ..catalog.selection import Selection
+from ..catalog.catalog import find_writers
+from ..catalog.dataset import Dataset
+from ..catalog.published.dataset import PublishedDataset
+from ..catalog.published.version import PublishedVersion
+from ..catalog.query.request_checks import check_version, select_shards
+from ..catalog.query.selection import Selection
 from .call import Call
-from .locations import HostName, locations, pair
-from .ports import Office, OpenOffice
+from .locations import HostResolver, list_locations, list_stream_pair
 
 _UNKNOWN = -1
-_MOST_ENDPOINTS = 1024
-_MOST_PUBLISHED = 1 << 16
-"""Of a published dataset, whose shards other servers may have too, each has its endpoint."""
+_MAX_ENDPOINTS = 1024
+_MAX_PUBLISHED_ENDPOINTS = 1 << 16
+"""Higher for published datasets: each of their shards can have replicas on other servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one endpoint stands for."""
+    """The part of a read that one endpoint delivers."""
 
     request: Request
+    """The request for the part alone."""
     rows: int | None
+    """The rows of the part's data before filter, offset and limit; None if unknown."""
     nbytes: int | None
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The stored size of the part's data, in bytes; None if unknown."""
+    app_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The fields for the part in the endpoint's ``app_metadata``."""
 
 
-class Informer:
-    """Writes FlightInfo messages. Its methods may block: they read files.
+class FlightInfoBuilder:
+    """Builds FlightInfo messages. Its methods read files: call them on a worker thread.
 
     Parameters
     ----------
-    office : Office
-        Makes the tickets.
-    advertised : str or None
-        The host of the data listeners, where clients cannot know it.
+    advertised_host : str or None
+        The host of the data listeners, where clients cannot find it out themselves.
     """
 
-    def __init__(self, office: Office, advertised: str | None) -> None:
-        self._office = office
-        self._advertised = advertised
+    def __init__(self, advertised_host: str | None) -> None:
+        self._advertised_host = advertised_host
 
-    def schema(self, call: Call, request: Request) -> bytes:
-        """Return the schema of what a request gives, as an encapsulated message.
+    def build_schema(self, call: Call, request: Request) -> bytes:
+        """Return the schema of a request's result, as an encapsulated message.
 
         Raises
         ------
         SplitArrowError
-            If there is no such dataset or column, or the caller may not read it.
+            If the dataset or a column does not exist, or the caller may not read the dataset.
         """
-        dataset = call.dataset(request.dataset)
-        if isinstance(dataset, Versioned):
-            dataset = dataset.at(request)
-        return _schema(call, request, dataset).serialize().to_pybytes()
+        dataset = call.find_dataset(request.dataset)
+        if isinstance(dataset, PublishedDataset):
+            dataset = dataset.resolve_version(request)
+        return _result_schema(call, request, dataset).serialize().to_pybytes()
 
-    def info(
+    def build_info(
         self, call: Call, request: Request, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        """Return what a request gives and how it is fetched.
+        """Return the description of a request's result, with endpoints to read it from.
 
         Raises
         ------
         SplitArrowError
-            If there is no such dataset or column, the caller may not read it, or the dataset
-            cannot be read any more.
+            If the dataset or a column does not exist, the caller may not read the dataset, or
+            it cannot be read any more.
         """
-        dataset = call.dataset(request.dataset)
-        return self._info(call, request, dataset, descriptor)
+        return self._build(call, request, call.find_dataset(request.dataset), descriptor)
 
-    def listed(self, call: Call, name: str) -> flight.FlightInfo | None:
-        """Return what is told of a dataset in a listing; None if it was removed meanwhile.
+    def build_listing(self, call: Call, name: str) -> flight.FlightInfo | None:
+        """Return the description of a dataset in a listing, or None if it was just removed.
 
-        A dataset that cannot be read any more is listed: who asks for it will be told why.
+        A dataset that cannot be read any more is listed too, without counts. Reading it raises
+        the reason.
         """
         descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
         try:
-            dataset = call.dataset(name)
+            dataset = call.find_dataset(name)
         except NotFoundError:
             return None
         try:
-            return self._info(call, Request(name), dataset, descriptor)
+            return self._build(call, Request(name), dataset, descriptor)
         except DatasetError:
-            return self._info(call, Request(name), dataset, descriptor, counted=False)
+            return self._build(call, Request(name), dataset, descriptor, counted=False)
 
-    def ticket(self, call: Call, request: Request) -> bytes:
-        """Return a ticket for the caller."""
-        return self._office.seal(request, call.principal.name)
-
-    def _info(
+    def _build(
         self,
         call: Call,
         request: Request,
@@ -105,97 +104,108 @@ class Informer:
         *,
         counted: bool = True,
     ) -> flight.FlightInfo:
-        published: DatasetVersion | None = None
-        if isinstance(dataset, Versioned):
-            dataset = published = dataset.at(request)
-        schema = _schema(call, request, dataset)
+        access = call.server.access
+        published: PublishedVersion | None = None
+        if isinstance(dataset, PublishedDataset):
+            dataset = published = dataset.resolve_version(request)
+        schema = _result_schema(call, request, dataset)
         version = dataset.version
         check_version(request, version)
-        pinned = _pinned(request, version, self._office)
-        if published is not None:
-            pinned = replace(request, version=version)
-        parts = _parts(pinned, dataset, published) if counted else [_Part(pinned, None, None)]
-        host = HostName(self._advertised, call.headers, call.peer)
-        where = [flight.Location(uri=uri) for uri in locations(call.daemon.uris, host)]
-        pairs = pair(call.daemon.uris, host)
-        about: dict[str, Any] = {
+        if published is not None or access.signs_tickets:
+            # A reader gets the state that is described here. Elsewhere, tickets stay plain names.
+            request = replace(request, version=version)
+        parts = [_Part(request, None, None)]
+        if counted:
+            parts = _split_parts(request, dataset, published)
+        host = HostResolver(self._advertised_host, call.headers, call.peer)
+        locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
+        pair = list_stream_pair(call.server.uris, host)
+        writers = find_writers(dataset)
+        app_metadata: dict[str, Any] = {
             "dataset": request.dataset,
             "version": version,
             "kind": dataset.kind,
-            **(published.about if published is not None else {}),
+            **({} if writers is None else {"writers": writers.value}),
+            **(published.app_metadata if published is not None else {}),
         }
         return flight.FlightInfo(
             schema=schema.serialize().to_pybytes(),
             flight_descriptor=descriptor,
             endpoint=[
                 flight.FlightEndpoint(
-                    ticket=flight.Ticket(ticket=self.ticket(call, part.request)),
-                    location=where,
-                    app_metadata=_told(pairs, part.about),
+                    ticket=flight.Ticket(
+                        ticket=access.issue_ticket(part.request, call.principal.name)
+                    ),
+                    location=locations,
+                    app_metadata=_encode_fields({**pair, **part.app_metadata}),
                 )
                 for part in parts
             ],
-            total_records=_total([_rows(part) for part in parts]),
-            total_bytes=_total([_nbytes(part) for part in parts]),
+            total_records=_sum_known([_count_rows(part) for part in parts]),
+            total_bytes=_sum_known([_count_bytes(part) for part in parts]),
             ordered=True,
-            app_metadata=json.dumps(about).encode(),
+            app_metadata=json.dumps(app_metadata).encode(),
         )
 
 
-def _schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
-    arrow = replace(request, format=None)
-    return Selection.resolve(arrow, call.daemon.encoding, dataset.schema).schema
+def _result_schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
+    as_arrow = replace(request, format=None)
+    return Selection.resolve(as_arrow, call.server.encoding, dataset.schema).schema
 
 
-def _pinned(request: Request, version: str, office: Office) -> Request:
-    """Return the request for the state that the dataset has now; plain tickets stay plain."""
-    return request if isinstance(office, OpenOffice) else replace(request, version=version)
-
-
-def _parts(request: Request, dataset: Dataset, published: DatasetVersion | None) -> list[_Part]:
-    """Return what the endpoints stand for: one for each shard, if they can be read apart."""
+def _split_parts(
+    request: Request, dataset: Dataset, published: PublishedVersion | None
+) -> list[_Part]:
+    """Return a part for each shard, or one part if the shards cannot be read separately."""
     shards = dataset.shards
-    most = _MOST_ENDPOINTS if published is None else _MOST_PUBLISHED
+    max_parts = _MAX_ENDPOINTS if published is None else _MAX_PUBLISHED_ENDPOINTS
 
-    def about(index: int) -> Mapping[str, Any]:
-        return {} if published is None else published.about_shard(index)
+    def make_shard_app_metadata(index: int) -> Mapping[str, Any]:
+        return {} if published is None else published.make_shard_app_metadata(index)
 
     if request.shard is not None:
-        (shard,) = asked_shards(request, shards)
-        return [_Part(request, shard.rows, shard.nbytes, about(request.shard))]
-    counted = request.limit is not None or request.offset is not None
-    if counted or not 1 < len(shards) <= most:
-        whole = about(0) if len(shards) == 1 and not counted else {}
-        return [_Part(request, dataset.rows, dataset.nbytes, whole)]
+        (shard,) = select_shards(request, shards)
+        return [_Part(request, shard.rows, shard.nbytes, make_shard_app_metadata(request.shard))]
+    bounds = (request.limit, request.offset, request.batches)
+    bounded = any(bound is not None for bound in bounds)
+    if bounded or not 1 < len(shards) <= max_parts:
+        app_metadata = make_shard_app_metadata(0) if len(shards) == 1 and not bounded else {}
+        return [_Part(request, dataset.rows, dataset.nbytes, app_metadata)]
     return [
-        _Part(replace(request, shard=index), shard.rows, shard.nbytes, about(index))
+        _Part(
+            replace(request, shard=index), shard.rows, shard.nbytes, make_shard_app_metadata(index)
+        )
         for index, shard in enumerate(shards)
     ]
 
 
-def _told(pairs: bytes, about: Mapping[str, Any]) -> bytes:
-    """Return what an endpoint tells, as JSON; nothing if there is nothing."""
-    if not about:
-        return pairs
-    return json.dumps({**json.loads(pairs or b"{}"), **about}).encode()
+def _encode_fields(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode() if fields else b""
 
 
-def _rows(part: _Part) -> int | None:
-    """Return how many rows a part gives, as far as that is known without reading it."""
+def _count_rows(part: _Part) -> int | None:
+    """Return the number of rows that a part delivers, or None if it is unknown."""
     request, rows = part.request, part.rows
-    if rows is None or request.filter is not None:
+    if rows is None or request.filter is not None or request.batches is not None:
         return None
     rows = max(0, rows - (request.offset or 0))
     return rows if request.limit is None else min(rows, request.limit)
 
 
-def _nbytes(part: _Part) -> int | None:
-    """Return how many bytes a part has as it lies; None if only some of it is asked for."""
-    asked = part.request
-    less = (asked.columns, asked.limit, asked.compression, asked.filter, asked.offset)
-    return part.nbytes if all(value is None for value in less) else None
+def _count_bytes(part: _Part) -> int | None:
+    """Return the stored size of a part in bytes, or None if not all of it is requested."""
+    request = part.request
+    changes = (
+        request.columns,
+        request.limit,
+        request.compression,
+        request.filter,
+        request.offset,
+        request.batches,
+    )
+    return part.nbytes if all(value is None for value in changes) else None
 
 
-def _total(known: list[int | None]) -> int:
-    numbers = [number for number in known if number is not None]
-    return sum(numbers) if len(numbers) == len(known) else _UNKNOWN
+def _sum_known(counts: list[int | None]) -> int:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else _UNKNOWN

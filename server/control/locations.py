@@ -1,96 +1,103 @@
-"""Where clients find the data: the addresses of the data listeners, as a client may dial them."""
+"""The locations in a FlightEndpoint: the data listeners, under addresses that clients can dial."""
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from operator import itemgetter
 from urllib.parse import unquote
 
-from ...protocol.uri import DataUri, StreamKind
+from ...protocol.uri import DataUri, Streams
+from ...transport.registry import find_transport
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
-"""The location that says: or ask here, by DoGet."""
+"""The location for DoGet on the connection to the control plane."""
 HOST_HEADER = "splitarrow-host"
-"""A header in which a client may say under which name it reached the control plane."""
+"""The header in which a client sends the host name that it dialled for the control plane."""
 
-_PREFERENCE = ("shm", "tcp+tls", "tcp", "ucx")
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The loopback addresses for the addresses of all interfaces."""
 _DISCARD_PORT = 9
 
 Address = IPv4Address | IPv6Address
 
 
-def locations(uris: Iterable[DataUri], host: HostName) -> list[str]:
-    """Return the URIs under which a ticket gets the data, the one to prefer first.
+def list_locations(listeners: Iterable[DataUri], host: HostResolver) -> list[str]:
+    """Return the URIs at which a client can redeem a ticket, in order of preference.
 
-    They have no ticket of their own: that of the endpoint goes with them.
+    They contain no ticket: the endpoint has it. Listeners for one of the two streams are left
+    out; see `list_stream_pair`.
     """
-    whole = [uri for uri in uris if uri.stream is StreamKind.BOTH and uri.scheme in _PREFERENCE]
-    whole.sort(key=lambda uri: _PREFERENCE.index(uri.scheme))
-    return [*(str(host.dialable(uri)) for uri in whole), REUSE_CONNECTION]
+    ranked: list[tuple[int, DataUri]] = []
+    for uri in listeners:
+        rank = find_transport(uri).traits.location_rank
+        if uri.stream is Streams.BOTH and rank is not None:
+            ranked.append((rank, uri))
+    ranked.sort(key=itemgetter(0))
+    return [*(str(host.resolve(uri)) for _, uri in ranked), REUSE_CONNECTION]
 
 
-def pair(uris: Iterable[DataUri], host: HostName) -> bytes:
-    """Return the addresses of separate servers for metadata and bodies, as JSON.
+def list_stream_pair(listeners: Iterable[DataUri], host: HostResolver) -> dict[str, str]:
+    """Return the URIs of separate listeners for the metadata and the body stream.
 
     Returns
     -------
-    bytes
-        ``{"metadata": URI, "body": URI}``, or nothing where there are no such listeners.
+    dict
+        ``{"metadata": URI, "body": URI}``. Empty if one of the two does not exist.
     """
     found: dict[str, str] = {}
-    for uri in uris:
-        if uri.stream is not StreamKind.BOTH:
-            found.setdefault(uri.stream.value, str(host.dialable(uri)))
-    return json.dumps(found).encode() if len(found) == 2 else b""
+    for uri in listeners:
+        if uri.stream is not Streams.BOTH:
+            found.setdefault(uri.stream.value, str(host.resolve(uri)))
+    return found if len(found) == 2 else {}
 
 
-class HostName:
-    """The name of this machine for one client.
+class HostResolver:
+    """Finds the host name under which one client can dial this server's listeners.
 
-    A listener that is bound to one address is dialled there. For one that is bound to all of
-    them, the name is what the operator advertises, what the client says that it dialled, or the
-    address of ours that faces the client.
+    A listener that is bound to one address is dialled there. A listener that is bound to all
+    interfaces is dialled under the host name that the client sent, or under the address of the
+    interface that faces the client. The advertised host replaces all of these.
 
     Parameters
     ----------
     advertised : str or None
-        What the operator says. It counts for every listener.
+        The host that the operator configured.
     headers : mapping of str to str
-        What the client sent.
+        The headers of the client's call.
     peer : str
         The client's address, as gRPC writes it: ``ipv4:127.0.0.1:51234``.
     """
 
     def __init__(self, advertised: str | None, headers: Mapping[str, str], peer: str) -> None:
         self._advertised = advertised
-        self._dialled = _plain_host(headers.get(HOST_HEADER, ""))
+        self._dialled = _parse_host(headers.get(HOST_HEADER, ""))
         self._peer = peer
 
-    def dialable(self, uri: DataUri) -> DataUri:
-        """Return the address under which the client can dial a listener."""
-        uri = uri.replace(ticket=None)
+    def resolve(self, listener: DataUri) -> DataUri:
+        """Return the address under which the client can dial a listener, without its ticket."""
+        uri = listener.replace(ticket=None)
         if not uri.host:
             return uri  # a path on this machine
         if self._advertised is not None:
             return uri.replace(host=self._advertised)
-        if uri.host not in _EVERYWHERE:
+        if uri.host not in _LOOPBACK:
             return uri
-        return uri.replace(host=self._dialled or _facing(_peer_address(self._peer), uri.host))
+        host = self._dialled or _find_facing_host(_parse_peer(self._peer), uri.host)
+        return uri.replace(host=host)
 
 
-def _plain_host(text: str) -> str | None:
-    """Return a host name or address that a header gives; None if it is neither."""
+def _parse_host(text: str) -> str | None:
+    """Return the host name or address in a header, or None if it is malformed."""
     host = text.strip().removeprefix("[").removesuffix("]")
     plain = host.replace("-", "").replace(".", "").replace(":", "")
     return host if plain.isascii() and plain.isalnum() and len(host) < 256 else None
 
 
-def _peer_address(peer: str) -> Address | None:
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
+def _parse_peer(peer: str) -> Address | None:
+    family, _, rest = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
         return None
     host = unquote(rest.rpartition(":")[0]).removeprefix("[").removesuffix("]")
     try:
@@ -100,17 +107,17 @@ def _peer_address(peer: str) -> Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _facing(peer: Address | None, bound: str) -> str:
-    """Return the address of ours that a client at `peer` sees, of the family of `bound`."""
-    family = 6 if ":" in bound else 4
+def _find_facing_host(peer: Address | None, bound: str) -> str:
+    """Return our address on the route to a client, in the address family of `bound`."""
+    version = 6 if ":" in bound else 4
     if peer is None or peer.is_loopback:
-        return _EVERYWHERE[bound]
-    if peer.version != family:
+        return _LOOPBACK[bound]
+    if peer.version != version:
         return socket.gethostname()
-    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
     try:
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect((str(peer), _DISCARD_PORT))  # looks up the route and sends nothing
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(peer), _DISCARD_PORT))  # finds the route, and sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()

@@ -1,7 +1,8 @@
-"""The control plane: binds the port, runs the service, drains."""
+"""The control plane: binds the port, runs the Flight service, drains."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import anyio
@@ -12,31 +13,33 @@ from anyio.abc import TaskStatus
 
 from ...errors import ConfigError, MissingExtraError
 from ...protocol.uri import DataUri
-from ...transport.certificates import TlsServerOptions
-from ..auth.exposure import check_exposure, in_the_clear
+from ...transport.port_guard import PortGuard
+from ...transport.tls.options import TlsServerOptions
+from ..auth.exposure import list_unencrypted_addresses
+from ..context import ServerContext
 from ..logs import get_logger
-from .actions import Actions, Reload
-from .do_get import Sender
-from .do_put import Receiver
-from .handshake import Greeter
-from .health import HEALTH_SERVICE, Health
-from .info import Informer
-from .ports import DaemonPort, Guard, Office, OpenGuard, OpenOffice
-from .quota import Quota
-from .reception import Reception
-from .running import RunningStreams
+from ..shares import Descriptors
+from ..uploads.quota import Quota
+from ..uploads.store import UploadStore
+from .actions import ActionHandler, Reload
+from .address import control_uri
+from .address_calls import AddressCalls
+from .certificates import CertificateProvider
+from .do_get import DoGetHandler
+from .do_put import DoPutHandler
+from .handshake import HandshakeHandler
+from .health import HEALTH_SERVICE, HealthService
+from .info import FlightInfoBuilder
+from .interceptor import CallInterceptor
 from .service import FLIGHT_SERVICE, FlightService
-from .settings import DEFAULT_PORT, ControlSettings
-from .store import UploadStore
-from .tls import Certificates
 
-_LAST_WORDS_SECONDS = 1.0
-"""How long those who watch the health of the server have to hear of its end."""
-_SMALL_MESSAGE = 4 << 20
-_CHANNEL = {
-    # Without this, two servers may listen on one port, and each gets some of the clients.
+_CLOSE_GRACE_SECONDS = 1.0
+"""The time for health watchers to receive the last status, in seconds."""
+_SMALL_MESSAGE_BYTES = 4 << 20
+_CHANNEL_OPTIONS = {
+    # Without this, two servers can listen on one port, and each gets some of the clients.
     "grpc.so_reuseport": 0,
-    # A client that vanished without a word is noticed within a minute.
+    # Detects within a minute that a client has vanished.
     "grpc.keepalive_time_ms": 40_000,
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.http2.max_pings_without_data": 0,
@@ -51,30 +54,15 @@ class ControlPlane:
 
     Parameters
     ----------
-    daemon : DaemonPort
-        The daemon; it runs by the time that `run` is called.
-    guard : Guard or None
-        Who knows the callers; None lets everybody in.
-    office : Office or None
-        Makes the tickets; None makes plain ones.
-    settings : ControlSettings
-        How to serve.
-    reload : callable, optional
-        What the action ``reload`` does; it is called on a worker thread.
+    context : ServerContext
+        The state of the server. Its setting `control` must not be None.
+    reload : callable
+        Serves the action ``reload``, on a worker thread.
     """
 
-    def __init__(
-        self,
-        daemon: DaemonPort,
-        guard: Guard | None,
-        office: Office | None,
-        settings: ControlSettings,
-        reload: Reload | None = None,
-    ) -> None:
-        self._daemon = daemon
-        self._guard = guard or OpenGuard()
-        self._office = office or OpenOffice()
-        self._settings = settings
+    def __init__(self, context: ServerContext, reload: Reload) -> None:
+        self._context = context
+        self._settings = context.settings
         self._reload = reload
         self._store: UploadStore | None = None
         self._server: Any = None
@@ -83,47 +71,50 @@ class ControlPlane:
 
     @property
     def uri(self) -> DataUri | None:
-        """The address that is bound; None before `bind`."""
+        """The bound address, or None before `bind`."""
         return self._uri
 
     async def bind(self) -> DataUri:
-        """Bind the port, and serve what was uploaded earlier; no call is taken yet.
+        """Bind the port and open the directory of uploads. No call is served yet.
 
         Raises
         ------
         ConfigError
-            If the port, the certificates or the directory of uploads cannot be used, or
-            everybody would be let in from everywhere.
+            If the port, the certificates or the directory cannot be used, or if other machines
+            could call without a token.
         MissingExtraError
-            If gRPC's reflection is wanted and not installed.
+            If reflection is enabled and its package is not installed.
         """
-        settings, wanted = self._settings, self._settings.uri
-        guarded = not isinstance(self._guard, OpenGuard)
-        check_exposure(
+        settings, access = self._settings, self._context.access
+        uri = control_uri(settings)
+        assert uri is not None
+        access.check_exposure(
             (),
-            wanted,
-            guarded=guarded,
+            uri,
             client_certificates=settings.tls_client_ca is not None,
             insecure=settings.insecure,
         )
-        if guarded and in_the_clear((), wanted):
-            self._log.warning("tokens travel unencrypted", control=wanted.address)
+        if access.requires_token and list_unencrypted_addresses((), uri):
+            self._log.warning("tokens cross the network unencrypted", control=uri.address)
         try:
             if settings.writable is not None:
                 self._store = await to_thread.run_sync(self._open_store)
-            self._health = Health((FLIGHT_SERVICE,))
-            self._server = self._new_server()
-            port = self._bound(DEFAULT_PORT if wanted.port is None else wanted.port)
+            address_calls = AddressCalls(lambda: self._context.settings.max_calls_per_address)
+            self._health = HealthService((FLIGHT_SERVICE,), address_calls)
+            self._interceptor = CallInterceptor(self._context, address_calls)
+            self._server = self._build_server()
+            port = self._bind_port(uri)
         except BaseException:
             await self.close()
             raise
-        self._uri = wanted.replace(port=port, path="")
+        self._uri = uri.replace(port=port)
         return self._uri
 
     async def run(self, *, task_status: TaskStatus[DataUri] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until the daemon drains and the calls that run have ended, or until cancelled.
+        """Serve until the daemon drains and all calls have ended, or until cancelled.
 
-        While it drains, new calls are told UNAVAILABLE, and the health service NOT_SERVING.
+        While the daemon drains, health checks get NOT_SERVING, and new calls get UNAVAILABLE
+        unless a read in progress needs them.
         """
         if self._uri is None:
             await self.bind()
@@ -131,20 +122,24 @@ class ControlPlane:
         try:
             await self._server.start()
             task_status.started(self._uri)
-            await self._daemon.draining.wait()
-            self._health.drain()
-            await self._reception.wait_idle()
-            await self.close(_LAST_WORDS_SECONDS)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._guard_port)
+                await self._context.draining.wait()
+                self._health.drain()
+                await self._context.reads.wait_idle()
+                await self._interceptor.wait_idle()
+                tasks.cancel_scope.cancel()
+            await self.close(_CLOSE_GRACE_SECONDS)
         finally:
             await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """End every call that runs, and let go of the port and the directory. Idempotent.
+        """End all calls, and release the port and the directory of uploads. Idempotent.
 
         Parameters
         ----------
         grace : float, optional
-            How long calls may take to end by themselves, in seconds; no new one is taken.
+            The time for running calls to end by themselves, in seconds. New calls are refused.
         """
         server, self._server = self._server, None
         if server is not None:
@@ -153,52 +148,72 @@ class ControlPlane:
         if self._store is not None:
             self._store.close()
 
-    def _new_server(self) -> Any:
-        settings = self._settings
-        informer = Informer(self._office, settings.advertise)
-        running = RunningStreams()
-        self._reception = Reception(self._daemon, self._guard)
-        service = FlightService(
-            informer,
-            Sender(self._office, running),
-            Receiver(self._store, settings.uploads),
-            Greeter(self._guard, self._reception),
-            Actions(self._office, informer, running, self._store, self._reload),
+    async def _guard_port(self) -> None:
+        """Keep the connections of the port within half of the descriptors for connections.
+
+        gRPC accepts its connections itself, so that those beyond a limit are closed afterwards.
+        """
+        assert self._uri is not None
+        guard = PortGuard(
+            self._uri.port or 0,
+            max_connections=Descriptors().capacity // 2,
+            closes_newest=True,
         )
-        largest = _SMALL_MESSAGE if self._store is None else settings.message_bytes
-        options = {**_CHANNEL, "grpc.max_receive_message_length": largest}
+        with closing(guard):
+            while True:
+                guard.max_per_address = self._context.settings.address_limit
+                guard.check_if_due()
+                await anyio.sleep(guard.seconds_to_check)
+
+    def _build_server(self) -> Any:
+        limits, settings = self._context.limits, self._settings
+        service = FlightService(
+            FlightInfoBuilder(settings.advertise),
+            DoGetHandler(),
+            DoPutHandler(self._store, limits.uploads),
+            HandshakeHandler(),
+            ActionHandler(self._store, self._reload),
+        )
+        max_bytes = _SMALL_MESSAGE_BYTES if self._store is None else limits.upload_message_bytes
+        options = {
+            **_CHANNEL_OPTIONS,
+            "grpc.max_receive_message_length": max_bytes,
+            "grpc.server_handshake_timeout_ms": int(1000 * settings.handshake_seconds),
+            "grpc.max_connection_idle_ms": int(1000 * settings.idle_seconds),
+        }
         server = grpc.aio.server(
-            handlers=[service.handler(self._reception), self._health.handler()],
+            handlers=[service.handler(self._interceptor), self._health.handler()],
             options=list(options.items()),
-            maximum_concurrent_rpcs=settings.calls,
+            maximum_concurrent_rpcs=limits.calls,
         )
         if settings.reflection:
-            _reflect(server)
+            _enable_reflection(server)
         return server
 
-    def _bound(self, port: int) -> int:
+    def _bind_port(self, uri: DataUri) -> int:
         settings = self._settings
-        host = settings.uri.host or "::"
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        host = uri.host or "::"
+        address = f"[{host}]:{uri.port}" if ":" in host else f"{host}:{uri.port}"
         try:
-            if not settings.tls:
+            if uri.scheme != "grpc+tls" or settings.tls_cert is None:
                 return self._server.add_insecure_port(address)
             options = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            return self._server.add_secure_port(address, Certificates(options).credentials())
+            credentials = CertificateProvider(options).credentials()
+            return self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ConfigError(
-                f"control: cannot listen on {settings.uri.address}: the port is taken, or "
-                "the address is not one of this machine"
+                f"control: cannot listen on {uri.address}: another program uses the "
+                "port, or the address does not belong to this machine"
             ) from None
 
     def _open_store(self) -> UploadStore:
         settings = self._settings
         assert settings.writable is not None
         quota = Quota(settings.writable_bytes, settings.upload_bytes)
-        return UploadStore(settings.writable, self._daemon.catalog, quota)
+        return UploadStore(settings.writable, self._context.catalog, quota)
 
 
-def _reflect(server: Any) -> None:
+def _enable_reflection(server: Any) -> None:
     try:
         from grpc_reflection.v1alpha import reflection
     except ImportError:

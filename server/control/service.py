@@ -9,86 +9,90 @@ from anyio import to_thread
 
 from ...errors import remote_error
 from ...proto import Flight_pb2 as flight
-from .actions import Actions
-from .call import Call, parsed
-from .descriptors import criteria, described
-from .do_get import Sender
-from .do_put import Receiver
-from .handshake import Greeter
-from .info import Informer
-from .reception import Reception
+from .actions import ActionHandler
+from .call import Call, parse_message
+from .descriptors import compile_criteria, parse_descriptor
+from .do_get import DoGetHandler
+from .do_put import DoPutHandler
+from .handshake import HandshakeHandler
+from .info import FlightInfoBuilder
+from .interceptor import CallInterceptor
 
 FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
 
 
 class FlightService:
-    """Puts the methods together.
+    """Maps the methods of the service to their handlers.
 
     Parameters
     ----------
-    informer : Informer
+    infos : FlightInfoBuilder
         Describes datasets.
-    sender, receiver, greeter, actions
-        Serve the methods that are more than a question and an answer.
+    do_get, do_put, handshake, actions
+        The handlers of the methods with the same names.
     """
 
     def __init__(
         self,
-        informer: Informer,
-        sender: Sender,
-        receiver: Receiver,
-        greeter: Greeter,
-        actions: Actions,
+        infos: FlightInfoBuilder,
+        do_get: DoGetHandler,
+        do_put: DoPutHandler,
+        handshake: HandshakeHandler,
+        actions: ActionHandler,
     ) -> None:
-        self._informer = informer
-        self._sender = sender
-        self._receiver = receiver
-        self._greeter = greeter
+        self._infos = infos
+        self._do_get = do_get
+        self._do_put = do_put
+        self._handshake = handshake
         self._actions = actions
 
-    def handler(self, reception: Reception) -> Any:
+    def handler(self, interceptor: CallInterceptor) -> Any:
         """Return gRPC's handler for the service."""
+        unary, bidirectional = interceptor.unary, interceptor.bidirectional
+        streaming = interceptor.server_streaming
         methods = {
-            "Handshake": reception.conversing(self._greeter.handshake, greets=True),
-            "ListFlights": reception.streaming(self._list_flights),
-            "GetFlightInfo": reception.unary(self._get_flight_info),
-            "PollFlightInfo": reception.unary(self._poll_flight_info),
-            "GetSchema": reception.unary(self._get_schema),
-            "DoGet": reception.streaming(self._sender.do_get),
-            "DoPut": reception.conversing(self._receiver.do_put),
-            "DoExchange": reception.conversing(self._do_exchange),
-            "DoAction": reception.streaming(self._actions.do_action),
-            "ListActions": reception.streaming(self._actions.list_actions),
+            "Handshake": bidirectional(self._handshake.handshake, authenticates=True),
+            "ListFlights": streaming(self._list_flights),
+            "GetFlightInfo": unary(self._get_flight_info, for_reads=True),
+            "PollFlightInfo": unary(self._poll_flight_info),
+            "GetSchema": unary(self._get_schema),
+            "DoGet": streaming(self._do_get.do_get, for_reads=True),
+            "DoPut": bidirectional(self._do_put.do_put),
+            "DoExchange": bidirectional(self._do_exchange),
+            "DoAction": streaming(self._actions.do_action),
+            "ListActions": streaming(self._actions.list_actions),
         }
         return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, methods)
 
     async def _list_flights(self, call: Call, message: bytes) -> None:
-        wanted = criteria(parsed(flight.Criteria, message).expression)
-        for name in call.visible():
-            if wanted.match(name):
-                info = await to_thread.run_sync(self._informer.listed, call, name)
+        criteria = compile_criteria(parse_message(flight.Criteria, message).expression)
+        for name in call.list_datasets():
+            if criteria.match(name):
+                info = await to_thread.run_sync(self._infos.build_listing, call, name)
                 if info is not None:
                     await call.write(info.SerializeToString())
 
-    async def _info(self, call: Call, message: bytes) -> flight.FlightInfo:
-        descriptor = parsed(flight.FlightDescriptor, message)
-        request = described(descriptor)
-        return await to_thread.run_sync(self._informer.info, call, request, descriptor)
-
     async def _get_flight_info(self, call: Call, message: bytes) -> bytes:
-        return (await self._info(call, message)).SerializeToString()
+        return (await self._build_info(call, message)).SerializeToString()
 
     async def _poll_flight_info(self, call: Call, message: bytes) -> bytes:
-        info = await self._info(call, message)
+        info = await self._build_info(call, message)
         return flight.PollInfo(info=info, progress=1.0).SerializeToString()
 
+    async def _build_info(self, call: Call, message: bytes) -> flight.FlightInfo:
+        descriptor = parse_message(flight.FlightDescriptor, message)
+        request = parse_descriptor(descriptor)
+        call.check_draining(request)
+        return await to_thread.run_sync(self._infos.build_info, call, request, descriptor)
+
     async def _get_schema(self, call: Call, message: bytes) -> bytes:
-        request = described(parsed(flight.FlightDescriptor, message))
-        schema = await to_thread.run_sync(self._informer.schema, call, request)
+        request = parse_descriptor(parse_message(flight.FlightDescriptor, message))
+        schema = await to_thread.run_sync(self._infos.build_schema, call, request)
         return flight.SchemaResult(schema=schema).SerializeToString()
 
     async def _do_exchange(self, call: Call) -> None:
         del call
         raise remote_error(
-            "UNIMPLEMENTED", "this server has no DoExchange: read with DoGet, write with DoPut"
+            "UNIMPLEMENTED",
+            "this server does not support DoExchange: read with DoGet, write with DoPut",
         )

@@ -12,9 +12,9 @@ import pytest
 from pyarrow import feather, parquet
 
 import splitarrow
+from helpers.cli import Run, read
+from helpers.files import write_file, write_stream
 from splitarrow.cli.app import run as run_here
-
-from .conftest import Run, read, write_file, write_stream
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -39,8 +39,8 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
     def say(*arguments: object) -> tuple[int, str, str]:
         status = run_here([str(argument) for argument in arguments])
-        told = capsys.readouterr()
-        return status, told.out, told.err
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
 
     return say
 
@@ -123,11 +123,11 @@ def test_fetch_less_by_doget(control: str, say: Say, tmp_path: Path, table: pa.T
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fetch", "grpc://127.0.0.1:1"), "which dataset"),
+        (("fetch", "grpc://127.0.0.1:1"), "name a dataset"),
         (("fetch", "grpc://127.0.0.1:1", "a", "--ticket", "a"), "--ticket"),
         (("fetch", "tcp://127.0.0.1:1?want_data=1&ticket=a", "--token", "x"), "--token"),
-        (("ls", "tcp://127.0.0.1:1"), "no address of a control plane"),
-        (("doctor", "tcp://127.0.0.1:1"), "no address of a control plane"),
+        (("ls", "tcp://127.0.0.1:1"), "is not the URI of a control plane"),
+        (("doctor", "tcp://127.0.0.1:1"), "is not the URI of a control plane"),
         (("status", "grpc://127.0.0.1:1", "--connect-timeout", 0), "--connect-timeout"),
     ],
 )
@@ -170,7 +170,8 @@ def test_doctor(control: str, say: Say) -> None:
     assert found["tcp"]["available"]
     assert found["flight"]["available"]
     assert all(each["reason"] for each in found.values() if not each["available"])
-    assert {"open files", "/dev/shm"} <= {each["name"] for each in report["limits"]}
+    names = {each["name"] for each in report["limits"]}
+    assert {"open files", "/dev/shm", "file leases"} <= names
     status, out, _ = say("doctor", control)
     assert status == 0
     assert "serving 2 datasets" in out
@@ -179,11 +180,11 @@ def test_doctor(control: str, say: Say) -> None:
     assert "refused" in out
 
 
-def test_in_a_process_of_its_own(control: str, run: Run) -> None:
-    done = run("ls", control)
+def test_in_a_process_of_its_own(control: str, run_process: Run) -> None:
+    done = run_process("ls", control)
     assert (done.returncode, done.stderr) == (0, "")
     assert "trips" in done.stdout
-    done = run("info", control.replace("grpc:", "grpc+tls:"), "trips")
+    done = run_process("info", control.replace("grpc:", "grpc+tls:"), "trips")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from splitarrow.cli.trips import SCHEMA, trips
-
-from .conftest import PATIENCE, Run, Start, read
+from helpers.cli import PATIENCE, Run, Start, read
+from splitarrow.cli.demo_table import SCHEMA, generate_trips
 
 
 @pytest.fixture
@@ -23,14 +22,14 @@ def temporary(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
 
 
-def test_the_demonstration(run: Run, temporary: dict[str, str], tmp_path: Path) -> None:
+def test_the_demonstration(run_process: Run, temporary: dict[str, str], tmp_path: Path) -> None:
     arguments = ("--rows", 100_000, "--repeat", 1, "--keep", "kept")
-    done = run("demo", *arguments, env=temporary)
+    done = run_process("demo", *arguments, env=temporary)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "100,000 trips, 17 columns, 1,700,000 values" in done.stdout
     assert re.search(r"^serve +process \d+: tcp://127.0.0.1:\d+\?want_data=", done.stdout, re.M)
-    assert "100,000 rows, schema and every value equal to the file's" in done.stdout
+    assert "100,000 rows, schema and every value equal to the file" in done.stdout
     figures = r" +\d+\.\d\d +\d+\.\d +.*s +\d+\.\d\d$"
     assert re.search(rf"^splitarrow over TCP{figures}", done.stdout, re.MULTILINE)
     assert re.search(rf"^Arrow Flight \(pyarrow, C\+\+\){figures}", done.stdout, re.MULTILINE)
@@ -60,15 +59,15 @@ def test_an_interrupt_ends_it_and_all_it_started(
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_no_room_for_the_table(run: Run, temporary: dict[str, str]) -> None:
-    done = run("demo", "--rows", 10**15, env=temporary)
+def test_no_room_for_the_table(run_process: Run, temporary: dict[str, str]) -> None:
+    done = run_process("demo", "--rows", 10**15, env=temporary)
     assert done.returncode == 1
     assert done.stderr.startswith("splitarrow: error: ")
-    assert "are needed" in done.stderr
+    assert " are free" in done.stderr
 
 
 def test_the_trips_are_what_they_claim_to_be() -> None:
-    batches = list(trips(70_000))
+    batches = list(generate_trips(70_000))
     table = pa.Table.from_batches(batches)
     table.validate(full=True)
     assert table.schema == SCHEMA
@@ -77,12 +76,15 @@ def test_the_trips_are_what_they_claim_to_be() -> None:
     assert table.sort_by("pickup_at")["trip_id"].equals(table["trip_id"])
     assert 0 < table["passengers"].null_count < 7_000
     assert 0 < table["tip"].null_count < 70_000
-    assert table.equals(pa.Table.from_batches(trips(70_000)))
+    assert table.equals(pa.Table.from_batches(generate_trips(70_000)))
 
 
-def test_a_benchmark(run: Run, temporary: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_benchmark(run_process: Run, temporary: dict[str, str], tmp_path: Path) -> None:
     chosen = ("--sizes", "64KiB", "--total", "1MiB", "--backends", "splitarrow-tcp, raw")
-    done = run("bench", *chosen, "--clients", 1, "--repeat", 1, "--json", "-", env=temporary)
+    done = run_process(
+        "bench", *chosen, "--clients", 1, "--repeat", 1, "--json", "-", env=temporary
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     results = json.loads(done.stdout)["results"]

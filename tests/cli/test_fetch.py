@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from .conftest import COMMAND, PATIENCE, ROWS, WORDS, Run, Served, read
+from helpers.cli import COMMAND, PATIENCE, ROWS, WORDS, Run, Served, read
 
 
 @pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.arrows", "out.parquet"])
@@ -83,6 +84,17 @@ def test_columns_and_limit(run: Run, served: Served, table: pa.Table, tmp_path: 
     assert run("fetch", served.uri("table"), *chosen, "-o", "out.arrow").returncode == 0
     expected = table.select(["kind", "a, b", "number"]).slice(0, 12345)
     assert read(tmp_path / "out.arrow").equals(expected)
+
+
+def test_record_batches_of_a_dataset(
+    run: Run, served: Served, table: pa.Table, tmp_path: Path
+) -> None:
+    done = run("fetch", served.uri("table"), "--batches", "3:7", "-o", "out.arrow")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "out.arrow").to_batches() == table.to_batches()[3:7]
+    done = run("fetch", served.uri("table"), "--batches", "3-7", "-o", "out.arrow")
+    assert done.returncode == 2
+    assert "--batches is '3-7'; expected the first record batch" in done.stderr
 
 
 def test_batches_and_compression(run: Run, served: Served, table: pa.Table, tmp_path: Path) -> None:
@@ -168,7 +180,7 @@ def test_a_reader_that_has_enough_is_no_error(served: Served) -> None:
 
 
 def test_closed_outputs_are_not_taken_for_others(served: Served, tmp_path: Path) -> None:
-    command = " ".join(COMMAND)
+    command = shlex.join(COMMAND)
     uri = served.uri("table")
     script = f"{command} fetch '{uri}' -o out.arrow >&- 2>&-; echo $? > status"
     subprocess.run(["sh", "-c", script], cwd=tmp_path, timeout=PATIENCE, check=True)

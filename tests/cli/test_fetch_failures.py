@@ -6,6 +6,7 @@ import http.server
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -20,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from .conftest import COMMAND, PATIENCE, Run, Served, Start, eventually, listening
+from helpers.cli import COMMAND, PATIENCE, Run, Served, Start, open_listener
+from helpers.waiting import wait_until
 
 URI = "tcp://127.0.0.1:{}?want_data=0x10000000001&ticket=table"
 HALF = 3 << 20
@@ -73,13 +75,16 @@ class Impatient(http.server.BaseHTTPRequestHandler):
 
     timeout = 0.3
 
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing to standard error."""
+
 
 def test_an_http_server(fails: Fails) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Impatient) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            fails(1, ("without speaking splitarrow",), URI.format(server.server_port))
+            fails(1, ("without an answer",), URI.format(server.server_port))
         finally:
             server.shutdown()
             thread.join()
@@ -101,7 +106,7 @@ def test_a_server_that_speaks_first(fails: Fails) -> None:
 
 
 def test_refused(fails: Fails) -> None:
-    with listening() as listener:
+    with open_listener() as listener:
         port = listener.getsockname()[1]
     fails(1, (f"cannot connect to tcp://127.0.0.1:{port}: Connection refused",), URI.format(port))
 
@@ -115,7 +120,7 @@ def test_unknown_host(fails: Fails) -> None:
 
 
 def test_no_answer_to_the_call(fails: Fails) -> None:
-    with listening(backlog=0) as listener, ExitStack() as stack:
+    with open_listener(backlog=0) as listener, ExitStack() as stack:
         # The queue is full: the kernel ignores who calls next.
         for _ in range(4):
             sock = stack.enter_context(socket.socket())
@@ -126,7 +131,7 @@ def test_no_answer_to_the_call(fails: Fails) -> None:
 
 
 def test_a_silent_server(fails: Fails) -> None:
-    with listening() as listener:
+    with open_listener() as listener:
         uri = URI.format(listener.getsockname()[1])
         fails(1, ("has been silent for 0.5 s",), uri, "--stall-timeout", "0.5")
 
@@ -147,7 +152,7 @@ def test_a_signal_ends_it_quietly(
 ) -> None:
     uri = served.uri("table", relay(HALF, cut=False))
     process = start("fetch", uri, "-o", before)
-    eventually(lambda: len(os.listdir(before.parent)) > 1, "the file to be begun")
+    wait_until(lambda: len(os.listdir(before.parent)) > 1, "the file to be begun")
     process.send_signal(sent)
     assert process.communicate(timeout=PATIENCE) == ("", "")
     assert process.returncode == 128 + sent
@@ -172,11 +177,14 @@ def test_a_stream_on_standard_output_that_breaks_cannot_pass_for_whole(
             reader.read_all()
 
 
-def test_a_file_that_may_not_grow(fails: Fails, served: Served) -> None:
+def test_a_file_that_may_not_grow(run_process: Run, served: Served, before: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, HALF))
 
-    fails(1, ("out.arrow: File too large",), served.uri("table"), preexec_fn=small_files)
+    done = run_process("fetch", served.uri("table"), "-o", before, preexec_fn=small_files)
+    assert_fails(done, 1, "out.arrow: File too large")
+    assert os.listdir(before.parent) == [before.name]
+    assert before.read_text() == "before"
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "arrows", "parquet"])
@@ -186,7 +194,7 @@ def test_a_full_disk(served: Served, tmp_path: Path, suffix: str) -> None:
     probe = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if subprocess.run([*probe, "mount -t tmpfs none /mnt"], capture_output=True).returncode:
         pytest.skip("no mounts in user namespaces here")
-    command = f"{' '.join(COMMAND)} fetch '{served.uri('table')}' -o \"$PWD\"/out.{suffix}"
+    command = f"{shlex.join(COMMAND)} fetch '{served.uri('table')}' -o \"$PWD\"/out.{suffix}"
     script = f'mount -t tmpfs -o size=300k none "$1" && cd "$1" && {command}; echo $?; ls -A'
     done = subprocess.run(
         [*probe, script, "sh", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE
@@ -214,7 +222,7 @@ def test_a_full_standard_output(served: Served, more: list[str]) -> None:
 
 def test_a_folder_that_is_missing_or_forbidden(run: Run, served: Served, tmp_path: Path) -> None:
     done = run("fetch", served.uri("table"), "-o", "missing/out.arrow")
-    assert_fails(done, 1, "missing/out.arrow: there is no folder missing")
+    assert_fails(done, 1, "missing/out.arrow: the folder missing does not exist")
     (tmp_path / "out.arrow").mkdir()
     done = run("fetch", served.uri("table"), "-o", "out.arrow")
     assert_fails(done, 1, "out.arrow: it exists and is not a file")

@@ -13,11 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.cli.serve import named
+from helpers.cli import PATIENCE, Run, Start, open_listener, read
+from helpers.files import write_file
+from helpers.waiting import wait_until
+from splitarrow.cli.serve import parse_datasets
 from splitarrow.errors import UsageError
 from splitarrow.server.config import ServerSettings
-
-from .conftest import PATIENCE, Run, Start, eventually, listening, read, write_file
 
 
 @pytest.fixture
@@ -48,10 +49,11 @@ def test_it_says_what_it_serves_and_how_to_fetch_it(
     assert lines[1].split() == ["dataset", "kind", "rows", "size", "columns"]
     assert re.fullmatch(r"words +arrow file +3 +\d+ B +2", lines[2])
     assert re.fullmatch(r"again +arrow file +3 +\d+ B +2", lines[3])
-    program, *command = shlex.split(lines[lines.index("words") + 1])
+    commands = [line for line in lines if line.startswith("  splitarrow fetch ")]
+    program, *command = shlex.split(commands[0])
     assert program == "splitarrow"
     assert command[-2:] == ["-o", "words-copy.arrow"]  # words.arrow is what is served
-    assert lines[lines.index("again") + 1].endswith("-o again.arrow")
+    assert commands[1].endswith("/again -o again.arrow")
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "words-copy.arrow").equals(words)
@@ -64,7 +66,8 @@ def test_it_tells_both_halves(start: Start, run: Run, words: pa.Table) -> None:
     halves += ("--listen", "tcp://127.0.0.1:0?stream=body")
     process = start("serve", "words.arrow", *halves, "--log-format", "console")
     lines = first_lines(process, "Serving on ")
-    command = shlex.split(lines[lines.index("words") + 1])[1:-2]
+    commands = [line for line in lines if line.startswith("  splitarrow fetch ")]
+    command = shlex.split(commands[0])[1:-2]
     assert ["stream=metadata" in part for part in command] == [False, True, False]
     assert "word" in run(*command).stdout
 
@@ -74,7 +77,7 @@ def test_in_a_pipe_the_log_is_json_and_all_there_is(
 ) -> None:
     ready = tmp_path / "ready.json"
     process = start("serve", "words.arrow", "--listen", "tcp://127.0.0.1:0", "--ready-file", ready)
-    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    wait_until(lambda: ready.exists() or process.poll() is not None, "the ready file")
     assert set(json.loads(ready.read_text())["datasets"]) == {"words"}
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=PATIENCE)
@@ -94,10 +97,10 @@ def test_settings_come_from_a_file_and_options_win(
     )
     arguments = ("--config", "serve.toml", "--listen", "tcp://127.0.0.1:0", "given=words.arrow")
     process = start("serve", *arguments)
-    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
-    told = json.loads(ready.read_text())
-    assert set(told["datasets"]) == {"filed", "given"}
-    assert len(told["listen"]) == 1
+    wait_until(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    ready_info = json.loads(ready.read_text())
+    assert set(ready_info["datasets"]) == {"filed", "given"}
+    assert len(ready_info["listen"]) == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
 
@@ -112,16 +115,20 @@ FAILURES: list[tuple[int, list[str], str]] = [
         ["words.arrow", "--listen", "tcp://192.0.2.1:0", "--insecure"],
         "cannot listen on tcp://192.0.2.1:0",
     ),
-    (1, ["words.arrow", "--listen", "tcp://0.0.0.0:0"], "everybody on the network could read"),
+    (1, ["words.arrow", "--listen", "tcp://0.0.0.0:0"], "everyone on the network could read"),
     (2, ["words.arrow", "--listen", "carrier://pigeon"], "unknown scheme 'carrier'"),
-    (2, ["words.arrow", "--config", "missing.toml"], "no configuration file missing.toml"),
+    (
+        2,
+        ["words.arrow", "--config", "missing.toml"],
+        "missing.toml: the configuration file does not exist",
+    ),
     (2, ["words.arrow", "--config", "bad.toml"], "bad.toml"),
     (2, ["words.arrow", "--config", "odd.toml"], "colour"),
     (1, ["words.arrow", "--control", "http://127.0.0.1:0"], "'http'"),
     (1, ["words.arrow", "--control", "grpc+tls://127.0.0.1:0"], "needs tls_cert"),
     (2, ["words.arrow", "--workers", "0"], "'--workers'"),
     (2, ["words.arrow", "--compression", "gzip"], "'gzip' is not one of"),
-    (2, [], "there is nothing to serve"),
+    (2, [], "nothing to serve: name a dataset"),
 ]
 
 
@@ -143,7 +150,7 @@ def test_a_start_that_fails(
 
 
 def test_an_address_that_is_taken(run: Run, words: pa.Table) -> None:
-    with listening() as listener:
+    with open_listener() as listener:
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         done = run("serve", "words.arrow", "--listen", address)
     said = f"splitarrow: error: cannot listen on {address}: Address already in use\n"
@@ -156,7 +163,7 @@ def test_a_file_that_goes_bad_while_it_is_served(
 ) -> None:
     path, ready = tmp_path / "words.arrow", tmp_path / "ready.json"
     process = start("serve", path, "--listen", "tcp://127.0.0.1:0", "--ready-file", ready)
-    eventually(lambda: ready.exists() or process.poll() is not None, "the ready file")
+    wait_until(lambda: ready.exists() or process.poll() is not None, "the ready file")
     uri = json.loads(ready.read_text())["datasets"]["words"]["tcp"]
     assert run("fetch", uri, "-q").returncode == 0
     if harm == "truncated":
@@ -169,7 +176,8 @@ def test_a_file_that_goes_bad_while_it_is_served(
     assert done.returncode == 1
     assert done.stderr.startswith("splitarrow: error: DATA_LOSS: ")
     assert done.stderr.count("\n") == 1
-    assert "words.arrow" in done.stderr
+    assert "'words'" in done.stderr
+    assert "words.arrow" not in done.stderr
     assert not (tmp_path / "copy.arrow").exists()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
@@ -180,7 +188,7 @@ def test_names_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "year=2026").mkdir()
     (tmp_path / "trips").mkdir()
     given = ["a=x.arrow", "data/b.parquet", "c=d=e", "trips/", "year=2026", "both=trips"]
-    assert named(given) == {
+    assert parse_datasets(given) == {
         "a": "x.arrow",
         "b": "data/b.parquet",
         "c": "d=e",
@@ -188,16 +196,16 @@ def test_names_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "year=2026": "year=2026",
         "both": "trips",
     }
-    assert named(["."]) == {tmp_path.name: "."}
-    assert named(["x.arrow", "x=x.arrow"]) == {"x": "x.arrow"}
+    assert parse_datasets(["."]) == {tmp_path.name: "."}
+    assert parse_datasets(["x.arrow", "x=x.arrow"]) == {"x": "x.arrow"}
     for wrong in (["=x.arrow"], ["x="], [""], ["/"], ["x.arrow", "y/x.arrow"]):
         with pytest.raises(UsageError):
-            named(wrong)
+            parse_datasets(wrong)
 
 
-def test_help_tells_the_defaults_that_hold(run: Run) -> None:
+def test_help_shows_the_defaults(run: Run) -> None:
     defaults = ServerSettings.model_fields
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "--listen": f"{defaults['listen'].default[0]}, and shared memory for readers on this host",
         "--drain-seconds": defaults["drain_seconds"].default,
         "--idle-seconds": defaults["idle_seconds"].default,
@@ -207,6 +215,6 @@ def test_help_tells_the_defaults_that_hold(run: Run) -> None:
         "--log-format": defaults["log_format"].default,
     }
     plain = " ".join(re.sub(r"[│╭╰─╮╯]", " ", run("serve", "--help").stdout).split())
-    for option, value in told.items():
+    for option, value in shown.items():
         text = f"{value:g}" if isinstance(value, float) else str(value)
         assert re.search(rf"{option} .*?\[default: {re.escape(text)}[\]:]", plain), option

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import COMMAND, PATIENCE, ROWS, Run, Served, read, read_terminal
+from helpers.cli import COMMAND, PATIENCE, ROWS, Run, Served, read, read_terminal
 
 
 def on_terminal(*arguments: str, folder: Path, stdout: bool = False) -> tuple[int, str, str]:

@@ -12,15 +12,15 @@ import pytest
 import trustme
 
 import splitarrow
-from splitarrow.protocol.frames import Incoming, Outgoing, TaggedReceived
-from splitarrow.protocol.limits import Limits
+from helpers.pki import TlsWithDefaults
+from helpers.streams import source_messages
+from splitarrow.protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame
 from splitarrow.protocol.splitter import SourceMessage, Splitter
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import blocking, registry
-from splitarrow.transport.base import Channel
-from splitarrow.transport.certificates import TlsOptions, TlsServerOptions
-from splitarrow.transport.registry import transport_for
-from splitarrow.transport.tls import TlsTransport
+from splitarrow.transport.base import Channel, ListenOptions
+from splitarrow.transport.registry import find_transport
+from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions
 
 LISTEN = {
     "tcp": "tcp://127.0.0.1:0",
@@ -33,7 +33,7 @@ LISTEN = {
 
 
 @pytest.fixture(scope="session")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsTransport:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsWithDefaults:
     """TLS with a certificate for 127.0.0.1, of an authority that clients trust."""
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
@@ -41,7 +41,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsTransport:
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
         folder / "server.pem"
     )
-    return TlsTransport(
+    return TlsWithDefaults(
         TlsOptions(ca_file=folder / "ca.pem"), TlsServerOptions(folder / "server.pem")
     )
 
@@ -50,7 +50,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsTransport:
 def scheme(request: pytest.FixtureRequest) -> Iterator[str]:
     """The transport under test."""
     if request.param == "tcp+tls":
-        with registry.replaced(request.getfixturevalue("tls")):
+        with registry.override_transport(request.getfixturevalue("tls")):
             yield request.param
     else:
         yield request.param
@@ -89,35 +89,21 @@ def server(address: str, table: pa.Table) -> Iterator[splitarrow.Server]:
         yield running
 
 
-def source_messages(table: pa.Table) -> list[SourceMessage]:
-    """Return the messages of a table, each body in one part."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    messages: list[SourceMessage] = []
-    for message in pa.ipc.MessageReader.open_stream(sink.getvalue()):
-        body = None if message.type == "schema" else message.body
-        parts = None if body is None else (body,)
-        size = 0 if body is None else body.size
-        messages.append(SourceMessage(message.metadata.to_pybytes(), parts, size))
-    return messages
-
-
-Script = Callable[[Splitter, list[SourceMessage]], Sequence[Outgoing]]
+Script = Callable[[Splitter, list[SourceMessage]], Sequence[OutgoingFrame]]
 """From a splitter and the messages of a table to the frames that a bad server sends."""
 
 
 class ScriptedServer:
     """A server that accepts one reader, takes its request, sends what a script says, and stops."""
 
-    def __init__(self, address: str, frames: Sequence[Outgoing], *, leave: bool) -> None:
+    def __init__(self, address: str, frames: Sequence[OutgoingFrame], *, leave: bool) -> None:
         uri = DataUri.parse(address).replace(want_data=1 << 40)
-        self._listener = transport_for(uri).listen(uri, Limits())
+        self._listener = find_transport(uri).listen(uri, ListenOptions())
         self.uri = str(self._listener.uri.replace(ticket=b"data"))
         self._frames = frames
         self._leave = leave
         self._stop = threading.Event()
-        self.request: list[Incoming] = []
+        self.request: list[IncomingFrame] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -132,7 +118,7 @@ class ScriptedServer:
             return
         try:
             self.request = blocking.receive(channel, 10)
-            assert isinstance(self.request[0], TaggedReceived)
+            assert isinstance(self.request[0], ReceivedFrame)
             blocking.send(channel, self._frames, 10)
             if not self._leave:
                 self._stop.wait(30)

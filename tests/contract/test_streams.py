@@ -6,7 +6,6 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.waiting import wait_until
 from splitarrow.errors import (
     ClosedError,
     ConnectError,
@@ -23,13 +23,13 @@ from splitarrow.errors import (
     SplitArrowError,
     StallError,
 )
-from splitarrow.protocol.frames import Outgoing, Tagged, Untagged
-from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.frames import OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.splitter import SourceMessage, Splitter
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import blocking
-from splitarrow.transport.faults import Faults, injected
-from splitarrow.transport.registry import transport_for
+from splitarrow.transport.base import ConnectOptions
+from splitarrow.transport.faults import Faults, inject_faults
+from splitarrow.transport.registry import find_transport
 
 
 def pair(server: splitarrow.Server, scheme: str) -> list[str]:
@@ -47,6 +47,15 @@ def test_arrives_equal(server: splitarrow.Server, scheme: str, table: pa.Table) 
         assert stream.bytes_received > table.nbytes / 2
         with pytest.raises(StopIteration):
             next(stream)
+
+
+def test_batches_are_selected(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    batches = table.to_batches()
+    for first, end in ((0, 1), (1, 3), (len(batches) - 1, len(batches)), (2, 2)):
+        with splitarrow.open(server.uri("data", scheme), batches=(first, end)) as stream:
+            assert list(stream) == batches[first:end]
+    with pytest.raises(splitarrow.errors.InvalidRequestError, match="no record batches 0:"):
+        splitarrow.open(server.uri("data", scheme), batches=(0, len(batches) + 1))
 
 
 def test_two_connections_arrive_equal(
@@ -91,12 +100,12 @@ def test_one_connection_carries_one_stream_after_another(
     server: splitarrow.Server, scheme: str
 ) -> None:
     uri = DataUri.parse(server.uri("data", scheme))
-    channel = transport_for(uri).connect(uri, Limits(), 10)
+    channel = find_transport(uri).connect(uri, ConnectOptions())
     try:
         for _ in range(3):
-            blocking.send(channel, [Tagged(uri.require_want_data(), 4, (b"data",))], 10)
+            blocking.send(channel, [TaggedFrame(uri.require_want_data(), 4, (b"data",))], 10)
             last: object = None
-            while not (isinstance(last, Untagged) and last.payload[0] == 0):
+            while not (isinstance(last, UntaggedFrame) and last.payload[0] == 0):
                 last = blocking.receive(channel, 10)[-1]
     finally:
         channel.close()
@@ -115,13 +124,6 @@ def test_close_at_any_point(server: splitarrow.Server, scheme: str, table: pa.Ta
             table.slice(0, sum(batch.num_rows for batch in taken))
         )
     wait_until(lambda: server.stats()["streams"] == 0)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        threading.Event().wait(0.005)
 
 
 def test_cancel_from_another_thread(scripted: Any) -> None:
@@ -197,7 +199,7 @@ async def test_silent_peer_is_bounded_async(scripted: Any) -> None:
         assert 0.4 <= time.monotonic() - begin <= 5
 
 
-def all_frames(splitter: Splitter, messages: list[SourceMessage]) -> list[Outgoing]:
+def all_frames(splitter: Splitter, messages: list[SourceMessage]) -> list[OutgoingFrame]:
     return [*splitter.split(messages), *splitter.end()]
 
 
@@ -217,8 +219,8 @@ def test_cut_at_every_message(scripted: Any, table: pa.Table) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 12, 14, 200, 2**32 - 1])
 def test_wrong_count_at_the_end(scripted: Any, count: int) -> None:
-    def script(splitter: Splitter, messages: list[SourceMessage]) -> list[Outgoing]:
-        end = Untagged(b"\x00" + count.to_bytes(4, "little"))
+    def script(splitter: Splitter, messages: list[SourceMessage]) -> list[OutgoingFrame]:
+        end = UntaggedFrame(b"\x00" + count.to_bytes(4, "little"))
         return [*all_frames(splitter, messages)[:-1], end]
 
     with scripted(script) as uri, pytest.raises((ProtocolError, ConnectionLostError)):
@@ -230,9 +232,9 @@ def test_one_body_dropped(scripted: Any, table: pa.Table) -> None:
 
         def script(
             splitter: Splitter, messages: list[SourceMessage], at: int = index
-        ) -> list[Outgoing]:
+        ) -> list[OutgoingFrame]:
             frames = all_frames(splitter, messages)
-            bodies = [frame for frame in frames if isinstance(frame, Tagged)]
+            bodies = [frame for frame in frames if isinstance(frame, TaggedFrame)]
             frames.remove(bodies[at])
             return frames
 
@@ -242,18 +244,23 @@ def test_one_body_dropped(scripted: Any, table: pa.Table) -> None:
             assert caught.value.stream == "data"
 
 
-@pytest.mark.parametrize("seed", range(12))
+def seeds(count: int, *, quick: int) -> list[Any]:
+    """Return seeds; those from `quick` on make slow tests."""
+    return [pytest.param(n, marks=[pytest.mark.slow] if n >= quick else []) for n in range(count)]
+
+
+@pytest.mark.parametrize("seed", seeds(12, quick=6))
 def test_order_and_duplicates_do_not_matter(
     server: splitarrow.Server, scheme: str, table: pa.Table, seed: int
 ) -> None:
     faults = Faults(seed=seed, reorder=2 ** (seed % 6 + 1), duplicate=0.3, delay=0.001)
-    with injected(scheme, faults), splitarrow.open(server.uri("data", scheme)) as stream:
+    with inject_faults(scheme, faults), splitarrow.open(server.uri("data", scheme)) as stream:
         assert stream.read_all().equals(table)
-    with injected(scheme, faults), splitarrow.open(pair(server, scheme)) as stream:
+    with inject_faults(scheme, faults), splitarrow.open(pair(server, scheme)) as stream:
         assert stream.read_all().equals(table)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=8))
 def test_faults_never_shorten(
     server: splitarrow.Server, scheme: str, table: pa.Table, seed: int
 ) -> None:
@@ -263,9 +270,9 @@ def test_faults_never_shorten(
         Faults(seed=seed, corrupt=0.1),
         Faults(seed=seed, drop=0.05, reorder=8, duplicate=0.2),
     ][seed % 4]
-    with injected(scheme, faults):
+    with inject_faults(scheme, faults):
         try:
-            with splitarrow.open(server.uri("data", scheme), stall_timeout=0.5) as stream:
+            with splitarrow.open(server.uri("data", scheme), stall_timeout=0.2) as stream:
                 result = stream.read_all()
         except SplitArrowError:
             return

@@ -15,8 +15,9 @@ import pytest
 import trustme
 
 import splitarrow
+from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, ROOT, Manager
 
-from .conftest import COMMAND, DEPLOY, PATIENCE, ROOT, Manager
+pytestmark = pytest.mark.slow
 
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 HEALTHY = DEPLOY / "docker" / "healthy.py"

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from helpers.service_manager import PATIENCE, Manager
 from splitarrow.server.notify import notify, watchdog_seconds
-
-from .conftest import PATIENCE, Manager
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_how_often_the_watchdog_is_told(
     assert watchdog_seconds() == seconds
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_daemon_tells_that_it_is_ready_alive_and_stopping(
     manager: Manager, data: Path, workers: str
 ) -> None:

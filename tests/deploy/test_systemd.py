@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, Manager
 from splitarrow.server.config import load_settings
 
-from .conftest import COMMAND, DEPLOY, PATIENCE, Manager
+pytestmark = pytest.mark.slow
 
 UNIT = DEPLOY / "systemd" / "splitarrow.service"
 CONFIG = DEPLOY / "systemd" / "splitarrow.toml"
@@ -64,6 +65,13 @@ def test_the_command_is_one_of_ours(service: dict[str, str]) -> None:
     assert done.returncode == 0
 
 
+def test_a_reload_checks_the_configuration_first(service: dict[str, str]) -> None:
+    check, hang_up = (shlex.split(command) for command in service["ExecReload"].split(" ; "))
+    assert Path(check[0]) == Path(shlex.split(service["ExecStart"])[0])
+    assert check[1:] == ["check-config", "/etc/splitarrow/splitarrow.toml"]
+    assert hang_up == ["/bin/kill", "-HUP", "$MAINPID"]
+
+
 def test_the_daemon_serves_with_the_configuration(
     service: dict[str, str], manager: Manager, data: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +105,8 @@ def test_the_daemon_serves_with_the_configuration(
     manager.wait_for("READY=1")
     ready = json.loads((run / "ready.json").read_text())
     assert ready["control"].startswith("grpc+tls://127.0.0.1:")
+    process.send_signal(signal.SIGHUP)
+    manager.wait_for("READY=1")
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, log

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..protocol.streams import arrived, cut, decoded, frames_of, reassembled
+from helpers.streams import (
+    decode_messages,
+    list_frames,
+    reassembled,
+    receive_frames,
+    split_messages,
+)
 
 
 def test_the_streams_of_the_integration_tests_arrive(arrow_test_data: Path) -> None:
@@ -17,9 +23,9 @@ def test_the_streams_of_the_integration_tests_arrive(arrow_test_data: Path) -> N
         with pa.ipc.open_stream(stream) as reader:
             expected, schema = list(reader), reader.schema
         for headroom in (0, 1 << 16):
-            messages = reassembled(arrived(frames_of(cut(stream)), headroom))
+            messages = reassembled(receive_frames(list_frames(split_messages(stream)), headroom))
             # Some hold values of date64 that are no whole days, which full validation refuses.
-            got_schema, got = decoded(messages, validate="cheap")
+            got_schema, got = decode_messages(messages, validate="cheap")
             assert got_schema.equals(schema, check_metadata=True), path
             assert len(got) == len(expected), path
             for received, sent in zip(got, expected, strict=True):

@@ -8,7 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.blocking import open as open_stream
+from helpers import wire_reader as reader
+from helpers.arrow_data import make_arrays_of_all_types
+from helpers.wire_writer import Manners, Writer
+from splitarrow.client.stream.blocking import open as open_stream
 from splitarrow.errors import (
     ConnectionLostError,
     ExhaustedError,
@@ -20,15 +23,11 @@ from splitarrow.errors import (
     TransportError,
 )
 
-from ..property.arrow_data import arrays_of_all_types
-from . import reader
-from .writer import Manners, Writer
-
 ORDERS = ["metadata first", "bodies first", "all bodies first", "backwards"]
 
 
 def table() -> pa.Table:
-    arrays = arrays_of_all_types()
+    arrays = make_arrays_of_all_types()
     names = ["int64", "string", "list", "dictionary by int8", "string_view", "struct"]
     batch = pa.record_batch([arrays[name] for name in names], names=names)
     large = pa.concat_tables([pa.table(batch)] * 3000).combine_chunks()
@@ -115,7 +114,7 @@ def refused(manners: Manners, expected: type[SplitArrowError], match: str) -> No
 
 def test_a_wrong_count_raises() -> None:
     refused(Manners(count=3), ProtocolError, "counts 3")
-    refused(Manners(count=5, cut=1 << 30), ConnectionLostError, "missing is message 4")
+    refused(Manners(count=5, cut=1 << 30), ConnectionLostError, "missing: message 4")
 
 
 def test_an_end_that_does_not_come_raises() -> None:

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
-
-from ..property.arrow_data import arrays_of_all_types, batches_of
-from .reader import WireError, ipc_stream, read
+from helpers.arrow_data import make_arrays_of_all_types, make_batches
+from helpers.wire_reader import WireError, ipc_stream, read
 
 
 def received(*uris: str) -> pa.Table:
@@ -26,7 +25,7 @@ def write_file(path: Path, table: pa.Table, compression: Any = None) -> Path:
 
 
 def some_table() -> pa.Table:
-    arrays = arrays_of_all_types()
+    arrays = make_arrays_of_all_types()
     names = ["int64", "string", "list", "dictionary by int8", "string_view", "struct"]
     return pa.concat_tables([pa.table([arrays[n] for n in names], names=names)] * 900)
 
@@ -54,7 +53,7 @@ def test_a_table_in_memory_arrives() -> None:
 
 @pytest.mark.parametrize("name", ["dictionary by int8", "list of dictionary", "null", "map"])
 def test_slices_and_empty_batches_arrive(name: str) -> None:
-    batches = batches_of(arrays_of_all_types()[name])
+    batches = make_batches(make_arrays_of_all_types()[name])
     table = pa.Table.from_batches(batches)
     with splitarrow.serve({"t": table}, listen=["tcp://127.0.0.1:0"]) as server:
         assert received(server.uri("t", scheme="tcp")).to_pylist() == table.to_pylist()

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.files import write_file
+from helpers.streams import source_messages
 from splitarrow.errors import NotFoundError, ProtocolError
-from splitarrow.protocol.frames import Outgoing, Tagged, Untagged
+from splitarrow.protocol.frames import OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.splitter import Splitter
 from splitarrow.protocol.uri import DataUri
-
-from ..contract.conftest import source_messages
+from splitarrow.transport.ucx.request_tags import find_remote_request_tag
 
 if shutil.which("gcc") is None:
     pytest.skip("gcc is not installed: no C program can be made", allow_module_level=True)
@@ -70,9 +71,7 @@ def test_a_program_reads_from_our_server(
     table = some_table()
     source: Any = table
     if kind == "file":
-        source = tmp_path / "data.arrow"
-        with pa.ipc.new_file(str(source), table.schema) as writer:
-            writer.write_table(table)
+        source = write_file(tmp_path / "data.arrow", table)
     with splitarrow.serve({"data": source}, listen=["ucx://127.0.0.1:0"], control=None) as server:
         for _ in range(2):
             done = run_reader(programs, server.uri("data"), mode)
@@ -104,7 +103,8 @@ def test_a_program_reads_from_our_memory(programs: Path, vega_test_data: Path, m
     with splitarrow.serve({"data": path}, listen=["ucx://127.0.0.1:0"], control=None) as server:
         uri = DataUri.parse(server.uri("data"))
         region = [hex(uri.require_want_data()), hex(uri.free_data or 0)]
-        arguments = [uri.host, str(uri.port), hex(uri.remote_tag or 0), "data", mode, *region]
+        request_tag = hex(find_remote_request_tag(uri) or 0)
+        arguments = [uri.host, str(uri.port), request_tag, "data", mode, *region]
         done = subprocess.run([programs / "reader", *arguments], capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr.decode()
         assert pa.ipc.open_stream(done.stdout).read_all() == expected
@@ -112,14 +112,14 @@ def test_a_program_reads_from_our_memory(programs: Path, vega_test_data: Path, m
         assert server.stats()["bad_frees"] == 0
 
 
-def write_frames(path: Path, frames: list[Outgoing]) -> None:
+def write_frames(path: Path, frames: list[OutgoingFrame]) -> None:
     with path.open("wb") as file:
         for frame in frames:
-            if isinstance(frame, Untagged):
+            if isinstance(frame, UntaggedFrame):
                 file.write(struct.pack("<BQQ", 0, 0, len(frame.payload)) + frame.payload)
             else:
                 file.write(struct.pack("<BQQ", 1, frame.tag, frame.nbytes))
-                file.writelines(frame.parts)
+                file.writelines(frame.buffers)
 
 
 def read_from(programs: Path, path: Path, mode: str, ticket: str = "data") -> pa.Table:
@@ -161,9 +161,9 @@ def test_a_failure_of_a_program_is_told(programs: Path, tmp_path: Path) -> None:
 
 def test_reserved_bits_in_a_tag_are_refused(programs: Path, tmp_path: Path) -> None:
     splitter = Splitter()
-    frames: list[Outgoing] = []
+    frames: list[OutgoingFrame] = []
     for frame in splitter.split(source_messages(some_table())):
-        if isinstance(frame, Tagged) and frame.tag == 2:
+        if isinstance(frame, TaggedFrame) and frame.tag == 2:
             frame = frame._replace(tag=2 | 1 << 40)
         frames.append(frame)
     write_frames(tmp_path / "frames", [*frames, *splitter.end()])

@@ -1,18 +1,17 @@
-"""One Spark session for all tests, and daemons that are processes of their own."""
+"""The Spark session that all tests share, and daemons with a control plane."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from splitarrow.benchmarks.serving import Daemon
+from helpers.daemons import StartDaemon
 from splitarrow.pipeline import session
+from splitarrow.testing import Daemon
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -22,49 +21,56 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "OFF",
     "spark.task.maxFailures": "4",
+    # A zone that is not UTC shows where a conversion takes the session's zone by mistake.
     "spark.sql.session.timeZone": "America/New_York",
 }
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session whose tasks are tried again, as on a cluster."""
+    """A session that repeats failed tasks, as a cluster does."""
     warehouse = tmp_path_factory.mktemp("warehouse")
-    before = dict(os.environ)
-    found = session(
+    environment = dict(os.environ)
+    spark = session(
         "splitarrow tests",
         master="local[2,4]",
         settings={**SETTINGS, "spark.sql.warehouse.dir": str(warehouse)},
     )
     try:
-        yield found
+        yield spark
     finally:
-        found.stop()
-        gateway: Any = type(found.sparkContext)._gateway
-        if gateway is not None:
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait(30)
-            type(found.sparkContext)._gateway = None
+        spark.stop()
+        _stop_java(type(spark.sparkContext))
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
+
+
+def _stop_java(context: Any) -> None:
+    """End the Java process, which PySpark otherwise keeps until this process ends."""
+    gateway = context._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        context._gateway = None
 
 
 @pytest.fixture
-def daemon() -> Iterator[Callable[..., Daemon]]:
-    """Start daemons: names and paths, and further arguments of ``serve``."""
-    with ExitStack() as stack:
-        yield lambda datasets, *more: stack.enter_context(Daemon(datasets, *more))
+def serve(daemon: StartDaemon) -> Callable[..., Daemon]:
+    """Start daemons with a control plane, which listen on TCP and shared memory."""
+
+    def start(datasets: Mapping[str, Path] | None = None, **settings: Any) -> Daemon:
+        listen = ["tcp://127.0.0.1:0", "shm://"]
+        return daemon(datasets, listen=listen, control="grpc://127.0.0.1:0", **settings)
+
+    return start
 
 
-def write_arrow(path: Path, table: pa.Table, rows: int | None = None) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows)
-    return path
-
-
-def write_folder(folder: Path, tables: list[pa.Table]) -> Path:
-    for index, table in enumerate(tables):
-        write_arrow(folder / f"{index:05}.arrow", table)
-    return folder
+@pytest.fixture
+def writable_daemons(serve: Callable[..., Daemon], tmp_path: Path) -> list[Daemon]:
+    """Two daemons that accept uploads."""
+    daemons: list[Daemon] = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        daemons.append(serve(writable=tmp_path / name))
+    return daemons

@@ -1,9 +1,11 @@
-"""Reading while things break: every row once, or a failure; and datasets of many shards."""
+"""Reading while processes die: the query returns every row once, or fails."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,47 +16,55 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 
+from helpers.files import write_shards
+from helpers.publication import read_version
+from helpers.waiting import PATIENCE, wait_until
 from splitarrow.pipeline.options import Options
-from splitarrow.pipeline.source import OPTIONS, ShardReader, origin_of, schema_of
-from splitarrow.server.catalog.versions import VersionStore
-
-from .conftest import write_folder
+from splitarrow.pipeline.publish_folder import publish_folder
+from splitarrow.pipeline.source.reader import OPTIONS, DatasetReader, dataset_schema
+from splitarrow.pipeline.source.remote_dataset import RemoteDataset
+from splitarrow.publication.version_store import VersionStore
 
 ROWS, SHARDS = 20_000, 4
-SUMS = ("count(id)", "sum(id)", "bit_xor(xxhash64(id, s))")
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
-def tables(rows=ROWS, shards=SHARDS):
-    share = rows // shards
+def make_tables():
+    rows = ROWS // SHARDS
     return [
-        pa.table({"id": numbers, "s": [f"row {n}" for n in numbers]})
-        for numbers in (list(range(i * share, (i + 1) * share)) for i in range(shards))
+        pa.table({"id": ids, "s": [f"row {n}" for n in ids]})
+        for ids in (list(range(i * rows, (i + 1) * rows)) for i in range(SHARDS))
     ]
 
 
-def sums(frame):
-    return tuple(frame.selectExpr(*SUMS).collect()[0])
+def digest(frame):
+    """Compute values that a missing, duplicate or different row changes."""
+    return tuple(frame.selectExpr("count(id)", "sum(id)", "bit_xor(xxhash64(id, s))").collect()[0])
 
 
-def killing(marks, times):
-    """The source, but for tasks that kill their process in the middle of a shard."""
+def killing_source(marks, kills):
+    """Return the data source, with tasks that kill their own process in the middle of a shard.
 
-    class Reader(ShardReader):
+    Each kill leaves a file in the folder `marks`. After `kills` of them the tasks survive.
+    """
+
+    class Reader(DatasetReader):
         def read(self, partition):
             for index, batch in enumerate(super().read(partition)):
                 for begin in range(0, batch.num_rows, 1000):
                     yield batch.slice(begin, 1000)
-                    if begin == 2000 and not index and len(list(marks.iterdir())) < times:
+                    if begin == 2000 and not index and len(list(marks.iterdir())) < kills:
                         (marks / str(len(list(marks.iterdir())))).touch()
                         os.kill(os.getpid(), signal.SIGKILL)
 
     class Source(ds.DataSource):
         @classmethod
         def name(cls):
-            return "killed_source"
+            return "killing_source"
 
         def schema(self):
-            return schema_of(origin_of(Options(self.options, OPTIONS)).info(), None)
+            options = Options(self.options, OPTIONS)
+            return dataset_schema(RemoteDataset.from_options(options).info())
 
         def reader(self, schema):
             return Reader(Options(self.options, OPTIONS), schema, None)
@@ -62,88 +72,88 @@ def killing(marks, times):
     return Source
 
 
-@pytest.mark.parametrize("times", [2, 99])
-def test_a_killed_worker_loses_and_doubles_no_row(spark, tmp_path, daemon, times):
-    (marks := tmp_path / "marks").mkdir()
-    uri = daemon({"set": write_folder(tmp_path / "set", tables())}).control_uri
-    spark.dataSource.register(killing(marks, times))
-    expected = sums(spark.createDataFrame(pa.concat_tables(tables())))
-    frame = spark.read.format("killed_source").option("uri", uri).option("dataset", "set").load()
-    if times == 2:
-        assert sums(frame) == expected
-        assert len(list(marks.iterdir())) == 2
-    else:
-        with pytest.raises((PySparkException, Py4JJavaError)):
-            sums(frame)
+@pytest.fixture
+def read_and_kill(spark, serve, tmp_path):
+    """Read through `killing_source`; return its rows and the folder of marks."""
+
+    def read(kills):
+        (marks := tmp_path / "marks").mkdir()
+        write_shards(tmp_path / "set", make_tables())
+        uri = serve({"set": tmp_path / "set"}).control_uri
+        spark.dataSource.register(killing_source(marks, kills))
+        reader = spark.read.format("killing_source").option("uri", uri)
+        return reader.option("dataset", "set").load(), marks
+
+    return read
 
 
-def test_a_frame_keeps_its_version(spark, tmp_path, daemon):
-    place = str(tmp_path / "set")
+def test_killed_workers_are_replaced_without_missing_or_duplicate_rows(spark, read_and_kill):
+    frame, marks = read_and_kill(kills=2)
+    assert digest(frame) == digest(spark.createDataFrame(pa.concat_tables(make_tables())))
+    assert len(list(marks.iterdir())) == 2
+
+
+def test_a_task_whose_worker_is_killed_each_time_fails_the_query(read_and_kill):
+    frame, _ = read_and_kill(kills=99)
+    with pytest.raises(SPARK_ERRORS):
+        digest(frame)
+
+
+def test_a_frame_keeps_its_version(spark, tmp_path, serve):
+    location = str(tmp_path / "set")
 
     def write(rows, mode):
         frame = spark.range(0, rows, numPartitions=2)
-        frame.write.format("splitarrow").mode(mode).save(place)
+        frame.write.format("splitarrow").mode(mode).save(location)
 
     write(100, "append")
-    uri = daemon({"set": tmp_path / "set"}).control_uri
-    reader = spark.read.format("splitarrow").option("uri", uri)
+    reader = spark.read.format("splitarrow")
+    reader = reader.option("uri", serve({"set": tmp_path / "set"}).control_uri)
     old = reader.load("set")
     assert old.count() == 100
     write(7, "overwrite")
-    assert VersionStore(place).versions() == [1, 2]
-    deadline = time.monotonic() + 60
-    while reader.load("set").count() != 7:
-        assert time.monotonic() < deadline
+    assert VersionStore(location).list_versions() == [1, 2]
+    wait_until(lambda: reader.load("set").count() == 7, "the new version")
     assert old.where("id >= 0").count() == 100
 
 
-def test_a_daemon_killed_in_mid_job_is_replaced_by_a_replica(spark, tmp_path, daemon):
-    from splitarrow.pipeline.spread import publish_folder
-
+def test_replicas_replace_a_daemon_that_is_killed_during_a_query(spark, tmp_path, writable_daemons):
     source = str(tmp_path / "source")
     frame = spark.range(0, 3000, numPartitions=6).selectExpr("id", "concat('row ', id) as s")
     frame.write.format("splitarrow").mode("append").save(source)
-    daemons = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        daemons.append(daemon({}, "--writable", str(tmp_path / name)))
-    uris = [found.control_uri for found in daemons]
+    uris = [daemon.control_uri for daemon in writable_daemons]
     publish_folder(source, "rows", uris, replicas=2)
-    reached, killed = tmp_path / "reached", tmp_path / "killed"
+    received, killed = tmp_path / "received", tmp_path / "killed"
 
-    def held(batches):
+    def wait_for_kill(batches):
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
+        deadline = time.monotonic() + PATIENCE
         for batch in batches:
             if context.partitionId() == 0:
-                reached.touch()
-                until = time.monotonic() + 60
-                while not killed.exists() and time.monotonic() < until:
+                received.touch()
+                while not killed.exists():
+                    assert time.monotonic() < deadline
                     time.sleep(0.01)
             yield batch
 
-    read = spark.read.format("splitarrow").option("uri", ",".join(uris)).load("rows")
+    rows = spark.read.format("splitarrow").option("uri", ",".join(uris)).load("rows")
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(sums, read.mapInArrow(held, read.schema))
-        deadline = time.monotonic() + 60
-        while not reached.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.kill(daemons[0].pid, signal.SIGKILL)
+        result = pool.submit(digest, rows.mapInArrow(wait_for_kill, rows.schema))
+        wait_until(received.exists, "the first batch")
+        writable_daemons[0].kill()
         killed.touch()
-        assert result.result(120) == sums(frame)
-    os.kill(daemons[1].pid, signal.SIGKILL)
-    with pytest.raises((PySparkException, Py4JJavaError), match="no daemon answers"):
-        sums(read)
+        assert result.result(2 * PATIENCE) == digest(frame)
+    writable_daemons[1].kill()
+    with pytest.raises(SPARK_ERRORS, match="no daemon responds"):
+        digest(rows)
 
 
 @pytest.mark.long
-def test_speculative_copies_of_tasks_are_counted_once(tmp_path):
-    """Of a session of its own: speculation is settled when Spark starts."""
-    import subprocess
-    import sys
-
+@pytest.mark.slow
+def test_speculative_tasks_write_each_row_once(tmp_path):
+    """Needs a session of its own, because Spark reads the settings of speculation at startup."""
     script = f"""if True:
         import time
         from splitarrow.pipeline import session
@@ -163,26 +173,25 @@ def test_speculative_copies_of_tasks_are_counted_once(tmp_path):
             {str(tmp_path / "set")!r})
         spark.stop()
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=200
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    manifest: Any = VersionStore(str(tmp_path / "set")).load()
-    found: list[Any] = []
-    for shard in manifest.shards:
-        found += pa.ipc.open_file(str(tmp_path / "set" / shard.path)).read_all()["id"].to_pylist()
-    assert sorted(found) == list(range(10000))
+    assert process.returncode == 0, process.stderr[-3000:]
+    store = VersionStore(str(tmp_path / "set"))
+    manifest: Any = store.load()
+    ids: list[Any] = read_version(store, manifest)["id"].to_pylist()
+    assert sorted(ids) == list(range(10000))
     files = [path for path in (tmp_path / "set" / "data").rglob("*") if path.is_file()]
     assert len(files) == len(manifest.shards)
 
 
 @pytest.mark.long
-def test_a_thousand_shards(spark, tmp_path, daemon):
+def test_a_thousand_shards(spark, tmp_path, serve):
     frame = spark.range(0, 100_000, numPartitions=2).selectExpr("id", "concat('r', id) as s")
-    place = str(tmp_path / "set")
-    frame.write.format("splitarrow").option("rows_per_shard", 100).mode("append").save(place)
-    uri = daemon({"set": tmp_path / "set"}).control_uri
+    location = str(tmp_path / "set")
+    frame.write.format("splitarrow").option("rows_per_shard", 100).mode("append").save(location)
+    uri = serve({"set": tmp_path / "set"}).control_uri
     reader = spark.read.format("splitarrow").option("uri", uri)
-    found = reader.option("shards_per_partition", 100).load("set")
-    assert found.rdd.getNumPartitions() == 10
-    assert sums(found) == sums(frame)
+    rows = reader.option("shards_per_partition", 100).load("set")
+    assert rows.rdd.getNumPartitions() == 10
+    assert digest(rows) == digest(frame)

@@ -1,4 +1,4 @@
-"""The job: any source, prepared and split, to a folder or to daemons; errors in one line."""
+"""The publishing job: sources, row operations, destinations, and errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import trustme
 from pyarrow import csv, orc
 
 import splitarrow
+from helpers.publication import read_version
 from splitarrow import errors
-from splitarrow.benchmarks.serving import Daemon
-from splitarrow.pipeline.batching import batches_for
-from splitarrow.pipeline.publish import Publication, format_of, publish
-from splitarrow.pipeline.session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
-from splitarrow.server.catalog.versions import VersionStore
-from splitarrow.transport.certificates import TlsOptions
+from splitarrow.pipeline.publish import PublishJob, publish
+from splitarrow.pipeline.publish.inputs import detect_format
+from splitarrow.publication.version_store import VersionStore
+from splitarrow.testing import Daemon
+from splitarrow.transport.tls.options import TlsOptions
 
 ROWS = 2000
 
@@ -37,6 +37,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def source(table, tmp_path_factory):
+    """A folder with the table in every format."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "parquet").mkdir()
     pq.write_table(table.slice(0, 1500), folder / "parquet" / "a.parquet")
@@ -48,27 +49,32 @@ def source(table, tmp_path_factory):
     return folder
 
 
-def rows_of(place):
-    store: Any = VersionStore(str(place))
-    found: list[Any] = []
-    for shard in store.load().shards:
-        with store.open_shard(shard) as file:
-            found += pa.ipc.open_file(file).read_all().to_pylist()
-    return found
+def read_rows(location):
+    """Return the rows of the current version of a published dataset."""
+    store = VersionStore(str(location))
+    return read_version(store, store.load()).to_pylist()
 
 
 @pytest.mark.parametrize("name", ["parquet", "t.csv", "t.orc", "t.jsonl"])
-def test_every_kind_of_source(spark, source, table, tmp_path, name):
-    (done,) = publish(spark, Publication(str(source / name), "trips", [str(tmp_path)]))
-    assert (done.rows, done.version, done.name) == (ROWS, 1, "trips")
-    found = sorted(rows_of(tmp_path / "trips"), key=lambda row: row["id"])
-    assert [(row["id"], row["group"], row["fare"]) for row in found] == [
+def test_every_format_is_read(spark, source, table, tmp_path, name):
+    (result,) = publish(spark, PublishJob(str(source / name), "trips", [str(tmp_path)]))
+    assert (result.rows, result.version, result.name) == (ROWS, 1, "trips")
+    rows = sorted(read_rows(tmp_path / "trips"), key=lambda row: row["id"])
+    assert [(row["id"], row["group"], row["fare"]) for row in rows] == [
         tuple(row.values()) for row in table.to_pylist()
     ]
 
 
-def test_rows_are_chosen_cast_and_sorted(spark, source, tmp_path):
-    wanted = Publication(
+def test_the_format_is_detected_by_file_names(tmp_path):
+    (tmp_path / "x.csv").touch()
+    assert detect_format(str(tmp_path)) == "csv"
+    (tmp_path / "x.parquet").touch()
+    with pytest.raises(errors.UsageError, match="it has files of csv and parquet"):
+        detect_format(str(tmp_path))
+
+
+def test_rows_are_filtered_selected_cast_and_sorted(spark, source, tmp_path):
+    job = PublishJob(
         str(source / "parquet"),
         "trips",
         [str(tmp_path)],
@@ -80,18 +86,18 @@ def test_rows_are_chosen_cast_and_sorted(spark, source, tmp_path):
         dictionary="auto",
         compression="zstd",
     )
-    (done,) = publish(spark, wanted)
+    (result,) = publish(spark, job)
     manifest: Any = VersionStore(str(tmp_path / "trips")).load()
     assert manifest.schema.field("id").type == pa.int32()
     assert pa.types.is_dictionary(manifest.schema.field("group").type)
-    found = rows_of(tmp_path / "trips")
-    assert [row["id"] for row in found] == list(range(ROWS - 1, 399, -1))
-    assert found[0]["twice"] == (ROWS - 1) / 2
-    assert done.rows == ROWS - 400
+    rows = read_rows(tmp_path / "trips")
+    assert [row["id"] for row in rows] == list(range(ROWS - 1, 399, -1))
+    assert rows[0]["twice"] == (ROWS - 1) / 2
+    assert result.rows == ROWS - 400
 
 
-def test_a_split_is_a_partition_that_keeps_groups_together(spark, source, tmp_path):
-    wanted = Publication(
+def test_a_split_puts_each_group_into_one_share(spark, source, tmp_path):
+    job = PublishJob(
         str(source / "parquet"),
         "trips",
         [str(tmp_path)],
@@ -100,24 +106,24 @@ def test_a_split_is_a_partition_that_keeps_groups_together(spark, source, tmp_pa
         shuffle_seed=7,
         repartition=1,
     )
-    names = [done.name for done in publish(spark, wanted)]
+    names = [result.name for result in publish(spark, job)]
     assert names == ["trips-train", "trips-validation"]
-    train, validation = (rows_of(tmp_path / name) for name in names)
+    train, validation = (read_rows(tmp_path / name) for name in names)
     assert sorted(row["id"] for row in train + validation) == list(range(ROWS))
     assert validation
     assert not {row["group"] for row in train} & {row["group"] for row in validation}
     assert [row["id"] for row in train] != sorted(row["id"] for row in train)
-    again = tmp_path / "again"
-    publish(spark, replace(wanted, to=[str(again)]))
-    assert rows_of(again / "trips-train") == train
+    repeated = tmp_path / "repeated"
+    publish(spark, replace(job, to=[str(repeated)]))
+    assert read_rows(repeated / "trips-train") == train
 
 
-def test_modes_and_a_job_that_is_done_again(spark, source, tmp_path):
-    def run(mode, job=None):
-        wanted = Publication(
-            str(source / "parquet"), "t", [str(tmp_path)], mode=mode, job_id=job, filter="id < 5"
+def test_modes_and_a_repeated_job(spark, source, tmp_path):
+    def run(mode, job_id=None):
+        job = PublishJob(
+            str(source / "parquet"), "t", [str(tmp_path)], mode=mode, job_id=job_id, filter="id < 5"
         )
-        return publish(spark, wanted)[0].version
+        return publish(spark, job)[0].version
 
     assert run("error", "one") == 1
     assert run("error", "one") == 1
@@ -125,22 +131,18 @@ def test_modes_and_a_job_that_is_done_again(spark, source, tmp_path):
         run("error")
     assert run("ignore") == 1
     assert (run("append", "two"), run("append", "two")) == (2, 2)
-    assert len(rows_of(tmp_path / "t")) == 10
+    assert len(read_rows(tmp_path / "t")) == 10
     assert run("overwrite") == 3
-    assert len(rows_of(tmp_path / "t")) == 5
+    assert len(read_rows(tmp_path / "t")) == 5
 
 
-def test_to_daemons(spark, source, tmp_path, daemon):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    daemons = [daemon({}, "--writable", str(folder)) for folder in folders]
-    uris = [found.control_uri for found in daemons]
-    wanted = Publication(
+def test_daemons_receive_all_rows_in_order(spark, source, writable_daemons):
+    uris = [daemon.control_uri for daemon in writable_daemons]
+    job = PublishJob(
         str(source / "parquet"), "trips", uris, mode="overwrite", rows_per_shard=100, sort=["id"]
     )
-    (done,) = publish(spark, wanted)
-    assert done.rows == ROWS
+    (result,) = publish(spark, job)
+    assert result.rows == ROWS
     frame = spark.read.format("splitarrow").option("uri", ",".join(uris)).load("trips")
     assert frame.agg({"id": "sum", "*": "count"}).collect()[0].asDict() == {
         "sum(id)": sum(range(ROWS)),
@@ -150,87 +152,69 @@ def test_to_daemons(spark, source, tmp_path, daemon):
         assert client.read("trips").read_all()["id"].to_pylist() == list(range(ROWS))
 
 
-def test_to_a_daemon_with_tls(spark, source, tmp_path):
+def test_a_daemon_with_tls_receives_rows(spark, source, tmp_path):
     authority = trustme.CA()
     pem, ca, folder = tmp_path / "server.pem", tmp_path / "ca.pem", tmp_path / "data"
     folder.mkdir()
     authority.cert_pem.write_to_path(str(ca))
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(pem))
-    served = ("--writable", str(folder), "--tls-cert", str(pem))
-    with Daemon({}, *served, control="grpc+tls://127.0.0.1:0") as daemon:
+    with Daemon(control="grpc+tls://127.0.0.1:0", writable=folder, tls_cert=pem) as daemon:
         uri = daemon.control_uri
-        wanted = Publication(str(source / "t.csv"), "trips", [uri], mode="overwrite")
+        job = PublishJob(str(source / "t.csv"), "trips", [uri], mode="overwrite")
         with pytest.raises(errors.SplitArrowError, match="certificate"):
-            publish(spark, wanted)
-        (done,) = publish(spark, replace(wanted, tls=TlsOptions(str(ca))))
-        assert done.rows == ROWS
+            publish(spark, job)
+        (result,) = publish(spark, replace(job, tls=TlsOptions(str(ca))))
+        assert result.rows == ROWS
         reader = spark.read.format("splitarrow").option("uri", uri).option("tls_ca", str(ca))
         assert reader.load("trips").count() == ROWS
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "text"),
+    ("change", "message"),
     [
-        ({"source": "nix.parquet"}, errors.UsageError, "nix.parquet"),
-        ({"source": "nix"}, errors.UsageError, "no name says it; say the format"),
-        ({"select": "nix"}, errors.UsageError, "nix"),
-        ({"filter": "id >"}, errors.UsageError, "[Ss]yntax|PARSE"),
-        ({"cast": {"nix": "int"}}, errors.UsageError, "no column 'nix' to cast"),
-        ({"cast": {"group": "int"}}, errors.DatasetError, "g\\d"),
-        ({"sort": ["nix"]}, errors.UsageError, "no column 'nix'"),
-        ({"to": []}, errors.UsageError, "where to publish"),
-        ({"to": ["a", "grpc://b"]}, errors.UsageError, "one folder, or to control planes"),
-        ({"split": {"a": 0.9, "b": 0.3}}, errors.UsageError, "add up to 1.2"),
-        ({"mode": "replace"}, errors.UsageError, "known are append"),
-        ({"dictionary": "fare"}, errors.DatasetError, "dictionary names 'fare', which is double"),
+        ({"to": []}, "no destination; pass"),
+        ({"to": ["a", "grpc://b"]}, "either one folder or only control planes"),
+        ({"to": ["grpc://b"]}, "for daemons it must be 'append' or 'overwrite'"),
+        ({"split": {"a": 0.9, "b": 0.3}}, "add up to 1.2"),
+        ({"split": {"a": -1.0}}, "the share 'a' of the split is -1.0"),
+        ({"split_by": ["id"]}, "split_by requires a split"),
+        ({"mode": "replace"}, "must be one of append"),
+        ({"format": "xml"}, "must be one of parquet"),
+        ({"sort": ["id"], "shuffle_seed": 1}, "exclude each other"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(spark, source, tmp_path, more, error, text):
-    given: dict[str, Any] = {"source": str(source / "parquet"), "name": "t", "to": [str(tmp_path)]}
-    given |= more
-    with pytest.raises(error, match=text) as caught:
-        publish(spark, Publication(**given))
+def test_contradictory_settings_are_an_error(change, message):
+    settings: dict[str, Any] = {"source": "trips.parquet", "to": ["sets"]}
+    with pytest.raises(errors.UsageError, match=message):
+        PublishJob(name="t", **{**settings, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"source": "absent.parquet"}, errors.UsageError, "absent.parquet"),
+        ({"source": "absent"}, errors.UsageError, "it has no known suffix; set the format"),
+        ({"select": "absent"}, errors.UsageError, "absent"),
+        ({"filter": "id >"}, errors.UsageError, "[Ss]yntax|PARSE"),
+        ({"cast": {"absent": "int"}}, errors.UsageError, "no column 'absent'; the columns are"),
+        ({"cast": {"group": "int"}}, errors.DatasetError, "g\\d"),
+        ({"sort": ["absent"]}, errors.UsageError, "no column 'absent'"),
+        (
+            {"dictionary": "fare"},
+            errors.DatasetError,
+            "cannot dictionary-encode column 'fare' of type double",
+        ),
+    ],
+)
+def test_an_error_is_one_line(spark, source, tmp_path, change, error, message):
+    settings: dict[str, Any] = {"source": str(source / "parquet"), "to": [str(tmp_path)]}
+    with pytest.raises(error, match=message) as caught:
+        publish(spark, PublishJob(name="t", **{**settings, **change}))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "t" / "_splitarrow" / "versions").exists()
 
 
-def test_malformed_rows_fail_the_job(spark, tmp_path):
+def test_a_malformed_row_fails_the_job(spark, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"a": 1}\n{"a": \n')
     with pytest.raises(errors.DatasetError):
-        publish(spark, Publication(str(tmp_path / "t.jsonl"), "t", [str(tmp_path / "out")]))
-
-
-def test_the_format_is_what_the_names_say(tmp_path):
-    (tmp_path / "x.csv").touch()
-    assert format_of(str(tmp_path)) == "csv"
-    (tmp_path / "x.parquet").touch()
-    with pytest.raises(errors.UsageError, match="it has csv and parquet"):
-        format_of(str(tmp_path))
-
-
-@pytest.mark.parametrize(("width", "limited"), [(10, False), (100_000, True)])
-def test_batches_are_bounded_by_bytes_where_rows_are_wide(spark, width, limited):
-    frame = spark.createDataFrame([(1, "x" * width)], "id int, text string")
-    with batches_for(spark, frame):
-        assert (int(spark.conf.get(BATCH_BYTES)) < 1 << 30) == limited
-        assert (int(spark.conf.get(BATCH_ROWS)) > 1000) == (not limited)
-    assert {
-        key: spark.conf.get(key) for key in (BATCH_BYTES, BATCH_ROWS)
-    }.items() <= DEFAULTS.items()
-
-
-def test_a_bound_that_the_user_has_set_stays(spark):
-    frame = spark.createDataFrame([(1, "x" * 100_000)], "id int, text string")
-    spark.conf.set(BATCH_BYTES, "12345678")
-    try:
-        with batches_for(spark, frame):
-            assert spark.conf.get(BATCH_BYTES) == "12345678"
-    finally:
-        spark.conf.set(BATCH_BYTES, DEFAULTS[BATCH_BYTES])
-
-
-def test_wide_rows_are_written(spark, tmp_path):
-    frame = spark.range(0, 2000, numPartitions=2).selectExpr("id", "repeat('x', 300000) as image")
-    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "images"))
-    manifest: Any = VersionStore(str(tmp_path / "images")).load()
-    assert sum(shard.rows for shard in manifest.shards) == 2000
+        publish(spark, PublishJob(str(tmp_path / "t.jsonl"), "t", [str(tmp_path / "out")]))

@@ -1,4 +1,4 @@
-"""Writing with a real Spark: one version with every row once, or none, whatever fails."""
+"""The sink: a write publishes one version with every row once, or none, whatever fails."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 
 from splitarrow.pipeline.options import Options
-from splitarrow.pipeline.sink import OPTIONS, ShardSink, shard_plan
-from splitarrow.server.catalog.versions import VersionStore
+from splitarrow.pipeline.sink.writer import OPTIONS, ShardWriter, plan_write
+from splitarrow.publication.version_store import VersionStore
 
 ROWS = 10_000
 
 
-def frame_of(spark, rows=ROWS, partitions=3):
+def make_frame(spark, rows=ROWS, partitions=3):
     return spark.range(0, rows, numPartitions=partitions).selectExpr(
         "id", "id * 0.5 as half", "concat('n', id % 13) as name"
     )
@@ -31,8 +31,8 @@ def write(frame, path, mode="append", **options):
     frame.write.format("splitarrow").options(**options).mode(mode).save(str(path))
 
 
-def shards_of(path, version=None):
-    """Read every shard of a version with Arrow alone; check what the manifest says of it."""
+def read_shards(path, version=None):
+    """Read the shards of a version with Arrow alone, and compare them with the manifest."""
     store = VersionStore(str(path))
     manifest: Any = store.load(version)
     tables = []
@@ -52,18 +52,18 @@ def ids(tables):
     return sorted(value for table in tables for value in table["id"].to_pylist())
 
 
-def stored(path):
+def list_files(path):
     return sorted(str(found.relative_to(path)) for found in path.rglob("*") if found.is_file())
 
 
-def visible(path):
-    """What a reader may come to see: what a killed worker has left in staging is not."""
-    return [name for name in stored(path) if "/staging/" not in name]
+def list_visible_files(path):
+    """Return the files that a reader can see. Those that a killed worker staged are not."""
+    return [name for name in list_files(path) if "/staging/" not in name]
 
 
-def test_shards_have_the_rows_and_the_manifest_says_so(spark, tmp_path):
-    write(frame_of(spark), tmp_path, rows_per_shard=1000)
-    manifest, tables = shards_of(tmp_path)
+def test_the_manifest_describes_the_shards(spark, tmp_path):
+    write(make_frame(spark), tmp_path, rows_per_shard=1000)
+    manifest, tables = read_shards(tmp_path)
     assert (manifest.version, manifest.rows, ids(tables)) == (1, ROWS, list(range(ROWS)))
     assert [table.num_rows for table in tables] == [1000, 1000, 1000, 333] * 2 + [1000] * 3 + [334]
     for shard, table in zip(manifest.shards, tables, strict=True):
@@ -73,74 +73,77 @@ def test_shards_have_the_rows_and_the_manifest_says_so(spark, tmp_path):
         assert column.nulls == 0
 
 
-def test_shards_are_cut_by_bytes_and_hold_aligned_buffers(spark, tmp_path):
-    write(frame_of(spark, 400_000, 1), tmp_path, bytes_per_shard="5MiB")
-    manifest, tables = shards_of(tmp_path)
+def test_bytes_per_shard_limits_files_with_aligned_buffers(spark, tmp_path):
+    write(make_frame(spark, 400_000, 1), tmp_path, bytes_per_shard="5MiB")
+    manifest, tables = read_shards(tmp_path)
     assert len(tables) > 1
     assert ids(tables) == list(range(400_000))
     data = pa.py_buffer((tmp_path / manifest.shards[0].path).read_bytes())
     reader = pa.ipc.open_file(data)
     for index in range(reader.num_record_batches):
         for column in reader.get_batch(index).columns:
-            places = [b.address - data.address for b in column.buffers() if b is not None]
-            assert all(place % 64 == 0 for place in places)
+            offsets = [b.address - data.address for b in column.buffers() if b is not None]
+            assert all(offset % 64 == 0 for offset in offsets)
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_dictionaries_grow_over_the_batches_of_a_shard(spark, tmp_path, compression):
+def test_a_shard_has_one_dictionary_that_its_batches_extend(spark, tmp_path, compression):
     frame = spark.range(0, 300_000, numPartitions=1).selectExpr(
         "id", "if(id % 7 = 0, null, concat('value ', id div 1000)) as name"
     )
     write(frame, tmp_path, dictionary="name", compression=compression)
-    manifest, (table,) = shards_of(tmp_path)
+    manifest, (table,) = read_shards(tmp_path)
     assert manifest.schema.field("name").type == pa.dictionary(pa.int32(), pa.string())
     expected = frame.toArrow()
     assert table["name"].cast(pa.string()).to_pylist() == expected["name"].to_pylist()
     assert len(pa.ipc.open_file(tmp_path / manifest.shards[0].path).get_batch(0)) < 300_000
 
 
-def test_append_overwrite_and_a_job_that_is_done_again(spark, tmp_path):
-    write(frame_of(spark, 100), tmp_path, job_id="one")
-    write(frame_of(spark, 50), tmp_path, job_id="two")
-    write(frame_of(spark, 50), tmp_path, job_id="two")
+def test_modes_and_a_repeated_job(spark, tmp_path):
+    write(make_frame(spark, 100), tmp_path, job_id="one")
+    write(make_frame(spark, 50), tmp_path, job_id="two")
+    write(make_frame(spark, 50), tmp_path, job_id="two")
     store: Any = VersionStore(str(tmp_path))
-    assert (store.versions(), store.load().rows) == ([1, 2], 150)
-    write(frame_of(spark, 7), tmp_path, mode="overwrite")
-    assert ids(shards_of(tmp_path)[1]) == list(range(7))
-    assert ids(shards_of(tmp_path, 1)[1]) == list(range(100))
-    write(frame_of(spark, 0), tmp_path, mode="overwrite")
-    manifest, tables = shards_of(tmp_path)
+    assert (store.list_versions(), store.load().rows) == ([1, 2], 150)
+    write(make_frame(spark, 7), tmp_path, mode="overwrite")
+    assert ids(read_shards(tmp_path)[1]) == list(range(7))
+    assert ids(read_shards(tmp_path, 1)[1]) == list(range(100))
+    write(make_frame(spark, 0), tmp_path, mode="overwrite")
+    manifest, tables = read_shards(tmp_path)
     assert (manifest.version, tables, manifest.schema.names) == (4, [], ["id", "half", "name"])
 
 
-def test_another_schema_is_not_appended(spark, tmp_path):
-    write(frame_of(spark, 10), tmp_path)
-    with pytest.raises(PySparkException, match="differs from version 1"):
-        write(frame_of(spark, 10).drop("half"), tmp_path)
-    assert VersionStore(str(tmp_path)).versions() == [1]
+def test_appending_another_schema_is_an_error(spark, tmp_path):
+    write(make_frame(spark, 10), tmp_path)
+    with pytest.raises(PySparkException, match="differs from that of version 1"):
+        write(make_frame(spark, 10).drop("half"), tmp_path)
+    assert VersionStore(str(tmp_path)).list_versions() == [1]
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "message"),
     [
-        ({"rows_per_shard": 0}, "'rows_per_shard' is 0, less than 1"),
-        ({"bytes_per_shard": "lots"}, "no number of bytes"),
-        ({"compression": "gzip"}, "known are none, lz4, zstd"),
-        ({"dictionary": "half"}, "'half', which is decimal"),
-        ({"dictionary": "nix"}, "dictionary names 'nix'"),
+        ({"rows_per_shard": 0}, "'rows_per_shard' is 0; it must be at least 1"),
+        ({"bytes_per_shard": "lots"}, "it must be a size in bytes"),
+        ({"compression": "gzip"}, "must be one of none, lz4, zstd"),
+        ({"dictionary": "half"}, "column 'half' of type decimal"),
+        ({"dictionary": "absent"}, "no unique column 'absent'"),
         ({"dictionary": "auto"}, "dictionary_columns"),
-        ({"job_id": "../up"}, "no name for a job"),
+        ({"job_id": "../up"}, "not a valid job name"),
         ({"row_per_shard": 5}, "did you mean 'rows_per_shard'"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_written(spark, tmp_path, options, text):
-    with pytest.raises(PySparkException, match=text):
-        write(frame_of(spark, 10), tmp_path / "set", **options)
+def test_a_wrong_option_is_an_error_before_anything_is_written(spark, tmp_path, options, message):
+    with pytest.raises(PySparkException, match=message):
+        write(make_frame(spark, 10), tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()
 
 
-def failing(spark, kind, marks, *, times):
-    """Rows whose second partition fails in the middle, `times` times."""
+def failing_frame(spark, failure, marks, *, times):
+    """Return rows whose second partition fails in the middle, `times` times.
+
+    Each failure leaves a file in the folder `marks`.
+    """
 
     def rows(batches):
         for index, batch in enumerate(batches):
@@ -149,7 +152,7 @@ def failing(spark, kind, marks, *, times):
                 before = len(list(marks.iterdir()))
                 if before < times:
                     (marks / str(before)).touch()
-                    if kind == "kill":
+                    if failure == "kill":
                         os.kill(os.getpid(), signal.SIGKILL)
                     raise ValueError("this task fails")
 
@@ -157,57 +160,58 @@ def failing(spark, kind, marks, *, times):
     return frame.mapInArrow(rows, frame.schema)
 
 
-@pytest.mark.parametrize("kind", ["raise", "kill"])
-def test_a_task_that_fails_is_done_again_and_no_row_is_there_twice(spark, tmp_path, kind):
+@pytest.mark.parametrize("failure", ["raise", "kill"])
+def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
-    write(failing(spark, kind, marks, times=2), tmp_path / "set", rows_per_shard=100)
+    write(failing_frame(spark, failure, marks, times=2), tmp_path / "set", rows_per_shard=100)
     assert len(list(marks.iterdir())) == 2
-    manifest, tables = shards_of(tmp_path / "set")
+    manifest, tables = read_shards(tmp_path / "set")
     assert ids(tables) == list(range(ROWS))
-    named = {shard.path for shard in manifest.shards}
-    data = {name for name in visible(tmp_path / "set") if not name.startswith("_splitarrow")}
-    assert data == named
-    assert not [name for name in stored(tmp_path / "set") if "staging" in name]
+    visible = list_visible_files(tmp_path / "set")
+    assert {name for name in visible if not name.startswith("_splitarrow")} == {
+        shard.path for shard in manifest.shards
+    }
+    assert not [name for name in list_files(tmp_path / "set") if "staging" in name]
 
 
-@pytest.mark.parametrize("kind", ["raise", "kill"])
-def test_a_job_that_fails_leaves_what_was_there(spark, tmp_path, kind):
+@pytest.mark.parametrize("failure", ["raise", "kill"])
+def test_a_job_that_fails_changes_nothing(spark, tmp_path, failure):
     (marks := tmp_path / "marks").mkdir()
-    write(frame_of(spark, 10).select("id"), tmp_path / "set")
-    before = visible(tmp_path / "set")
+    write(make_frame(spark, 10).select("id"), tmp_path / "set")
+    before = list_visible_files(tmp_path / "set")
     with pytest.raises((PySparkException, Py4JJavaError)):
-        write(failing(spark, kind, marks, times=99), tmp_path / "set", rows_per_shard=100)
-    assert visible(tmp_path / "set") == before
-    assert ids(shards_of(tmp_path / "set")[1]) == list(range(10))
+        write(failing_frame(spark, failure, marks, times=99), tmp_path / "set", rows_per_shard=100)
+    assert list_visible_files(tmp_path / "set") == before
+    assert ids(read_shards(tmp_path / "set")[1]) == list(range(10))
 
 
-def test_the_writer_process_killed_in_mid_shard_is_replaced(spark, tmp_path):
+def test_a_worker_killed_while_it_writes_a_shard_is_replaced(spark, tmp_path):
     (marks := tmp_path / "marks").mkdir()
     frame = spark.range(0, ROWS, numPartitions=2)
 
-    class Killed(ShardSink):
+    class KillingWriter(ShardWriter):
         def write(self, iterator):
-            def watched():
+            def batches():
                 for batch in iterator:
                     yield batch
                     if not list(marks.iterdir()):
                         (marks / "1").touch()
                         os.kill(os.getpid(), signal.SIGKILL)
 
-            return super().write(watched())
+            return super().write(batches())
 
     class Source(ds.DataSource):
         @classmethod
         def name(cls):
-            return "killed_sink"
+            return "killing_sink"
 
         def writer(self, schema, overwrite):
-            return Killed(shard_plan(Options(self.options, OPTIONS), schema), overwrite)
+            return KillingWriter(plan_write(Options(self.options, OPTIONS), schema), overwrite)
 
     spark.dataSource.register(Source)
-    frame.write.format("killed_sink").option("rows_per_shard", 100).mode("append").save(
+    frame.write.format("killing_sink").option("rows_per_shard", 100).mode("append").save(
         str(tmp_path / "set")
     )
     assert list(marks.iterdir())
-    assert ids(shards_of(tmp_path / "set")[1]) == list(range(ROWS))
-    assert not [name for name in stored(tmp_path / "set") if "staging" in name]
+    assert ids(read_shards(tmp_path / "set")[1]) == list(range(ROWS))
+    assert not [name for name in list_files(tmp_path / "set") if "staging" in name]

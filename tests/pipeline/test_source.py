@@ -1,4 +1,4 @@
-"""Reading with a real Spark from a real daemon: all rows once, filtered as Spark would."""
+"""The source: a read returns every row once, filtered exactly as Spark filters."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
 
+from helpers.files import write_file, write_shards
 from splitarrow.pipeline import filter_option
-
-from .conftest import write_arrow, write_folder
 
 ROWS = 1000
 
 
-def part(index):
+def make_part(index):
     numbers = range(index * ROWS, (index + 1) * ROWS)
     return pa.table(
         {
@@ -33,45 +32,47 @@ def part(index):
 
 @pytest.fixture(scope="module")
 def parts():
-    return [part(index) for index in range(4)]
+    return [make_part(index) for index in range(4)]
 
 
 @pytest.fixture
-def served(tmp_path, parts, daemon):
-    folder = write_folder(tmp_path / "shards", parts)
-    write_arrow(tmp_path / "one.arrow", parts[0])
-    return daemon({"shards": folder, "one": tmp_path / "one.arrow"}).control_uri
+def control_uri(tmp_path, parts, serve):
+    folder = tmp_path / "shards"
+    write_shards(folder, parts)
+    write_file(tmp_path / "one.arrow", parts[0])
+    return serve({"shards": folder, "one": tmp_path / "one.arrow"}).control_uri
 
 
 @pytest.fixture
-def read(spark, served):
+def read(spark, control_uri):
     def load(dataset="shards", **options):
-        reader = spark.read.format("splitarrow").option("uri", served).options(**options)
+        reader = spark.read.format("splitarrow").option("uri", control_uri).options(**options)
         return reader.load(dataset)
 
     return load
 
 
-def plain(tables):
+def as_spark_reads(tables):
     table = pa.concat_tables(tables)
     types: dict[str, Any] = {"s": pa.string(), "u": pa.int16()}
     fields = [field.with_type(types.get(field.name, field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
-def ordered(table):
+def sort(table):
     return table.sort_by("id").combine_chunks()
 
 
 def test_each_shard_is_read_once(read, parts):
     frame = read()
     assert frame.rdd.getNumPartitions() == 4
-    assert ordered(frame.toArrow()).to_pydict().keys() == set(parts[0].column_names)
-    found = ordered(frame.select("id", "s", "u", "b").toArrow())
-    assert found.equals(ordered(plain(parts)).select(["id", "s", "u", "b"]).cast(found.schema))
+    assert sort(frame.toArrow()).to_pydict().keys() == set(parts[0].column_names)
+    names = ["id", "s", "u", "b"]
+    rows = sort(frame.select(*names).toArrow())
+    assert rows.equals(sort(as_spark_reads(parts)).select(names).cast(rows.schema))
 
 
-def test_columns_a_limit_and_shards_in_one_partition(read, parts):
+def test_the_options_columns_limit_and_shards_per_partition(read, parts):
     frame = read(columns="s,id", shards_per_partition="3")
     assert (frame.columns, frame.rdd.getNumPartitions()) == (["s", "id"], 2)
     assert frame.count() == 4 * ROWS
@@ -107,7 +108,7 @@ CONDITIONS = [
 
 @pytest.fixture(scope="module")
 def expected(spark, parts):
-    frame = spark.createDataFrame(plain(parts)).cache()
+    frame = spark.createDataFrame(as_spark_reads(parts)).cache()
     names = [f"c{index}" for index in range(len(CONDITIONS))]
     columns = [
         f"({condition}) as {name}" for condition, name in zip(CONDITIONS, names, strict=True)
@@ -121,19 +122,19 @@ def ids(frame):
     return sorted(frame.select("id").toArrow()["id"].to_pylist())
 
 
-def test_filters_that_are_pushed_down_leave_the_rows_that_spark_would_leave(read, expected):
-    for condition, wanted in zip(CONDITIONS, expected, strict=True):
-        assert ids(read(pushdown="true").where(condition)) == wanted, condition
+def test_pushed_filters_keep_the_rows_that_spark_keeps(read, expected):
+    for condition, rows in zip(CONDITIONS, expected, strict=True):
+        assert ids(read(pushdown="true").where(condition)) == rows, condition
 
 
-def test_queries_of_one_frame_do_not_get_the_filters_of_each_other(read, expected):
+def test_queries_of_a_frame_do_not_share_filters(read, expected):
     frame = read()
-    for condition, wanted in zip(CONDITIONS[:6], expected, strict=False):
-        assert ids(frame.where(condition)) == wanted, condition
+    for condition, rows in zip(CONDITIONS[:6], expected, strict=False):
+        assert ids(frame.where(condition)) == rows, condition
         assert frame.count() == 4 * ROWS
 
 
-def test_without_the_setting_spark_filters(spark, read, expected):
+def test_spark_filters_if_pushdown_is_disabled(spark, read, expected):
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
         assert ids(read(pushdown="true").where(CONDITIONS[0])) == expected[0]
@@ -141,7 +142,7 @@ def test_without_the_setting_spark_filters(spark, read, expected):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_a_filter_is_left_to_the_daemon(read, parts):
+def test_spark_leaves_pushed_filters_to_the_daemon(read, parts):
     pushed = read(pushdown="true").where("s = 'n3' and f > 2")
     assert "Filter (" not in pushed._jdf.queryExecution().executedPlan().toString()
     text = filter_option(pc.field("id") >= 3990, pa.schema({"id": pa.int64()}))
@@ -150,8 +151,8 @@ def test_a_filter_is_left_to_the_daemon(read, parts):
         read(filter="id > 3").collect()
 
 
-def test_a_schema_of_ones_own_selects_and_casts(spark, served):
-    reader = spark.read.format("splitarrow").option("uri", served)
+def test_a_custom_schema_selects_and_casts(spark, control_uri):
+    reader = spark.read.format("splitarrow").option("uri", control_uri)
     frame = reader.schema("u bigint, id decimal(20,0)").load("one")
     assert frame.where("id = 999").collect()[0].u == 999 % 256
     with pytest.raises(PySparkException, match=r"column 'id'.*exactly"):
@@ -159,34 +160,34 @@ def test_a_schema_of_ones_own_selects_and_casts(spark, served):
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "message"),
     [
         ({"colunms": "id"}, "no option 'colunms'; did you mean 'columns'"),
-        ({"columns": "nix"}, "no column 'nix'; it has id, f, s, u, b"),
-        ({"limit": "many"}, "option 'limit' is 'many', no whole number"),
-        ({"transport": "pigeon"}, "not offered by 'pigeon'"),
+        ({"columns": "absent"}, "no column 'absent'; its columns are id, f, s, u, b"),
+        ({"limit": "many"}, "option 'limit' is 'many'; it must be an integer"),
+        ({"transport": "pigeon"}, "not available over 'pigeon'"),
         ({"version": "old"}, "its version is"),
         ({"uri": "tcp://127.0.0.1:1"}, "grpc"),
     ],
 )
-def test_what_is_wrong_is_told(read, options, text):
-    with pytest.raises(PySparkException, match=text):
-        read(**options).collect()
+def test_a_wrong_option_is_an_error(read, options, message):
+    with pytest.raises(PySparkException, match=message):
+        read("one", **options).collect()
 
 
-def test_a_dataset_that_is_not_there_is_told(read):
-    with pytest.raises(PySparkException, match="no dataset 'nix'"):
-        read("nix")
+def test_an_unknown_dataset_is_an_error(read):
+    with pytest.raises(PySparkException, match="no dataset 'absent'"):
+        read("absent")
 
 
-def test_a_token_is_needed_and_not_shown(spark, tmp_path, parts, daemon):
-    path = write_arrow(tmp_path / "one.arrow", parts[0])
+def test_a_token_grants_access_and_is_not_shown(spark, tmp_path, parts, serve):
+    path = write_file(tmp_path / "one.arrow", parts[0])
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(
         '[[tokens]]\nname = "reader"\ntoken = "a-very-secret-token"\ndatasets = ["*"]\n'
     )
     tokens.chmod(0o600)
-    uri = daemon({"one": path}, "--token-file", str(tokens)).control_uri
+    uri = serve({"one": path}, token_file=tokens).control_uri
     reader = spark.read.format("splitarrow").option("uri", uri)
     with pytest.raises(PySparkException, match="token"):
         reader.load("one")
@@ -194,5 +195,5 @@ def test_a_token_is_needed_and_not_shown(spark, tmp_path, parts, daemon):
     assert frame.count() == ROWS
     assert "secret" not in frame._jdf.queryExecution().toString()
     with pytest.raises(PySparkException) as caught:
-        reader.option("columns", "nix").load("one")
+        reader.option("columns", "absent").load("one")
     assert "very-secret" not in str(caught.value)

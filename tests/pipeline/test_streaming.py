@@ -1,34 +1,33 @@
-"""Streaming reads: the rows of each version once, over restarts of the query."""
+"""Streaming reads: the rows of each version once, across restarts of the query."""
 
 from __future__ import annotations
-
-import time
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
 import splitarrow
-
-from .conftest import write_arrow
+from helpers.files import write_file
+from helpers.waiting import wait_until
 
 
 @pytest.fixture
-def published(spark, tmp_path):
+def write(spark, tmp_path):
+    """Write a range of ids as the next version of the dataset."""
+
     def write(begin, end, mode="append"):
         frame = spark.range(begin, end, numPartitions=1)
-        frame.write.format("splitarrow").option("rows_per_shard", 40).mode(mode).save(
-            str(tmp_path / "set")
-        )
+        writer = frame.write.format("splitarrow").option("rows_per_shard", 40).mode(mode)
+        writer.save(str(tmp_path / "set"))
 
     return write
 
 
 @pytest.fixture
-def drain(spark, tmp_path):
-    """Run the query until it has read what there is; return all rows that it has ever written."""
+def run_query(spark, tmp_path):
+    """Run the query until it has read the current version; return the ids of all runs."""
 
-    def run(uri):
+    def run_query(uri):
         query = (
             spark.readStream.format("splitarrow")
             .option("uri", uri)
@@ -44,34 +43,40 @@ def drain(spark, tmp_path):
             query.stop()
         return sorted(row.id for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
-    return run
+    return run_query
 
 
-def await_rows(uri, rows):
-    deadline = time.monotonic() + 30
+def wait_for_rows(uri, rows):
     with splitarrow.connect(uri) as client:
-        while client.info("set").rows != rows:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: client.info("set").rows == rows, f"a version of {rows} rows")
 
 
-def test_each_version_is_read_once(daemon, published, drain, tmp_path):
-    published(0, 100)
-    uri = daemon({"set": tmp_path / "set"}).control_uri
-    assert drain(uri) == list(range(100))
-    published(100, 130)
-    published(130, 131)
-    await_rows(uri, 131)
-    assert drain(uri) == list(range(131))
-    published(500, 510, "overwrite")
-    await_rows(uri, 10)
-    assert drain(uri) == [*range(131), *range(500, 510)]
+def test_each_version_is_read_once(serve, write, run_query, tmp_path):
+    write(0, 100)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    assert run_query(uri) == list(range(100))
+    write(100, 130)
+    write(130, 131)
+    wait_for_rows(uri, 131)
+    assert run_query(uri) == list(range(131))
+    write(500, 510, "overwrite")
+    wait_for_rows(uri, 10)
+    assert run_query(uri) == [*range(131), *range(500, 510)]
 
 
-def test_a_dataset_without_versions_is_refused(spark, daemon, tmp_path):
-    path = write_arrow(tmp_path / "one.arrow", pa.table({"id": [1]}))
-    uri = daemon({"one": path}).control_uri
+def test_a_dataset_without_versions_is_an_error(spark, serve, tmp_path):
+    path = write_file(tmp_path / "one.arrow", pa.table({"id": [1]}))
+    uri = serve({"one": path}).control_uri
     stream = spark.readStream.format("splitarrow").option("uri", uri).load("one")
     query = stream.writeStream.format("noop").trigger(availableNow=True).start()
-    with pytest.raises(PySparkException, match="no published dataset"):
+    with pytest.raises(PySparkException, match="is not a published dataset"):
         query.awaitTermination(60)
+
+
+@pytest.mark.parametrize("option", ["limit", "filter", "version"])
+def test_options_of_batch_reads_are_errors(spark, serve, tmp_path, option):
+    path = write_file(tmp_path / "one.arrow", pa.table({"id": [1]}))
+    reader = spark.readStream.format("splitarrow").option("uri", serve({"one": path}).control_uri)
+    stream = reader.schema("id bigint").option(option, "1").load("one")
+    with pytest.raises(PySparkException, match=f"does not support the option '{option}'"):
+        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)

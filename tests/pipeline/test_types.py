@@ -1,4 +1,4 @@
-"""The table of docs/spark-types.md, row by row, through a real Spark."""
+"""The type mapping: each row of the table in docs/spark-types.md."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import types as st
 
 from splitarrow import errors
-from splitarrow.formats.arrow.aligned import AlignedFile
+from splitarrow.formats.arrow.aligned import AlignedFileWriter
 from splitarrow.pipeline.casting import Caster, cast_array
 from splitarrow.pipeline.types import arrow_schema, check_readable, spark_schema
-from splitarrow.server.catalog.versions import VersionStore
+from splitarrow.publication.version_store import VersionStore
 
 MOMENT = dt.datetime(2026, 3, 1, 12, 30, 15, 123456)
 
-# Spark's type, an SQL literal, and the Arrow type that the sink writes.
+# The Spark type, an SQL literal, and the Arrow type that the sink writes (None is not checked).
 WRITTEN: list[tuple[str, str, Any]] = [
     ("boolean", "true", pa.bool_()),
     ("tinyint", "cast(-5 as tinyint)", pa.int8()),
@@ -46,7 +46,7 @@ WRITTEN: list[tuple[str, str, Any]] = [
     ("void", "null", pa.null()),
 ]
 
-# An Arrow type, a value, the Spark type that reads it, and the value that Spark has.
+# The Arrow type, a value, the Spark type that the source reads, and the value in Spark.
 READ: list[tuple[Any, Any, str, Any]] = [
     (pa.uint8(), 255, "smallint", 255),
     (pa.uint16(), 65535, "int", 65535),
@@ -75,7 +75,7 @@ READ: list[tuple[Any, Any, str, Any]] = [
     (pa.json_(), "{}", "string", "{}"),
 ]
 
-REFUSED: list[tuple[Any, str]] = [
+UNSUPPORTED: list[tuple[Any, str]] = [
     (pa.decimal256(39, 0), r"decimal256\(39, 0\)"),
     (pa.decimal128(5, -2), r"decimal128\(5, -2\)"),
     (pa.month_day_nano_interval(), "month_day_nano_interval"),
@@ -91,7 +91,7 @@ def array(kind: Any, values: list[Any]) -> Any:
     return pa.array(values, kind)
 
 
-def test_what_spark_writes_comes_back_equal(spark, tmp_path, daemon):
+def test_values_that_spark_writes_return_unchanged(spark, tmp_path, serve):
     columns = [f"{literal} as c{index}" for index, (_, literal, _) in enumerate(WRITTEN)]
     nulls = [f"cast(null as {kind}) as c{index}" for index, (kind, _, _) in enumerate(WRITTEN)]
     frame = spark.range(1).selectExpr(*columns).union(spark.range(1).selectExpr(*nulls))
@@ -99,23 +99,23 @@ def test_what_spark_writes_comes_back_equal(spark, tmp_path, daemon):
     manifest: Any = VersionStore(str(tmp_path / "set")).load()
     for field, (kind, _, expected) in zip(manifest.schema, WRITTEN, strict=True):
         assert expected is None or field.type == expected, kind
-    uri = daemon({"set": tmp_path / "set"}).control_uri
-    again = spark.read.format("splitarrow").option("uri", uri).load("set")
-    assert [f.dataType.simpleString() for f in again.schema] == [kind for kind, _, _ in WRITTEN]
-    # Variants do not compare; their text does.
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    read = spark.read.format("splitarrow").option("uri", uri).load("set")
+    assert [f.dataType.simpleString() for f in read.schema] == [kind for kind, _, _ in WRITTEN]
+    # Variants cannot be compared, but their JSON can.
     names = [
         f"c{i}" if kind != "variant" else f"to_json(c{i})" for i, (kind, _, _) in enumerate(WRITTEN)
     ]
-    assert again.selectExpr(*names).collect() == frame.selectExpr(*names).collect()
+    assert read.selectExpr(*names).collect() == frame.selectExpr(*names).collect()
 
 
-def test_what_spark_does_not_have_is_read_exactly(spark, tmp_path, daemon):
+def test_arrow_types_that_spark_lacks_are_read_exactly(spark, tmp_path, serve):
     arrays = [array(kind, [value, None]) for kind, value, _, _ in READ]
     batch = pa.record_batch(arrays, names=[f"c{index}" for index in range(len(READ))])
-    file = AlignedFile(batch.schema)
+    file = AlignedFileWriter(batch.schema)
     path = tmp_path / "t.arrow"
     path.write_bytes(b"".join(map(bytes, [*file.begin(), *file.add(batch), *file.end()])))
-    uri = daemon({"t": path}).control_uri
+    uri = serve({"t": path}).control_uri
     frame = spark.read.format("splitarrow").option("uri", uri).load("t")
     assert [f.dataType.simpleString() for f in frame.schema] == [kind for _, _, kind, _ in READ]
     first, second = frame.collect()
@@ -124,20 +124,24 @@ def test_what_spark_does_not_have_is_read_exactly(spark, tmp_path, daemon):
         assert second[index] is None, kind
 
 
-@pytest.mark.parametrize(("kind", "text"), REFUSED, ids=[text for _, text in REFUSED])
-def test_what_spark_cannot_hold_is_refused_by_its_name(kind, text):
-    with pytest.raises(errors.InvalidDataError, match=text):
+@pytest.mark.parametrize(
+    ("kind", "message"), UNSUPPORTED, ids=[message for _, message in UNSUPPORTED]
+)
+def test_a_type_that_spark_cannot_hold_is_an_error(kind, message):
+    with pytest.raises(errors.InvalidDataError, match=message):
         spark_schema(pa.schema({"c": kind}))
 
 
 @pytest.mark.parametrize("kind", ["interval year to month", "interval"])
-def test_what_spark_does_not_hand_over_is_refused(spark, tmp_path, kind):
+def test_a_type_that_spark_cannot_export_is_an_error(spark, kind):
     literal = {"interval": "make_interval(1)"}.get(kind, "make_ym_interval(1, 2)")
-    with pytest.raises(errors.InvalidDataError, match="column 'c': Spark hands over no interval"):
+    with pytest.raises(
+        errors.InvalidDataError, match="column 'c': Spark cannot export the type interval"
+    ):
         arrow_schema(spark.range(1).selectExpr(f"{literal} as c").schema)
 
 
-def test_no_value_is_changed_to_fit():
+def test_a_cast_never_changes_a_value():
     nanoseconds = pa.record_batch({"t": pa.array([1], pa.timestamp("ns"))})
     with pytest.raises(errors.InvalidDataError, match=r"column 't'.*exactly"):
         Caster(nanoseconds.schema, pa.schema({"t": pa.timestamp("us")})).cast(nanoseconds)
@@ -159,7 +163,7 @@ def test_no_value_is_changed_to_fit():
     ],
     ids=str,
 )
-def test_slices_of_lists_are_cast(kind):
+def test_slices_of_lists_are_cast_correctly(kind):
     values = pa.array([[9, 9], [1, 1], None, [3, None]], kind)
     for begin in range(5):
         found = cast_array(values[begin:], pa.list_(pa.field("element", pa.int64())))
@@ -167,13 +171,15 @@ def test_slices_of_lists_are_cast(kind):
         assert found.to_pylist() == values[begin:].to_pylist()
 
 
-def test_geometry_is_refused(spark):
+def test_geometry_cannot_be_read(spark):
     schema = st.StructType([st.StructField("where", st.GeometryType(4326))])
-    with pytest.raises(errors.InvalidDataError, match="column 'where': Spark takes no geometry"):
+    with pytest.raises(
+        errors.InvalidDataError, match="column 'where': Spark cannot import the type geometry"
+    ):
         check_readable(schema)
 
 
-def test_the_page_lists_every_type():
+def test_the_documentation_lists_every_type():
     page = (Path(__file__).parents[2] / "docs" / "spark-types.md").read_text()
     for kind, _, _ in WRITTEN:
         assert f"`{kind.partition('<')[0].partition('(')[0]}" in page, kind

@@ -7,38 +7,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitarrow.protocol.frames import Incoming
+from helpers.arrow_data import draw_batches, make_arrays_of_all_types, make_batches
+from helpers.crafting import DICTIONARY_BATCH, RECORD_BATCH, SCHEMA, UTF8, Crafter
+from helpers.framing import push
+from helpers.streams import (
+    decode_messages,
+    encode_wire_bytes,
+    ipc_stream,
+    list_frames,
+    reassembled,
+    receive_frames,
+    split_messages,
+)
+from splitarrow.protocol.frames import IncomingFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.splitter import SourceMessage
-from splitarrow.transport.framing import FrameDecoder
+from splitarrow.transport.frame_decoder import FrameDecoder
 
-from ..protocol.crafting import DICTIONARY_BATCH, RECORD_BATCH, SCHEMA, UTF8, Crafter
-from ..protocol.streams import (
-    arrived,
-    cut,
-    decoded,
-    frames_of,
-    ipc_stream,
-    on_the_wire,
-    reassembled,
-)
-from ..protocol.test_framing import push
-from .arrow_data import arrays_of_all_types, batches_of, drawn_batches
-
-ARRAYS = arrays_of_all_types()
+ARRAYS = make_arrays_of_all_types()
 COMPRESSIONS = [None, "lz4", "zstd"]
 HEADROOM = [0, 1 << 16]
 
 
-def through_frames(messages: list[SourceMessage], most: int = 1 << 62) -> list[Incoming]:
+def through_frames(messages: list[SourceMessage], most: int = 1 << 62) -> list[IncomingFrame]:
     decoder = FrameDecoder(DEFAULT_LIMITS)
-    push(decoder, on_the_wire(frames_of(messages)), most)
+    push(decoder, encode_wire_bytes(list_frames(messages)), most)
     assert decoder.at_boundary
     return decoder.take()
 
 
-def check(schema: pa.Schema, batches: list[pa.RecordBatch], frames: list[Incoming]) -> None:
-    got_schema, got = decoded(reassembled(frames))
+def check(schema: pa.Schema, batches: list[pa.RecordBatch], frames: list[IncomingFrame]) -> None:
+    got_schema, got = decode_messages(reassembled(frames))
     assert got_schema.equals(schema, check_metadata=True)
     assert len(got) == len(batches)
     for received, sent in zip(got, batches, strict=True):
@@ -49,11 +48,11 @@ def check(schema: pa.Schema, batches: list[pa.RecordBatch], frames: list[Incomin
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_every_type_arrives(name: str, compression: str | None) -> None:
-    batches = batches_of(ARRAYS[name])
+    batches = make_batches(ARRAYS[name])
     schema = batches[0].schema
-    messages = cut(ipc_stream(batches, schema, compression=compression))
+    messages = split_messages(ipc_stream(batches, schema, compression=compression))
     for headroom in HEADROOM:
-        check(schema, batches, arrived(frames_of(messages), headroom))
+        check(schema, batches, receive_frames(list_frames(messages), headroom))
     for most in (1 << 20, 7):
         check(schema, batches, through_frames(messages, most))
 
@@ -64,30 +63,30 @@ def test_all_types_beside_each_other_arrive(compression: str | None) -> None:
     assert len(names) > 40
     batch = pa.record_batch([ARRAYS[name] for name in names], names=names)
     batches = [batch, batch.slice(2, 2), batch.slice(5), batch]
-    messages = cut(ipc_stream(batches, batch.schema, compression=compression))
+    messages = split_messages(ipc_stream(batches, batch.schema, compression=compression))
     for headroom in HEADROOM:
-        check(batch.schema, batches, arrived(frames_of(messages), headroom))
+        check(batch.schema, batches, receive_frames(list_frames(messages), headroom))
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("rows", [0, 3])
 def test_batches_without_columns_arrive(compression: str | None, rows: int) -> None:
     batch = pa.record_batch([pa.nulls(rows)], names=["x"]).select([])
-    messages = cut(ipc_stream([batch] * 2, batch.schema, compression=compression))
-    _, got = decoded(reassembled(arrived(frames_of(messages))))
+    messages = split_messages(ipc_stream([batch] * 2, batch.schema, compression=compression))
+    _, got = decode_messages(reassembled(receive_frames(list_frames(messages))))
     assert [(received.num_rows, received.num_columns) for received in got] == [(rows, 0)] * 2
 
 
 @pytest.mark.parametrize("schema", [pa.schema([]), pa.schema([("s", pa.string())], {"k": "v"})])
 def test_a_stream_without_batches_arrives(schema: pa.Schema) -> None:
-    check(schema, [], through_frames(cut(ipc_stream([], schema))))
+    check(schema, [], through_frames(split_messages(ipc_stream([], schema))))
 
 
 def test_metadata_of_schema_and_fields_arrives() -> None:
     field = pa.field("n", pa.int8(), nullable=False, metadata={"unit": "µm"})
     schema = pa.schema([field], {"origin": "here", "empty": ""})
     batch = pa.record_batch([pa.array([1], pa.int8())], schema=schema)
-    check(schema, [batch], through_frames(cut(ipc_stream([batch], schema))))
+    check(schema, [batch], through_frames(split_messages(ipc_stream([batch], schema))))
 
 
 def encoded(values: list[str | None]) -> pa.RecordBatch:
@@ -105,7 +104,7 @@ def test_dictionaries_that_grow_or_are_replaced_arrive(
     stream = ipc_stream(
         batches, batches[0].schema, compression=compression, emit_dictionary_deltas=deltas
     )
-    check(batches[0].schema, batches, through_frames(cut(stream)))
+    check(batches[0].schema, batches, through_frames(split_messages(stream)))
 
 
 def test_nested_dictionaries_that_are_replaced_arrive() -> None:
@@ -118,7 +117,7 @@ def test_nested_dictionaries_that_are_replaced_arrive() -> None:
 
     batches = [nested(["a"]), nested(["b", "c"]), nested(["b", "c"]), nested(["d", "a", "e"])]
     stream = ipc_stream(batches, batches[0].schema)
-    check(batches[0].schema, batches, through_frames(cut(stream)))
+    check(batches[0].schema, batches, through_frames(split_messages(stream)))
 
 
 def test_a_dictionary_shared_by_two_columns_arrives() -> None:
@@ -141,7 +140,7 @@ def test_a_dictionary_shared_by_two_columns_arrives() -> None:
         SourceMessage(dictionary, [offsets, b"xyy" + bytes(5)], 24),
         SourceMessage(batch, [b"\0\1" + bytes(6), b"\1\0" + bytes(6)], 16),
     ]
-    _, (got,) = decoded(reassembled(through_frames(messages)))
+    _, (got,) = decode_messages(reassembled(through_frames(messages)))
     assert got.to_pydict() == {"a": ["x", "yy"], "b": ["yy", "x"]}
 
 
@@ -149,12 +148,12 @@ def random_batches_arrive(
     drawn: tuple[pa.Schema, list[pa.RecordBatch]], compression: str | None, headroom: int
 ) -> None:
     schema, batches = drawn
-    messages = cut(ipc_stream(batches, schema, compression=compression))
-    check(schema, batches, arrived(frames_of(messages), headroom))
+    messages = split_messages(ipc_stream(batches, schema, compression=compression))
+    check(schema, batches, receive_frames(list_frames(messages), headroom))
     check(schema, batches, through_frames(messages))
 
 
-examples = (drawn_batches(), st.sampled_from(COMPRESSIONS), st.sampled_from(HEADROOM))
+examples = (draw_batches(), st.sampled_from(COMPRESSIONS), st.sampled_from(HEADROOM))
 
 
 @given(*examples)

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers.framing import plain, push
+from helpers.streams import encode_wire_bytes, feed_frames, list_frames, small_stream
+from splitarrow.client.stream.decoders import FORMATS
 from splitarrow.errors import ProtocolError
-from splitarrow.protocol.frames import Incoming, Outgoing, Tagged, Untagged
+from splitarrow.protocol.frames import IncomingFrame, OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.messages import Message
 from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.transport.framing import DIRECT_BYTES, HEADER, PREFACE, FrameDecoder
-
-from ..protocol.streams import frames_of, on_the_wire, small_stream, take_in
-from ..protocol.test_framing import plain, push
+from splitarrow.transport.frame_decoder import DIRECT_BYTES, FrameDecoder
+from splitarrow.transport.framing import HEADER, PREFACE
 
 STAGING = st.sampled_from([32, 300, 5000, 256 << 10])
 SIZES = st.integers(0, 400) | st.sampled_from([DIRECT_BYTES - 1, DIRECT_BYTES, 40_000, 300_000])
@@ -25,27 +26,29 @@ Kind = tuple[bool, int, int]
 kinds = st.tuples(st.booleans(), SIZES, st.integers(0, (1 << 64) - 1))
 
 
-def frame_of(kind: Kind) -> Outgoing:
+def frame_of(kind: Kind) -> OutgoingFrame:
     tagged, size, tag = kind
     payload = random.Random(size).randbytes(size)
     return (
-        Tagged(tag, size, [payload[: size // 2], payload[size // 2 :]])
+        TaggedFrame(tag, size, [payload[: size // 2], payload[size // 2 :]])
         if tagged
-        else Untagged(payload)
+        else UntaggedFrame(payload)
     )
 
 
-def sent(frames: Sequence[Outgoing]) -> list[tuple[int | None, bytes]]:
+def sent(frames: Sequence[OutgoingFrame]) -> list[tuple[int | None, bytes]]:
     return [
-        (None, frame.payload) if isinstance(frame, Untagged) else (frame.tag, b"".join(frame.parts))
+        (None, frame.payload)
+        if isinstance(frame, UntaggedFrame)
+        else (frame.tag, b"".join(frame.buffers))
         for frame in frames
     ]
 
 
-def receive(data: bytes, chunks: Sequence[int], staging: int) -> list[Incoming]:
+def receive(data: bytes, chunks: Sequence[int], staging: int) -> list[IncomingFrame]:
     """Receive bytes in chunks of the given sizes, over and over; frames are taken at any time."""
     decoder = FrameDecoder(DEFAULT_LIMITS, staging=staging)
-    frames: list[Incoming] = []
+    frames: list[IncomingFrame] = []
     position = index = 0
     while position < len(data):
         size = chunks[index % len(chunks)]
@@ -72,7 +75,7 @@ def test_any_chunks_give_the_same_frames(
     if sum(size for _, size, _ in kinds) // sum(chunks) * len(chunks) > 20_000:
         chunks = [*chunks, 100_000]
     frames = [frame_of(kind) for kind in kinds]
-    assert plain(receive(on_the_wire(frames), chunks, staging)) == sent(frames)
+    assert plain(receive(encode_wire_bytes(frames), chunks, staging)) == sent(frames)
 
 
 @pytest.mark.parametrize("staging", [32, 300, 256 << 10])
@@ -90,25 +93,25 @@ def test_a_byte_at_a_time_gives_the_same_frames(staging: int) -> None:
         DIRECT_BYTES + 1,
     ]
     frames = [frame_of((tagged, size, size)) for size in sizes for tagged in (False, True)]
-    assert plain(receive(on_the_wire(frames), [1], staging)) == sent(frames)
+    assert plain(receive(encode_wire_bytes(frames), [1], staging)) == sent(frames)
 
 
 def test_a_byte_at_a_time_through_bodies_larger_than_the_staging_area() -> None:
     frames = [frame_of((True, (256 << 10) + 1, 1)), frame_of((False, 10, 0))]
-    assert plain(receive(on_the_wire(frames), [1], 256 << 10)) == sent(frames)
+    assert plain(receive(encode_wire_bytes(frames), [1], 256 << 10)) == sent(frames)
 
 
 def test_a_stream_is_proven_by_its_last_byte_and_not_before() -> None:
     """Cut after any byte, it is not finished: neither too early nor too late."""
     messages = small_stream(batches=4)
-    data = on_the_wire(frames_of(messages))
-    decoder, reassembler = FrameDecoder(DEFAULT_LIMITS), Reassembler()
+    data = encode_wire_bytes(list_frames(messages))
+    decoder, reassembler = FrameDecoder(DEFAULT_LIMITS), Reassembler(FORMATS)
     ready: list[Message] = []
     for position in range(len(data)):
         assert not reassembler.finished
         assert reassembler.missing() != "nothing"
         push(decoder, data[position : position + 1])
-        take_in(reassembler, decoder.take(), ready)
+        feed_frames(reassembler, decoder.take(), ready)
     assert reassembler.finished
     assert decoder.at_boundary
     assert len(ready) == len(messages)

@@ -11,28 +11,29 @@ from hypothesis import strategies as st
 
 from splitarrow.errors import ProtocolError
 from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
+from splitarrow.formats.arrow.framing import parse_prefix
 from splitarrow.formats.arrow.message import (
-    batch_facts,
-    batch_traits,
-    message_facts,
-    parse_prefix,
-    schema_endianness,
+    read_batch_flags,
+    read_batch_layout,
+    read_endianness,
+    read_message_info,
 )
 from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.protocol.bodies import parse_offsets, parse_spans
+from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import parse_failure, parse_metadata_prefix
 from splitarrow.protocol.tags import parse_body_tag
 
 PARSERS: list[Callable[[bytes], Any]] = [
-    message_facts,
-    batch_facts,
-    batch_traits,
-    schema_endianness,
+    read_message_info,
+    read_batch_layout,
+    read_batch_flags,
+    read_endianness,
     survey_schema,
     survey_custom_metadata,
     read_schema,
     parse_prefix,
-    parse_failure,
+    lambda data: parse_failure(data, DEFAULT_LIMITS),
     parse_metadata_prefix,
     lambda data: parse_spans(data, region_size=1 << 63, expected=len(data) // 16),
     lambda data: parse_offsets(data, limit=5),

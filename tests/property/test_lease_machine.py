@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from splitarrow.errors import LimitError
 from splitarrow.protocol.bodies import pack_offsets, pack_spans, parse_offsets, parse_spans
-from splitarrow.protocol.leases import LeaseLedger, LeaseReturns
+from splitarrow.protocol.lease_table import FreedOffsets, LeaseTable
 
 REGION = 64
 SPANS = st.lists(st.integers(0, 7), max_size=6).map(
@@ -32,9 +32,9 @@ class Leases(RuleBasedStateMachine):
         self.connect(tolerated)
 
     def connect(self, tolerated: int) -> None:
-        self.ledger = LeaseLedger(bad_frees=tolerated)
+        self.ledger = LeaseTable(bad_frees=tolerated)
         self.tolerated = tolerated
-        self.returns = LeaseReturns()
+        self.returns = FreedOffsets()
         self.held: Counter[int] = Counter()
         self.noted: list[int] = []
         self.under_way: Counter[int] = Counter()
@@ -65,7 +65,7 @@ class Leases(RuleBasedStateMachine):
         self.held[offset] -= 1
         self.noted.append(offset)
         self.under_way[offset] += 1
-        self.returns.give_back((offset,))
+        self.returns.add((offset,))
 
     @precondition(lambda self: self.connected)
     @rule(limit=st.integers(1, 4))

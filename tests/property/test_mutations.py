@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .mutations import PARSERS
+from helpers.mutations import PARSERS
 
-ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
 SHORT = 1500
 LONG = 1_000_000
 REFUSED = {
@@ -29,9 +29,9 @@ REFUSED = {
 def run_battery(parser: str, count: int, seed: int, place: Path) -> dict[str, int]:
     """Run the battery in a process of its own; return how often each outcome was seen."""
     place.write_bytes(bytes(8))
-    command = [sys.executable, "-W", "error", "-m", "tests.property.mutations", parser]
+    command = [sys.executable, "-W", "error", "-m", "helpers.mutations", parser]
     command += ["--seed", str(seed), "--count", str(count), "--place", str(place)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10 + count)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=10 + count)
     if done.returncode:
         number = int.from_bytes(place.read_bytes(), "little")
         how = f"exit status {done.returncode}"
@@ -66,7 +66,7 @@ def test_the_battery_notices_a_crash_and_says_where(tmp_path: Path) -> None:
     place.write_bytes(bytes(8))
     script = """if True:
         import os, signal, sys
-        from tests.property import mutations
+        from helpers import mutations
         def crash(rng, seen=[]):
             seen.append(1)
             if len(seen) == 5:
@@ -75,6 +75,6 @@ def test_the_battery_notices_a_crash_and_says_where(tmp_path: Path) -> None:
         sys.argv[1:] = ["uri", "--place", sys.argv[1]]
         mutations.main()
     """
-    done = subprocess.run([sys.executable, "-c", script, str(place)], cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, str(place)], cwd=TESTS, timeout=60)
     assert done.returncode == -signal.SIGSEGV
     assert int.from_bytes(place.read_bytes(), "little") == 4

@@ -9,22 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.crafting import RECORD_BATCH, empty_message, schema_of_ints
+from helpers.streams import (
+    body_message,
+    decode_messages,
+    feed_frames,
+    receive_frames,
+    send_through_protocol,
+    small_stream,
+)
+from splitarrow.client.stream.decoders import FORMATS
 from splitarrow.errors import LimitError, ProtocolError
-from splitarrow.protocol.frames import Incoming, TaggedReceived, Untagged
+from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
-from splitarrow.protocol.messages import Message, MetadataType, metadata_message
+from splitarrow.protocol.messages import Message, MetadataType, pack_metadata
 from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.protocol.sequence import LAST, following
+from splitarrow.protocol.sequence import MAX_SEQUENCE, advance
 from splitarrow.protocol.splitter import SourceMessage, Splitter
 from splitarrow.protocol.tags import BodyType
-from splitarrow.protocol.uri import StreamKind
-
-from ..protocol.crafting import RECORD_BATCH, empty_message, schema_of_ints
-from ..protocol.streams import arrived, body_message, decoded, small_stream, take_in, whole_way
+from splitarrow.protocol.uri import Streams
 
 SCHEMA_METADATA = schema_of_ints(["n"])
-FIRST = st.sampled_from([0, 1, 1 << 31, LAST - 3, LAST])
-Arrival = tuple[StreamKind, Incoming]
+FIRST = st.sampled_from([0, 1, 1 << 31, MAX_SEQUENCE - 3, MAX_SEQUENCE])
+Arrival = tuple[Streams, IncomingFrame]
 
 
 def stream_of(sizes: Sequence[int]) -> list[SourceMessage]:
@@ -36,9 +43,9 @@ def stream_of(sizes: Sequence[int]) -> list[SourceMessage]:
     return messages
 
 
-def frames_with_end(messages: Sequence[SourceMessage], first: int) -> list[Incoming]:
+def frames_with_end(messages: Sequence[SourceMessage], first: int) -> list[IncomingFrame]:
     splitter = Splitter(first_sequence=first)
-    return arrived(splitter.split(messages) + splitter.end())
+    return receive_frames(splitter.split(messages) + splitter.end())
 
 
 def plain(messages: Sequence[Message]) -> list[tuple[int, bytes, bytes | None]]:
@@ -53,7 +60,7 @@ def expected(
 ) -> list[tuple[int, bytes, bytes | None]]:
     return [
         (
-            following(first, index),
+            advance(first, index),
             bytes(message.metadata),
             None if message.body is None else b"".join(message.body),
         )
@@ -62,14 +69,14 @@ def expected(
 
 
 def shuffled(
-    frames: Sequence[Incoming], rng: random.Random, window: int, duplicates: float, pair: bool
+    frames: Sequence[IncomingFrame], rng: random.Random, window: int, duplicates: float, pair: bool
 ) -> list[Arrival]:
     """Move each frame by less than `window` places, repeat some; over one or two connections."""
     arrivals: list[tuple[float, Arrival]] = []
     for place, frame in enumerate(frames):
-        kind = StreamKind.BOTH
+        kind = Streams.BOTH
         if pair:
-            kind = StreamKind.METADATA if isinstance(frame, Untagged) else StreamKind.BODY
+            kind = Streams.METADATA if isinstance(frame, UntaggedFrame) else Streams.BODY
         arrivals.append((place + rng.random() * window, (kind, frame)))
         while rng.random() < duplicates:
             arrivals.append((place + rng.random() * 2 * window, (kind, frame)))
@@ -86,11 +93,11 @@ def feed(
     while position < len(arrivals):
         kind = arrivals[position][0]
         count = rng.choice((1, 1, 2, 5, 100))
-        group: list[Incoming] = []
+        group: list[IncomingFrame] = []
         while position < len(arrivals) and arrivals[position][0] is kind and len(group) < count:
             group.append(arrivals[position][1])
             position += 1
-        take_in(reassembler, group, ready, kind)
+        feed_frames(reassembler, group, ready, kind)
     return ready
 
 
@@ -100,7 +107,7 @@ def check_schedule(
     rng = random.Random(seed)
     messages = stream_of(sizes)
     arrivals = shuffled(frames_with_end(messages, first), rng, window, duplicates, pair)
-    reassembler = Reassembler(first_sequence=first)
+    reassembler = Reassembler(FORMATS, first_sequence=first)
     ready = feed(reassembler, arrivals, rng)
     assert reassembler.finished
     assert plain(ready) == expected(messages, first)
@@ -138,17 +145,17 @@ def test_10_000_schedules(
 @pytest.mark.long
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_long_streams_in_wide_windows(seed: int, pair: bool) -> None:
-    check_schedule([8] * 3000, LAST - 1000, 1024, 0.2, pair, seed)
+    check_schedule([8] * 3000, MAX_SEQUENCE - 1000, 1024, 0.2, pair, seed)
 
 
 @given(st.permutations(range(12)), FIRST)
 def test_any_permutation_of_a_short_stream(order: list[int], first: int) -> None:
     messages = stream_of([3, 0, 8, 1, 5])
     frames = frames_with_end(messages, first)
-    reassembler, ready = Reassembler(first_sequence=first), list[Message]()
+    reassembler, ready = Reassembler(FORMATS, first_sequence=first), list[Message]()
     for place in order:
         assert not reassembler.finished
-        take_in(reassembler, [frames[place]], ready)
+        feed_frames(reassembler, [frames[place]], ready)
     assert reassembler.finished
     assert plain(ready) == expected(messages, first)
 
@@ -158,13 +165,19 @@ def test_ten_messages_across_the_roll_over_decode_to_the_same_batches() -> None:
     assert len(messages) == 10
     first = (1 << 32) - 3
     ready: list[Message] = []
-    reassembler = Reassembler(first_sequence=first)
+    reassembler = Reassembler(FORMATS, first_sequence=first)
     frames = frames_with_end(messages, first)
-    assert frames[-1] == Untagged(metadata_message(MetadataType.END_OF_STREAM, 7))
-    take_in(reassembler, frames, ready)
+    assert frames[-1] == UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, 7))
+    feed_frames(reassembler, frames, ready)
     assert reassembler.finished
-    assert [message.sequence for message in ready[:5]] == [LAST - 2, LAST - 1, LAST, 0, 1]
-    assert decoded(ready) == whole_way(messages)
+    assert [message.sequence for message in ready[:5]] == [
+        MAX_SEQUENCE - 2,
+        MAX_SEQUENCE - 1,
+        MAX_SEQUENCE,
+        0,
+        1,
+    ]
+    assert decode_messages(ready) == send_through_protocol(messages)
 
 
 # What is missing, or too much.
@@ -184,7 +197,7 @@ def test_without_any_one_frame_a_stream_is_never_finished(
     messages = stream_of(sizes)
     frames = frames_with_end(messages, 0)
     del frames[data.draw(st.integers(0, len(frames) - 1))]
-    reassembler = Reassembler()
+    reassembler = Reassembler(FORMATS)
     ready = feed(reassembler, shuffled(frames, rng, window, 0.2, False), rng)
     assert not reassembler.finished
     assert reassembler.missing() != "nothing"
@@ -192,14 +205,14 @@ def test_without_any_one_frame_a_stream_is_never_finished(
     assert len(ready) < len(messages) or not any(f.payload[0] == 0 for f in untagged(frames))
 
 
-def untagged(frames: Sequence[Incoming]) -> list[Untagged]:
-    return [frame for frame in frames if isinstance(frame, Untagged)]
+def untagged(frames: Sequence[IncomingFrame]) -> list[UntaggedFrame]:
+    return [frame for frame in frames if isinstance(frame, UntaggedFrame)]
 
 
 @settings(max_examples=100)
 @given(
     st.integers(0, 6),
-    st.integers(0, 12) | st.sampled_from([LAST, 1 << 31, (1 << 31) - 1]),
+    st.integers(0, 12) | st.sampled_from([MAX_SEQUENCE, 1 << 31, (1 << 31) - 1]),
     st.integers(0, 1 << 32),
     st.sampled_from([1, 50]),
 )
@@ -210,8 +223,8 @@ def test_an_end_with_a_wrong_count_never_finishes(
         count += 1
     rng = random.Random(seed)
     frames = frames_with_end(stream_of([4] * batches), 0)[:-1]
-    frames.append(Untagged(metadata_message(MetadataType.END_OF_STREAM, count)))
-    reassembler = Reassembler()
+    frames.append(UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, count)))
+    reassembler = Reassembler(FORMATS)
     try:
         feed(reassembler, shuffled(frames, rng, window, 0.0, False), rng)
     except ProtocolError:
@@ -223,16 +236,16 @@ def test_an_end_with_a_wrong_count_never_finishes(
 
 messages_of_any_kind = st.one_of(
     st.builds(
-        lambda kind, number, payload: Untagged(metadata_message(kind, number, payload)),
+        lambda kind, number, payload: UntaggedFrame(pack_metadata(kind, number, payload)),
         st.sampled_from([0, 1, 1, 1, 2, 3, 4, 255]),
-        st.integers(0, 12) | st.integers(0, LAST),
+        st.integers(0, 12) | st.integers(0, MAX_SEQUENCE),
         st.sampled_from([b"", SCHEMA_METADATA, *(empty_message(3, n) for n in (0, 3, 9))])
         | st.binary(max_size=80),
     ),
-    st.binary(max_size=8).map(Untagged),
+    st.binary(max_size=8).map(UntaggedFrame),
     st.builds(
         lambda number, high, payload: arrived_body(number | high << 32, payload),
-        st.integers(0, 12) | st.integers(0, LAST),
+        st.integers(0, 12) | st.integers(0, MAX_SEQUENCE),
         st.sampled_from([0] * 8 + [1 << 24, 255 << 24, 2 << 24, 1, 1 << 23]),
         st.sampled_from([b"", b"123", b"123456789"]),
     ),
@@ -240,45 +253,48 @@ messages_of_any_kind = st.one_of(
 
 
 def refusal_of(
-    reassembler: Reassembler, frame: Incoming, ready: list[Message], origin: StreamKind
+    reassembler: Reassembler, frame: IncomingFrame, ready: list[Message], origin: Streams
 ) -> ProtocolError | None:
     try:
-        take_in(reassembler, [frame], ready, origin)
+        feed_frames(reassembler, [frame], ready, origin)
     except ProtocolError as error:
         return error
     return None
 
 
-def arrived_body(tag: int, payload: bytes) -> Incoming:
+def arrived_body(tag: int, payload: bytes) -> IncomingFrame:
     message = body_message(b"", payload)
     assert message.body is not None
-    return TaggedReceived(tag, message.body)
+    return ReceivedFrame(tag, message.body)
 
 
 @settings(max_examples=300)
 @given(
     st.lists(messages_of_any_kind, max_size=40),
-    st.sampled_from(StreamKind),
+    st.sampled_from(Streams),
     st.booleans(),
     FIRST,
     st.sampled_from([DEFAULT_LIMITS, Limits(pending_messages=4, pending_bytes=300)]),
 )
 def test_any_frames_are_a_stream_or_refused_and_memory_is_bounded(
-    frames: list[Incoming], origin: StreamKind, with_schema: bool, first: int, limits: Limits
+    frames: list[IncomingFrame], origin: Streams, with_schema: bool, first: int, limits: Limits
 ) -> None:
-    reassembler, ready = Reassembler(limits, stream="s", first_sequence=first), list[Message]()
+    reassembler, ready = (
+        Reassembler(FORMATS, limits, stream="s", first_sequence=first),
+        list[Message](),
+    )
     if with_schema:
-        opening = metadata_message(MetadataType.MESSAGE, first, SCHEMA_METADATA)
-        take_in(reassembler, [Untagged(opening)], ready)
+        opening = pack_metadata(MetadataType.ARROW, first, SCHEMA_METADATA)
+        feed_frames(reassembler, [UntaggedFrame(opening)], ready)
     for frame in frames:
         refusal = refusal_of(reassembler, frame, ready, origin)
         if refusal is not None:
             assert refusal.stream == "s"
             break
-        waiting = set(reassembler._metadata) | set(reassembler._bodies)
+        waiting = reassembler._pending.sequences
         assert len(waiting) <= limits.pending_messages
         assert len(waiting) <= 1 or reassembler.pending_bytes <= limits.pending_bytes
-    assert [m.sequence for m in ready] == [following(first, n) for n in range(len(ready))]
+    assert [m.sequence for m in ready] == [advance(first, n) for n in range(len(ready))]
     for message in ready:
         has_body = message.metadata != SCHEMA_METADATA
         assert (message.body is not None) is has_body or message.body_type is BodyType.OFFSETS
@@ -292,15 +308,15 @@ def test_what_waits_stays_within_the_limits_however_late_the_rest_comes(
     rng = random.Random(seed)
     limits = Limits(pending_messages=most, pending_bytes=nbytes)
     frames = frames_with_end(stream_of([rng.randrange(40) for _ in range(100)]), 0)
-    rest = [frame for frame in frames[3:-1] if bodies or isinstance(frame, Untagged)]
+    rest = [frame for frame in frames[3:-1] if bodies or isinstance(frame, UntaggedFrame)]
     rng.shuffle(rest)
-    reassembler = Reassembler(limits)
-    take_in(reassembler, frames[:1], [])
+    reassembler = Reassembler(FORMATS, limits)
+    feed_frames(reassembler, frames[:1], [])
     for frame in rest:
-        refusal = refusal_of(reassembler, frame, [], StreamKind.BOTH)
+        refusal = refusal_of(reassembler, frame, [], Streams.BOTH)
         if refusal is not None:
             assert isinstance(refusal, LimitError)
             return
         assert reassembler.pending_bytes <= nbytes
-        assert len(set(reassembler._metadata) | set(reassembler._bodies)) <= most
+        assert len(reassembler._pending.sequences) <= most
     pytest.fail("everything was kept")

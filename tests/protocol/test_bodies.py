@@ -35,7 +35,7 @@ def test_the_layout_of_a_body() -> None:
     ],
     ids=str,
 )
-def test_good_spans_come_back(spans: list[tuple[int, int]]) -> None:
+def test_valid_spans_round_trip(spans: list[tuple[int, int]]) -> None:
     payload = pack_spans(spans)
     assert parse_spans(payload, region_size=100, expected=len(spans)) == spans
     view = memoryview(payload)
@@ -45,8 +45,8 @@ def test_good_spans_come_back(spans: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (b"", "only 0 bytes"),
-        (bytes(15), "only 15 bytes"),
+        (b"", "it has 0 bytes"),
+        (bytes(15), "it has 15 bytes"),
         (body(3, 0), "lists 0 buffers"),
         (body(3, 2, (0, 3), (0, 0)), "lists 2 buffers"),
         (body(3, LARGEST, (0, 3)), f"lists {LARGEST} buffers"),
@@ -65,7 +65,7 @@ def test_good_spans_come_back(spans: list[tuple[int, int]]) -> None:
         (body(2, 1, (LARGEST - 1, 2)), "outside the region"),
     ],
 )
-def test_a_bad_body_is_refused(payload: bytes, why: str) -> None:
+def test_a_malformed_body_is_refused(payload: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why) as caught:
         parse_spans(payload, region_size=100, expected=1, sequence=5)
     assert caught.value.sequence == 5
@@ -93,7 +93,7 @@ def test_buffers_that_overlap_in_part_are_refused(spans: list[tuple[int, int]]) 
         parse_spans(pack_spans(spans), region_size=100, expected=len(spans))
 
 
-def test_a_count_of_2_64_is_refused_without_memory() -> None:
+def test_a_huge_count_is_refused_before_memory_is_allocated() -> None:
     payload = body(0, LARGEST)
     tracemalloc.start()
     try:
@@ -110,7 +110,7 @@ def test_a_count_of_2_64_is_refused_without_memory() -> None:
     st.integers(0, 200),
     st.integers(0, 5),
 )
-def test_whatever_comes_out_lies_in_the_region(payload: bytes, size: int, expected: int) -> None:
+def test_parsed_spans_are_inside_the_region(payload: bytes, size: int, expected: int) -> None:
     try:
         spans = parse_spans(payload, region_size=size, expected=expected)
     except ProtocolError:
@@ -121,16 +121,16 @@ def test_whatever_comes_out_lies_in_the_region(payload: bytes, size: int, expect
 
 
 @given(st.lists(st.integers(0, LARGEST), min_size=1, max_size=50))
-def test_offsets_come_back(offsets: list[int]) -> None:
+def test_offsets_round_trip(offsets: list[int]) -> None:
     assert parse_offsets(pack_offsets(offsets), limit=len(offsets)) == offsets
 
 
-def test_offsets_are_a_plain_row_of_u64() -> None:
+def test_offsets_are_packed_as_u64() -> None:
     assert pack_offsets(iter([1, LARGEST])) == b"\x01" + bytes(7) + b"\xff" * 8
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 9, 23])
-def test_a_ragged_row_of_offsets_is_refused(length: int) -> None:
+def test_an_incomplete_offset_is_refused(length: int) -> None:
     with pytest.raises(ProtocolError, match=f"{length} bytes"):
         parse_offsets(bytes(length), limit=100)
 

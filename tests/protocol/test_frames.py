@@ -1,17 +1,17 @@
-"""Received bodies: where they lie, and who keeps them alive."""
+"""Received bodies: their alignment and the lifetime of their memory."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from splitarrow.protocol.frames import ReceivedBody
+from splitarrow.protocol.memory import BodyPool, ReceivedBody
 
 
 @pytest.mark.parametrize("headroom", [0, 1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 4097])
-def test_a_payload_is_aligned_and_has_room_in_front(nbytes: int, headroom: int) -> None:
-    body = ReceivedBody(nbytes, headroom)
+def test_a_payload_is_aligned_and_has_headroom(nbytes: int, headroom: int) -> None:
+    body = BodyPool().allocate(nbytes, headroom)
     assert body.start >= headroom
     assert body.view.nbytes == body.start + nbytes
     assert body.payload().size == body.nbytes == nbytes
@@ -21,25 +21,25 @@ def test_a_payload_is_aligned_and_has_room_in_front(nbytes: int, headroom: int) 
 
 @pytest.mark.parametrize("headroom", [0, 100])
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(range(256)) * 9])
-def test_a_copy_holds_the_payload(payload: bytes, headroom: int) -> None:
-    body = ReceivedBody.copy_of(payload, headroom)
+def test_a_copy_contains_the_payload(payload: bytes, headroom: int) -> None:
+    body = ReceivedBody.copy(payload, headroom)
     assert bytes(body) == payload
     assert body.payload().to_pybytes() == payload
 
 
 def test_a_copy_of_wider_items_counts_bytes() -> None:
-    assert ReceivedBody.copy_of(memoryview(b"abcdefgh").cast("I")).nbytes == 8
+    assert ReceivedBody.copy(memoryview(b"abcdefgh").cast("I")).nbytes == 8
 
 
 def test_wrapping_shares_the_memory() -> None:
     buffer = pa.py_buffer(b"abc")
-    body = ReceivedBody.wrapping(buffer)
+    body = ReceivedBody.wrap(buffer)
     assert body.payload().address == buffer.address
     assert (bytes(body), body.nbytes, body.start) == (b"abc", 3, 0)
 
 
 def test_the_payload_outlives_the_body() -> None:
-    body = ReceivedBody.copy_of(b"abc" * 1000, 64)
+    body = ReceivedBody.copy(b"abc" * 1000, 64)
     payload = body.payload()
     del body
     assert payload.to_pybytes() == b"abc" * 1000

@@ -1,4 +1,4 @@
-"""The bounds themselves."""
+"""The class `Limits`."""
 
 from __future__ import annotations
 

@@ -1,26 +1,10 @@
-"""The reassembler: order, halves, ends, duplicates, limits, and what it refuses."""
+"""The reassembler: order, halves, ends, duplicates, limits and violations of the protocol."""
 
 from __future__ import annotations
 
 import pytest
 
-from splitarrow.errors import LimitError, NotFoundError, ProtocolError, SplitArrowError
-from splitarrow.protocol.frames import Incoming, ReceivedBody, TaggedReceived, Untagged
-from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
-from splitarrow.protocol.messages import (
-    FAILURE_BYTES,
-    Message,
-    MetadataType,
-    failure_payload,
-    metadata_message,
-)
-from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.protocol.sequence import LAST
-from splitarrow.protocol.splitter import Splitter
-from splitarrow.protocol.tags import BodyType, body_tag
-from splitarrow.protocol.uri import StreamKind
-
-from .crafting import (
+from helpers.crafting import (
     DICTIONARY_BATCH,
     RECORD_BATCH,
     SCHEMA,
@@ -30,51 +14,70 @@ from .crafting import (
     plain_batch,
     schema_of_ints,
 )
-from .streams import arrived, frames_of, small_stream, take_in
+from helpers.streams import feed_frames, list_frames, receive_frames, small_stream
+from splitarrow.client.stream.decoders import FORMATS
+from splitarrow.errors import LimitError, NotFoundError, ProtocolError, SplitArrowError
+from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
+from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.protocol.memory import ReceivedBody
+from splitarrow.protocol.messages import (
+    Message,
+    MetadataType,
+    pack_failure,
+    pack_metadata,
+)
+from splitarrow.protocol.reassembler import Reassembler
+from splitarrow.protocol.sequence import MAX_SEQUENCE
+from splitarrow.protocol.splitter import Splitter
+from splitarrow.protocol.tags import BodyType, pack_body_tag
+from splitarrow.protocol.uri import Streams
 
 SCHEMA_METADATA = schema_of_ints(["n"])
 BATCH_METADATA = plain_batch(2, [(0, 0), (0, 8)], 8)
 BODY = b"\1\0\0\0\2\0\0\0"
 
 
-def metadata(sequence: int, payload: bytes = BATCH_METADATA) -> Untagged:
-    return Untagged(metadata_message(MetadataType.MESSAGE, sequence, payload))
+def metadata(sequence: int, payload: bytes = BATCH_METADATA) -> UntaggedFrame:
+    return UntaggedFrame(pack_metadata(MetadataType.ARROW, sequence, payload))
 
 
-def schema(sequence: int = 0) -> Untagged:
+def schema(sequence: int = 0) -> UntaggedFrame:
     return metadata(sequence, SCHEMA_METADATA)
 
 
 def body(
     sequence: int, payload: bytes = BODY, kind: int = BodyType.PACKED, reserved: int = 0
-) -> TaggedReceived:
-    tag = body_tag(sequence, kind) | reserved
-    return TaggedReceived(tag, ReceivedBody.copy_of(payload))
+) -> ReceivedFrame:
+    tag = pack_body_tag(sequence, kind) | reserved
+    return ReceivedFrame(tag, ReceivedBody.copy(payload))
 
 
-def end(count: int) -> Untagged:
-    return Untagged(metadata_message(MetadataType.END_OF_STREAM, count))
+def end(count: int) -> UntaggedFrame:
+    return UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, count))
 
 
-def failed(code: str = "NOT_FOUND", message: str = "gone") -> Untagged:
-    payload = failure_payload(code, message)
-    return Untagged(metadata_message(MetadataType.FAILED, 0, payload))
+def failed(code: str = "NOT_FOUND", message: str = "gone") -> UntaggedFrame:
+    payload = pack_failure(code, message)
+    return UntaggedFrame(pack_metadata(MetadataType.FAILURE, 0, payload))
 
 
 def run(
-    *frames: Incoming, limits: Limits = DEFAULT_LIMITS, first: int = 0
+    *frames: IncomingFrame, limits: Limits = DEFAULT_LIMITS, first: int = 0
 ) -> tuple[Reassembler, list[Message]]:
-    reassembler, ready = Reassembler(limits, stream="s", first_sequence=first), list[Message]()
-    take_in(reassembler, frames, ready)
+    reassembler, ready = (
+        Reassembler(FORMATS, limits, stream="s", first_sequence=first),
+        list[Message](),
+    )
+    feed_frames(reassembler, frames, ready)
     return reassembler, ready
 
 
-def refused(*frames: Incoming, limits: Limits = DEFAULT_LIMITS) -> ProtocolError:
-    """Return the error that the last frame raises; those before it must pass."""
-    reassembler = Reassembler(limits, stream="s")
-    take_in(reassembler, frames[:-1], [])
+def refused(*frames: IncomingFrame, limits: Limits = DEFAULT_LIMITS) -> ProtocolError:
+    """Return the error that the last frame raises. The frames before it must be accepted."""
+    reassembler = Reassembler(FORMATS, limits, stream="s")
+    feed_frames(reassembler, frames[:-1], [])
     with pytest.raises(ProtocolError) as caught:
-        take_in(reassembler, frames[-1:], [])
+        feed_frames(reassembler, frames[-1:], [])
     assert caught.value.stream == "s"
     return caught.value
 
@@ -111,7 +114,7 @@ def test_a_schema_alone_is_a_stream() -> None:
         [end(1)],
     ],
 )
-def test_without_proof_of_the_end_a_stream_is_not_finished(frames: list[Incoming]) -> None:
+def test_a_stream_without_an_end_is_not_finished(frames: list[IncomingFrame]) -> None:
     reassembler, _ = run(*frames)
     assert not reassembler.finished
     assert reassembler.missing() != "nothing"
@@ -125,30 +128,32 @@ def test_without_proof_of_the_end_a_stream_is_not_finished(frames: list[Incoming
         ([schema(), metadata(1)], "the body of message 1", True),
         ([schema(), metadata(1), metadata(2)], "the body of message 1", True),
         ([schema(), body(1)], "the metadata of message 1", False),
-        ([schema(), end(3)], "message 1; the end of the stream counts 3", False),
+        ([schema(), end(3)], "message 1; the end of the stream counts 3 messages", False),
     ],
 )
-def test_what_is_missing_is_named(frames: list[Incoming], missing: str, needs_body: bool) -> None:
+def test_the_missing_frame_is_named(
+    frames: list[IncomingFrame], missing: str, needs_body: bool
+) -> None:
     reassembler, _ = run(*frames)
     assert reassembler.missing() == missing
     assert reassembler.needs_body is needs_body
 
 
-def test_messages_roll_over() -> None:
-    first = LAST - 2
+def test_sequence_numbers_roll_over() -> None:
+    first = MAX_SEQUENCE - 2
     reassembler, ready = run(
         schema(first),
-        metadata(LAST - 1),
-        body(LAST - 1),
+        metadata(MAX_SEQUENCE - 1),
+        body(MAX_SEQUENCE - 1),
         body(0),
-        body(LAST),
+        body(MAX_SEQUENCE),
         end(1),
         metadata(0),
-        metadata(LAST),
+        metadata(MAX_SEQUENCE),
         first=first,
     )
     assert reassembler.finished
-    assert [message.sequence for message in ready] == [first, LAST - 1, LAST, 0]
+    assert [message.sequence for message in ready] == [first, MAX_SEQUENCE - 1, MAX_SEQUENCE, 0]
 
 
 def test_duplicates_are_counted_and_ignored() -> None:
@@ -164,15 +169,25 @@ def test_duplicates_are_counted_and_ignored() -> None:
     assert reassembler.duplicates == len(frames) - 6
 
 
-def test_good_messages_before_an_error_come_out() -> None:
-    reassembler, ready = Reassembler(), list[Message]()
+@pytest.mark.parametrize("again", [schema(), metadata(1), body(2), end(4)])
+def test_duplicates_in_succession_are_bounded(again: IncomingFrame) -> None:
+    limits = Limits(duplicates=3)
+    before = [schema(), metadata(1), body(2), end(4)]
+    reassembler, _ = run(*before, *[again] * 3, metadata(2), *[again] * 3, limits=limits)
+    assert reassembler.duplicates == 6
+    with pytest.raises(LimitError, match="4 duplicates arrived in succession; the limit is 3"):
+        reassembler.feed([again], [])
+
+
+def test_messages_before_an_error_are_delivered() -> None:
+    reassembler, ready = Reassembler(FORMATS), list[Message]()
     with pytest.raises(ProtocolError):
-        take_in(reassembler, [schema(), metadata(1), body(1), metadata(2), end(1)], ready)
+        feed_frames(reassembler, [schema(), metadata(1), body(1), metadata(2), end(1)], ready)
     assert [message.sequence for message in ready] == [0, 1]
 
 
 @pytest.mark.parametrize("header_type", [RECORD_BATCH, DICTIONARY_BATCH, TENSOR, SPARSE_TENSOR])
-def test_a_first_message_that_is_no_schema_is_refused(header_type: int) -> None:
+def test_a_first_message_that_is_not_a_schema_is_refused(header_type: int) -> None:
     error = refused(metadata(0, empty_message(header_type)))
     assert "not a schema" in error.message
     assert error.sequence == 0
@@ -191,36 +206,37 @@ def test_an_unknown_body_type_is_refused(kind: int) -> None:
     assert error.tag == kind << 56 | 1
 
 
-@pytest.mark.parametrize("bit", range(32, 56))
-def test_a_reserved_bit_is_refused_after_the_match(bit: int) -> None:
-    error = refused(schema(), metadata(1), body(1, reserved=1 << bit))
-    assert "reserved" in error.message
-    assert error.tag == 1 | 1 << bit
+def test_a_reserved_bit_is_refused_after_the_match() -> None:
+    for bit in range(32, 56):
+        error = refused(schema(), metadata(1), body(1, reserved=1 << bit))
+        assert "reserved" in error.message
+        assert error.tag == 1 | 1 << bit
 
 
-@pytest.mark.parametrize("kind", range(4, 256))
-def test_an_unknown_metadata_type_is_refused(kind: int) -> None:
-    payload = metadata_message(kind, 1, BATCH_METADATA)
-    assert f"unknown metadata type {kind}" in refused(schema(), Untagged(payload)).message
+def test_an_unknown_metadata_type_is_refused() -> None:
+    for kind in range(4, 256):
+        payload = pack_metadata(kind, 1, BATCH_METADATA)
+        assert f"unknown metadata type {kind}" in refused(schema(), UntaggedFrame(payload)).message
 
 
-def test_a_vortex_message_is_refused_where_none_was_asked_for() -> None:
-    payload = metadata_message(MetadataType.VORTEX, 1, b"x")
-    assert "Vortex" in refused(schema(), Untagged(payload)).message
+def test_a_message_of_a_format_that_the_reader_does_not_accept_is_refused() -> None:
+    payload = pack_metadata(MetadataType.VORTEX, 1, b"x")
+    message = refused(schema(), UntaggedFrame(payload)).message
+    assert message == "the stream carries a VORTEX message; this reader accepts ARROW"
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\0", b"\1\1\0\0"])
 def test_an_end_of_another_length_is_refused(payload: bytes) -> None:
-    refused(schema(), Untagged(payload))
+    refused(schema(), UntaggedFrame(payload))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0" * 4, b"\xff" * 64, SCHEMA_METADATA[:20]])
-def test_metadata_that_is_no_arrow_message_is_refused(payload: bytes) -> None:
+def test_metadata_that_is_not_an_arrow_message_is_refused(payload: bytes) -> None:
     error = refused(schema(), metadata(1, payload))
     assert error.sequence == 1
 
 
-def test_a_header_type_of_the_future_is_refused() -> None:
+def test_an_unknown_header_type_is_refused() -> None:
     assert "type 6" in refused(schema(), metadata(1, empty_message(6))).message
 
 
@@ -237,7 +253,7 @@ def test_a_negative_body_length_is_refused() -> None:
         (body(1, b""), metadata(1)),
     ],
 )
-def test_a_body_of_another_size_than_declared_is_refused(frames: tuple[Incoming, ...]) -> None:
+def test_a_body_of_another_size_than_declared_is_refused(frames: tuple[IncomingFrame, ...]) -> None:
     assert "the metadata declares 8" in refused(schema(), *frames).message
 
 
@@ -250,7 +266,7 @@ def test_a_body_of_0_bytes_is_waited_for() -> None:
     empty = plain_batch(0, [(0, 0), (0, 0)], 0)
     reassembler, ready = run(schema(), metadata(1, empty), end(2))
     assert not reassembler.finished
-    take_in(reassembler, [body(1, b"")], ready)
+    feed_frames(reassembler, [body(1, b"")], ready)
     assert reassembler.finished
     assert len(ready) == 2
 
@@ -264,10 +280,10 @@ def test_a_body_of_0_bytes_is_waited_for() -> None:
         (body(0),),
     ],
 )
-def test_a_body_for_the_schema_is_refused(frames: tuple[Incoming, ...]) -> None:
-    reassembler = Reassembler()
-    with pytest.raises(ProtocolError, match="SCHEMA message, which has none"):
-        take_in(reassembler, frames, [])
+def test_a_body_for_the_schema_is_refused(frames: tuple[IncomingFrame, ...]) -> None:
+    reassembler = Reassembler(FORMATS)
+    with pytest.raises(ProtocolError, match=r"(?i)schema message, which has none"):
+        feed_frames(reassembler, frames, [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -280,7 +296,7 @@ def test_an_end_before_the_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("frame", [metadata(2), body(2), metadata(3), body(3)])
-def test_a_message_beyond_the_end_is_refused(frame: Incoming) -> None:
+def test_a_message_beyond_the_end_is_refused(frame: IncomingFrame) -> None:
     error = refused(schema(), end(2), frame)
     assert "beyond the end" in error.message
 
@@ -290,54 +306,60 @@ def test_a_message_after_a_finished_stream_is_refused() -> None:
 
 
 def test_two_ends_that_disagree_are_refused() -> None:
-    assert "two ends" in refused(schema(), end(2), end(3)).message
+    error = refused(schema(), end(2), end(3))
+    assert error.message == "received two ends of the stream, with 2 and 3 messages"
 
 
 def test_an_end_far_ahead_is_refused() -> None:
-    assert "too many" in refused(schema(), end(2 + DEFAULT_LIMITS.pending_messages)).message
+    error = refused(schema(), end(2 + DEFAULT_LIMITS.pending_messages))
+    assert "4097 messages outstanding" in error.message
 
 
 def test_two_different_metadata_of_one_number_are_refused() -> None:
     other = plain_batch(1, [(0, 0), (0, 8)], 8)
-    assert "two different" in refused(schema(), metadata(1), metadata(1, other)).message
-    assert "two different" in refused(schema(), metadata(2), metadata(2, other)).message
+    assert (
+        "received different metadata" in refused(schema(), metadata(1), metadata(1, other)).message
+    )
+    assert (
+        "received different metadata" in refused(schema(), metadata(2), metadata(2, other)).message
+    )
 
 
 def test_two_bodies_of_different_size_of_one_number_are_refused() -> None:
-    assert "two different" in refused(schema(), body(1), body(1, b"")).message
+    assert "bodies of different sizes" in refused(schema(), body(1), body(1, b"")).message
 
 
 def test_a_number_before_the_first_is_refused() -> None:
-    assert "before the first" in refused(schema(), metadata(LAST)).message
-    assert "before the first" in refused(schema(), body(LAST)).message
+    assert "precedes the first" in refused(schema(), metadata(MAX_SEQUENCE)).message
+    assert "precedes the first" in refused(schema(), body(MAX_SEQUENCE)).message
 
 
 def test_the_connections_of_a_pair_keep_to_their_streams() -> None:
     for frame, origin in [
-        (metadata(1), StreamKind.BODY),
-        (end(1), StreamKind.BODY),
-        (failed(), StreamKind.BODY),
-        (body(1), StreamKind.METADATA),
+        (metadata(1), Streams.BODY),
+        (end(1), Streams.BODY),
+        (failed(), Streams.BODY),
+        (body(1), Streams.METADATA),
     ]:
-        reassembler = Reassembler(stream="s")
-        take_in(reassembler, [schema(), metadata(1)][: 1 if frame == metadata(1) else 2], [])
-        with pytest.raises(ProtocolError, match="on the connection for"):
-            take_in(reassembler, [frame], [], origin)
+        reassembler = Reassembler(FORMATS, stream="s")
+        feed_frames(reassembler, [schema(), metadata(1)][: 1 if frame == metadata(1) else 2], [])
+        with pytest.raises(ProtocolError, match="on the connection of"):
+            feed_frames(reassembler, [frame], [], origin)
 
 
 def test_a_pair_of_connections_makes_one_stream() -> None:
-    reassembler, ready = Reassembler(), list[Message]()
-    take_in(reassembler, [schema(), metadata(1), metadata(2)], ready, StreamKind.METADATA)
+    reassembler, ready = Reassembler(FORMATS), list[Message]()
+    feed_frames(reassembler, [schema(), metadata(1), metadata(2)], ready, Streams.METADATA)
     assert reassembler.needs_body
-    take_in(reassembler, [body(1)], ready, StreamKind.BODY)
+    feed_frames(reassembler, [body(1)], ready, Streams.BODY)
     assert [message.sequence for message in ready] == [0, 1]
-    take_in(reassembler, [body(2)], ready, StreamKind.BODY)
-    take_in(reassembler, [end(3)], ready, StreamKind.METADATA)
+    feed_frames(reassembler, [body(2)], ready, Streams.BODY)
+    feed_frames(reassembler, [end(3)], ready, Streams.METADATA)
     assert reassembler.finished
     assert [message.sequence for message in ready] == [0, 1, 2]
 
 
-def test_a_failure_is_kept_and_no_end() -> None:
+def test_a_failure_is_kept_and_does_not_finish_the_stream() -> None:
     reassembler, ready = run(schema(), metadata(1), body(1), failed())
     assert isinstance(reassembler.failure, NotFoundError)
     assert reassembler.failure.stream == "s"
@@ -346,7 +368,7 @@ def test_a_failure_is_kept_and_no_end() -> None:
 
 
 def test_a_stream_that_fails_after_its_end_is_not_finished() -> None:
-    for failure in (failed(), body(1, failure_payload("DATA_LOSS", "torn"), BodyType.FAILED)):
+    for failure in (failed(), body(1, pack_failure("DATA_LOSS", "torn"), BodyType.FAILURE)):
         reassembler, _ = run(schema(), end(1), failure)
         assert reassembler.failure is not None
         assert not reassembler.finished
@@ -359,24 +381,24 @@ def test_a_failure_in_place_of_the_schema_is_kept() -> None:
 
 
 def test_a_body_stream_fails_on_its_own() -> None:
-    payload = failure_payload("DATA_LOSS", "torn")
-    reassembler, _ = run(schema(), metadata(1), body(1, payload, BodyType.FAILED))
+    payload = pack_failure("DATA_LOSS", "torn")
+    reassembler, _ = run(schema(), metadata(1), body(1, payload, BodyType.FAILURE))
     assert reassembler.failure is not None
     assert (reassembler.failure.code, reassembler.failure.message) == ("DATA_LOSS", "torn")
 
 
 @pytest.mark.parametrize("frame", [schema(), metadata(1), body(1), end(1), failed()])
-def test_nothing_follows_a_failure(frame: Incoming) -> None:
-    assert "after the failure" in refused(schema(), failed(), frame).message
+def test_nothing_follows_a_failure(frame: IncomingFrame) -> None:
+    assert "after the stream failed" in refused(schema(), failed(), frame).message
 
 
 def test_a_failure_that_is_too_large_or_malformed_is_refused() -> None:
-    huge = b" " * (FAILURE_BYTES + 1)
-    for kind in (Untagged(b"\2\0\0\0\0" + huge), body(1, huge, BodyType.FAILED)):
+    huge = b" " * (DEFAULT_LIMITS.failure_bytes + 1)
+    for kind in (UntaggedFrame(b"\2\0\0\0\0" + huge), body(1, huge, BodyType.FAILURE)):
         with pytest.raises(LimitError):
             run(schema(), kind)
     with pytest.raises(ProtocolError):
-        run(Untagged(b"\2\0\0\0\0[]"))
+        run(UntaggedFrame(b"\2\0\0\0\0[]"))
 
 
 def test_no_more_messages_wait_than_the_limit() -> None:
@@ -386,10 +408,10 @@ def test_no_more_messages_wait_than_the_limit() -> None:
     assert reassembler.pending_bytes == 3 * len(BATCH_METADATA) + len(BODY)
     for frame in (metadata(5), body(5), body(900)):
         with pytest.raises(LimitError, match="message 1 is missing") as caught:
-            take_in(reassembler, [frame], [])
+            feed_frames(reassembler, [frame], [])
         assert caught.value.stream == "s"
     ready: list[Message] = []
-    take_in(reassembler, [metadata(1), body(1), body(3), body(4), metadata(5), body(5)], ready)
+    feed_frames(reassembler, [metadata(1), body(1), body(3), body(4), metadata(5), body(5)], ready)
     assert [message.sequence for message in ready] == [1, 2, 3, 4, 5]
     assert reassembler.pending_bytes == 0
 
@@ -403,7 +425,7 @@ def test_no_more_bytes_wait_than_the_limit() -> None:
     assert isinstance(error, LimitError)
 
 
-def test_one_message_may_be_larger_than_all_that_may_wait() -> None:
+def test_one_message_may_exceed_the_limit_of_pending_bytes() -> None:
     limits = Limits(pending_bytes=1)
     for halves in ([metadata(1), body(1)], [body(1), metadata(1)]):
         _, ready = run(schema(), *halves, limits=limits)
@@ -416,23 +438,23 @@ def test_a_message_that_declares_too_large_a_body_is_refused_at_once() -> None:
     assert (error.sequence, "8 bytes" in error.message) == (1, True)
 
 
-def test_an_error_tells_its_place() -> None:
+def test_an_error_has_its_position() -> None:
     error = refused(schema(), metadata(1), body(1, kind=9))
     assert isinstance(error, SplitArrowError)
     assert (error.stream, error.sequence, error.tag) == ("s", 1, 9 << 56 | 1)
 
 
-def test_each_message_of_a_real_stream_comes_out_as_soon_as_it_can() -> None:
-    reassembler, ready = Reassembler(), list[Message]()
-    frames = arrived(frames_of(small_stream(), Splitter()))
+def test_each_message_of_a_real_stream_is_delivered_once_it_is_complete() -> None:
+    reassembler, ready = Reassembler(FORMATS), list[Message]()
+    frames = receive_frames(list_frames(small_stream(), Splitter()))
     counts: list[int] = []
     for frame in frames:
-        take_in(reassembler, [frame], ready)
+        feed_frames(reassembler, [frame], ready)
         counts.append(len(ready))
     assert counts == [1, 1, 2, 2, 3, 3, 4, 4]
     assert reassembler.finished
 
 
-def test_a_schema_of_the_header_type_schema_is_what_a_schema_is() -> None:
+def test_the_header_type_identifies_a_schema() -> None:
     _, ready = run(metadata(0, empty_message(SCHEMA)))
     assert len(ready) == 1

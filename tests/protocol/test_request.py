@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import InvalidRequestError
-from splitarrow.protocol.request import COMPRESSIONS, FORMATS, MOST_FILTER_CHARS, Request
+from splitarrow.protocol.request import COMPRESSIONS, FORMATS, MAX_FILTER_CHARS, Request
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name)
 counts = st.none() | st.integers(1, (1 << 63) - 1)
@@ -28,11 +28,12 @@ requests = st.builds(
     offset=st.none() | st.integers(0, (1 << 63) - 1),
     shard=st.none() | st.integers(0, (1 << 63) - 1),
     version=st.none() | st.text(min_size=1, max_size=40),
+    batches=st.none() | st.tuples(st.integers(0, 9), st.integers(9, (1 << 63) - 1)),
 )
 
 
 @given(requests)
-def test_a_ticket_gives_back_its_request(request_: Request) -> None:
+def test_a_request_round_trips_through_its_ticket(request_: Request) -> None:
     assert Request.parse(request_.ticket()) == request_
 
 
@@ -49,7 +50,7 @@ def test_a_name_that_looks_like_json_survives(name: str) -> None:
     assert Request.parse(Request(name).ticket()) == Request(name)
 
 
-def test_every_field_can_be_asked_for() -> None:
+def test_a_ticket_can_have_every_field() -> None:
     ticket = {
         "dataset": "flights",
         "columns": ["delay", "origin"],
@@ -70,20 +71,20 @@ def test_every_field_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"filter": "AA"}, {"offset": 0}, {"shard": 0}, {"version": "v"}, {"limit": 0}]
+    "selection", [{"filter": "AA"}, {"offset": 0}, {"shard": 0}, {"version": "v"}, {"limit": 0}]
 )
-def test_what_asks_for_anything_is_not_plain(asked: dict[str, Any]) -> None:
-    request = Request("x", **asked)
+def test_a_request_with_any_selection_is_not_plain(selection: dict[str, Any]) -> None:
+    request = Request("x", **selection)
     assert not request.is_plain
-    assert json.loads(request.ticket()) == {"dataset": "x", **asked}
+    assert json.loads(request.ticket()) == {"dataset": "x", **selection}
 
 
-def test_null_stands_for_absent() -> None:
+def test_null_means_absent() -> None:
     assert Request.parse(b'{"dataset": "x", "columns": null, "limit": null}') == Request("x")
 
 
 @pytest.mark.parametrize(
-    ("ticket", "why"),
+    ("ticket", "problem"),
     [
         (b"", "no dataset"),
         (b"a\0b", "no dataset"),
@@ -99,7 +100,7 @@ def test_null_stands_for_absent() -> None:
         (b'{"dataset": ["x"]}', "dataset"),
         (b'{"dataset": "x\\ud800"}', "Unicode"),
         (b'{"dataset": "x", "columns": ["\\udc00"]}', "Unicode"),
-        (b'{"dataset": "x", "columns": []}', "no column"),
+        (b'{"dataset": "x", "columns": []}', "selects no columns"),
         (b'{"dataset": "x", "columns": "delay"}', "columns"),
         (b'{"dataset": "x", "columns": [1]}', "columns"),
         (b'{"dataset": "x", "columns": {}}', "columns"),
@@ -117,22 +118,22 @@ def test_null_stands_for_absent() -> None:
         (b'{"dataset": "x", "filter": "a+b/"}', "base64url"),
         (b'{"dataset": "x", "filter": "AA\\n"}', "base64url"),
         (b'{"dataset": "x", "filter": ["AA"]}', "filter"),
-        (b'{"dataset": "x", "filter": "' + b"A" * (MOST_FILTER_CHARS + 1) + b'"}', "characters"),
+        (b'{"dataset": "x", "filter": "' + b"A" * (MAX_FILTER_CHARS + 1) + b'"}', "characters"),
         (b'{"dataset": "x", "offset": -1}', "offset"),
         (b'{"dataset": "x", "offset": 1.5}', "offset"),
         (b'{"dataset": "x", "offset": false}', "offset"),
         (b'{"dataset": "x", "offset": 9223372036854775808}', "64 bits"),
         (b'{"dataset": "x", "shard": -1}', "shard"),
         (b'{"dataset": "x", "shard": "0"}', "shard"),
-        (b'{"dataset": "x", "version": ""}', "version is empty"),
+        (b'{"dataset": "x", "version": ""}', "an empty version"),
         (b'{"dataset": "x", "version": 7}', "version"),
         (b'{"dataset": "x", "version": "\\ud800"}', "Unicode"),
         (b'{"dataset": "x", "version": "' + b"v" * 257 + b'"}', "characters"),
         (b'{"dataset": "x", "colums": ["a"]}', "colums"),
     ],
 )
-def test_what_cannot_be_understood_is_refused_and_says_why(ticket: bytes, why: str) -> None:
-    with pytest.raises(InvalidRequestError, match=why) as caught:
+def test_an_invalid_ticket_is_refused_with_its_problem(ticket: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
         Request.parse(ticket)
     assert caught.value.code == "INVALID_ARGUMENT"
 

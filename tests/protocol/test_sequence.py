@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitarrow.protocol.sequence import LAST, MODULUS, distance, following
+from splitarrow.protocol.sequence import MAX_SEQUENCE, MODULUS, advance, distance
 
-numbers = st.integers(0, LAST)
+numbers = st.integers(0, MAX_SEQUENCE)
 
 
 def test_the_number_after_the_last_is_zero() -> None:
-    assert following(LAST) == 0
-    assert following(LAST, 3) == 2
+    assert advance(MAX_SEQUENCE) == 0
+    assert advance(MAX_SEQUENCE, 3) == 2
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,19 @@ def test_the_number_after_the_last_is_zero() -> None:
         (0, 0, 0),
         (1, 0, 1),
         (0, 1, -1),
-        (0, LAST, 1),
-        (LAST, 0, -1),
+        (0, MAX_SEQUENCE, 1),
+        (MAX_SEQUENCE, 0, -1),
         ((1 << 31) - 1, 0, (1 << 31) - 1),
         (1 << 31, 0, -(1 << 31)),
     ],
 )
-def test_distance(sequence: int, base: int, expected: int) -> None:
+def test_the_distance_of_two_numbers_is_signed(sequence: int, base: int, expected: int) -> None:
     assert distance(sequence, base) == expected
 
 
 @given(numbers, st.integers(-(1 << 31), (1 << 31) - 1))
-def test_distance_undoes_following(base: int, steps: int) -> None:
-    assert distance(following(base, steps), base) == steps
+def test_distance_is_the_inverse_of_advance(base: int, steps: int) -> None:
+    assert distance(advance(base, steps), base) == steps
 
 
 @given(numbers, numbers)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from splitarrow.errors import ProtocolError
-from splitarrow.protocol.frames import Tagged, Untagged
-from splitarrow.protocol.messages import MetadataType, metadata_message, parse_failure
-from splitarrow.protocol.sequence import LAST
+from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
+from splitarrow.protocol.limits import DEFAULT_LIMITS
+from splitarrow.protocol.messages import MetadataType, pack_metadata, parse_failure
+from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.splitter import SourceMessage, Splitter
-from splitarrow.protocol.tags import BodyType, body_tag
-from splitarrow.protocol.uri import StreamKind
+from splitarrow.protocol.tags import BodyType, pack_body_tag
+from splitarrow.protocol.uri import Streams
 
 SCHEMA = SourceMessage(b"schema", None)
 BATCH = SourceMessage(b"batch", [b"ab", b"cde"], 5)
@@ -20,61 +21,69 @@ EMPTY = SourceMessage(b"empty", [], 0)
 def test_the_frames_of_a_stream_on_one_connection() -> None:
     splitter = Splitter()
     assert splitter.split([SCHEMA, BATCH, EMPTY]) == [
-        Untagged(b"\x01\0\0\0\0schema"),
-        Untagged(b"\x01\x01\0\0\0batch"),
-        Tagged(1, 5, [b"ab", b"cde"]),
-        Untagged(b"\x01\x02\0\0\0empty"),
-        Tagged(2, 0, []),
+        UntaggedFrame(b"\x01\0\0\0\0schema"),
+        UntaggedFrame(b"\x01\x01\0\0\0batch"),
+        TaggedFrame(1, 5, [b"ab", b"cde"]),
+        UntaggedFrame(b"\x01\x02\0\0\0empty"),
+        TaggedFrame(2, 0, []),
     ]
-    assert splitter.sent == 3
-    assert splitter.end() == [Untagged(b"\0\x03\0\0\0")]
+    assert splitter.next_sequence == 3
+    assert splitter.end() == [UntaggedFrame(b"\0\x03\0\0\0")]
+
+
+def test_a_message_is_sent_with_the_type_of_its_format() -> None:
+    message = SourceMessage(b"array", None, message_type=MetadataType.VORTEX)
+    assert Splitter().split([SCHEMA, message]) == [
+        UntaggedFrame(b"\x01\0\0\0\0schema"),
+        UntaggedFrame(b"\x03\x01\0\0\0array"),
+    ]
 
 
 def test_a_body_of_0_bytes_is_still_sent() -> None:
-    assert Splitter(StreamKind.BODY).split([EMPTY]) == [Tagged(0, 0, [])]
+    assert Splitter(Streams.BODY).split([EMPTY]) == [TaggedFrame(0, 0, [])]
 
 
 def test_two_splitters_share_the_frames_of_one() -> None:
     both = Splitter()
-    one = Splitter(StreamKind.METADATA)
-    other = Splitter(StreamKind.BODY)
+    one = Splitter(Streams.METADATA)
+    other = Splitter(Streams.BODY)
     messages = [SCHEMA, BATCH, EMPTY, BATCH]
     frames = both.split(messages) + both.end()
     metadata = one.split(messages) + one.end()
     bodies = other.split(messages) + other.end()
-    assert metadata == [frame for frame in frames if isinstance(frame, Untagged)]
-    assert bodies == [frame for frame in frames if isinstance(frame, Tagged)]
+    assert metadata == [frame for frame in frames if isinstance(frame, UntaggedFrame)]
+    assert bodies == [frame for frame in frames if isinstance(frame, TaggedFrame)]
 
 
 def test_calls_continue_the_numbering_and_roll_over() -> None:
-    splitter = Splitter(first_sequence=LAST)
+    splitter = Splitter(first_sequence=MAX_SEQUENCE)
     frames = splitter.split([BATCH]) + splitter.split([BATCH])
-    assert [frame.tag for frame in frames if isinstance(frame, Tagged)] == [LAST, 0]
-    assert splitter.end() == [Untagged(metadata_message(MetadataType.END_OF_STREAM, 1))]
+    assert [frame.tag for frame in frames if isinstance(frame, TaggedFrame)] == [MAX_SEQUENCE, 0]
+    assert splitter.end() == [UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, 1))]
 
 
 def test_the_type_of_the_bodies_is_in_their_tags() -> None:
-    frames = Splitter(StreamKind.BODY).split([BATCH], BodyType.OFFSETS)
-    assert frames == [Tagged(body_tag(0, BodyType.OFFSETS), 5, [b"ab", b"cde"])]
+    frames = Splitter(Streams.BODY).split([BATCH], BodyType.OFFSETS)
+    assert frames == [TaggedFrame(pack_body_tag(0, BodyType.OFFSETS), 5, [b"ab", b"cde"])]
 
 
-@pytest.mark.parametrize("kind", [StreamKind.BOTH, StreamKind.METADATA])
-def test_a_failure_goes_to_the_metadata_stream(kind: StreamKind) -> None:
+@pytest.mark.parametrize("kind", [Streams.BOTH, Streams.METADATA])
+def test_a_failure_goes_to_the_metadata_stream(kind: Streams) -> None:
     splitter = Splitter(kind)
     splitter.split([SCHEMA])
     (frame,) = splitter.fail("NOT_FOUND", "gone")
-    assert isinstance(frame, Untagged)
+    assert isinstance(frame, UntaggedFrame)
     assert frame.payload[:5] == b"\x02\x01\0\0\0"
-    assert parse_failure(frame.payload[5:]).message == "gone"
+    assert parse_failure(frame.payload[5:], DEFAULT_LIMITS).message == "gone"
 
 
 def test_a_connection_for_bodies_has_its_own_failure() -> None:
-    (frame,) = Splitter(StreamKind.BODY).fail("INTERNAL", "broke")
-    assert isinstance(frame, Tagged)
-    assert frame.tag == body_tag(0, BodyType.FAILED)
-    payload = b"".join(frame.parts)
+    (frame,) = Splitter(Streams.BODY).fail("INTERNAL", "broke")
+    assert isinstance(frame, TaggedFrame)
+    assert frame.tag == pack_body_tag(0, BodyType.FAILURE)
+    payload = b"".join(frame.buffers)
     assert frame.nbytes == len(payload)
-    assert parse_failure(payload).code == "INTERNAL"
+    assert parse_failure(payload, DEFAULT_LIMITS).code == "INTERNAL"
 
 
 @pytest.mark.parametrize("finish", ["end", "fail"])

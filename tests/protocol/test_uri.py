@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import UriError, UsageError
-from splitarrow.protocol.uri import DataUri, StreamKind
+from splitarrow.protocol.uri import DataUri, Streams
 
 U64 = st.integers(0, (1 << 64) - 1)
 hosts = st.sampled_from(["", "host", "a.example", "10.0.0.7", "::1", "fe80::1%eth0", "2001:db8::7"])
@@ -29,20 +29,20 @@ uris = st.builds(
     want_data=st.none() | U64,
     free_data=st.none() | U64,
     remote_handle=st.none() | st.binary(max_size=40),
-    stream=st.sampled_from(StreamKind),
+    stream=st.sampled_from(Streams),
     ticket=st.none() | st.binary(max_size=40),
     extra=st.lists(st.tuples(keys, values), max_size=3).map(tuple),
 )
 
 
 @given(uris)
-def test_a_uri_comes_back_from_its_text(uri: DataUri) -> None:
+def test_a_uri_round_trips_through_its_text(uri: DataUri) -> None:
     assert DataUri.parse(str(uri)) == uri
     assert str(DataUri.parse(str(uri))) == str(uri)
 
 
 @given(uris)
-def test_a_uri_for_logs_keeps_its_secrets(uri: DataUri) -> None:
+def test_a_redacted_uri_contains_no_secrets(uri: DataUri) -> None:
     secret = replace(uri, ticket=b"sesame")
     shown = secret.redacted()
     assert "sesame" not in shown.removeprefix(uri.address)
@@ -63,7 +63,7 @@ def test_any_text_is_a_uri_or_refused(text: str) -> None:
     assert DataUri.parse(str(uri)) == uri
 
 
-def test_the_parts_of_a_uri() -> None:
+def test_a_uri_is_split_into_its_parts() -> None:
     uri = DataUri.parse(
         "TCP://Host:8816?want_data=0X10000000001&free_data=42&remote_handle=AQID"
         "&stream=body&ticket=a%20b%2Fc%00&color=red&color=blue&flag"
@@ -75,7 +75,7 @@ def test_the_parts_of_a_uri() -> None:
         want_data=0x100_0000_0001,
         free_data=42,
         remote_handle=b"\1\2\3",
-        stream=StreamKind.BODY,
+        stream=Streams.BODY,
         ticket=b"a b/c\0",
         extra=(("color", "red"), ("color", "blue"), ("flag", "")),
     )
@@ -114,11 +114,11 @@ def test_numbers_are_decimal_or_hexadecimal(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no URI"),
-        ("flights", "no URI"),
-        ("tcp:host", "no URI"),
-        ("://host", "no URI"),
-        ("//host", "no URI"),
+        ("", "is not a URI"),
+        ("flights", "is not a URI"),
+        ("tcp:host", "is not a URI"),
+        ("://host", "is not a URI"),
+        ("//host", "is not a URI"),
         ("1tcp://host", "scheme"),
         ("t cp://host", "scheme"),
         (" tcp://host", "scheme"),
@@ -134,7 +134,7 @@ def test_numbers_are_decimal_or_hexadecimal(text: str, number: int) -> None:
         ("tcp://host?want_data=1&ticket=a#b", "%23"),
         ("tcp://host\n?want_data=1", "control"),
         ("tcp://host?ticket=\udcff", "control"),
-        ("tcp://host/%00", "begin with /"),
+        ("tcp://host/%00", "begins with /"),
         ("tcp://host?want_data=", "want_data=''"),
         ("tcp://host?want_data", "want_data=''"),
         ("tcp://host?want_data=x", "want_data='x'"),
@@ -158,7 +158,7 @@ def test_numbers_are_decimal_or_hexadecimal(text: str, number: int) -> None:
         ("tcp://host?remote_handle=A=BC", "base64"),
     ],
 )
-def test_a_malformed_uri_is_refused_and_says_why(text: str, why: str) -> None:
+def test_a_malformed_uri_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(UriError, match=why) as caught:
         DataUri.parse(text)
     assert isinstance(caught.value, UsageError)
@@ -207,9 +207,16 @@ def test_a_reader_needs_want_data() -> None:
         DataUri.parse("tcp://h?ticket=sesame").require_want_data()
 
 
-def test_the_kinds_of_streams() -> None:
-    assert [(kind.metadata, kind.body) for kind in StreamKind] == [
+def test_each_kind_of_stream_carries_its_halves() -> None:
+    assert [(kind.carries_metadata, kind.carries_bodies) for kind in Streams] == [
         (True, True),
         (True, False),
         (False, True),
     ]
+
+
+def test_a_parameter_may_be_given_once() -> None:
+    uri = DataUri.parse("tcp://host:1?want_data=1&lanes=2&lanes=3&window=4")
+    assert (uri.parameter("window"), uri.parameter("other")) == ("4", None)
+    with pytest.raises(UriError, match="lanes is given twice"):
+        uri.parameter("lanes")

@@ -1,4 +1,4 @@
-"""docs/wire.md says what the code does: its constants, tables, diagrams and example bytes."""
+"""docs/wire.md agrees with the code: its constants, tables, diagrams and example bytes."""
 
 from __future__ import annotations
 
@@ -11,40 +11,33 @@ from typing import Any
 
 import pytest
 
+from helpers.framing import push
+from helpers.streams import decode_messages, reassembled
 from splitarrow.formats.arrow.message import HeaderType
-from splitarrow.protocol.frames import Incoming, TaggedReceived
+from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
-from splitarrow.protocol.messages import FAILURE_BYTES, MetadataType, metadata_message
+from splitarrow.protocol.messages import MetadataType, pack_metadata
 from splitarrow.protocol.request import COMPRESSIONS, Request
-from splitarrow.protocol.states import READER, SERVER, ReaderState, ServerState, mermaid
+from splitarrow.protocol.states import READER, SERVER, ReaderState, ServerState, draw_diagram
 from splitarrow.protocol.tags import (
     RESERVED_MASK,
     SEQUENCE_MASK,
     TYPE_SHIFT,
     BodyType,
-    is_request_value,
+    is_request_tag,
 )
 from splitarrow.protocol.uri import DataUri
-from splitarrow.server.catalog.base import GROUP_BYTES
-from splitarrow.transport.framing import (
-    DIRECT_BYTES,
-    HEADER,
-    PREFACE,
-    TAGGED,
-    UNTAGGED,
-    FrameDecoder,
-)
+from splitarrow.server.catalog.dataset import GROUP_BYTES
+from splitarrow.transport.frame_decoder import DIRECT_BYTES, FrameDecoder
+from splitarrow.transport.framing import HEADER, PREFACE, TAGGED, UNTAGGED
 from splitarrow.transport.tcp import DEFAULT_PORT
-
-from .streams import decoded, reassembled
-from .test_framing import push
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()
 UNITS = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30}
 
 
 def block(name: str) -> str:
-    """Return what stands between the markers of a block."""
+    """Return the text between the markers of a block."""
     found = re.findall(rf"<!-- begin {name} -->\n(.*?)\n<!-- end {name} -->", PAGE, re.DOTALL)
     assert len(found) == 1, f"the page has to have one block {name!r}"
     return found[0]
@@ -57,7 +50,7 @@ def rows(name: str) -> list[list[str]]:
 
 
 def hexadecimal(name: str) -> bytes:
-    """Return the bytes that a block spells, without the remarks."""
+    """Return the bytes of a block in hexadecimal digits, without its remarks."""
     lines = block(name).splitlines()
     assert (lines[0], lines[-1]) == ("```", "```")
     return bytes.fromhex(" ".join(line.partition("#")[0] for line in lines[1:-1]))
@@ -73,7 +66,7 @@ def hexadecimal(name: str) -> bytes:
 def test_the_diagrams_are_drawn_from_the_tables(
     name: str, table: Mapping[tuple[Any, Any], Any], start: Enum
 ) -> None:
-    expected = f"```mermaid\n{mermaid(table, start)}\n```"
+    expected = f"```mermaid\n{draw_diagram(table, start)}\n```"
     assert block(name) == expected, f"put this into the block {name!r}:\n{expected}"
 
 
@@ -82,6 +75,10 @@ def test_the_diagrams_are_drawn_from_the_tables(
 )
 def test_the_types_are_those_of_the_code(name: str, types: type[IntEnum]) -> None:
     assert [(int(row[0]), row[1]) for row in rows(name)] == [(t.value, t.name) for t in types]
+
+
+def test_the_fields_of_tickets_are_those_of_the_code() -> None:
+    assert [row[0] for row in rows("ticket fields")] == [field.name for field in fields(Request)]
 
 
 def test_the_limits_are_the_defaults() -> None:
@@ -121,8 +118,8 @@ def test_masks_and_shift_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        f"exactly {len(metadata_message(0, 0))} bytes",
-        f"at most {FAILURE_BYTES >> 10} KiB",
+        f"exactly {len(pack_metadata(0, 0))} bytes",
+        f"at most {DEFAULT_LIMITS.failure_bytes >> 10} KiB",
         f"less than {DIRECT_BYTES >> 10} KiB",
         f"up to {GROUP_BYTES >> 10} KiB, into one send",
         f"The default port is {DEFAULT_PORT}.",
@@ -145,7 +142,7 @@ def test_the_ticket_of_the_page_is_understood() -> None:
     assert (request.dataset, request.columns, request.limit) == ("flights", ("delay",), 1000)
 
 
-def received(data: bytes) -> list[Incoming]:
+def received(data: bytes) -> list[IncomingFrame]:
     decoder = FrameDecoder(DEFAULT_LIMITS)
     push(decoder, data)
     assert decoder.at_boundary
@@ -156,12 +153,12 @@ def test_the_request_of_the_example_is_what_a_server_understands() -> None:
     (text,) = re.findall(r"`tcp://…(\?want_data=\S+)`", PAGE)
     uri = DataUri.parse("tcp://host" + text)
     (frame,) = received(hexadecimal("request"))
-    assert isinstance(frame, TaggedReceived)
+    assert isinstance(frame, ReceivedFrame)
     assert (frame.tag, bytes(frame.body)) == (uri.want_data, uri.ticket)
-    assert is_request_value(frame.tag)
+    assert is_request_tag(frame.tag)
 
 
 def test_the_answer_of_the_example_is_what_a_reader_decodes() -> None:
-    schema, (batch,) = decoded(reassembled(received(hexadecimal("answer"))))
+    schema, (batch,) = decode_messages(reassembled(received(hexadecimal("answer"))))
     assert str(schema) == "n: int32 not null"
     assert batch.to_pydict() == {"n": [1, 2, 3]}

@@ -1,68 +1,227 @@
-"""Settings: where they come from, which wins, and what is said of wrong ones."""
+"""Settings: their sources and precedence, their errors, and what is derived from them."""
 
 from __future__ import annotations
 
+import inspect
+import pickle
+from itertools import groupby
 from pathlib import Path
+from typing import Annotated, get_args, get_type_hints
 
 import pytest
+from pydantic_settings import BaseSettings
 
+from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
-from splitarrow.server.config import WANT_DATA, listener_uri, load_settings
+from splitarrow.protocol.tags import WANT_DATA
+from splitarrow.server.config import (
+    Configuration,
+    ServerSettings,
+    declarations,
+    load_settings,
+)
+from splitarrow.server.config.arguments import ServeArguments
+from splitarrow.server.config.declaration import Count
+from splitarrow.server.config.page import settings_page
+from splitarrow.server.config.toml_lines import find_line
+from splitarrow.server.config.uris import listener_uri
+from splitarrow.server.control.address import control_uri
 from splitarrow.transport.tcp import DEFAULT_PORT
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def test_defaults_serve_the_loopback() -> None:
+
+def test_the_defaults_serve_this_host_only() -> None:
     settings = load_settings()
     assert settings.listen == (f"tcp://127.0.0.1:{DEFAULT_PORT}", "shm://")
     assert settings.control is None
     assert settings.workers == 1
 
 
-def test_arguments_win_over_variables_and_those_over_the_file(
+def test_arguments_win_over_variables_and_variables_win_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "splitarrow.toml"
     config.write_text('batch_rows = 1\nworkers = 1\ndrain_seconds = 1\nlisten = ["tcp://h:1"]\n')
     monkeypatch.setenv("SPLITARROW_WORKERS", "2")
     monkeypatch.setenv("SPLITARROW_DRAIN_SECONDS", "2")
-    monkeypatch.setenv("SPLITARROW_DATASETS", '{"a": "/a.arrow"}')
     settings = load_settings(config, drain_seconds=3.0)
     assert (settings.batch_rows, settings.workers, settings.drain_seconds) == (1, 2, 3.0)
-    assert settings.datasets == {"a": "/a.arrow"}
     assert settings.listen == ("tcp://h:1",)
 
 
+def test_serve_declares_the_types_of_all_settings() -> None:
+    fields = {name: field.annotation for name, field in ServerSettings.model_fields.items()}
+    for name in ("datasets", "listen", "control"):  # parameters of their own
+        del fields[name]
+    hints = get_type_hints(ServeArguments)
+    assert list(hints) == list(fields)
+    for name, hint in hints.items():
+        accepts = {type(None)} & set(get_args(hint))
+        assert accepts == {type(None)} & set(get_args(fields[name])), name
+
+
+def test_the_datasets_of_all_sources_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "splitarrow.toml"
+    config.write_text("[datasets]\na = 'a.arrow'\nb = 'b.arrow'\n")
+    monkeypatch.setenv("SPLITARROW_DATASETS", '{"b": "c.arrow"}')
+    settings = load_settings(config, datasets={"d": "d.arrow"})
+    assert settings.datasets == {"a": "a.arrow", "b": "c.arrow", "d": "d.arrow"}
+
+
+def test_a_size_may_have_a_unit_in_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "splitarrow.toml"
+    service = "control = 'grpc://h'\nwritable = 'uploads'\n"
+    config.write_text(service + "writable_bytes = '1GiB'\nobject_cache_bytes = 4096\n")
+    monkeypatch.setenv("SPLITARROW_SHM_CACHE", "0")
+    settings = load_settings(config, max_leased="2MB")
+    assert (settings.writable_bytes, settings.object_cache_bytes) == (1 << 30, 4096)
+    assert (settings.shm_cache, settings.max_leased) == (0, 2_000_000)
+
+
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "error"),
     [
-        ("worker = 2\n", "worker:"),
+        ("\nworker = 2\n", "line 2: worker: no such setting; did you mean 'workers'\\?"),
+        ("listen = [\n]\nlog_level = 'inf'\n", "line 3: log_level: .*; did you mean 'info'\\?"),
+        ("datasets = { a = 'a' }\nwritable = 'w'\n", "line 2: writable: .* without control"),
+        ("upload_bytes = 7\n", "upload_bytes: has no effect without writable"),
+        ("tls_key = 'k'\n", "tls_key: has no effect without tls_cert"),
+        ("tls_cert = 'c'\n", "tls_cert: has no effect without a tcp\\+tls:// listener or"),
+        ("ticket_seconds = 7\n", "ticket_seconds: has no effect without token_file or jwks"),
+        ("listen = ['tcp://h:1']\nshm_users = [7]\n", "line 2: shm_users: has no effect"),
+        ("listen = ['tcp://h:1']\nmax_leased = 7\n", "line 2: max_leased: has no effect"),
         ("workers = 0\n", "workers:"),
         ("workers = 'two'\n", "workers:"),
         ("compression = 'gzip'\n", "compression:"),
-        ("listen = []\n", "listen:"),
+        ("max_leased = 'a lot'\n", "max_leased: 'a lot' is not a size"),
+        ("upload_bytes = '0'\n", "upload_bytes:"),
+        ("listen = []\n", "listen: give at least one URI"),
         ("listen = ['tcp//x']\n", "listen"),
         ("listen = ['quic://x:1']\n", "quic"),
         ("listen = ['tcp://x:1?want_data=7']\n", "want_data=0x7"),
-        ("listen = ['tcp://x:1?ticket=a']\n", "ticket"),
-        ("[datasets]\n'' = 'x'\n", "datasets"),
+        ("listen = ['tcp://x:1?ticket=a']\n", "must not have a ticket"),
+        ("[datasets]\n'' = 'x'\n", "datasets: '' is not a dataset name"),
         ("this is no TOML", "splitarrow.toml"),
     ],
 )
-def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:
+def test_an_invalid_setting_is_named(tmp_path: Path, text: str, error: str) -> None:
     config = tmp_path / "splitarrow.toml"
     config.write_text(text)
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=error):
         load_settings(config)
 
 
-def test_missing_file_and_malformed_variable(
+def test_a_missing_file_and_a_malformed_variable_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"no configuration file.*nowhere\.toml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: the configuration file does not exist"):
         load_settings(tmp_path / "nowhere.toml")
     monkeypatch.setenv("SPLITARROW_DATASETS", "{")
     with pytest.raises(ConfigError, match="datasets"):
         load_settings()
+
+
+def test_an_error_names_every_problem_and_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "splitarrow.toml"
+    config.write_text("# the service\nadvertise = 'h'\n\n[datasets]\na = 7\n")
+    monkeypatch.setenv("SPLITARROW_MAX_CONNECTIONS", "0")
+    with pytest.raises(ConfigError) as raised:
+        Configuration(config, {"batch_rows": 0}, uses_options=True).load()
+    places = [part.split(": ")[0] for part in str(raised.value).split("; ")]
+    assert set(places) == {f"{config}, line 5", "SPLITARROW_MAX_CONNECTIONS", "--batch-rows"}
+    config.write_text("[datasets]\na = 'a.arrow'\n")
+    monkeypatch.setenv("SPLITARROW_MAX_CONNECTIONS", "9")
+    with pytest.raises(ConfigError, match=r"^--writable: has no effect without control$"):
+        Configuration(config, {"writable": Path("w")}, uses_options=True).load()
+
+
+def test_a_misspelled_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLITARROW_BATCH_ROW", "7")
+    monkeypatch.setenv("SPLITARROW_QWERTZ", "7")
+    # Kubernetes sets these for a service that is named splitarrow.
+    monkeypatch.setenv("SPLITARROW_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("SPLITARROW_PORT_8815_TCP_ADDR", "10.0.0.1")
+    with pytest.raises(ConfigError) as raised:
+        load_settings()
+    assert str(raised.value) == (
+        "SPLITARROW_BATCH_ROW: no such variable; did you mean 'SPLITARROW_BATCH_ROWS'?; "
+        "SPLITARROW_QWERTZ: no such variable; unset it"
+    )
+
+
+def test_variables_for_tls_clients_do_not_disturb_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPLITARROW_TLS_CERT", "client.pem")
+    monkeypatch.setenv("SPLITARROW_TLS_CA", "ca.pem")
+    assert load_settings().tls_cert == Path("client.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "line"),
+    [
+        ("a = 1\nb = 2\n", ["b"], 2),
+        ("# a = 0\n\na = [\n  1,\n]\n", ["a"], 3),
+        ('s = """\na = 7\n"""\na = 8\n', ["a"], 4),
+        ("a.b = 1\n", ["a", "b"], 1),
+        ("[a]\nc = 1\n'b' = 2\n", ["a", "b"], 3),
+        ("a = 1\n", ["c"], None),
+        ("a = 1\n", ["a", "b"], None),
+    ],
+)
+def test_the_line_of_a_value_is_found(text: str, path: list[str], line: int | None) -> None:
+    assert find_line(text, path) == line
+
+
+def test_settings_reach_worker_processes_unchanged(tmp_path: Path) -> None:
+    config = tmp_path / "splitarrow.toml"
+    config.write_text("batch_rows = 7\n")
+    settings = load_settings(config, workers=2)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_every_setting_has_a_help_text_and_a_value_name() -> None:
+    for declaration in declarations(ServerSettings):
+        help = declaration.setting.help
+        assert help.endswith("."), declaration.name
+        assert help[0].isupper() or help[0] == "`", declaration.name
+        named = declaration.is_flag or declaration.choices or declaration.setting.metavar
+        assert named, declaration.name
+
+
+def test_every_setting_is_an_option_of_the_command_line() -> None:
+    names = [one.name for one in declarations(ServerSettings)]
+    assert names == list(ServerSettings.model_fields)
+    assert set(inspect.signature(serve).parameters) == {*names, "config"}
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    page = settings_page()
+    assert (ROOT / "docs" / "settings.md").read_text() == page, (
+        "run: python -m splitarrow.server.config.page > docs/settings.md"
+    )
+    for declaration in declarations(ServerSettings):
+        assert f"\n| `{declaration.name}` |" in page
+
+
+def test_the_settings_of_a_group_are_declared_together() -> None:
+    groups = [key for key, _ in groupby(one.setting.group for one in declarations(ServerSettings))]
+    assert len(groups) == len(set(groups))
+
+
+def test_a_setting_without_a_declaration_is_refused() -> None:
+    class Incomplete(BaseSettings):
+        size: Annotated[Count, "no Setting"] = 1
+
+    with pytest.raises(TypeError, match="size is not annotated"):
+        list(declarations(Incomplete))
 
 
 def test_a_listener_gets_its_tags() -> None:
@@ -71,3 +230,9 @@ def test_a_listener_gets_its_tags() -> None:
     assert uri.free_data is None
     chosen = listener_uri("tcp://h:1?want_data=0xff00000000000")
     assert chosen.want_data == 0xFF00000000000
+
+
+def test_the_control_plane_has_a_default_port() -> None:
+    assert control_uri(load_settings()) is None
+    assert str(control_uri(load_settings(control="grpc://h"))) == "grpc://h:8815"
+    assert str(control_uri(load_settings(control="grpc://h:0/"))) == "grpc://h:0"

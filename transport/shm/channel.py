@@ -1,56 +1,58 @@
-"""A connection over a Unix socket that hands descriptors of regions over."""
+"""A connection over a Unix socket that passes the descriptors of regions."""
 
 from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from ...errors import LimitError, NotAPeerError, ProtocolError
-from ...protocol.frames import Handover, Incoming, Outgoing, PlacedBody, Tagged, TaggedReceived
+from ...protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame, TaggedFrame
 from ...protocol.limits import Limits
+from ...protocol.regions import RegionAnnouncement, RemoteBody
 from ...protocol.tags import BodyType
 from ..base import Capabilities
 from ..framing import HEADER, TAGGED
-from ..sockets import SocketChannel
-from .handover import parse_handover
-from .mapping import MappedRegion
+from ..memory.mapped_region import MappedRegion
+from ..socket_channel import SocketChannel
+from .announcement import pack_announcement, parse_announcement
 
-_MOST_DESCRIPTORS = 2
-_MOST_WAITING = 16
-_ANCILLARY = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_MAX_DESCRIPTORS = 2
+"""The descriptors of one announcement: the region, and its revocation socket."""
+_MAX_PENDING = 16
+"""The announcements whose descriptors may wait until their message is complete."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 _CREDENTIALS = struct.Struct("iII")
-_TYPE_SHIFT = 56
+_BODY_TYPE_SHIFT = 56
 _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC, which the module socket lacks
 
-CAPABILITIES = Capabilities(
-    regions=True, body_types=frozenset({int(BodyType.PACKED), int(BodyType.OFFSETS)})
-)
 
-
-def peer_user(sock: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end, as the kernel knows them."""
+def get_peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return the process ID and the user ID at the other end, as the kernel reports them."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(data)
     return process, user
 
 
-class _Carrier:
-    """Bytes that descriptors go with."""
+class _AnnouncementPart:
+    """An announcement in the send queue: its bytes, and the descriptors that go with the first."""
 
-    def __init__(self, frame: Tagged, handover: Handover) -> None:
-        header = HEADER.pack(TAGGED, handover.nbytes, frame.tag)
-        self.view = memoryview(header + handover.payload)
-        self.descriptors = handover.descriptors
+    def __init__(self, frame: TaggedFrame, announcement: RegionAnnouncement) -> None:
+        header = HEADER.pack(TAGGED, announcement.nbytes, frame.tag)
+        self.view = memoryview(header + announcement.payload)
+        self.descriptors = announcement.descriptors
 
     def close(self) -> None:
-        """Close what only the peer needs."""
-        for held in self.descriptors[1:]:
-            held.close()
+        """Close the revocation socket, which only the peer needs."""
+        for revocation in self.descriptors[1:]:
+            revocation.close()
 
 
 class ShmChannel(SocketChannel):
@@ -59,20 +61,22 @@ class ShmChannel(SocketChannel):
     Parameters
     ----------
     sock : socket.socket
-        Connected. The channel owns it from here on.
+        The connected socket. The channel owns it.
     limits : Limits
-        Bounds on what is received.
+        Limits on received frames.
     server : bool
-        Which end this is.
+        Whether this is the server's end.
     peer : str
         The other end, for logs and errors.
     region_tag : int, optional
-        The tag of the messages that hand regions over: the reader's ``want_data``.
+        The tag of announcements: the reader's ``want_data``. Only the reader's end needs it.
     handle : bytes, optional
-        The id of the regions that the reader accepts: its URI's ``remote_handle``.
+        The identifier of the listener's regions: the URI's ``remote_handle``.
+    staging : int
+        The size of the receive buffer, in bytes.
     """
 
-    capabilities = CAPABILITIES
+    capabilities = Capabilities(offset_bodies=True)
 
     def __init__(
         self,
@@ -86,27 +90,51 @@ class ShmChannel(SocketChannel):
         staging: int = 64 << 10,
     ) -> None:
         super().__init__(sock, limits, server=server, peer=peer, is_local=True, staging=staging)
-        self.user = peer_user(sock)[1]
-        """The user at the other end."""
-        self._tag = region_tag
+        self.user = get_peer_credentials(sock)[1]
+        """The user ID at the other end."""
+        self._region_tag = region_tag
         self._handle = handle
         self._descriptors: deque[list[int]] = deque()
         self._region: MappedRegion | None = None
 
-    def queue(self, frames: Iterable[Outgoing]) -> None:
-        """Line up frames to be sent."""
-        plain: list[Outgoing] = []
+    @property
+    def unread_bytes(self) -> int:
+        """The memory of sent data that the peer has not read yet, in bytes."""
+        unread = array.array("i", [0])
+        fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, unread)
+        return unread[0]
+
+    def announce(self, size: int, descriptors: tuple[Any, ...]) -> RegionAnnouncement:
+        """Return the message that announces a region to the reader.
+
+        Parameters
+        ----------
+        size : int
+            The size of the region in bytes.
+        descriptors : tuple
+            The region, an object with ``fileno``, and the reader's end of its revocation socket if
+            it has one. The channel closes the socket once it is sent.
+        """
+        return RegionAnnouncement(pack_announcement(self._handle or b"", size), descriptors)
+
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames; see `Channel.queue`."""
+        plain: list[OutgoingFrame] = []
         for frame in frames:
-            if isinstance(frame, Tagged) and frame.parts and isinstance(frame.parts[0], Handover):
+            if (
+                isinstance(frame, TaggedFrame)
+                and frame.buffers
+                and isinstance(frame.buffers[0], RegionAnnouncement)
+            ):
                 super().queue(plain)
                 plain = []
-                self._parts.append(_Carrier(frame, frame.parts[0]))
+                self._parts.append(_AnnouncementPart(frame, frame.buffers[0]))
             else:
                 plain.append(frame)
         super().queue(plain)
 
-    def _send_other(self, part: _Carrier) -> None:
-        numbers = array.array("i", [held.fileno() for held in part.descriptors])
+    def _send_other(self, part: _AnnouncementPart) -> None:
+        numbers = array.array("i", [each.fileno() for each in part.descriptors])
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
         sent = self._socket.sendmsg([part.view], rights, socket.MSG_NOSIGNAL)
         self.bytes_sent += sent
@@ -117,77 +145,85 @@ class ShmChannel(SocketChannel):
         part.close()
 
     def _receive_into(self, targets: list[memoryview]) -> int:
-        count, ancillary, flags, _ = self._socket.recvmsg_into(targets, _ANCILLARY, _CLOSE_ON_EXEC)
+        count, ancillary, flags, _ = self._socket.recvmsg_into(
+            targets, _ANCILLARY_BYTES, _CLOSE_ON_EXEC
+        )
         self.bytes_received += count
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
                 numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
                 self._descriptors.append(list(numbers))
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_WAITING:
-            raise LimitError(f"{self.peer} sends more descriptors than it may")
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_PENDING:
+            raise LimitError(
+                f"{self.peer} sent too many descriptors: at most {_MAX_DESCRIPTORS} with each of "
+                f"{_MAX_PENDING} regions"
+            )
         return count
 
-    def _is_enough(self, received: int) -> bool:
-        """Tell whether to look at what came: descriptors are not piled up."""
-        return len(self._descriptors) >= _MOST_WAITING // 2 or super()._is_enough(received)
+    def _has_received_enough(self, received: int) -> bool:
+        # Announcements are handled before their descriptors reach the limit.
+        return len(self._descriptors) >= _MAX_PENDING // 2 or super()._has_received_enough(received)
 
-    def _await_rest(self) -> None:
-        """Be woken for whatever comes: nothing large does."""
+    def _set_low_water(self) -> None:
+        """Leave the low-water mark at 1: no frame on this socket is large."""
 
-    def receive_some(self) -> list[Incoming]:
-        """Return what has arrived; bodies of type 1 come with the region they refer to."""
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived, with a region for each remote body."""
         while True:
             frames = super().receive_some()
             if self._server or not frames:
                 return frames
-            ready = self._with_regions(frames)
+            ready = self._resolve_regions(frames)
             if ready:
                 return ready
 
-    def _with_regions(self, frames: list[Incoming]) -> list[Incoming]:
-        ready: list[Incoming] = []
+    def _resolve_regions(self, frames: list[IncomingFrame]) -> list[IncomingFrame]:
+        """Map announced regions, and attach the current one to each remote body."""
+        ready: list[IncomingFrame] = []
         try:
             for frame in frames:
-                if not isinstance(frame, TaggedReceived):
+                if not isinstance(frame, ReceivedFrame):
                     ready.append(frame)
-                elif frame.tag == self._tag:
-                    self._take_over(bytes(frame.body))
-                elif frame.tag >> _TYPE_SHIFT == BodyType.OFFSETS:
+                elif frame.tag == self._region_tag:
+                    self._map_region(bytes(frame.body))
+                elif frame.tag >> _BODY_TYPE_SHIFT == BodyType.OFFSETS:
                     if self._region is None:
-                        raise ProtocolError("a body of offsets before any region", tag=frame.tag)
-                    placed = PlacedBody(frame.body, self._region)
-                    ready.append(TaggedReceived(frame.tag, placed))
+                        raise ProtocolError(
+                            "a remote body arrived before any region", tag=frame.tag
+                        )
+                    body = RemoteBody(frame.body, self._region)
+                    ready.append(ReceivedFrame(frame.tag, body))
                 else:
                     ready.append(frame)
         except (ProtocolError, NotAPeerError) as error:
             if not ready:
                 raise
-            self._refused = error  # the next read raises it
+            self._pending_error = error  # the next read raises it
         return ready
 
-    def _take_over(self, payload: bytes) -> None:
+    def _map_region(self, announcement: bytes) -> None:
         if self._handle is None:
-            raise ProtocolError("a region is handed over, but the URI has no remote_handle")
-        size = parse_handover(payload, self._handle)
+            raise ProtocolError("the server announced a region, but the URI has no remote_handle")
+        size = parse_announcement(announcement, self._handle)
         if not self._descriptors:
-            raise ProtocolError("a region is announced, and no descriptor came with it")
-        region, *watch = self._descriptors.popleft()
-        self._region = MappedRegion(region, size, *watch)
+            raise ProtocolError("the server announced a region without a descriptor")
+        region, *revocation = self._descriptors.popleft()
+        self._region = MappedRegion(region, size, *revocation)
 
     def close(self) -> None:
-        """Close; regions stay mapped as long as buffers of them live."""
-        self._drop()
+        """Close; see `Channel.close`. Regions stay mapped as long as buffers of them live."""
+        self._close_descriptors()
         super().close()
 
     def abort(self) -> None:
-        """Close at once; regions stay mapped all the same."""
-        self._drop()
+        """Close at once; see `Channel.abort`. Regions stay mapped like after `close`."""
+        self._close_descriptors()
         super().abort()
 
-    def _drop(self) -> None:
+    def _close_descriptors(self) -> None:
         for part in self._parts:
-            if isinstance(part, _Carrier):
+            if isinstance(part, _AnnouncementPart):
                 part.close()
         while self._descriptors:
             for descriptor in self._descriptors.popleft():

@@ -1,33 +1,44 @@
-"""What the lanes of a connection can do, by the names of UCX's transports."""
+"""The capabilities of a connection's lanes, by the names of UCX's transports.
+
+A lane is one path of a connection, named by a transport and a device: ``posix/memory``,
+``rc_mlx5/mlx5_0:1``, ``tcp/eth0``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-ADAPTERS = Path("/sys/class/infiniband")
-"""Where the kernel lists RDMA adapters."""
-_COPYING = frozenset({"cma", "xpmem", "knem"})
-"""A process reads another's memory, wherever that then lies."""
+ADAPTERS_FOLDER = Path("/sys/class/infiniband")
+"""The folder in which the kernel lists RDMA adapters."""
+COPYING = frozenset({"cma", "xpmem", "knem"})
+"""Transports by which a process reads another's memory through its page tables."""
 _PINNING = ("rc", "dc", "ud", "gga", "ugni", "srd", "efa")
-"""Network adapters read memory at the place where it was when it was registered."""
+"""Prefixes of transports whose adapters read the physical pages that were registered."""
 _READING = ("rc", "dc", "gga", "ugni")
+"""Prefixes of transports whose adapters can read a peer's memory."""
 
 
-def offer_remote_reads(lanes: Iterable[str]) -> bool:
-    """Tell whether a peer's memory can be read without the peer doing anything for it."""
-    return any(name in _COPYING or name.startswith(_READING) for name in map(_transport, lanes))
+def lanes_read_remotely(lanes: Iterable[str]) -> bool:
+    """Return whether one of the lanes reads a peer's memory without the peer's help."""
+    return any(name in COPYING or name.startswith(_READING) for name in map(parse_transport, lanes))
 
 
-def pin_memory(lanes: Iterable[str]) -> bool:
-    """Tell whether memory that was registered is read where it lay then."""
-    return any(_transport(lane).startswith(_PINNING) for lane in lanes)
+def lanes_pin_memory(lanes: Iterable[str]) -> bool:
+    """Return whether one of the lanes reads the physical pages that were registered.
+
+    Replacing the pages of a mapping has no effect on such a lane.
+    """
+    return any(parse_transport(lane).startswith(_PINNING) for lane in lanes)
 
 
-def adapters() -> list[str]:
+def list_rdma_adapters() -> list[str]:
     """Return the names of this host's RDMA adapters."""
-    return sorted(entry.name for entry in ADAPTERS.iterdir()) if ADAPTERS.is_dir() else []
+    if not ADAPTERS_FOLDER.is_dir():
+        return []
+    return sorted(entry.name for entry in ADAPTERS_FOLDER.iterdir())
 
 
-def _transport(lane: str) -> str:
+def parse_transport(lane: str) -> str:
+    """Return the transport of a lane."""
     return lane.partition("/")[0]

@@ -3,199 +3,225 @@
 from __future__ import annotations
 
 import errno
-import secrets
 from typing import Any
+from weakref import WeakValueDictionary
 
-from ...errors import ConfigError, TransportError, UriError
-from ...protocol.limits import Limits
+from ...errors import ConfigError, TransportError
 from ...protocol.uri import DataUri
+from ..base import ListenOptions
+from ..port_guard import Address, PortGuard, make_address
 from . import addresses, endpoint
-from .channel import UcxChannel
-from .context import has_own_settings
-from .library import OK, describe, ffi, ucp
-from .sending import Mapped
-from .worker import Bell, Worker, on_request
+from .channel import Link
+from .context import has_peer_settings
+from .ffi import OK, describe, ffi, ucp
+from .options import UcxOptions
+from .request_tags import check_handle, create_handle, find_request_tags
+from .server_channel import UcxServerChannel
+from .wakeup import Wakeup
+from .worker import Worker, on_connection_request
 
 DEFAULT_PORT = 8817
-HANDLE_BYTES = 8
-"""The size of a ``remote_handle`` in bytes; see `DataUri.remote_tag`."""
 _FIELD_SOCKADDR, _FIELD_HANDLER = 1 << 0, 1 << 2
-_MOST_SPIN = 1_000_000
 _QUERY_SOCKADDR = 1 << 0
 _QUERY_CLIENT = 1 << 0
 
 
-def spin_of(uri: DataUri) -> float:
-    """Return for how many seconds to look for work before waiting for it: ``busy_poll``.
-
-    Raises
-    ------
-    UriError
-        If it is no number of microseconds.
-    """
-    text = dict(uri.extra).get("busy_poll", "0")
-    if not text.isascii() or not text.isdigit() or int(text) > _MOST_SPIN:
-        raise UriError(f"busy_poll={text!r}: it is a number of microseconds, up to {_MOST_SPIN}")
-    return int(text) / 1e6
-
-
-def _new_handle(want_data: int) -> bytes:
-    tag = secrets.randbits(48) | 0xFFFF << 48
-    return (tag ^ want_data).to_bytes(HANDLE_BYTES, "little")
-
-
 class UcxListener:
-    """A bound port. Each client gets a worker of its own.
+    """A bound port. Each client gets its own worker.
 
     Parameters
     ----------
     uri : DataUri
-        Where to bind; port 0 picks a free one.
-    limits : Limits
-        Bounds for the connections.
-    mapped : callable, optional
-        Returns the mapping of a file that is sent; bodies of type 1 are offered only with it.
+        The address to bind. Port 0 chooses a free one.
+    options : ListenOptions
+        The limits, and a function that maps files that are sent; see `Sender`. Without that
+        function, the listener offers no remote bodies.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be bound.
+    UriError
+        If the URI is not one of this scheme.
     """
 
-    def __init__(self, uri: DataUri, limits: Limits, mapped: Mapped | None = None) -> None:
-        self._limits = limits
-        self._mapped = mapped
-        # By a remote_handle clients know, too, that both sides have the same settings.
-        wanted = uri.stream.body and uri.body != "packed"
-        self._lends = mapped is not None and wanted and has_own_settings()
-        self._spin = spin_of(uri)
-        if uri.remote_handle is not None and len(uri.remote_handle) != HANDLE_BYTES:
-            raise UriError(
-                f"{uri.redacted()}: the remote_handle of a ucx address has {HANDLE_BYTES} bytes"
-            )
+    def __init__(self, uri: DataUri, options: ListenOptions) -> None:
+        parameters = UcxOptions.from_uri(uri)
+        self._limits = options.limits
+        self._map_file = options.map_file
+        # The remote_handle also informs clients that the server has this package's settings.
+        self._offers_remote_bodies = (
+            options.map_file is not None
+            and uri.stream.carries_bodies
+            and parameters.body != "packed"
+            and has_peer_settings()
+        )
+        self._spin_seconds = parameters.busy_poll
+        check_handle(uri)
         self._handle: Any = None
-        self._bell: Bell | None = None
+        self._wakeup: Wakeup | None = None
+        self._guard: PortGuard | None = None
+        self._channels: WeakValueDictionary[Address, UcxServerChannel] = WeakValueDictionary()
         host = uri.host or "127.0.0.1"
         port = DEFAULT_PORT if uri.port is None else uri.port
-        place = f"{uri.scheme}://{addresses.shown(host, port)}"
+        failure = f"cannot listen on {uri.scheme}://{addresses.format_address(host, port)}"
         try:
             address, _ = addresses.resolve(host, port, passive=True)
             sockaddr = addresses.pack(address, port)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cannot listen on {place}: {reason}") from None
-        try:
             self._loopback = addresses.is_loopback(address)
             self._worker = Worker(0, loopback=self._loopback)
         except TransportError as error:
-            raise ConfigError(f"cannot listen on {place}: {error.message}") from None
+            raise ConfigError(f"{failure}: {error.message}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{failure}: {getattr(error, 'strerror', None) or error}") from None
         try:
             status, self._handle = self._bind(sockaddr)
             if status != OK:
-                raise ConfigError(f"cannot listen on {place}: {describe(status)}")
-            handle = uri.remote_handle
-            if not self._lends:
-                handle = None
-            elif handle is None:
-                handle = _new_handle(uri.want_data or 0)
-            self.uri = uri.replace(port=self._port(), remote_handle=handle)
-            """The address, with the port that was bound, and the tag for bodies of type 1."""
-            self._bell = Bell(self._worker.descriptor)
-            self._ready()
+                raise ConfigError(f"{failure}: {describe(status)}")
+            self.uri = uri.replace(port=self._bound_port(), remote_handle=self._remote_handle(uri))
+            """The address, with the port that was bound and the handle of remote bodies."""
+            self.request_tags = find_request_tags(self.uri)
+            """The tags of data requests, each with the type of the bodies that it requests."""
+            self._wakeup = Wakeup(self._worker.descriptor)
+            self._guard = PortGuard(
+                self.uri.port or 0,
+                handshake_seconds=options.handshake_seconds,
+                max_connections=options.max_waiting,
+            )
+            self._poll()
         except BaseException:
             self.close()
             raise
 
+    def _remote_handle(self, uri: DataUri) -> bytes | None:
+        if not self._offers_remote_bodies:
+            return None
+        return create_handle(uri.want_data or 0) if uri.remote_handle is None else uri.remote_handle
+
     def _bind(self, sockaddr: bytes) -> tuple[int, Any]:
+        """Return a status and, if it is OK, the library's listener."""
         address = ffi.from_buffer(sockaddr)
         params = ffi.new("ucp_listener_params_t *")
         params.field_mask = _FIELD_SOCKADDR | _FIELD_HANDLER
         params.sockaddr.addr = address
         params.sockaddr.addrlen = len(sockaddr)
-        params.conn_handler.cb = on_request
-        params.conn_handler.arg = self._worker.argument
-        made = ffi.new("ucp_listener_h *")
-        status = ucp.ucp_listener_create(self._worker.handle, params, made)
-        return status, made[0] if status == OK else None
+        params.conn_handler.cb = on_connection_request
+        params.conn_handler.arg = self._worker.callback_argument
+        created = ffi.new("ucp_listener_h *")
+        status = ucp.ucp_listener_create(self._worker.handle, params, created)
+        return status, created[0] if status == OK else None
 
-    def _port(self) -> int:
+    def _bound_port(self) -> int:
         attributes = ffi.new("ucp_listener_attr_t *")
         attributes.field_mask = _QUERY_SOCKADDR
         status = ucp.ucp_listener_query(self._handle, attributes)
         if status != OK:
-            raise ConfigError(f"the port of a listener is unknown: {describe(status)}")
+            raise ConfigError(f"UCX does not report the port of a listener: {describe(status)}")
         return addresses.unpack(attributes.sockaddr)[1]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a client waits; -1 once closed."""
-        return -1 if self._bell is None else self._bell.fileno()
+        return -1 if self._wakeup is None else self._wakeup.fileno()
 
-    def accept(self) -> UcxChannel | None:
-        """Return the next client's channel, or None if none waits.
+    def accept(self) -> UcxServerChannel | None:
+        """Return the channel of the next client, or None if no client waits.
 
         Raises
         ------
         OSError
-            If there are no descriptors or memory for it; the client is turned away.
+            If there are not enough descriptors or memory. The client is turned away.
         """
         with self._worker.lock:
-            while self._handle is not None and self._ready():
-                channel = self._accept(self._worker.events.requests.popleft())
+            while self._handle is not None and self._poll():
+                channel = self._accept(self._worker.events.connection_requests.popleft())
                 if channel is not None:
                     return channel
         return None
 
-    def _ready(self) -> bool:
-        """Tell whether a client waits; if not, the descriptor will tell."""
-        worker, bell = self._worker, self._bell
-        assert bell is not None
-        bell.silence()
-        while not worker.events.requests:
-            if worker.progress():
-                bell.moved()
-            elif worker.events.requests or worker.arm():
-                break
-            elif not worker.progress():
-                bell.ring_later()
-                break
-        return bool(worker.events.requests)
+    def reject(self) -> bool:
+        """Turn the next client away; return whether one was waiting."""
+        with self._worker.lock:
+            if self._handle is None or not self._poll():
+                return False
+            self._reject(self._worker.events.connection_requests.popleft())
+            return True
 
-    def _accept(self, request: Any) -> UcxChannel | None:
-        attributes = ffi.new("ucp_conn_request_attr_t *")
-        attributes.field_mask = _QUERY_CLIENT
-        host, port = "?", 0
-        if ucp.ucp_conn_request_query(request, attributes) == OK:
-            host, port = addresses.unpack(attributes.client_address)
+    def _reject(self, connection_request: Any) -> None:
+        ucp.ucp_listener_reject(self._handle, connection_request)
+
+    def _poll(self) -> bool:
+        """Return whether a client waits; if not, prepare to wait for `fileno`."""
+        worker, wakeup, guard = self._worker, self._wakeup, self._guard
+        assert wakeup is not None
+        assert guard is not None
+        wakeup.clear()
+        guard.check_if_due(self._channels)
+        requests = worker.events.connection_requests
+        while not requests:
+            if worker.progress():
+                wakeup.reset_pause()
+            elif requests or worker.arm_for(wakeup):
+                break
+        if not wakeup.is_set:
+            wakeup.set(1 + int(guard.seconds_to_check * 1e9))
+        return bool(requests)
+
+    def _accept(self, connection_request: Any) -> UcxServerChannel | None:
+        """Return a client's channel, or None if the client has left already."""
+        host, port = _client_address(connection_request)
         try:
             worker = Worker(self._limits.metadata_bytes, loopback=self._loopback)
         except TransportError as error:
-            ucp.ucp_listener_reject(self._handle, request)
+            self._reject(connection_request)
             raise OSError(errno.ENOBUFS, error.message) from None
-        status, made = endpoint.accept(worker, request)
-        if status != OK:  # it left already
+        except OSError:
+            self._reject(connection_request)
+            raise
+        status, created = endpoint.accept(worker, connection_request)
+        if status != OK:
             worker.destroy()
             return None
+        link = Link(
+            worker,
+            created,
+            peer=addresses.format_address(host, port),
+            is_local=host != "?" and addresses.is_local(host),
+            spin_seconds=self._spin_seconds,
+        )
         try:
-            return UcxChannel(
-                worker,
-                made,
+            channel = UcxServerChannel(
+                link,
                 self._limits,
-                server=True,
-                peer=addresses.shown(host, port),
-                is_local=host != "?" and addresses.is_local(host),
-                mapped=self._mapped,
-                lends=self._lends,
-                spin=self._spin,
+                map_file=self._map_file,
+                offers_remote_bodies=self._offers_remote_bodies,
             )
         except OSError:
-            worker.close_endpoint(made)
+            worker.close_endpoint(created)
             worker.destroy()
             raise
+        if host != "?":
+            self._channels[make_address(host, port)] = channel
+        return channel
 
     def close(self) -> None:
-        """Stop listening. Idempotent."""
+        """Stop listening, and turn waiting clients away. Idempotent."""
         with self._worker.lock:
-            if self._bell is not None:
-                self._bell.close()
+            if self._wakeup is not None:
+                self._wakeup.close()
+            if self._guard is not None:
+                self._guard.close()
             handle, self._handle = self._handle, None
             if handle is not None:
-                requests = self._worker.events.requests
+                requests = self._worker.events.connection_requests
                 while requests:
                     ucp.ucp_listener_reject(handle, requests.popleft())
                 ucp.ucp_listener_destroy(handle)
             self._worker.destroy()
+
+
+def _client_address(connection_request: Any) -> tuple[str, int]:
+    attributes = ffi.new("ucp_conn_request_attr_t *")
+    attributes.field_mask = _QUERY_CLIENT
+    if ucp.ucp_conn_request_query(connection_request, attributes) != OK:
+        return "?", 0
+    return addresses.unpack(attributes.client_address)

@@ -1,112 +1,146 @@
-"""The receiving half of a connection: bodies straight into their final memory."""
+"""The receiving half of a connection: each body goes straight into its final memory."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from ...errors import LimitError, ProtocolError
+from ...errors import UsageError
 from ...protocol.frames import (
-    SMALL_BYTES,
-    BodyArena,
-    Incoming,
-    ReceivedBody,
-    make_received,
-    make_untagged,
+    IncomingFrame,
+    make_received_frame,
+    make_untagged_frame,
 )
 from ...protocol.limits import Limits
+from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator, BodyPool, ReceivedBody
 from ...protocol.tags import BodyType
-from ..framing import check_sizes
-from .fetching import Fetch
-from .library import IN_PROGRESS, NULL, OK, ffi, status_of, ucp
-from .registration import RemoteRegion
-from .sending import FAREWELL, LAST
+from ..framing import check_body_size
+from .ffi import (
+    IN_PROGRESS,
+    NULL,
+    OK,
+    REQUEST_FIELD_MEMORY_TYPE,
+    StatusError,
+    ffi,
+    get_status,
+    ucp,
+)
+from .memory import AnnouncedRegion
+from .remote_reads import RemoteReads
+from .sending import END_TYPES, FAREWELL
 from .worker import Worker
 
 _METADATA_HEADROOM = 8 - 5  # an encapsulated message's prefix replaces the protocol's
-_MOST_HEADROOM = 64 << 10
-_LEAST_UNDER_WAY, _MOST_UNDER_WAY = 2, 4
-_MOST_BYTES_UNDER_WAY = 32 << 20
-_FIELD_MEMORY_TYPE = 1 << 6
-_TYPE_SHIFT = 56
+_INITIAL_HEADROOM = 1024
+_MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 4
+_MAX_BYTES_UNDER_WAY = 32 << 20
+_BODY_TYPE_SHIFT = 56
 
 
-class ReceiveError(Exception):
-    """A message could not be received; `status` tells why."""
+class _PendingBody(NamedTuple):
+    """A tagged message that is being received."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    request: Any
+    tag: int
+    body: ReceivedBody
+    region: AnnouncedRegion | None
+    """The region that was announced last before it."""
+
+
+class _PendingMetadata(NamedTuple):
+    """A metadata message that is being received."""
+
+    request: Any
+    memory: bytearray
+    target: Any
+    """The library's view of `memory`, which keeps it in place."""
+
+
+_P = TypeVar("_P", _PendingBody, _PendingMetadata)
 
 
 class Receiver:
     """Takes messages off a worker.
 
-    A body is looked at first, for its tag and its size, then received into an allocation of
-    its own. Two to four large ones are fetched at a time; the others wait at the peer.
+    For each body, the receiver first looks at the tag and the size, and then receives into a
+    buffer of that size. It receives two to four large bodies at a time. Further bodies wait at the
+    peer.
 
     Parameters
     ----------
     worker : Worker
         The connection's worker.
-    limits : Limits
-        Bounds, held to before memory is allocated.
-    server : bool
-        Whether the peer is a reader; only a server says farewell.
     endpoint : object
         The connection's endpoint.
-    region_tag : int, optional
-        The tag of messages that hand regions over, where bodies of type 1 are asked for.
+    limits : Limits
+        Limits, which are checked before memory is allocated.
+    expects_farewell : bool
+        Whether the peer is a server, which sends a farewell before it closes.
+    announcement_tag : int, optional
+        The tag of region announcements, if the server may send remote bodies.
+    allocator : Allocator
+        Supplies the memory of received bodies.
+
+    Raises
+    ------
+    UsageError
+        If the allocator does not supply host memory.
     """
 
     def __init__(
         self,
         worker: Worker,
+        endpoint: Any,
         limits: Limits,
         *,
-        server: bool,
-        endpoint: Any,
-        region_tag: int | None = None,
+        expects_farewell: bool,
+        announcement_tag: int | None = None,
+        allocator: Allocator = DEFAULT_ALLOCATOR,
     ) -> None:
+        if not allocator.is_host:
+            raise UsageError("ucx:// receives bodies into host memory; use a host allocator")
         self._worker = worker
-        self._endpoint = endpoint
-        self._region_tag = region_tag
-        self._regions: list[RemoteRegion] = []
-        self._fetches: list[Fetch] = []
-        self.freed: list[int] = []
-        """Offsets of what was read, for the server to take back."""
         self._limits = limits
-        self._farewell = None if server else FAREWELL
-        self._arena = BodyArena()
-        self._headroom = 1024
-        self._bodies: list[tuple[Any, int, ReceivedBody, RemoteRegion | None]] = []
-        self._metadata: list[tuple[Any, bytearray, Any]] = []
-        self._last: Any = None
+        self._farewell_tag = FAREWELL if expects_farewell else None
+        self._pool = BodyPool(allocator)
+        self._headroom = _INITIAL_HEADROOM
+        self._bodies: list[_PendingBody] = []
+        self._metadata: list[_PendingMetadata] = []
+        self._farewell: Any = None
         self._end: list[bytes] = []
         self._info = ffi.new("ucp_tag_recv_info_t *")
         self._param = ffi.new("ucp_request_param_t *")
-        self._param.op_attr_mask = _FIELD_MEMORY_TYPE
-        self.ended = False
-        """Whether the peer has said that nothing follows."""
+        self._param.op_attr_mask = REQUEST_FIELD_MEMORY_TYPE
+        self._remote_reads: RemoteReads | None = None
+        if announcement_tag is not None:
+            self._remote_reads = RemoteReads(
+                endpoint, limits, self._pool, announcement_tag, self._param
+            )
+        self.has_ended = False
+        """Whether the peer has sent its farewell: nothing follows."""
         self.bytes_received = 0
-        """How many bytes of payload have arrived."""
+        """The bytes of payload that have arrived."""
 
     @property
     def at_boundary(self) -> bool:
-        """Whether nothing of an unfinished message has arrived."""
-        return not self._bodies and not self._metadata and not self._fetches
+        """Whether no message has arrived in part."""
+        return not self._bodies and not self._metadata and not self._is_reading
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._remote_reads is not None and self._remote_reads.count > 0
 
     @property
     def has_work(self) -> bool:
         """Whether `take` would do something."""
-        events = self._worker.events
+        events, remote_reads = self._worker.events, self._remote_reads
         check = ucp.ucp_request_check_status
         return bool(
             events.metadata
             or events.rendezvous
-            or events.refused
-            or any(check(body[0]) != IN_PROGRESS for body in self._bodies)
-            or any(check(held[0]) != IN_PROGRESS for held in self._metadata)
-            or any(fetch.status() != IN_PROGRESS for fetch in self._fetches)
+            or events.refusal
+            or any(check(pending.request) != IN_PROGRESS for pending in self._bodies)
+            or any(check(pending.request) != IN_PROGRESS for pending in self._metadata)
+            or (remote_reads is not None and remote_reads.has_completed)
             or (
                 self._has_room
                 and ucp.ucp_tag_probe_nb(self._worker.handle, 0, 0, 0, self._info) != NULL
@@ -115,218 +149,205 @@ class Receiver:
 
     @property
     def _has_room(self) -> bool:
-        """Whether another message may be begun: one is copied while the next is on its way."""
-        count = len(self._bodies) + len(self._fetches)
-        if count < _LEAST_UNDER_WAY:
+        """Whether another body may be received: one is copied while the next is on its way."""
+        count, remote_reads = len(self._bodies), self._remote_reads
+        if remote_reads is not None:
+            count += remote_reads.count
+        if count < _MIN_UNDER_WAY:
             return True
-        if count >= _MOST_UNDER_WAY:
+        if count >= _MAX_UNDER_WAY:
             return False
-        nbytes = sum(body.nbytes for _, _, body, _ in self._bodies)
-        return nbytes + sum(fetch.nbytes for fetch in self._fetches) < _MOST_BYTES_UNDER_WAY
+        nbytes = sum(pending.body.nbytes for pending in self._bodies)
+        if remote_reads is not None:
+            nbytes += remote_reads.nbytes
+        return nbytes < _MAX_BYTES_UNDER_WAY
 
-    def take(self, frames: list[Incoming], most: int) -> None:
-        """Append what has come whole to `frames`, and begin to receive the rest.
+    def take_freed(self) -> list[int]:
+        """Remove and return the offsets of remote bodies that have been read."""
+        if self._remote_reads is None or not self._remote_reads.freed:
+            return []
+        freed, self._remote_reads.freed = self._remote_reads.freed, []
+        return freed
 
-        It stops when `bytes_received` is `most`: what has not been looked at waits.
+    def take(self, frames: list[IncomingFrame], limit: int) -> None:
+        """Append complete messages to `frames`, and start to receive others.
+
+        Parameters
+        ----------
+        frames : list
+            The list to append to.
+        limit : int
+            The value of `bytes_received` at which to stop. Later messages wait.
 
         Raises
         ------
         LimitError
-            If a message is larger than allowed; nothing has been allocated for it.
+            If a message is too large. No memory has been allocated for it.
         ProtocolError
-            If a body of type 1 is malformed, or lies outside of what was handed over.
-        ReceiveError
+            If a remote body is malformed, or outside the announced region.
+        StatusError
             If a message cannot be received.
         """
-        events = self._worker.events
-        if self._fetches:
-            self._finish_fetches(frames)
-        if self._metadata:
-            self._finish_metadata(frames)
-        if self._bodies:
-            self._finish_bodies(frames)
-        metadata = events.metadata
-        more = True
-        while more and self.bytes_received < most:
-            more = False
+        events, metadata = self._worker.events, self._worker.events.metadata
+        self._take_pending(frames)
+        found = True
+        while found and self.bytes_received < limit:
+            found = False
             if metadata:
-                self._untagged(frames, metadata.popleft())
-                more = True
-            if self._has_room and self._next_body(frames):
-                more = True
+                self._add_untagged(frames, metadata.popleft())
+                found = True
+            if self._has_room and self._receive_body(frames):
+                found = True
         while events.rendezvous:
             data, length = events.rendezvous.popleft()
-            self._fetch_metadata(frames, data, length)
-        if events.refused is not None:
-            raise events.refused
-        if self._end and not self._bodies and not self._fetches:
-            frames.extend(make_untagged((payload,)) for payload in self._end)
+            self._receive_metadata(frames, data, length)
+        if events.refusal is not None:
+            raise events.refusal
+        if self._end and not self._bodies and not self._is_reading:
+            frames.extend(make_untagged_frame((payload,)) for payload in self._end)
             self._end.clear()
-        if self._last is not None and self.at_boundary:
-            # Only now: the server takes it that all before the farewell has arrived.
-            self._discard(self._last)
-            self._last = None
-            self.ended = True
+        if self._farewell is not None and self.at_boundary:
+            # The match tells the server that everything before the farewell has arrived.
+            self._discard(self._farewell)
+            self._farewell = None
+            self.has_ended = True
 
-    def _discard(self, message: Any) -> None:
-        """Match a message, and take nothing of it."""
-        request = ucp.ucp_tag_msg_recv_nbx(self._worker.handle, NULL, 0, message, self._param)
-        if status_of(request) == IN_PROGRESS:
-            ucp.ucp_request_free(request)
+    def _take_pending(self, frames: list[IncomingFrame]) -> None:
+        """Append the pending messages that have arrived."""
+        if self._is_reading:
+            self._take_remote_reads(frames)
+        if self._metadata:
+            self._take_pending_metadata(frames)
+        if self._bodies:
+            self._take_pending_bodies(frames)
 
-    def _untagged(self, frames: list[Incoming], payload: bytes) -> None:
+    # Metadata messages.
+
+    def _add_untagged(self, frames: list[IncomingFrame], payload: bytes) -> None:
         self._headroom = len(payload) + _METADATA_HEADROOM
         self.bytes_received += len(payload)
-        if payload and payload[0] in LAST:
-            self._end.append(payload)  # it overtakes bodies that are still being fetched
+        if payload and payload[0] in END_TYPES:
+            self._end.append(payload)  # it may have overtaken bodies that are still under way
         else:
-            frames.append(make_untagged((payload,)))
+            frames.append(make_untagged_frame((payload,)))
 
-    def _next_body(self, frames: list[Incoming]) -> bool:
+    def _receive_metadata(self, frames: list[IncomingFrame], data: Any, length: int) -> None:
+        memory = bytearray(length)
+        target = ffi.from_buffer(memory)
+        request = ucp.ucp_am_recv_data_nbx(self._worker.handle, data, target, length, self._param)
+        status = get_status(request)
+        if status == IN_PROGRESS:
+            self._metadata.append(_PendingMetadata(request, memory, target))
+        elif status == OK:
+            self._add_untagged(frames, bytes(memory))
+        else:
+            raise StatusError(status)
+
+    def _take_pending_metadata(self, frames: list[IncomingFrame]) -> None:
+        completed, self._metadata, failed = _partition(self._metadata)
+        for pending in completed:
+            self._add_untagged(frames, bytes(pending.memory))
+        if failed != OK:
+            raise StatusError(failed)
+
+    # Tagged messages.
+
+    def _receive_body(self, frames: list[IncomingFrame]) -> bool:
+        """Start to receive the next tagged message; return False if there is none."""
         handle, info = self._worker.handle, self._info
         message = ucp.ucp_tag_probe_nb(handle, 0, 0, 1, info)
         if message == NULL:
             return False
         tag, nbytes = info.sender_tag, info.length
-        if tag == self._farewell:
-            self._last = message
+        if tag == self._farewell_tag:
+            self._farewell = message
             return True
         if nbytes > self._limits.body_bytes:
             self._discard(message)
-            check_sizes(self._limits, tagged=nbytes, tag=tag)
-        body = self._body(nbytes, tag)
+            check_body_size(nbytes, self._limits, tag)
+        body = self._pool.allocate(nbytes, self._headroom, tag)
         address = ffi.cast("void *", body.buffer.address + body.start)
         request = ucp.ucp_tag_msg_recv_nbx(handle, address, nbytes, message, self._param)
-        region = self._regions[-1] if self._regions else None
+        region = None if self._remote_reads is None else self._remote_reads.latest_region
         if request == NULL:
-            self._tagged(frames, tag, body, region)
+            self._add_tagged(frames, tag, body, region)
             return True
-        status = status_of(request)
+        status = get_status(request)
         if status != IN_PROGRESS:
-            raise ReceiveError(status)
-        self._bodies.append((request, tag, body, region))
+            raise StatusError(status)
+        self._bodies.append(_PendingBody(request, tag, body, region))
         return True
 
-    def _tagged(
-        self, frames: list[Incoming], tag: int, body: ReceivedBody, region: RemoteRegion | None
+    def _take_pending_bodies(self, frames: list[IncomingFrame]) -> None:
+        completed, self._bodies, failed = _partition(self._bodies)
+        for pending in completed:
+            self._add_tagged(frames, pending.tag, pending.body, pending.region)
+        if failed != OK:
+            raise StatusError(failed)
+
+    def _add_tagged(
+        self,
+        frames: list[IncomingFrame],
+        tag: int,
+        body: ReceivedBody,
+        region: AnnouncedRegion | None,
     ) -> None:
-        """Take in a tagged message that is there; `region` is the one that came before it."""
+        """Append a tagged message, or start to read it if it is a remote body."""
         self.bytes_received += body.nbytes
-        if self._region_tag is None:
-            frames.append(make_received((tag, body)))
-        elif tag == self._region_tag:
-            self._regions.append(RemoteRegion(self._endpoint, bytes(body)))
-        elif tag >> _TYPE_SHIFT == BodyType.OFFSETS:
-            if region is None:
-                raise ProtocolError("a body of offsets before any region", tag=tag)
-            self._fetch(frames, tag, body, region)
-        else:
-            frames.append(make_received((tag, body)))
+        remote_reads = self._remote_reads
+        if remote_reads is not None:
+            if tag == remote_reads.announcement_tag:
+                remote_reads.add_region(bytes(body))
+                return
+            if tag >> _BODY_TYPE_SHIFT == BodyType.OFFSETS:
+                remote_reads.start(tag, body.view[body.start :], region, self._headroom)
+                if remote_reads.has_completed:
+                    self._take_remote_reads(frames)
+                return
+        frames.append(make_received_frame((tag, body)))
 
-    def _fetch(
-        self, frames: list[Incoming], tag: int, body: ReceivedBody, region: RemoteRegion
-    ) -> None:
-        payload = body.view[body.start :]
-        fetch = Fetch(tag, payload, region, self._limits, self._headroom)
-        self._fetches.append(fetch)
-        status = fetch.begin(self._endpoint, self._param)
-        if status != OK:
-            raise ReceiveError(status)
-        if fetch.status() != IN_PROGRESS:
-            self._finish_fetches(frames)
+    def _take_remote_reads(self, frames: list[IncomingFrame]) -> None:
+        assert self._remote_reads is not None
+        self.bytes_received += self._remote_reads.take(frames)
 
-    def _finish_fetches(self, frames: list[Incoming]) -> None:
-        left: list[Fetch] = []
-        failed = OK
-        for fetch in self._fetches:
-            status = fetch.status()
-            if status == OK:
-                self.bytes_received += fetch.nbytes
-                self.freed += fetch.offsets
-                frames.append(make_received((fetch.tag, fetch.body())))
-            else:
-                left.append(fetch)
-                if status != IN_PROGRESS:
-                    failed = failed or status
-        self._fetches = left
-        if failed != OK:
-            raise ReceiveError(failed)
-
-    def _body(self, nbytes: int, tag: int) -> ReceivedBody:
-        headroom = self._headroom
-        if nbytes + headroom <= SMALL_BYTES:
-            return self._arena.body(nbytes, headroom)
-        if headroom > _MOST_HEADROOM and headroom > nbytes:
-            headroom = 0
-        try:
-            return ReceivedBody(nbytes, headroom)
-        except MemoryError:
-            raise LimitError(f"no memory for a body of {nbytes} bytes", tag=tag) from None
-
-    def _finish_bodies(self, frames: list[Incoming]) -> None:
-        bodies, self._bodies = self._bodies, []
-        failed = OK
-        for item in bodies:
-            request, tag, body, region = item
-            status = ucp.ucp_request_check_status(request)
-            if status == IN_PROGRESS:
-                self._bodies.append(item)
-                continue
+    def _discard(self, message: Any) -> None:
+        """Match a message without receiving its payload."""
+        request = ucp.ucp_tag_msg_recv_nbx(self._worker.handle, NULL, 0, message, self._param)
+        if get_status(request) == IN_PROGRESS:
             ucp.ucp_request_free(request)
-            if status == OK and failed == OK:
-                self._tagged(frames, tag, body, region)
-            else:
-                failed = failed or status
-        if failed != OK:
-            raise ReceiveError(failed)
 
-    def _fetch_metadata(self, frames: list[Incoming], data: Any, length: int) -> None:
-        memory = bytearray(length)
-        target = ffi.from_buffer(memory)
-        request = ucp.ucp_am_recv_data_nbx(self._worker.handle, data, target, length, self._param)
-        status = status_of(request)
-        if status == IN_PROGRESS:
-            self._metadata.append((request, memory, target))
-        elif status == OK:
-            self._untagged(frames, bytes(memory))
-        else:
-            raise ReceiveError(status)
-
-    def _finish_metadata(self, frames: list[Incoming]) -> None:
-        left: list[tuple[Any, bytearray, Any]] = []
-        failed = OK
-        for item in self._metadata:
-            request, memory, _ = item
-            status = ucp.ucp_request_check_status(request)
-            if status == IN_PROGRESS:
-                left.append(item)
-                continue
-            ucp.ucp_request_free(request)
-            if status == OK:
-                self._untagged(frames, bytes(memory))
-            else:
-                failed = failed or status
-        self._metadata = left
-        if failed != OK:
-            raise ReceiveError(failed)
-
-    def drop(self) -> list[object]:
-        """Give up what is being received; return the memory that may still be written to."""
+    def abandon(self) -> list[object]:
+        """Abandon pending messages and return the memory that they may still write to."""
+        if self._farewell is not None:
+            self._discard(self._farewell)
+            self._farewell = None
         memory: list[object] = []
-        if self._last is not None:
-            self._discard(self._last)
-            self._last = None
-        for request, _, body, _ in self._bodies:
-            ucp.ucp_request_free(request)
-            memory.append(body)
-        memory += [fetch.drop() for fetch in self._fetches]
-        for region in self._regions:
-            region.destroy()
-        self._fetches.clear()
-        self._regions.clear()
-        for request, held, target in self._metadata:
-            ucp.ucp_request_free(request)
-            memory.append((held, target))
+        for pending in self._bodies:
+            ucp.ucp_request_free(pending.request)
+            memory.append(pending.body)
+        for pending in self._metadata:
+            ucp.ucp_request_free(pending.request)
+            memory.append(pending)
         self._bodies.clear()
         self._metadata.clear()
+        if self._remote_reads is not None:
+            memory += self._remote_reads.abandon()
         return memory
+
+
+def _partition(pending: list[_P]) -> tuple[list[_P], list[_P], int]:
+    """Return the messages that have arrived, those under way, and the status of a failure or OK."""
+    completed: list[_P] = []
+    under_way: list[_P] = []
+    failed = OK
+    for message in pending:
+        status = ucp.ucp_request_check_status(message.request)
+        if status == IN_PROGRESS:
+            under_way.append(message)
+            continue
+        ucp.ucp_request_free(message.request)
+        if status == OK:
+            completed.append(message)
+        else:
+            failed = failed or status
+    return completed, under_way, failed

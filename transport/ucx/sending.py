@@ -4,54 +4,52 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 
 from ...errors import DatasetError, ProtocolError, UsageError
-from ...protocol.frames import Handover, Outgoing, Tagged, Untagged
+from ...protocol.frames import OutgoingFrame, TaggedFrame, UntaggedFrame
 from ...protocol.messages import MetadataType
-from ..regions import FileRegion, RegionFile
-from ..shm.mapping import MappedRegion
-from .library import IN_PROGRESS, NULL, OK, ffi, status_of, ucp
+from ...protocol.regions import RegionAnnouncement
+from ..base import FileMapper
+from ..memory.files import FileSpan
+from .ffi import (
+    IN_PROGRESS,
+    NULL,
+    OK,
+    REQUEST_FIELD_DATATYPE,
+    REQUEST_FIELD_MEMORY_TYPE,
+    StatusError,
+    ffi,
+    get_status,
+    ucp,
+)
 from .worker import METADATA_ID, Worker
 
 WINDOW_BYTES = 8 << 20
-"""How many bytes may be under way, and not known to have been taken, on one connection."""
-WINDOW_LEAST = 2
-"""How many messages may be under way whatever their size, so that the next waits ready."""
-WINDOW_MOST = 512
-"""How many messages may be under way at most."""
+"""The bytes that may be under way on a connection: posted, and not known to be received."""
+MIN_WINDOW_MESSAGES = 2
+"""The messages that may be under way whatever their size, so that the next one is ready."""
+MAX_WINDOW_MESSAGES = 512
+"""The messages that may be under way at most."""
 SYNC_BYTES = 64 << 10
-"""After how many bytes of bodies one is sent so that UCX tells when the peer has matched it."""
+"""The bytes of bodies after which one is sent synchronously, so that UCX reports its match."""
 FAREWELL = 0x00FF_FFFF_FFFF_FFFF
-"""The tag of the empty message by which a server that closes learns that all was taken."""
-_JOINED_BYTES = 4096
-_DATATYPE_IOV = 2
-_FIELD_DATATYPE, _FIELD_MEMORY_TYPE = 1 << 3, 1 << 6
-LAST = (MetadataType.END_OF_STREAM, MetadataType.FAILED)
+"""The tag of the empty message by which a closing server learns that all was received."""
+END_TYPES = (MetadataType.END_OF_STREAM, MetadataType.FAILURE)
 """The types of metadata messages that end a stream."""
-
-
-Mapped = Callable[[RegionFile], MappedRegion | None]
-"""Finds where a file lies in this process."""
-
-
-class SendError(Exception):
-    """A message could not be sent; `status` tells why."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+_MAX_JOINED_BYTES = 4096
+_DATATYPE_IOV = 2
 
 
 class Sender:
-    """Posts frames as far as the window allows, and keeps their memory until they have left.
+    """Posts frames within the window, and keeps their memory until they have left.
 
-    Small messages are copied by UCX at once, large ones wait for the peer to fetch them. To
-    know that small ones do not pile up at a peer that takes none, each body that completes
-    another `SYNC_BYTES` bytes is sent *synchronously*: it stays under way until it is matched.
+    UCX copies small messages at once, and large ones wait until the peer fetches them. Small ones
+    must not pile up at a peer that matches none. So each body that completes another `SYNC_BYTES`
+    is sent *synchronously*: it stays under way until the peer has matched it.
 
     Parameters
     ----------
@@ -59,125 +57,134 @@ class Sender:
         The connection's worker.
     endpoint : object
         The connection's endpoint.
-    mapped : callable, optional
-        Returns the mapping of a file; None if it cannot be mapped. Files are read without it.
+    map_file : callable, optional
+        Maps files that are sent. Without it, and where it returns None, files are read.
     """
 
-    def __init__(self, worker: Worker, endpoint: Any, mapped: Mapped | None = None) -> None:
+    def __init__(self, worker: Worker, endpoint: Any, map_file: FileMapper | None = None) -> None:
         self._worker = worker
-        self._mapped = mapped
         self._endpoint = endpoint
-        self._queue: deque[Outgoing] = deque()
+        self._map_file = map_file
+        self._queue: deque[OutgoingFrame] = deque()
         self._under_way: deque[tuple[Any, int, object]] = deque()
-        self._bytes = 0
-        self._unsynced = 0
-        self._flush = False
-        self._whole = ffi.new("ucp_request_param_t *")
-        self._whole.op_attr_mask = _FIELD_MEMORY_TYPE
-        self._gathered = ffi.new("ucp_request_param_t *")
-        self._gathered.op_attr_mask = _FIELD_MEMORY_TYPE | _FIELD_DATATYPE
-        self._gathered.datatype = _DATATYPE_IOV
-        self._detected = ffi.new("ucp_request_param_t *")
-        self._detected_gathered = ffi.new("ucp_request_param_t *")
-        self._detected_gathered.op_attr_mask = _FIELD_DATATYPE
-        self._detected_gathered.datatype = _DATATYPE_IOV
+        self._bytes_under_way = 0
+        self._unsynced_bytes = 0
+        self._must_flush = False
+        self._contiguous = _send_params()
+        self._gathered = _send_params(gathered=True)
+        self._contiguous_on_device = _send_params(on_host=False)
+        self._gathered_on_device = _send_params(on_host=False, gathered=True)
         self.bytes_sent = 0
-        """How many bytes of payload were handed to UCX."""
+        """The bytes of payload that were handed to UCX."""
 
-    def add(self, frames: Iterable[Outgoing]) -> None:
-        """Line up frames. Nothing at all, or the end of a stream, waits for all before it."""
-        last: Outgoing | None = None
+    def add(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames. `is_done` waits for all of them if the last one ends a stream.
+
+        It also does after adding no frames at all.
+        """
+        last: OutgoingFrame | None = None
         for last in frames:
             self._queue.append(last)
-        ends = isinstance(last, Untagged) and last.payload[:1] and last.payload[0] in LAST
-        self._flush = last is None or bool(ends)
+        ends_stream = (
+            isinstance(last, UntaggedFrame) and last.payload[:1] and last.payload[0] in END_TYPES
+        )
+        self._must_flush = last is None or bool(ends_stream)
 
     @property
-    def done(self) -> bool:
-        """Whether nothing more is to be waited for."""
-        return not self._queue and not (self._flush and self._under_way)
+    def is_done(self) -> bool:
+        """Whether the caller need not wait any longer for what it has added."""
+        return not self._queue and not (self._must_flush and self._under_way)
 
     @property
-    def settled(self) -> bool:
-        """Whether everything that was handed over has left."""
+    def is_idle(self) -> bool:
+        """Whether no message is under way."""
         return not self._under_way
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the oldest message under way has left meanwhile."""
+    def has_completed(self) -> bool:
+        """Whether the oldest message under way has left, which makes room in the window."""
         return bool(self._under_way) and (
             ucp.ucp_request_check_status(self._under_way[0][0]) != IN_PROGRESS
         )
 
-    def post(self, most: int) -> bool:
-        """Post what the window allows, about `most` bytes; tell whether that bound was met."""
-        until = self.bytes_sent + most
+    def post(self, limit: int) -> bool:
+        """Post frames within the window; return whether it stopped because of `limit`.
+
+        Parameters
+        ----------
+        limit : int
+            The approximate number of bytes to post.
+
+        Raises
+        ------
+        StatusError
+            If a message cannot be sent.
+        DatasetError
+            If a file cannot be read or has changed.
+        """
+        stop = self.bytes_sent + limit
         queue = self._queue
         while queue:
             frame = queue[0]
-            nbytes = len(frame.payload) if isinstance(frame, Untagged) else frame.nbytes
+            nbytes = len(frame.payload) if isinstance(frame, UntaggedFrame) else frame.nbytes
             if not self._has_room(nbytes):
                 return False
-            if isinstance(frame, Untagged):
+            if isinstance(frame, UntaggedFrame):
                 self._post_metadata(frame.payload)
             else:
                 self._post_tagged(frame)
             queue.popleft()
             self.bytes_sent += nbytes
-            if self.bytes_sent >= until:
+            if self.bytes_sent >= stop:
                 return bool(queue)
         return False
 
     def _has_room(self, nbytes: int) -> bool:
         count = len(self._under_way)
-        if count < WINDOW_LEAST:
+        if count < MIN_WINDOW_MESSAGES:
             return True
-        return count < WINDOW_MOST and self._bytes + nbytes <= WINDOW_BYTES
+        return count < MAX_WINDOW_MESSAGES and self._bytes_under_way + nbytes <= WINDOW_BYTES
 
     def _post_metadata(self, payload: bytes) -> None:
         data = ffi.from_buffer(payload)
         request = ucp.ucp_am_send_nbx(
-            self._endpoint, METADATA_ID, NULL, 0, data, len(payload), self._whole
+            self._endpoint, METADATA_ID, NULL, 0, data, len(payload), self._contiguous
         )
         if request != NULL:
-            self._keep(request, len(payload), data)
+            self._track(request, len(payload), data)
 
-    def free(self, tag: int, payload: bytes) -> None:
-        """Send a ``free_data`` message at once."""
-        self._post_tagged(Tagged(tag, len(payload), (payload,)))
-
-    def _post_tagged(self, frame: Tagged) -> None:
+    def _post_tagged(self, frame: TaggedFrame) -> None:
         nbytes = frame.nbytes
-        self._unsynced += nbytes
+        self._unsynced_bytes += nbytes
         send: Any = ucp.ucp_tag_send_nbx
-        if self._unsynced >= SYNC_BYTES:
-            self._unsynced = 0
+        if self._unsynced_bytes >= SYNC_BYTES:
+            self._unsynced_bytes = 0
             send = ucp.ucp_tag_send_sync_nbx
-        kept = [self._in_memory(part) for part in frame.parts]
-        # Where memory may be of a device, the library looks for itself.
-        on_host = not any(map(lies_on_device, kept))
-        if len(kept) > 1 and nbytes <= _JOINED_BYTES and on_host:
-            kept = [b"".join(memoryview(part) for part in kept)]
-        places = [place(part) for part in kept]
+        buffers = [self._resolve(part) for part in frame.buffers]
+        # The library finds the type of memory itself where it may be a device's.
+        on_host = not any(map(is_on_device, buffers))
+        if len(buffers) > 1 and nbytes <= _MAX_JOINED_BYTES and on_host:
+            buffers = [b"".join(memoryview(buffer) for buffer in buffers)]
+        spans = [get_address(buffer) for buffer in buffers]
         vector = None
-        if len(places) <= 1:
-            address, size = places[0] if places else (NULL, 0)
-            param = self._whole if on_host else self._detected
+        if len(spans) <= 1:
+            address, size = spans[0] if spans else (NULL, 0)
+            param = self._contiguous if on_host else self._contiguous_on_device
             request = send(self._endpoint, address, size, frame.tag, param)
         else:
-            vector = ffi.new("ucp_dt_iov_t[]", places)
-            param = self._gathered if on_host else self._detected_gathered
-            request = send(self._endpoint, vector, len(places), frame.tag, param)
+            vector = ffi.new("ucp_dt_iov_t[]", spans)
+            param = self._gathered if on_host else self._gathered_on_device
+            request = send(self._endpoint, vector, len(spans), frame.tag, param)
         if request != NULL:
-            self._keep(request, nbytes, (frame.parts, kept, places, vector))
+            self._track(request, nbytes, (frame.buffers, buffers, spans, vector))
 
-    def _in_memory(self, part: Any) -> Any:
-        """Return a part as memory: a region of a file is mapped, or read where it cannot be."""
-        if isinstance(part, Handover):
+    def _resolve(self, part: Any) -> Any:
+        """Return a part as memory: a span of a file is mapped, or read if it cannot be."""
+        if isinstance(part, RegionAnnouncement):
             return part.payload
-        if not isinstance(part, FileRegion):
+        if not isinstance(part, FileSpan):
             return part
-        region = None if self._mapped is None else self._mapped(part.file)
+        region = None if self._map_file is None else self._map_file(part.file)
         if region is not None:
             try:
                 memory = region.buffer(part.offset, part.nbytes, None)
@@ -188,30 +195,34 @@ class Sender:
                 return memory
         memory = pa.allocate_buffer(part.nbytes)
         part.read_into(memoryview(memory).cast("B"))
-        part.file.check()  # it may have been written to while it was read
+        part.file.check()  # another process may have written to it during the read
         return memory
 
-    def farewell(self) -> None:
-        """Send the message that is matched when the peer has taken all before it."""
-        self._queue.clear()
-        request = ucp.ucp_tag_send_sync_nbx(self._endpoint, NULL, 0, FAREWELL, self._whole)
-        if request != NULL:
-            self._keep(request, 0, None)
+    def send_free_data(self, tag: int, payload: bytes) -> None:
+        """Post a message of freed offsets ahead of the queue."""
+        self._post_tagged(TaggedFrame(tag, len(payload), (payload,)))
 
-    def _keep(self, request: Any, nbytes: int, memory: object) -> None:
-        status = status_of(request)
+    def send_farewell(self) -> None:
+        """Drop the queue, and post the message that is matched after all that was posted."""
+        self._queue.clear()
+        request = ucp.ucp_tag_send_sync_nbx(self._endpoint, NULL, 0, FAREWELL, self._contiguous)
+        if request != NULL:
+            self._track(request, 0, None)
+
+    def _track(self, request: Any, nbytes: int, memory: object) -> None:
+        status = get_status(request)
         if status != IN_PROGRESS:
-            raise SendError(status)
+            raise StatusError(status)
         self._under_way.append((request, nbytes, memory))
-        self._bytes += nbytes
+        self._bytes_under_way += nbytes
 
     def reap(self) -> None:
-        """Let go of what has left.
+        """Release the memory of messages that have left.
 
         Raises
         ------
-        SendError
-            If a message could not be sent.
+        StatusError
+            If one of them could not be sent.
         """
         under_way = self._under_way
         while under_way:
@@ -220,48 +231,62 @@ class Sender:
             if status == IN_PROGRESS:
                 return
             under_way.popleft()
-            self._bytes -= nbytes
+            self._bytes_under_way -= nbytes
             ucp.ucp_request_free(request)
             if status != OK:
-                raise SendError(status)
+                raise StatusError(status)
 
-    def drop(self) -> list[object]:
-        """Forget everything; return the memory that the peer may still be reading."""
+    def abandon(self) -> list[object]:
+        """Abandon all messages and return the memory that the peer may still read."""
         self._queue.clear()
         memory: list[object] = []
-        for request, _, kept in self._under_way:
+        for request, _, buffers in self._under_way:
             ucp.ucp_request_free(request)
-            memory.append(kept)
+            memory.append(buffers)
         self._under_way.clear()
-        self._bytes = 0
+        self._bytes_under_way = 0
         return memory
 
 
-def lies_on_device(part: Any) -> bool:
-    """Tell whether a part says itself where it lies, as arrays of devices do."""
-    return hasattr(part, "__cuda_array_interface__")
+def _send_params(*, gathered: bool = False, on_host: bool = True) -> Any:
+    """Return the parameters of send requests.
+
+    Naming the type of the memory, which is the host's by default, spares the library a look-up.
+    """
+    params = ffi.new("ucp_request_param_t *")
+    if on_host:
+        params.op_attr_mask |= REQUEST_FIELD_MEMORY_TYPE
+    if gathered:
+        params.op_attr_mask |= REQUEST_FIELD_DATATYPE
+        params.datatype = _DATATYPE_IOV
+    return params
 
 
-def place(part: Any) -> tuple[Any, int]:
-    """Return where a part lies, and its size in bytes.
+def is_on_device(buffer: Any) -> bool:
+    """Return whether a buffer describes its own memory, as arrays on devices do."""
+    return hasattr(buffer, "__cuda_array_interface__")
+
+
+def get_address(buffer: Any) -> tuple[Any, int]:
+    """Return the address of a buffer and its size in bytes.
 
     Parameters
     ----------
-    part : pyarrow.Buffer, bytes-like, or an object with ``__cuda_array_interface__``
-        What says where it is. An array has to be contiguous.
+    buffer : pyarrow.Buffer, bytes-like, or an object with ``__cuda_array_interface__``
+        The buffer. An array must be contiguous.
 
     Raises
     ------
     UsageError
         If an array is not contiguous.
     """
-    if isinstance(part, pa.Buffer):
-        return ffi.cast("void *", part.address), part.size
-    if lies_on_device(part):
-        interface = part.__cuda_array_interface__
+    if isinstance(buffer, pa.Buffer):
+        return ffi.cast("void *", buffer.address), buffer.size
+    if is_on_device(buffer):
+        interface = buffer.__cuda_array_interface__
         nbytes = int(interface["typestr"][2:]) * math.prod(interface["shape"])
         if interface.get("strides") is not None:
-            raise UsageError("an array that is sent has to be contiguous")
+            raise UsageError("cannot send a strided array; make it contiguous first")
         return ffi.cast("void *", interface["data"][0]), nbytes
-    data = ffi.from_buffer(part)
+    data = ffi.from_buffer(buffer)
     return data, len(data)

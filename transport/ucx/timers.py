@@ -1,4 +1,4 @@
-"""Timers with a descriptor (``timerfd``), which Python itself offers from 3.13 on."""
+"""Timers that have a descriptor (``timerfd``). Python offers them itself from 3.13."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ struct itimerspec { struct timespec it_interval; struct timespec it_value; };
 int timerfd_create(int clock, int flags);
 int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old);
 """)
-_c: Any = _ffi.dlopen(None)
+_libc: Any = _ffi.dlopen(None)
 
 
 def create() -> int:
-    """Return a new timer, which is not set; its descriptor is the caller's to close.
+    """Return the descriptor of a new timer, which is not started. The caller closes it.
 
     Raises
     ------
     OSError
-        If there are no descriptors left.
+        If the process has no descriptors left.
     """
-    timer = _c.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     if timer < 0:
         raise OSError(_ffi.errno, os.strerror(_ffi.errno))
     return timer
 
 
 def start(timer: int, nanoseconds: int) -> None:
-    """Make the descriptor readable after a time; 0 stops the timer, and forgets that it fired."""
+    """Make the descriptor readable after a time; 0 stops the timer and makes it unreadable."""
     value = _ffi.new("struct itimerspec *")
     value.it_value.tv_sec, value.it_value.tv_nsec = divmod(nanoseconds, 1_000_000_000)
-    _c.timerfd_settime(timer, 0, value, _ffi.NULL)
+    _libc.timerfd_settime(timer, 0, value, _ffi.NULL)

@@ -1,0 +1,67 @@
+"""The list of all backends."""
+
+from __future__ import annotations
+
+from ...errors import UsageError
+from .base import Backend
+from .flight import FlightBackend
+from .memcpy import MemcpyBackend
+from .raw_socket import RawSocketBackend
+from .splitarrow_stream import SplitArrowBackend
+
+BASELINE = "flight"
+"""The backend to which the report compares the others."""
+REFERENCE = "memcpy"
+"""The backend that transfers nothing between processes. The plot omits it."""
+
+_BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        SplitArrowBackend("splitarrow-tcp", "tcp://127.0.0.1:0"),
+        SplitArrowBackend("splitarrow-tcp-async", "tcp://127.0.0.1:0", asynchronous=True),
+        SplitArrowBackend("splitarrow-shm", "shm://"),
+        SplitArrowBackend("splitarrow-ucx-tcp", "ucx://127.0.0.1:0", lanes="tcp"),
+        SplitArrowBackend("splitarrow-ucx", "ucx://127.0.0.1:0", body="packed"),
+        SplitArrowBackend("splitarrow-ucx-remote", "ucx://127.0.0.1:0", body="remote"),
+        SplitArrowBackend("inproc", "inproc://", in_process=True),
+        FlightBackend(),
+        RawSocketBackend(),
+        MemcpyBackend(),
+    )
+}
+
+
+def backend_names() -> list[str]:
+    """Return the names of all backends, in the order of the report."""
+    return list(_BACKENDS)
+
+
+def find_backend(name: str) -> Backend:
+    """Return the backend with a name.
+
+    Raises
+    ------
+    UsageError
+        If there is no such backend.
+    """
+    try:
+        return _BACKENDS[name]
+    except KeyError:
+        raise UsageError(
+            f"no backend {name!r}; the backends are {', '.join(backend_names())}"
+        ) from None
+
+
+def available_backends() -> tuple[list[str], dict[str, str]]:
+    """Return the backends that can run on this machine, and the reasons why others cannot.
+
+    Returns
+    -------
+    available : list of str
+        The names of the backends that can run, in the order of the report.
+    unavailable : dict of str to str
+        The reasons by the names of the other backends.
+    """
+    reasons = {name: backend.unavailable_reason() for name, backend in _BACKENDS.items()}
+    unavailable = {name: reason for name, reason in reasons.items() if reason is not None}
+    return [name for name in _BACKENDS if name not in unavailable], unavailable

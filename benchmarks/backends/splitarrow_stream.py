@@ -1,0 +1,115 @@
+"""splitarrow: its server and one of its clients, over any of its transports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal
+
+import anyio
+
+from ... import aio, serve
+from ... import open as open_stream
+from ...errors import MissingExtraError
+from ...protocol.uri import DataUri
+from ...transport.registry import find_transport
+from ..consumer import Consumer
+from ..dataset import Dataset
+from ..options import Validate
+
+_DATASET = "benchmark"
+
+
+class SplitArrowBackend:
+    """splitarrow's server and one of its clients.
+
+    Parameters
+    ----------
+    name : str
+        The name in the report.
+    listen : str
+        The URI that the server listens on. Its scheme selects the transport.
+    asynchronous : bool
+        Whether the client is the asynchronous one.
+    in_process : bool
+        Whether server and client run in one process.
+    body : {"packed", "remote"}, optional
+        For ucx: whether the server sends the bodies or the client reads them remotely.
+    lanes : str, optional
+        For ucx: the transports that UCX may use. The setting applies to the whole process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        listen: str,
+        *,
+        asynchronous: bool = False,
+        in_process: bool = False,
+        body: Literal["packed", "remote"] | None = None,
+        lanes: str | None = None,
+    ) -> None:
+        self.name = name
+        self.in_process = in_process
+        self._listen = listen
+        self._asynchronous = asynchronous
+        self._body = body
+        self._lanes = lanes
+        self.summary = self._summarize()
+
+    def _summarize(self) -> str:
+        details = [f"splitarrow over {self._listen.partition(':')[0]}"]
+        if self._lanes is not None:
+            details.append(f"{self._lanes} lanes only")
+        if self._body == "packed":
+            details.append("packed bodies")
+        elif self._body == "remote":
+            details.append("remote bodies")
+        details.append(f"the {'asynchronous' if self._asynchronous else 'blocking'} client")
+        if self.in_process:
+            details.append("within one process")
+        return ", ".join(details)
+
+    def unavailable_reason(self) -> str | None:
+        """Return why the transport cannot be used on this machine, or None if it can."""
+        try:
+            find_transport(DataUri.parse(self._listen))
+        except MissingExtraError as error:
+            return error.message
+        return None
+
+    @contextmanager
+    def serve(self, dataset: Dataset) -> Generator[str]:
+        """Serve the file; see `Backend.serve`."""
+        self._select_lanes()
+        with serve({_DATASET: dataset.path}, listen=[self._listen]) as server:
+            uri = DataUri.parse(server.uri(_DATASET))
+            if self._body is not None:
+                uri = uri.replace(extra=(*uri.extra, ("body", self._body)))
+            yield str(uri)
+
+    def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
+        """Read all batches; see `Backend.read`."""
+        self._select_lanes()
+        if self._asynchronous:
+            anyio.run(self._read_async, address, consumer, validate)
+            return
+        with open_stream(address, validate=validate) as stream:
+            if consumer.reads_table:
+                consumer.consume_table(stream.read_all())
+            else:
+                consumer.consume_batches(stream)
+
+    async def _read_async(
+        self, address: str, consumer: Consumer, validate: Validate | None
+    ) -> None:
+        async with aio.open(address, validate=validate) as stream:
+            if consumer.reads_table:
+                consumer.consume_table(await stream.read_all())
+            else:
+                await consumer.consume_batches_async(stream)
+
+    def _select_lanes(self) -> None:
+        if self._lanes is not None:
+            os.environ["UCX_TLS"] = self._lanes  # UCX reads it when its first context is created

@@ -1,0 +1,74 @@
+"""Numbers, sizes, times and untrusted text, formatted for people."""
+
+from __future__ import annotations
+
+from ..units import format_bytes
+
+__all__ = [
+    "escape_text",
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_number",
+    "format_rate",
+    "shorten",
+]
+
+
+def format_number(number: int) -> str:
+    """Return a number with separated thousands.
+
+    >>> format_number(1234567)
+    '1,234,567'
+    """
+    return f"{number:,}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> format_count(1, "row"), format_count(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def format_rate(nbytes: float, seconds: float) -> str:
+    """Return the throughput of a transfer.
+
+    >>> format_rate(3e9, 2)
+    '1.50 GB/s'
+    """
+    return f"{format_bytes(nbytes / max(seconds, 1e-9))}/s"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration.
+
+    >>> [format_duration(seconds) for seconds in (0.0123, 4.56, 38.6, 83)]
+    ['12 ms', '4.56 s', '38.6 s', '1 min 23 s']
+    """
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def escape_text(text: str) -> str:
+    r"""Return text on one line, with characters that could control a terminal escaped.
+
+    >>> escape_text("two\nlines \x1b[31m")
+    'two lines \\x1b[31m'
+    """
+    text = " ".join(text.split("\n"))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Return at most `width` characters of a text. An ellipsis replaces the rest.
+
+    >>> shorten("abcdef", 4)
+    'abc…'
+    """
+    return text if len(text) <= width else f"{text[: width - 1]}…"

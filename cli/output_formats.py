@@ -1,0 +1,354 @@
+"""Write record batches to a file, in the format that its suffix selects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from io import IOBase
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pyarrow as pa
+
+from ..client.stream.custom_metadata import find_metadata
+from ..errors import UsageError
+from .text_formats import CsvSink, JsonLinesSink
+
+_BUFFER_BYTES = 1 << 20
+"""Smaller writes are combined into one of this size."""
+_ROW_GROUP_ROWS = 1 << 20
+_ROW_GROUP_BYTES = 128 << 20
+"""The size at which a Parquet row group is written. Until then it is kept in memory."""
+_TRUNCATED_MESSAGE = b"\xff\xff\xff\xff\x08\0\0\0"
+"""The prefix of an IPC message whose 8 bytes of metadata are missing."""
+
+
+class Sink(Protocol):
+    """Writes record batches to one file."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch, or keep it for a later write.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        UsageError
+            If the format cannot store the batch.
+        """
+        ...
+
+    def close(self) -> None:
+        """Complete the file and close it; errors as for `write`."""
+        ...
+
+    def abort(self) -> None:
+        """Close an incomplete file. Raises nothing."""
+        ...
+
+
+class StreamSink:
+    """Writes the IPC stream format; see `Sink`.
+
+    Parameters
+    ----------
+    file : pyarrow.NativeFile
+        The file. The sink closes it.
+    schema : pyarrow.Schema
+        The schema of all batches.
+    **arguments
+        Further arguments of pyarrow's function that opens the writer.
+    """
+
+    _open: Callable[..., Any] = staticmethod(pa.ipc.new_stream)
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema, **arguments: Any) -> None:
+        self._file = file
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        self._writer = self._open(file, schema, options=options, **arguments)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch, with the custom metadata that it arrived with."""
+        self._writer.write_batch(batch, custom_metadata=find_metadata(batch))
+
+    def close(self) -> None:
+        """Write the end of the stream and close the file."""
+        self._writer.close()
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the file."""
+        with suppress(OSError, pa.ArrowException):
+            self._file.close()
+
+
+class FileSink(StreamSink):
+    """Writes the IPC file format, which is Feather version 2; see `Sink`.
+
+    The format has one dictionary for each field. A later batch may extend it but not replace it.
+    So a batch with another dictionary is written with the previous one, extended by new values.
+
+    Parameters
+    ----------
+    file, schema
+        See `StreamSink`.
+    footer_metadata : mapping, optional
+        The custom metadata of the footer.
+    """
+
+    _open = staticmethod(pa.ipc.new_file)
+
+    def __init__(
+        self,
+        file: pa.NativeFile,
+        schema: pa.Schema,
+        footer_metadata: Mapping[bytes, bytes] | None = None,
+    ) -> None:
+        super().__init__(file, schema, metadata=footer_metadata)
+        self._dictionary_names = [field.name for field in schema if _has_dictionary(field.type)]
+        self._is_ordered = any(_has_dictionary(field.type, ordered=True) for field in schema)
+        self._previous: pa.RecordBatch | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch, with the custom metadata that it arrived with."""
+        if not self._dictionary_names:
+            super().write(batch)
+            return
+        try:
+            super().write(batch)
+        except pa.ArrowInvalid as error:
+            if self._previous is None:
+                raise
+            if not batch.num_rows:
+                return
+            batch = self._write_extended(batch, self._previous, error)
+        self._previous = batch.slice(0, 0)
+
+    def _write_extended(
+        self, batch: pa.RecordBatch, previous: pa.RecordBatch, reason: Exception
+    ) -> pa.RecordBatch:
+        """Write a batch with the extended dictionaries of the previous one, and return it."""
+        try:
+            if self._is_ordered:
+                raise reason
+            both = pa.Table.from_batches([previous, batch]).unify_dictionaries()
+            extended = both.to_batches()[-1]
+            self._writer.write_batch(extended, custom_metadata=find_metadata(batch))
+        except pa.ArrowException as error:
+            raise UsageError(
+                "an Arrow IPC file holds one dictionary for each column, and the dictionaries of "
+                f"{', '.join(self._dictionary_names)} cannot be merged ({error}); "
+                "write to .arrows or .parquet instead"
+            ) from None
+        return extended
+
+
+class ParquetSink:
+    """Writes a Parquet file, with several batches in a row group; see `Sink`.
+
+    Parameters
+    ----------
+    file : pyarrow.NativeFile
+        The file. The sink closes it.
+    schema : pyarrow.Schema
+        The schema of all batches.
+    """
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._file = file
+        self._schema = schema
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        try:
+            self._writer: Any = pq.ParquetWriter(file, schema)
+        except pa.ArrowException as error:
+            raise self._unsupported(error) from None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        self._pending_bytes += batch.get_total_buffer_size()
+        if self._pending_rows >= _ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        group = pa.Table.from_batches(self._pending, self._schema)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        try:
+            self._writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
+        except pa.ArrowException as error:
+            raise self._unsupported(error) from None
+
+    def _unsupported(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"a Parquet file cannot store this data: {error}; write to .arrow instead"
+        )
+
+    def close(self) -> None:
+        """Write the last row group and the footer, and close the file."""
+        if self._pending:
+            self._write_group()
+        self._writer.close()
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the file."""
+        with suppress(OSError, pa.ArrowException):
+            self._writer.close()  # a finalizer would write to a closed file
+        with suppress(OSError, pa.ArrowException):
+            self._file.close()
+
+
+class StandardOutputSink(StreamSink):
+    """Writes the IPC stream format to standard output; see `Sink`. Nothing else may write there.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The schema of all batches.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._output = open(1, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+        super().__init__(pa.PythonFile(cast(IOBase, self._output), mode="w"), schema)
+
+    def close(self) -> None:
+        """Write the end of the stream and close the file."""
+        try:
+            super().close()
+        except OSError as error:
+            raise _name_standard_output(error) from None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        try:
+            super().write(batch)
+        except OSError as error:
+            raise _name_standard_output(error) from None
+
+    def abort(self) -> None:
+        """Cut the stream inside a message, so that its reader reports an error.
+
+        Readers accept a stream that stops between two messages as complete.
+        """
+        try:
+            self._output.write(_TRUNCATED_MESSAGE)
+            self._output.flush()
+        except OSError:
+            with open(os.devnull, "wb") as null:  # closing the output flushes its buffer
+                os.dup2(null.fileno(), 1)
+        with suppress(OSError):
+            self._output.close()
+
+
+_BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink]] = {
+    ".arrow": FileSink,
+    ".feather": FileSink,
+    ".arrows": StreamSink,
+    ".parquet": ParquetSink,
+    ".csv": CsvSink,
+    ".jsonl": JsonLinesSink,
+    ".ndjson": JsonLinesSink,
+}
+_TEXT = {"csv": CsvSink, "jsonl": JsonLinesSink}
+
+
+class StandardOutputTextSink:
+    """Writes CSV or JSON Lines to standard output; see `Sink`.
+
+    Parameters
+    ----------
+    text_format : {"csv", "jsonl"}
+        The format.
+    schema : pyarrow.Schema
+        The schema of all batches.
+    """
+
+    def __init__(self, text_format: str, schema: pa.Schema) -> None:
+        output = open(1, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+        self._sink = _TEXT[text_format](pa.PythonFile(cast(IOBase, output), mode="w"), schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        try:
+            self._sink.write(batch)
+        except OSError as error:
+            raise _name_standard_output(error) from None
+
+    def close(self) -> None:
+        """Write the rest."""
+        try:
+            self._sink.close()
+        except OSError as error:
+            raise _name_standard_output(error) from None
+
+    def abort(self) -> None:
+        """End the output. Text has no mark for an incomplete end; the exit status has."""
+        self._sink.abort()
+
+
+def _name_standard_output(error: OSError) -> OSError:
+    return OSError(error.errno, error.strerror, "standard output")
+
+
+def parse_suffix(path: Path) -> str:
+    """Return the suffix of a path, in lower case, if it selects a format.
+
+    Raises
+    ------
+    UsageError
+        If it does not.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _BY_SUFFIX:
+        raise UsageError(
+            f"{path}: the suffix selects the format; use one of {', '.join(_BY_SUFFIX)}, "
+            "or - for standard output"
+        )
+    return suffix
+
+
+def open_sink(
+    suffix: str,
+    path: Path,
+    schema: pa.Schema,
+    footer_metadata: Mapping[bytes, bytes] | None = None,
+) -> Sink:
+    """Open a file for writing. An existing file is overwritten.
+
+    Parameters
+    ----------
+    suffix : str
+        The format, as `parse_suffix` returns it.
+    path : Path
+        The file.
+    schema : pyarrow.Schema
+        The schema of all batches.
+    footer_metadata : mapping, optional
+        The custom metadata of the footer, for a format that has one.
+    """
+    file = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _BUFFER_BYTES)
+    try:
+        open_format = _BY_SUFFIX[suffix]
+        if open_format is FileSink:
+            return FileSink(file, schema, footer_metadata)
+        return open_format(file, schema)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _has_dictionary(data_type: pa.DataType, *, ordered: bool = False) -> bool:
+    """Return whether a type contains a dictionary type, or only an ordered one if `ordered`."""
+    if isinstance(data_type, pa.DictionaryType):
+        value_type = data_type.value_type
+        return not ordered or data_type.ordered or _has_dictionary(value_type, ordered=ordered)
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type, ordered=ordered)
+    children = (data_type.field(index).type for index in range(data_type.num_fields))
+    return any(_has_dictionary(child, ordered=ordered) for child in children)

@@ -1,0 +1,92 @@
+"""Show the progress of a Spark job on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from rich.progress import MofNCompleteColumn, TextColumn
+
+from .progress import make_progress
+from .terminal import is_terminal
+
+_POLL_SECONDS = 0.3
+
+
+class SparkProgress:
+    """Shows that Spark starts, and then the finished tasks of its stages; a context manager.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether to show anything. Nothing is shown unless standard error is a terminal.
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        shown = enabled and is_terminal(sys.stderr)
+        # Standard error is redirected while Spark starts. A duplicate still reaches the terminal.
+        self._terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w") if shown else None
+        tasks = MofNCompleteColumn()
+        self._progress = make_progress(
+            tasks, TextColumn("tasks"), enabled=shown, file=self._terminal
+        )
+        self._task = self._progress.add_task("starting Spark", total=None)
+
+    @contextmanager
+    def track(self, spark: Any, name: str) -> Generator[None]:
+        """Show the tasks of a session while the context lasts.
+
+        Parameters
+        ----------
+        spark : pyspark.sql.SparkSession
+            The session that runs the jobs.
+        name : str
+            The dataset that the jobs write.
+        """
+        self.describe(name)
+        if self._terminal is None:
+            yield
+            return
+        ended = threading.Event()
+        poller = threading.Thread(
+            target=self._poll, args=(spark.sparkContext.statusTracker(), ended), daemon=True
+        )
+        poller.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            poller.join()
+
+    def describe(self, name: str) -> None:
+        """Change the dataset that is shown."""
+        self._progress.update(self._task, description=name)
+
+    def _poll(self, tracker: Any, ended: threading.Event) -> None:
+        while not ended.wait(_POLL_SECONDS):
+            stages = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
+            active = [stage for stage in stages if stage is not None]
+            if active:
+                total = sum(stage.numTasks for stage in active)
+                completed = sum(stage.numCompletedTasks for stage in active)
+                self._progress.update(self._task, total=total, completed=completed)
+
+    def __enter__(self) -> SparkProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        if self._terminal is not None:
+            with suppress(OSError):
+                self._terminal.close()

@@ -1,0 +1,1 @@
+"""Several daemons that share datasets: read them as one, publish to all of them."""

@@ -1,0 +1,398 @@
+"""The client of several control planes that share datasets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ...errors import (
+    ConnectError,
+    DatasetError,
+    DeniedError,
+    NotFoundError,
+    RemoteError,
+    SplitArrowError,
+    UsageError,
+    remote_error,
+)
+from ...protocol.request import Request
+from ...protocol.uri import DataUri
+from ...representation import describe_lines, html_list
+from ...transport.tls.options import TlsOptions
+from ..dataset.backoff import draw_pause
+from ..dataset.base_client import BaseClient
+from ..dataset.client import Client
+from ..dataset.descriptions import Descriptions
+from ..dataset.read_plan import ReadPlan
+from ..dataset.replicas import Replica
+from ..dataset.requests import check_name, pin_version
+from ..dataset.resumable_endpoint import ResumableEndpoint
+from ..dataset.shards import select_endpoints
+from ..rpc.errors import restate_error
+from ..rpc.info import DatasetInfo
+from .daemon_info import DaemonInfo, MergedDataset, ReplicaInfo
+from .daemons import DaemonConnection, DaemonPool, select_errors
+from .merge import merge, merge_for_listing
+from .row_counts import count_merged_rows
+
+_COMMIT_RETRIES = 4
+"""The number of retries while the daemons commit a publication one after the other."""
+_REQUEST_ERRORS = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""The codes of errors that every daemon would return for the same request."""
+
+
+class ClusterClient(BaseClient):
+    """A client of several daemons that share datasets, which it reads as one.
+
+    `splitarrow.connect` returns it for several URIs. It is a context manager, and safe to use from
+    several threads.
+
+    Shards with the same snapshot and ordinal are replicas. The client reads each shard once, from
+    any daemon that holds it. A daemon that fails is tried again by each later call; see `absent`.
+    Operations on a single daemon, such as uploads, are methods of the client that `at` returns.
+
+    Parameters
+    ----------
+    uris : sequence of DataUri
+        The control planes.
+    token, tls, connect_timeout, timeout
+        See `splitarrow.connect`. All daemons get the same token.
+
+    Raises
+    ------
+    DeniedError
+        If all daemons reject the token.
+    ConnectError
+        If no daemon responds.
+
+    Examples
+    --------
+    >>> import pyarrow, splitarrow
+    >>> one, two = (
+    ...     splitarrow.serve({name: pyarrow.table({"n": [1]})}, control="grpc://127.0.0.1:0")
+    ...     for name in ("flights", "trips")
+    ... )
+    >>> with one, two, splitarrow.connect([one.control_uri, two.control_uri]) as client:
+    ...     [info.name for info in client.datasets()]
+    ['flights', 'trips']
+    """
+
+    def __init__(
+        self,
+        uris: Sequence[DataUri],
+        token: str | None = None,
+        *,
+        tls: TlsOptions | None = None,
+        connect_timeout: float = 10.0,
+        timeout: float = 30.0,
+    ) -> None:
+        self._descriptions = Descriptions[MergedDataset]()
+        self._copy = partial(
+            type(self), uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+        )
+        self._pool = DaemonPool(
+            [
+                DaemonConnection(
+                    uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+                )
+                for uri in uris
+            ]
+        )
+        try:
+            self._pool.call_all(lambda client: None)
+            if len(self.absent) == len(self._pool.connections):
+                raise _no_response(self.absent)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def uri(self) -> str:
+        """The addresses of the control planes, separated by commas."""
+        return ",".join(self._pool.connections)
+
+    @property
+    def uris(self) -> list[str]:
+        """The addresses of the control planes."""
+        return list(self._pool.connections)
+
+    @property
+    def absent(self) -> Mapping[str, SplitArrowError]:
+        """The daemons that failed in the last call to all daemons, and their errors."""
+        return self._pool.failures
+
+    def at(self, uri: str) -> Client:
+        """Return the client of one daemon. It belongs to the cluster client, which closes it.
+
+        Parameters
+        ----------
+        uri : str
+            The address of the daemon, one of `uris`.
+
+        Raises
+        ------
+        UsageError
+            If the cluster does not contain the daemon.
+        ConnectError
+            If the daemon does not respond.
+        """
+        connection = self._pool.connections.get(uri)
+        if connection is None:
+            raise UsageError(f"{uri} is not a daemon of this cluster; expected one of {self.uri}")
+        return connection.client()
+
+    def datasets(self, glob: str | None = None) -> list[DatasetInfo]:
+        """List the datasets of all daemons that the caller may read, by name.
+
+        A dataset that cannot be read is listed with the kind ``incomplete``: shards are missing,
+        or daemons have different datasets of that name. `info` raises an error with the reason.
+
+        Parameters
+        ----------
+        glob : str, optional
+            A pattern for names, such as ``flights-*``. `None` lists all datasets.
+        """
+        listings = self._pool.call_all(lambda client: client.datasets(glob))
+        names: dict[str, None] = {}
+        for listing in listings.values():
+            if not isinstance(listing, SplitArrowError):
+                names.update(dict.fromkeys(info.name for info in listing))
+        if not names and (errors := select_errors(listings)):
+            raise next(iter(errors.values()))
+        return [merge_for_listing(name, _select_infos(name, listings)) for name in names]
+
+    def describe(self, request: Request) -> DatasetInfo:
+        """Describe the selection of a dataset that a request makes.
+
+        The version is the snapshot of the publication. The endpoints are in the order of the
+        dataset, and name the daemons that hold them.
+
+        Raises
+        ------
+        NotFoundError
+            If no daemon has the dataset.
+        ConnectError, DatasetError
+            If shards are missing, or daemons have different datasets of that name.
+        RemoteError
+            With the code FAILED_PRECONDITION, if the request names another version.
+        """
+        return self._describe_merged(request).info
+
+    def schema(self, name: str) -> pa.Schema:
+        """Return the schema of a dataset; raises as `info` does."""
+        return self.info(name).schema
+
+    def drop(self, name: str) -> None:
+        """Remove a dataset that was uploaded or published, from every daemon that has it.
+
+        Raises
+        ------
+        NotFoundError
+            If no daemon has the dataset.
+        SplitArrowError
+            If a daemon does not respond or refuses. The others have dropped the dataset.
+        """
+        check_name(name)
+        results = self._pool.call_all(lambda client: client.drop(name))
+        errors = select_errors(results)
+        failures = {
+            address: error
+            for address, error in errors.items()
+            if not isinstance(error, NotFoundError)
+        }
+        if failures:
+            raise restate_error(
+                next(iter(failures.values())),
+                f"{name!r} was not dropped at every daemon: {_join_errors(failures)}",
+                name,
+            )
+        if len(errors) == len(results):
+            raise NotFoundError(
+                f"none of the daemons {self.uri} has an upload or publication {name!r}",
+                stream=name,
+            )
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of each daemon: ``{"daemons": {address: …}}``.
+
+        The status of a daemon that fails is ``{"error": …}``.
+        """
+        results = self._pool.call_all(lambda client: client.status())
+        return {
+            "daemons": {
+                address: {"error": str(result)} if isinstance(result, SplitArrowError) else result
+                for address, result in results.items()
+            }
+        }
+
+    def close(self) -> None:
+        """Close the connections to all daemons. Idempotent."""
+        self._pool.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the addresses and the arguments, token included. The copy connects by itself."""
+        return self._copy, ()
+
+    def __repr__(self) -> str:
+        count, absent = len(self.uris), len(self.absent)
+        facts = [f"{count} daemons", *([f"{absent} without a response"] if absent else [])]
+        return describe_lines("ClusterClient", facts, self.uri)
+
+    def _repr_html_(self) -> str:
+        return html_list("ClusterClient", [f"{len(self.uris)} daemons"], self.uris)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Point from an operation on a single daemon to `at`."""
+            if not name.startswith("_") and hasattr(Client, name):
+                raise AttributeError(
+                    f"a ClusterClient has no {name!r}, an operation on a single daemon; "
+                    f"use client.at(uri).{name}",
+                    name=name,
+                    obj=self,
+                )
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+
+    def _describe_merged(self, request: Request) -> MergedDataset:
+        """Describe a dataset as all daemons have it together."""
+        # Each daemon numbers its versions by itself. Only the snapshot is common to all.
+        merged = self._merge_settled(replace(request, version=None))
+        if request.version not in (None, merged.info.version):
+            raise remote_error(
+                "FAILED_PRECONDITION",
+                f"the dataset {request.dataset!r} changed: version {request.version} was "
+                f"requested, and the current version is {merged.info.version}",
+                stream=request.dataset,
+            )
+        return merged
+
+    def _merge_settled(self, request: Request) -> MergedDataset:
+        """Merge the responses of all daemons; wait a little while they commit a publication."""
+        for retry in range(_COMMIT_RETRIES):
+            infos = self._describe_each(request)
+            try:
+                return merge(request.dataset, infos)
+            except DatasetError:
+                snapshots = {info.dataset.snapshot for info in infos if info.dataset is not None}
+                if len(snapshots) < 2 or "" in snapshots:
+                    raise
+            time.sleep(draw_pause(retry))
+        return merge(request.dataset, self._describe_each(request))
+
+    def _describe_each(self, request: Request) -> list[DaemonInfo]:
+        """Describe a dataset at each daemon.
+
+        Raises
+        ------
+        RemoteError
+            If the request is invalid.
+        """
+        results = self._pool.call_all(lambda client: client.describe(request))
+        for result in results.values():
+            if isinstance(result, RemoteError) and result.code in _REQUEST_ERRORS:
+                raise result
+        return [DaemonInfo.of(address, result) for address, result in results.items()]
+
+    def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
+        merged = self._describe_merged(request)
+        return count_merged_rows(self._pool, merged, request, timeout)
+
+    def _plan_endpoints(
+        self, request: Request, shards: frozenset[int] | None, plan: ReadPlan
+    ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
+        limit, batches = request.limit, request.batches
+        request = replace(request, limit=None, batches=None)
+        if batches is None:
+            merged = self._describe_merged(request)
+        else:
+            merged = self._descriptions.get(request, self._describe_merged)
+            if shards is None and len(merged.info.endpoints) > 1:
+                raise UsageError(
+                    f"{request.dataset!r} has several shards in this cluster, and batches are "
+                    "counted in one shard; name it with shards",
+                    stream=request.dataset,
+                )
+        request = replace(request, version=None, batches=batches)
+        unreachable: set[str] = set()
+        endpoints: list[ResumableEndpoint] = []
+        for index in select_endpoints(merged.info, shards):
+            if limit is not None and limit <= 0:
+                break
+            endpoint = merged.info.endpoints[index]
+            replicas = [
+                # The tickets of `merged` are for all rows.
+                self._plan_replica(replica, request, with_ticket=limit is None and batches is None)
+                for replica in self._order_replicas(merged.replicas[index], index)
+            ]
+            endpoints.append(
+                ResumableEndpoint(
+                    replicas,
+                    request.dataset,
+                    plan,
+                    limit=limit,
+                    ordinal=index if endpoint.ordinal is None else endpoint.ordinal,
+                    unreachable=unreachable,
+                )
+            )
+            # With a filter, the total is unknown, and so is the number of rows of a shard.
+            if limit is not None and endpoint.rows is not None and merged.info.rows is not None:
+                limit -= endpoint.rows
+        return merged.info.schema, endpoints
+
+    def _plan_replica(self, info: ReplicaInfo, request: Request, *, with_ticket: bool) -> Replica:
+        endpoint = info.endpoint
+        if info.shard is not None:
+            endpoint = pin_version(endpoint, info.version)
+        client = self._pool.connections[info.address].client()
+        return Replica(
+            client.channel,
+            client.describe,
+            request,
+            info.version,
+            info.shard,
+            endpoint if with_ticket else None,
+        )
+
+    def _order_replicas(self, replicas: Sequence[ReplicaInfo], index: int) -> list[ReplicaInfo]:
+        """Return the local replicas first, and start at another one for each endpoint.
+
+        The endpoints of a read are thereby distributed evenly over equivalent daemons.
+        """
+        start = index % len(replicas)
+        rotated = [*replicas[start:], *replicas[:start]]
+        connections = self._pool.connections
+        return sorted(rotated, key=lambda replica: not connections[replica.address].is_local)
+
+
+def _select_infos(
+    name: str, listings: Mapping[str, list[DatasetInfo] | SplitArrowError]
+) -> list[DaemonInfo]:
+    """Return what each daemon listed for one dataset."""
+    infos: list[DaemonInfo] = []
+    for address, listing in listings.items():
+        if isinstance(listing, SplitArrowError):
+            result: DatasetInfo | SplitArrowError = listing
+        else:
+            found = next((info for info in listing if info.name == name), None)
+            result = found or NotFoundError(f"no dataset {name!r}", stream=name)
+        infos.append(DaemonInfo.of(address, result))
+    return infos
+
+
+def _no_response(errors: Mapping[str, SplitArrowError]) -> SplitArrowError:
+    """Return the error for a cluster none of whose daemons can be used."""
+    denied = all(isinstance(error, DeniedError) for error in errors.values())
+    error = next(iter(errors.values())) if denied else ConnectError("")
+    return restate_error(error, f"no daemon responds: {_join_errors(errors)}", None)
+
+
+def _join_errors(errors: Mapping[str, SplitArrowError]) -> str:
+    return "; ".join(f"{address}: {error}" for address, error in errors.items())

@@ -1,0 +1,96 @@
+"""Connecting to one control plane, or to several that share datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from ..protocol.uri import DataUri
+from ..transport.tls.options import TlsOptions
+from .cluster.client import ClusterClient
+from .dataset.client import Client
+from .rpc.control_uri import parse_control_uris
+
+AnyClient = Client | ClusterClient
+"""The clients that `connect` returns for any URI."""
+
+
+@overload
+def connect(
+    uri: str | DataUri,
+    token: str | None = None,
+    *,
+    tls: TlsOptions | None = None,
+    connect_timeout: float = 10.0,
+    timeout: float = 30.0,
+) -> Client: ...
+
+
+@overload
+def connect(
+    uri: Sequence[str | DataUri],
+    token: str | None = None,
+    *,
+    tls: TlsOptions | None = None,
+    connect_timeout: float = 10.0,
+    timeout: float = 30.0,
+) -> Client | ClusterClient: ...
+
+
+def connect(
+    uri: str | DataUri | Sequence[str | DataUri],
+    token: str | None = None,
+    *,
+    tls: TlsOptions | None = None,
+    connect_timeout: float = 10.0,
+    timeout: float = 30.0,
+) -> Client | ClusterClient:
+    """Connect to a control plane, or to several that share datasets.
+
+    Parameters
+    ----------
+    uri : str, DataUri, or a sequence of them
+        The control plane: ``grpc://host:port`` or ``grpc+tls://host:port``. The default port is
+        8815. Pass several as a list, or as a string such as ``grpc://a:8815,b:8815``.
+    token : str, optional
+        The bearer token that authenticates the caller.
+    tls : TlsOptions, optional
+        Certificates for TLS. `None` reads the variables ``SPLITARROW_TLS_CA``, ``_CERT``,
+        ``_KEY`` and ``_SERVER_NAME``.
+    connect_timeout : float
+        The time limit for the first response of the server, in seconds.
+    timeout : float
+        The time limit for calls that transfer no data, in seconds.
+
+    Returns
+    -------
+    Client or ClusterClient
+        A `ClusterClient` for several control planes, otherwise a `Client`. Type checkers infer a
+        `Client` for a string; pass several control planes as a list.
+
+    Raises
+    ------
+    UsageError
+        If an argument is invalid; `UriError` for the URI.
+    ConnectError
+        If no server responds.
+    DeniedError
+        If the server rejects the token.
+
+    Examples
+    --------
+    Serve a table in this process, and read some of it by its name:
+
+    >>> import pyarrow, splitarrow
+    >>> trips = pyarrow.table({"id": [1, 2, 3], "miles": [0.5, 3.0, 7.5]})
+    >>> server = splitarrow.serve({"trips": trips}, control="grpc://127.0.0.1:0")
+    >>> with server, splitarrow.connect(server.control_uri) as client:
+    ...     with client.read("trips", columns=["miles"], limit=2) as stream:
+    ...         for batch in stream:
+    ...             print(batch.to_pydict())
+    {'miles': [0.5, 3.0]}
+    """
+    uris = parse_control_uris(uri)
+    if len(uris) > 1:
+        return ClusterClient(uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
+    return Client(uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)

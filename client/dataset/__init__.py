@@ -1,0 +1,1 @@
+"""The client of one control plane, and the datasets that it reads."""

@@ -1,0 +1,140 @@
+"""SQL over the datasets of a client. DuckDB runs it in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import MissingExtraError, SplitArrowError, UsageError
+from .dataset_stream import DatasetStream
+
+_DIALECT = "duckdb"
+
+
+def run_query(
+    query: str,
+    read_schema: Callable[[str], pa.Schema],
+    read: Callable[..., DatasetStream],
+) -> pa.Table:
+    """Return the result of a query.
+
+    Each dataset that the query names is read as a stream, with the columns that the query uses. The
+    query can access nothing else: no files and no variables of this process.
+
+    Parameters
+    ----------
+    query : str
+        One SELECT statement, in DuckDB's dialect. Its tables are datasets.
+    read_schema : callable
+        Returns the schema of a dataset.
+    read : callable
+        The method `read` of the client.
+
+    Raises
+    ------
+    UsageError
+        If the query is malformed or fails.
+    MissingExtraError
+        If duckdb or sqlglot is not installed.
+    SplitArrowError
+        If a dataset cannot be read.
+    """
+    duckdb, statement = _import_duckdb(), _parse(query)
+    uses = _count_tables(statement)
+    schemas = {name: read_schema(name) for name in uses}
+    columns = _find_columns(statement, schemas)
+    with ExitStack() as stack:
+        connection = stack.enter_context(duckdb.connect())
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET python_enable_replacements = false")
+        streams: list[DatasetStream] = []
+        for name, count in uses.items():
+            stream = stack.enter_context(read(name, columns=columns.get(name)))
+            streams.append(stream)
+            # A stream can be scanned once only.
+            connection.register(name, stream.to_reader() if count == 1 else stream.read_all())
+        try:
+            return connection.sql(query).to_arrow_table()
+        except duckdb.Error as error:
+            raise _find_failure(streams) or _query_error(str(error)) from None
+
+
+def _import_duckdb() -> Any:
+    try:
+        import duckdb
+        import sqlglot  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingExtraError(
+            f"SQL needs the package {error.name}: pip install duckdb sqlglot"
+        ) from None
+    return duckdb
+
+
+def _parse(query: str) -> Any:
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    try:
+        statements = sqlglot.parse(query, dialect=_DIALECT)
+    except SqlglotError as error:
+        raise _query_error(str(error)) from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        raise UsageError("the query must be one SELECT statement")
+    return statements[0]
+
+
+def _count_tables(statement: Any) -> Counter[str]:
+    """Return how often the query uses each dataset."""
+    from sqlglot import exp
+    from sqlglot.optimizer.scope import traverse_scope
+
+    uses: Counter[str] = Counter()
+    for scope in traverse_scope(statement):
+        uses.update(
+            source.name
+            for _, source in scope.selected_sources.values()
+            if isinstance(source, exp.Table) and source.name
+        )
+    return uses
+
+
+def _find_columns(statement: Any, schemas: Mapping[str, pa.Schema]) -> dict[str, list[str]]:
+    """Return the columns of each dataset that the query uses; nothing if that is not clear."""
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+    from sqlglot.optimizer.qualify import qualify
+    from sqlglot.optimizer.scope import traverse_scope
+
+    known: dict[str, object] = {}
+    for name, schema in schemas.items():
+        known[name] = {field.name: "VARCHAR" for field in schema}
+    used: dict[str, set[str]] = {name: set() for name in schemas}
+    try:
+        qualified = qualify(statement.copy(), schema=known, dialect=_DIALECT)
+        for scope in traverse_scope(qualified):
+            for column in scope.columns:
+                source = scope.sources.get(column.table)
+                if isinstance(source, exp.Table) and source.name in used:
+                    used[source.name].add(column.name.lower())
+    except (SqlglotError, KeyError):
+        return {}
+    selected = {
+        name: [field.name for field in schema if field.name.lower() in used[name]]
+        for name, schema in schemas.items()
+    }
+    # A query that counts rows uses no column, and a request selects at least one.
+    return {name: names or schemas[name].names[:1] for name, names in selected.items()}
+
+
+def _find_failure(streams: list[DatasetStream]) -> SplitArrowError | None:
+    """Return the error of a stream, which DuckDB reports as text only."""
+    return next((stream.error for stream in streams if stream.error is not None), None)
+
+
+def _query_error(text: str) -> UsageError:
+    return UsageError(f"the query failed: {' '.join(text.split())[:500]}")

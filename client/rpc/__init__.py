@@ -1,0 +1,1 @@
+"""The Flight service as a client calls it: channel, requests, responses, errors."""

@@ -1,0 +1,247 @@
+"""One gRPC channel to the Flight service of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+
+from ...errors import (
+    ClosedError,
+    ConnectError,
+    SplitArrowError,
+    StallError,
+    UsageError,
+)
+from ...formats.flight_data import KEEP_ALIVE_HEADER
+from ...proto import Flight_pb2 as flight
+from ...protocol.uri import DataUri
+from ...transport.tls.options import TlsOptions
+from .errors import convert_grpc_error
+from .forks import OPEN_CHANNELS
+from .probe import explain_listener
+
+_SERVICE = "/arrow.flight.protocol.FlightService/"
+_MAX_MESSAGE_BYTES = (1 << 31) - 1
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Without its own pool, closing one channel would cut others of this process.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class DatasetHold:
+    """A dataset that the client holds at a server.
+
+    While the server drains, it continues to serve reads of the datasets that clients hold. A hold
+    ends with `release`, and with the connection.
+
+    Parameters
+    ----------
+    call : grpc.Call
+        The action ``hold``.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def release(self) -> None:
+        """End the hold. Idempotent."""
+        self._call.cancel()
+
+
+class FlightChannel:
+    """A channel to the Flight service of one server. Safe to use from several threads.
+
+    Parameters
+    ----------
+    uri : DataUri
+        The control plane, as `parse_control_uri` returns it.
+    token : str or None
+        The bearer token. Errors and representations never contain it.
+    tls : TlsOptions or None
+        Certificates for ``grpc+tls://``. `None` reads the ``SPLITARROW_TLS_*`` variables.
+    timeout : float
+        The time limit for calls that transfer no data, in seconds.
+
+    Raises
+    ------
+    UsageError
+        If the token is not printable ASCII, or a TLS option cannot be used.
+    """
+
+    def __init__(
+        self, uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
+    ) -> None:
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+            raise UsageError("the token must be printable ASCII")
+        self._uri = uri
+        self.address = uri.address
+        """The control plane, as scheme, host and port."""
+        self.tls = tls
+        """Certificates for this channel and for the data connections that its server offers."""
+        self._token = None if token is None else token.strip()
+        self._timeout = timeout
+        self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
+        if self._token is not None:
+            self._metadata.append(("authorization", f"Bearer {self._token}"))
+        self._channel = _open_channel(uri, tls)
+        self._closed = False
+        OPEN_CHANNELS.add(self)
+
+    def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
+        """Call a method that has one response, and return the response.
+
+        Parameters
+        ----------
+        method : str
+            The name of the method in the Flight service.
+        message : bytes
+            The serialized request.
+        dataset : str, optional
+            The dataset that errors name.
+
+        Raises
+        ------
+        SplitArrowError
+            If the call fails.
+        """
+        call = self._channel.unary_unary(_SERVICE + method)
+        try:
+            return cast(bytes, call(message, timeout=self._timeout, **self._call_options()))
+        except grpc.RpcError as error:
+            raise self.convert_error(error, dataset) from None
+
+    def call_stream(
+        self,
+        method: str,
+        message: bytes,
+        *,
+        dataset: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[bytes]:
+        """Call a method that streams its responses, and yield them; see `call_unary`."""
+        call = self._channel.unary_stream(_SERVICE + method)
+        limit = timeout or self._timeout
+        try:
+            yield from call(message, timeout=limit, **self._call_options())
+        except grpc.RpcError as error:
+            raise self.convert_error(error, dataset) from None
+
+    def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
+        """Start DoGet and return the gRPC call, an iterator of serialized FlightData.
+
+        Parameters
+        ----------
+        message : bytes
+            The serialized ticket.
+        keep_alive_seconds : float, optional
+            How long the server may have nothing to send before it sends a keep-alive, in seconds.
+        """
+        options = self._call_options()
+        if keep_alive_seconds is not None:
+            interval = str(max(round(keep_alive_seconds * 1000), 1))
+            options["metadata"] = [*options["metadata"], (KEEP_ALIVE_HEADER, interval)]
+        return self._channel.unary_stream(_SERVICE + "DoGet")(message, **options)
+
+    def do_put(self, messages: Iterator[bytes]) -> Any:
+        """Start DoPut and return the gRPC call, an iterator of serialized PutResults."""
+        return self._channel.stream_stream(_SERVICE + "DoPut")(messages, **self._call_options())
+
+    def hold_dataset(self, name: str) -> DatasetHold:
+        """Hold a dataset during a read of several parts. This does not wait for the server.
+
+        A server that does not know the action ignores it.
+        """
+        message = flight.Action(type="hold", body=name.encode()).SerializeToString()
+        call = self._channel.unary_stream(_SERVICE + "DoAction")
+        return DatasetHold(call(message, **self._call_options()))
+
+    def check_connection(self, timeout: float) -> None:
+        """Wait until the server has responded and accepted the token.
+
+        Parameters
+        ----------
+        timeout : float
+            The time limit in seconds.
+
+        Raises
+        ------
+        ConnectError
+            If the server does not respond in time, or something else listens at the address.
+        DeniedError
+            If the server rejects the token.
+        """
+        try:
+            for _ in self.call_stream("ListActions", b"", timeout=timeout):
+                pass
+        except StallError:
+            raise ConnectError(
+                f"cannot connect to {self.address}: no response within {timeout:g} s; "
+                "check the address, the port and firewalls"
+            ) from None
+        except ConnectError:
+            found = explain_listener(self._uri)
+            if found is None:
+                raise
+            raise ConnectError(f"cannot connect to {self.address}: {found}") from None
+
+    def convert_error(
+        self, error: grpc.RpcError, dataset: str | None = None, *, closed: bool = False
+    ) -> SplitArrowError:
+        """Return the splitarrow exception for a gRPC error; see `convert_grpc_error`."""
+        return convert_grpc_error(
+            error,
+            self.address,
+            dataset=dataset,
+            secret=self._token,
+            closed=closed or self._closed,
+        )
+
+    def _call_options(self) -> dict[str, Any]:
+        if self._closed:
+            raise ClosedError(f"the client of {self.address} is closed")
+        return {"metadata": self._metadata}
+
+    def close(self) -> None:
+        """Cancel all calls and close the channel. Idempotent."""
+        self._closed = True
+        self._channel.close()
+        OPEN_CHANNELS.discard(self)
+
+
+def _open_channel(uri: DataUri, tls: TlsOptions | None) -> Any:
+    host = f"[{uri.host}]" if ":" in uri.host else uri.host
+    target = f"{host}:{uri.port}"
+    if uri.scheme != "grpc+tls":
+        return grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+    tls = tls or TlsOptions.from_environment()
+    if not tls.check_name:
+        raise UsageError(
+            "grpc+tls:// always checks the name in the certificate; "
+            "set server_name in place of check_name=False"
+        )
+    options = list(_CHANNEL_OPTIONS)
+    if tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.secure_channel(target, _load_credentials(tls), options)
+
+
+def _load_credentials(tls: TlsOptions) -> Any:
+    ca, cert, key = (_read_pem(path) for path in (tls.ca_file, tls.cert_file, tls.key_file))
+    return grpc.ssl_channel_credentials(ca, key or cert, cert)
+
+
+def _read_pem(path: Any) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None

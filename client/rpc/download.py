@@ -1,0 +1,206 @@
+"""DoGet: a data stream over the channel of the control plane."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from ...errors import ClosedError, ProtocolError, SplitArrowError, StallError
+from ...formats.arrow.footer_metadata import find_footer_metadata
+from ...formats.arrow.framing import encapsulate
+from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
+from ...proto import Flight_pb2 as flight
+from ...protocol.duplicates import DuplicateCounter
+from ...protocol.frames import ReceivedBody
+from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT
+from ...protocol.messages import Message
+from ...protocol.tags import BodyType
+from ..stream.decoders import open_decoder
+from ..stream.options import ReadOptions
+from .channel import FlightChannel
+
+TRANSPORT = "flight"
+"""The name of this transport."""
+
+
+class FlightStream:
+    """A data stream by DoGet: an iterator of record batches.
+
+    Parameters
+    ----------
+    channel : FlightChannel
+        The channel to the server. Closing the stream does not close it.
+    ticket : bytes
+        The ticket.
+    name : str
+        The dataset that errors name.
+    options : ReadOptions
+        How to read. The default validation is ``full``.
+
+    Raises
+    ------
+    SplitArrowError
+        If the server refuses, or its first message is not a schema.
+    """
+
+    transport = TRANSPORT
+
+    def __init__(
+        self, channel: FlightChannel, ticket: bytes, name: str, options: ReadOptions
+    ) -> None:
+        self._channel = channel
+        self._name = name
+        self._options = options
+        self.bytes_received = 0
+        """The size of all messages received so far, in bytes."""
+        self._next_sequence = 0
+        self._ended = False
+        self._closed = False
+        self._stalled = False
+        timeout = options.stall_timeout
+        self._keep_alives = DuplicateCounter(options.limits.duplicates, "keep-alives")
+        self._call: Any = channel.do_get(
+            flight.Ticket(ticket=ticket).SerializeToString(),
+            None if timeout is None else timeout / KEEP_ALIVES_PER_TIMEOUT,
+        )
+        self._stall_timer = _StallTimer(options.stall_timeout, self._stall)
+        try:
+            first = self._receive_message()
+            if first is None:
+                raise ProtocolError("the stream ended before its schema", stream=name)
+            validate = options.validate or "full"
+            self._decoder = open_decoder(first, options.decoder_limits, validate, name)
+            self.footer_metadata = find_footer_metadata(first.metadata)
+            """The custom metadata of the file's footer; None if there is none."""
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+        return self._decoder.schema
+
+    def _stall(self) -> None:
+        self._stalled = True
+        self._call.cancel()
+
+    def _receive_message(self) -> Message | None:
+        """Wait for the next message with metadata; return None at the end of the stream."""
+        self._stall_timer.start()
+        try:
+            for data in self._call:
+                self.bytes_received += len(data)
+                message = self._parse_message(data)
+                if message is not None:
+                    return message
+        except grpc.RpcError as error:
+            raise self._convert_error(error) from None
+        finally:
+            self._stall_timer.reset()
+        self._ended = True
+        return None
+
+    def _parse_message(self, data: bytes) -> Message | None:
+        """Return the message of a FlightData, or None if it holds application metadata only."""
+        _, header, app_metadata, body = parse_flight_data(data)
+        if not header:
+            if bytes(app_metadata or b"") == KEEP_ALIVE_METADATA:
+                self._keep_alives.count(self._next_sequence)
+                self._stall_timer.start()
+            return None
+        metadata = bytes(header)
+        limit = self._options.limits.metadata_bytes
+        if len(metadata) > limit:
+            raise ProtocolError(
+                f"metadata of {len(metadata)} bytes exceeds the limit of {limit}",
+                stream=self._name,
+            )
+        headroom = len(encapsulate(metadata))
+        sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
+        received = ReceivedBody.copy(body, headroom)
+        return Message(sequence, metadata, received, BodyType.PACKED)
+
+    def _convert_error(self, error: grpc.RpcError) -> SplitArrowError:
+        if self._stalled:
+            timeout = self._options.stall_timeout
+            return StallError(f"nothing arrived for {timeout:g} s", stream=self._name)
+        return self._channel.convert_error(error, self._name, closed=self._closed)
+
+    def __iter__(self) -> FlightStream:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        """Return the next record batch; raises as `Stream` does."""
+        if self._ended:
+            raise StopIteration
+        if self._closed:
+            raise ClosedError("the stream is closed", stream=self._name)
+        try:
+            while (message := self._receive_message()) is not None:
+                batch = self._decoder.decode(message)
+                if batch is not None:
+                    return batch
+        except SplitArrowError:
+            self._call.cancel()
+            raise
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Interrupt a read that waits in another thread: it raises `ClosedError`."""
+        self._closed = True
+        self._call.cancel()
+
+    def close(self) -> None:
+        """Cancel the call. Batches that were returned stay valid. Idempotent."""
+        self._closed = True
+        self._stall_timer.stop()
+        if not self._ended:
+            self._call.cancel()
+
+
+class _StallTimer:
+    """Calls back if a wait takes too long. All waits of a stream share one thread.
+
+    Parameters
+    ----------
+    timeout : float or None
+        The time limit of a wait in seconds; None disables the timer.
+    on_stall : callable
+        Called once, on the timer's thread.
+    """
+
+    def __init__(self, timeout: float | None, on_stall: Callable[[], None]) -> None:
+        self._on_stall = on_stall
+        self._wait_started: float | None = None
+        self._stopped = threading.Event()
+        if timeout is not None:
+            threading.Thread(
+                target=self._run, args=(timeout,), name="splitarrow-stall", daemon=True
+            ).start()
+
+    def _run(self, timeout: float) -> None:
+        remaining = timeout
+        while not self._stopped.wait(max(remaining, 0.001)):
+            started = self._wait_started
+            remaining = timeout if started is None else started + timeout - time.monotonic()
+            if remaining <= 0:
+                self._on_stall()
+                return
+
+    def start(self) -> None:
+        """Start to measure a wait."""
+        self._wait_started = time.monotonic()
+
+    def reset(self) -> None:
+        """End the wait."""
+        self._wait_started = None
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()

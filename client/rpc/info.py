@@ -1,0 +1,193 @@
+"""Descriptions of datasets: Flight's FlightInfo, with the metadata that splitarrow adds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import InvalidDataError, ProtocolError, SplitArrowError
+from ...formats.arrow.schema import read_schema
+from ...proto import Flight_pb2 as flight
+from ...protocol.limits import DEFAULT_LIMITS
+from ...protocol.uri import DataUri
+from ...representation import describe_as_html, describe_object
+from ...units import format_bytes
+
+REUSE_CONNECTION = "arrow-flight-reuse-connection"
+"""The scheme of the location that means DoGet on the channel of the control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One part of a dataset, with its ticket and its locations."""
+
+    ticket: bytes = field(repr=False)
+    """The bytes that request the part."""
+    locations: tuple[str, ...]
+    """Alternative URIs, in the server's order of preference."""
+    pair: tuple[str, str] | None = None
+    """The URIs of the metadata stream and the body stream, if two servers share the work."""
+    ordinal: int | None = None
+    """The position of the part in a published dataset; None if the dataset is not published."""
+    rows: int | None = None
+    """The number of rows, before any filter; None if the server does not report it."""
+    nbytes: int | None = None
+    """The size at the server in bytes; None if the server does not report it."""
+    sha256: str = ""
+    """The checksum of the shard's file in hexadecimal digits; empty if it is not reported."""
+    held_by: tuple[str, ...] = ()
+    """The control planes of all daemons that hold the part; set by `ClusterClient` only."""
+
+    @property
+    def redacted_locations(self) -> list[str]:
+        """The locations without their secrets, for output."""
+        return [_redact(uri) for uri in (*self.locations, *(self.pair or ()))]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DatasetInfo:
+    """A dataset, or the selection of it that was requested."""
+
+    name: str
+    """The name of the dataset."""
+    rows: int | None
+    """The number of rows; None if the server would have to read the data to know it."""
+    bytes: int | None
+    """The size at the server in bytes; None if the server does not know it."""
+    schema: pa.Schema
+    """The schema."""
+    kind: str
+    """The type of the source: ``arrow file``, ``parquet directory``, ``table`` and so on."""
+    version: str
+    """An identifier that changes whenever the data does; empty if the server reports none."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """The parts, in order."""
+    snapshot: str = ""
+    """The identifier that a publication has at every server; empty if it is not published."""
+    shards_total: int | None = None
+    """The number of shards at all servers together; None if it is not published."""
+    writers: str = ""
+    """What happens if another process has a file of the dataset open for writing.
+
+    ``refused``: reads fail. ``undetected``: reads fail only if its modification time changes, as
+    the server's file system has no file leases. ``allowed``: the same, at the operator's request.
+    Empty if no process writes to the data, or the server does not report it."""
+
+    def __repr__(self) -> str:
+        return describe_object(f"DatasetInfo {self.name!r}", self.schema, self._facts())
+
+    def _repr_html_(self) -> str:
+        return describe_as_html(f"dataset {self.name!r}", self.schema, self._facts())
+
+    def _facts(self) -> list[str]:
+        facts = [] if self.rows is None else [f"{self.rows:,} rows"]
+        if self.bytes is not None:
+            facts.append(format_bytes(self.bytes))
+        return [*facts, *([self.kind] if self.kind else [])]
+
+
+def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
+    """Parse a FlightInfo.
+
+    Parameters
+    ----------
+    message : bytes
+        The serialized message.
+    requested : str, optional
+        The name that was requested. It applies if the message does not contain a name.
+
+    Raises
+    ------
+    ProtocolError
+        If the message is malformed.
+    """
+    try:
+        info = flight.FlightInfo.FromString(message)
+    except Exception:
+        raise ProtocolError("the server sent a malformed FlightInfo", stream=requested) from None
+    metadata = _parse_metadata(info.app_metadata)
+    path = info.flight_descriptor.path
+    name = str(metadata.get("dataset") or requested or (path[0] if path else "?"))
+    return DatasetInfo(
+        name=name,
+        rows=None if info.total_records < 0 else info.total_records,
+        bytes=None if info.total_bytes < 0 else info.total_bytes,
+        schema=parse_schema(info.schema, name),
+        kind=str(metadata.get("kind", "")),
+        version=str(metadata.get("version", "")),
+        endpoints=tuple(_parse_endpoint(endpoint) for endpoint in info.endpoint),
+        snapshot=str(metadata.get("snapshot") or ""),
+        writers=str(metadata.get("writers") or ""),
+        shards_total=_parse_count(metadata.get("shards_total")),
+    )
+
+
+def parse_schema(message: bytes, name: str) -> pa.Schema:
+    """Parse a schema, which Flight carries as an encapsulated message.
+
+    Parameters
+    ----------
+    message : bytes
+        The encapsulated message.
+    name : str
+        The dataset that errors name.
+
+    Raises
+    ------
+    ProtocolError
+        If the message is malformed.
+    """
+    try:
+        metadata = pa.ipc.read_message(pa.py_buffer(message)).metadata
+        return read_schema(
+            bytes(memoryview(metadata)),
+            max_nesting=DEFAULT_LIMITS.nesting,
+            max_bytes=DEFAULT_LIMITS.metadata_bytes,
+        )
+    except SplitArrowError as error:
+        error.stream = name
+        raise
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+        raise InvalidDataError(f"the schema cannot be decoded: {error}", stream=name) from None
+
+
+def _parse_endpoint(endpoint: flight.FlightEndpoint) -> Endpoint:
+    metadata = _parse_metadata(endpoint.app_metadata)
+    pair = (metadata.get("metadata"), metadata.get("body"))
+    locations = tuple(location.uri for location in endpoint.location)
+    return Endpoint(
+        ticket=endpoint.ticket.ticket,
+        locations=locations or (f"{REUSE_CONNECTION}://?",),
+        pair=(str(pair[0]), str(pair[1])) if all(pair) else None,
+        ordinal=_parse_count(metadata.get("ordinal")),
+        rows=_parse_count(metadata.get("rows")),
+        nbytes=_parse_count(metadata.get("bytes")),
+        sha256=str(metadata.get("sha256") or ""),
+    )
+
+
+def _parse_count(value: Any) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_count else None
+
+
+def _parse_metadata(text: bytes) -> Mapping[str, Any]:
+    """Parse a JSON object. Other applications may put anything else into ``app_metadata``."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _redact(uri: str) -> str:
+    if uri.startswith(f"{REUSE_CONNECTION}:"):
+        return f"{REUSE_CONNECTION}://?"
+    try:
+        return DataUri.parse(uri).redacted()
+    except SplitArrowError:
+        return uri.partition("?")[0]

@@ -1,0 +1,1 @@
+"""Reading one data stream from its URI, blocking or asynchronous."""

@@ -1,0 +1,84 @@
+"""The interface that all asynchronous streams of record batches share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from anyio import to_thread
+
+from .batch_stream import check_unread
+from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
+from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
+
+
+class AsyncBatchStream(ABC):
+    """An asynchronous iterator of record batches that have one schema."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+
+    @property
+    @abstractmethod
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+
+    @property
+    @abstractmethod
+    def footer_metadata(self) -> CustomMetadata | None:
+        """The custom metadata of the file's footer; see `BatchStream.footer_metadata`."""
+
+    @abstractmethod
+    async def __anext__(self) -> pa.RecordBatch:
+        """Return the next record batch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the stream."""
+
+    def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        return self
+
+    async def batches_with_metadata(self) -> AsyncIterator[BatchWithMetadata]:
+        """Iterate over the rest of the stream; see `BatchStream.batches_with_metadata`."""
+        async for batch in self:
+            yield BatchWithMetadata(batch, find_metadata(batch))
+
+    async def read_all(self) -> pa.Table:
+        """Read the rest of the stream into one table; see `BatchStream.read_all`."""
+        check_unread(self.is_exhausted)
+        return pa.Table.from_batches([batch async for batch in self], self.schema)
+
+    async def to_arrow(self) -> pa.Table:
+        """Read the rest of the stream into one table, as `read_all` does."""
+        return await self.read_all()
+
+    async def to_pandas(self, **options: Any) -> Any:
+        """Read the rest of the stream into a data frame; see `BatchStream.to_pandas`."""
+        table = await self.read_all()
+        return await to_thread.run_sync(partial(table_to_pandas, table, **options))
+
+    async def to_polars(self) -> Any:
+        """Read the rest of the stream into a data frame; see `BatchStream.to_polars`."""
+        return await to_thread.run_sync(to_polars, await self.read_all())
+
+    async def to_duckdb(self, connection: Any = None) -> Any:
+        """Read the rest of the stream into a relation; see `BatchStream.to_duckdb`."""
+        return table_to_duckdb(await self.read_all(), connection)
+
+    async def head(self, rows: int = 5) -> pa.Table:
+        """Return the next rows as a table, and close the stream; see `BatchStream.head`."""
+        check_unread(self.is_exhausted)
+        taken: list[pa.RecordBatch] = []
+        while sum(batch.num_rows for batch in taken) < rows:
+            try:
+                taken.append(await self.__anext__())
+            except StopAsyncIteration:
+                break
+        self.close()
+        return first_rows(taken, self.schema, rows)

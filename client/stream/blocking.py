@@ -1,0 +1,249 @@
+"""The blocking stream, and `open` for ``want_data`` URIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import ClosedError, SplitArrowError, TransportError
+from ...protocol.limits import DEFAULT_LIMITS, Limits
+from ...protocol.uri import DataUri
+from ...transport import blocking as driver
+from ...transport.registry import find_transport
+from ...transport.tls.options import TlsOptions
+from .batch_stream import BatchStream
+from .custom_metadata import CustomMetadata
+from .options import ReadOptions, check_validation
+from .prefetch import ThreadPrefetcher
+from .reader import Reader
+from .uris import request_schema, resolve_uris
+
+
+class Stream(BatchStream):
+    """A data stream being read: a context manager and an iterator of record batches.
+
+    `splitarrow.open` returns it. Iteration ends only after the server has proven the end of the
+    stream; a stream that breaks raises an error.
+
+    The caller owns the batches. They keep the memory that they arrived in alive, and stay valid
+    after the stream is closed. One thread at a time may read; any thread may call `cancel`.
+
+    Parameters
+    ----------
+    uris : list of DataUri
+        The URIs, as `resolve_uris` returns them.
+    options : ReadOptions
+        How to read.
+
+    Examples
+    --------
+    Read batch by batch:
+
+    >>> import pyarrow, splitarrow
+    >>> batches = pyarrow.table({"n": [1, 2, 3]}).to_batches(max_chunksize=2)
+    >>> server = splitarrow.serve({"numbers": pyarrow.Table.from_batches(batches)})
+    >>> with server, splitarrow.open(server.uri("numbers")) as stream:
+    ...     stream.schema.names
+    ...     for batch in stream:
+    ...         print(batch.to_pydict())
+    ['n']
+    {'n': [1, 2]}
+    {'n': [3]}
+
+    A stream is also an Arrow C stream, which other libraries import directly:
+
+    >>> server = splitarrow.serve({"numbers": pyarrow.table({"n": [1, 2, 3]})})
+    >>> with server, splitarrow.open(server.uri("numbers")) as stream:
+    ...     pyarrow.table(stream).num_rows
+    3
+    """
+
+    def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
+        self._reader = Reader(uris, options)
+        self._stall_timeout = options.stall_timeout
+        self._window_bytes = options.window_bytes
+        self._prefetcher: ThreadPrefetcher | None = None
+        self._cancelled = False
+        try:
+            self._connect(uris, options)
+            while self._reader.schema is None:
+                self._reader.expects_more()
+                self._receive()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def _connect(self, uris: list[DataUri], options: ReadOptions) -> None:
+        """Connect the channels and send the requests."""
+        for uri in uris:
+            channel = find_transport(uri).connect(uri, options.connect_options)
+            frames = self._reader.attach(channel, uri)
+            driver.send(channel, frames, self._stall_timeout)
+        self._reader.start()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+        schema = self._reader.schema
+        assert schema is not None
+        return schema
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+        return self._reader.is_exhausted
+
+    @property
+    def footer_metadata(self) -> CustomMetadata | None:
+        """The custom metadata of the file's footer; see `BatchStream.footer_metadata`."""
+        return self._reader.footer_metadata
+
+    @property
+    def transport(self) -> str:
+        """The scheme in use, with the lanes if it has several: ``tcp``, ``ucx (cma/memory)``."""
+        return self._reader.transport
+
+    @property
+    def rows_received(self) -> int:
+        """The number of rows received and decoded so far."""
+        return self._reader.rows
+
+    @property
+    def bytes_received(self) -> int:
+        """The size of everything received so far, in bytes."""
+        return self._reader.bytes_received
+
+    def _receive(self) -> None:
+        """Wait for frames and pass them to the reader, which records errors."""
+        stream, channel = self._reader.next_channel()
+        try:
+            frames = driver.receive(channel, self._stall_timeout)
+        except SplitArrowError as error:
+            if self._cancelled and isinstance(error, TransportError):
+                error = ClosedError("the stream was cancelled")
+            self._reader.fail(error)
+        else:
+            self._reader.feed(stream, frames)
+
+    def _read(self) -> pa.RecordBatch | None:
+        """Wait for the next batch and return it, or None at the end."""
+        reader = self._reader
+        while (batch := reader.take()) is None and reader.expects_more():
+            self._receive()
+        return batch
+
+    def __next__(self) -> pa.RecordBatch:
+        """Return the next record batch.
+
+        Raises
+        ------
+        StopIteration
+            At the proven end of the stream, and only there.
+        ProtocolError, RemoteError, TransportError
+            If the stream fails. All batches returned before are valid, but the data is incomplete.
+        ClosedError
+            If the stream was closed or cancelled.
+        """
+        if self._window_bytes:
+            batch = self._next_prefetched()
+        elif self._reader.batches:
+            return self._reader.batches.popleft()
+        else:
+            batch = self._read()
+        if batch is None:
+            self._reader.finish()
+            raise StopIteration
+        return batch
+
+    def _next_prefetched(self) -> pa.RecordBatch | None:
+        if self._prefetcher is None:
+            self._prefetcher = ThreadPrefetcher(self._read, self._window_bytes)
+        batch = self._prefetcher.next()
+        if batch is None:
+            self._reader.expects_more()  # raises if the stream was closed
+        return batch
+
+    def cancel(self) -> None:
+        """Interrupt a read that waits in another thread: it raises `ClosedError`."""
+        self._cancelled = True
+        for channel in self._reader.channels.values():
+            channel.interrupt()
+
+    def close(self) -> None:
+        """Close the connection. Batches that were returned stay valid. Idempotent."""
+        if self._prefetcher is not None:
+            self.cancel()
+            self._prefetcher.stop()
+        self._reader.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _facts(self) -> list[str]:
+        return self._reader.facts()
+
+    def _title(self) -> str:
+        return f"Stream {self._reader.name!r}"
+
+
+def open(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: str | Sequence[str] | None = None,
+    filter: Any = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+    batches: tuple[int, int] | None = None,
+    validate: str | None = None,
+    connect_timeout: float = 10.0,
+    stall_timeout: float | None = 30.0,
+    prefetch_bytes: int = 0,
+    max_decoded_bytes: int = 1 << 30,
+    require_transport: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    tls: TlsOptions | None = None,
+) -> Stream:
+    """Open the data stream of a ``want_data`` URI; see `splitarrow.open`."""
+    text = None
+    if filter is not None:
+        from .filters import serialize_filter
+
+        schema_options = ReadOptions(
+            connect_timeout=connect_timeout, stall_timeout=stall_timeout, limits=limits, tls=tls
+        )
+        with Stream(request_schema(resolve_uris(uri, ticket)), schema_options) as stream:
+            text = serialize_filter("the dataset", stream.schema, filter)
+    uris = resolve_uris(
+        uri,
+        ticket,
+        columns=columns,
+        filter=text,
+        limit=limit,
+        batch_rows=batch_rows,
+        compression=compression,
+        batches=batches,
+    )
+    options = ReadOptions(
+        validate=check_validation(validate),
+        connect_timeout=connect_timeout,
+        stall_timeout=stall_timeout,
+        prefetch_bytes=prefetch_bytes,
+        max_decoded_bytes=max_decoded_bytes,
+        require_transport=require_transport,
+        limits=limits,
+        tls=tls,
+    )
+    return Stream(uris, options)

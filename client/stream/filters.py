@@ -1,0 +1,117 @@
+"""Filters as users write them: SQL conditions, tuples, and expressions of pyarrow and polars."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import MissingExtraError, UsageError
+
+
+def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
+    """Return a filter as `Request` holds it: a Substrait expression in base64url.
+
+    Parameters
+    ----------
+    name : str
+        The dataset that errors name.
+    schema : pyarrow.Schema
+        The schema of the dataset.
+    filter : str, tuples, or expression
+        The filter, as `parse_filter` takes it.
+
+    Raises
+    ------
+    UsageError
+        If it is malformed, or does not fit the schema.
+    """
+    expression = parse_filter(filter, schema)
+    try:
+        plan = expression.to_substrait(schema)
+    except (pa.ArrowException, ValueError, KeyError, NotImplementedError) as error:
+        raise UsageError(f"the filter does not fit {name!r}: {error}") from None
+    return base64.urlsafe_b64encode(memoryview(plan)).rstrip(b"=").decode()
+
+
+def parse_filter(filter: Any, schema: pa.Schema) -> Any:
+    """Return the ``pyarrow.compute.Expression`` of a filter.
+
+    Parameters
+    ----------
+    filter : str, tuples, or expression
+        A SQL condition; a tuple such as ``("delay", ">", 60)``, a list of tuples that must all
+        hold, or a list of such lists of which one must hold; or an expression of pyarrow or polars.
+    schema : pyarrow.Schema
+        The schema of the dataset.
+
+    Raises
+    ------
+    UsageError
+        If the filter is malformed, or does not fit the schema.
+
+    Examples
+    --------
+    >>> schema = pa.schema([("delay", pa.int16()), ("carrier", pa.string())])
+    >>> parse_filter(("delay", ">", 60), schema)
+    <pyarrow.compute.Expression (delay > 60)>
+    """
+    if hasattr(filter, "to_substrait"):
+        return filter
+    if isinstance(filter, str):
+        return _load_sql_parser()(filter, schema)
+    if isinstance(filter, (tuple, list)):
+        from .tuple_filter import parse_tuples
+
+        return parse_tuples(filter, schema)
+    if type(filter).__module__.partition(".")[0] == "polars":
+        return _convert_polars(filter, schema)
+    raise UsageError(
+        f"filter is a {type(filter).__name__}; expected a SQL condition such as 'delay > 60', "
+        "tuples such as ('delay', '>', 60), or an expression of pyarrow or polars"
+    )
+
+
+def _load_sql_parser() -> Any:
+    try:
+        from .sql_filter import parse_sql_filter
+    except ImportError as error:
+        if not (error.name or "").startswith("sqlglot"):
+            raise
+        raise MissingExtraError(
+            "a filter in SQL needs the package sqlglot: pip install sqlglot"
+        ) from None
+    return parse_sql_filter
+
+
+class _PredicateRecorder:
+    """Takes the place of a ``pyarrow.dataset.Dataset``, and keeps the filter that polars passes."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.filter: Any = None
+
+    def to_batches(self, *, filter: Any = None, **_options: Any) -> Iterator[pa.RecordBatch]:
+        """Keep the filter, and return no batches."""
+        self.filter = filter
+        return iter(())
+
+
+def _convert_polars(filter: Any, schema: pa.Schema) -> Any:
+    """Return the pyarrow expression of a polars expression, as polars itself converts it."""
+    import polars as pl
+
+    recorder: Any = _PredicateRecorder(schema)
+    try:
+        pl.scan_pyarrow_dataset(recorder).filter(filter).collect()
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"the filter is invalid: {reason}") from None
+    if recorder.filter is None:
+        raise UsageError(
+            f"polars has no pyarrow form of the filter {filter}; write it as a SQL condition or "
+            "as a pyarrow.compute expression"
+        )
+    return recorder.filter

@@ -1,0 +1,329 @@
+"""One data stream without waiting: the part that the blocking and the async stream share."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import pyarrow as pa
+
+from ...errors import (
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    ProtocolError,
+    RemoteError,
+    SplitArrowError,
+    StallError,
+)
+from ...formats.arrow.footer_metadata import find_footer_metadata
+from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
+from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT, pack_interval
+from ...protocol.messages import Message, expand_messages
+from ...protocol.reassembler import Reassembler
+from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
+from ...protocol.uri import DataUri, Streams
+from ...transport.base import Channel
+from .custom_metadata import CustomMetadata
+from .decoders import FORMATS, Decoder, open_decoder
+from .lease_returns import LeaseReturns, track_leases
+from .options import ReadOptions
+from .remote_bodies import RemoteBodies
+from .uris import read_dataset_name
+
+
+class Reader:
+    """Holds the connections of one data stream, and turns their frames into record batches.
+
+    A driver connects the channels, passes each to `attach`, sends the request that `attach`
+    returns, and calls `start`. It takes batches with `take`. When there are none, it receives from
+    the channel that `next_channel` names and passes the frames to `feed`.
+
+    A message is decoded when its batch is taken, because a small body may decode to a large one.
+    Only runs, whose batches are the received memory itself, are decoded as a whole.
+
+    Parameters
+    ----------
+    uris : list of DataUri
+        The URIs, as `resolve_uris` returns them.
+    options : ReadOptions
+        How to read.
+    """
+
+    def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
+        self.uris = uris
+        self.options = options
+        self.name = read_dataset_name(uris[0].ticket or b"")
+        """The dataset, for errors."""
+        self.channels: dict[Streams, Channel] = {}
+        """The connections, by the streams that they carry."""
+        self.batches: deque[pa.RecordBatch] = deque()
+        """Decoded batches that were not taken yet: those of one run at most."""
+        self.rows = 0
+        """The number of rows decoded so far."""
+        self.is_exhausted = False
+        """Whether all batches were taken, up to the proven end."""
+        self.footer_metadata: CustomMetadata | None = None
+        """The custom metadata of the footer, once the schema has arrived; None if it has none."""
+        self._messages: deque[Message | MessageRun] = deque()
+        """Complete messages that are not decoded yet."""
+        self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
+        tags = frozenset(uri.keep_alive for uri in uris if uri.keep_alive is not None)
+        self._reassembler = Reassembler(
+            FORMATS, options.limits, stream=self.name, keep_alive_tags=tags
+        )
+        self._progress: object = None
+        self._repeating_since: float | None = None
+        """When the server began to send duplicates only, on the monotonic clock."""
+        self._decoder: Decoder | None = None
+        self._schema: pa.Schema | None = None
+        self._error: SplitArrowError | None = None
+        self._lanes: dict[str, None] = {}
+        self._accepts_offsets = False
+        self._lease_returns: LeaseReturns | None = None
+        self._remote_bodies: RemoteBodies | None = None
+
+    @property
+    def state(self) -> ReaderState:
+        """The state of the stream."""
+        return self._machine.state
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The schema, once it has arrived."""
+        return self._schema
+
+    @property
+    def bytes_received(self) -> int:
+        """The size of everything received, and of all leased buffers, in bytes."""
+        leased = 0 if self._remote_bodies is None else self._remote_bodies.leased_bytes
+        return leased + sum(channel.bytes_received for channel in self.channels.values())
+
+    @property
+    def transport(self) -> str:
+        """The scheme, and the lanes if the transport has several: ``ucx (cma/memory)``."""
+        scheme = self.uris[0].scheme
+        return f"{scheme} ({', '.join(self._lanes)})" if self._lanes else scheme
+
+    def facts(self) -> list[str]:
+        """Return the state, the transport and the number of rows, for people."""
+        state = "read to its end" if self.is_exhausted else self.state.value
+        return [state, self.transport, f"{self.rows:,} rows so far"]
+
+    def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
+        """Add a connected channel, which the reader closes; return the frames to send on it.
+
+        Raises
+        ------
+        ConnectError
+            If the options require another transport.
+        """
+        self.channels[uri.stream] = channel
+        self._lanes |= dict.fromkeys(channel.lanes)
+        required = self.options.require_transport
+        if required is not None and not self._uses(required):
+            raise ConnectError(
+                f"{uri.address} is connected over {self.transport}, and {required} is required; "
+                "'splitarrow doctor' lists the transports of this host"
+            )
+        capabilities = channel.capabilities
+        if uri.stream.carries_bodies and capabilities.offset_bodies:
+            self._accepts_offsets = True
+            if not capabilities.remote_reads:
+                self._lease_returns = track_leases(channel, uri.free_data)
+        ticket, timeout = uri.ticket or b"", self.options.stall_timeout
+        frames = [TaggedFrame(uri.require_want_data(), len(ticket), (ticket,))]
+        if uri.keep_alive is not None and timeout is not None:
+            interval = pack_interval(timeout / KEEP_ALIVES_PER_TIMEOUT)
+            frames.insert(0, TaggedFrame(uri.keep_alive, len(interval), (interval,)))
+        return frames
+
+    def _uses(self, transport: str) -> bool:
+        """Return whether a scheme or a lane carries the data; a lane may lack its device."""
+        lanes = {lane.partition("/")[0] for lane in self._lanes}
+        return transport in {self.uris[0].scheme, *self._lanes, *lanes}
+
+    def start(self) -> None:
+        """Record that all requests were sent."""
+        self._machine.on(ReaderEvent.REQUESTED)
+
+    def next_channel(self) -> tuple[Streams, Channel]:
+        """Return the connection that carries the next message."""
+        if len(self.channels) == 1:
+            return next(iter(self.channels.items()))
+        stream = Streams.BODY if self._reassembler.needs_body else Streams.METADATA
+        return stream, self.channels[stream]
+
+    def feed(self, stream: Streams, frames: list[IncomingFrame]) -> None:
+        """Process frames from one connection.
+
+        After an error, `take` still returns the batches before it, and then `expects_more` raises
+        the error.
+
+        Parameters
+        ----------
+        stream : Streams
+            The streams that the connection carries.
+        frames : list of frames
+            The frames, in the order of their arrival.
+        """
+        messages: list[Message | MessageRun] = []
+        try:
+            self._reassembler.feed(frames, messages, stream)
+        except ProtocolError as error:
+            self._add(messages)
+            self.fail(error)
+            return
+        self._add(messages)
+        if self._error is None and self._reassembler.failure is not None:
+            self.fail(self._reassembler.failure)
+        elif self._error is None and self._reassembler.finished:
+            self._machine.on(ReaderEvent.PROVEN_END)
+        else:
+            self._check_progress(stream)
+
+    def _check_progress(self, stream: Streams) -> None:
+        """Fail if the frames of the last `stall_timeout` seconds were duplicates.
+
+        Keep-alives show that the server works. The driver fails if no frame arrives.
+        """
+        progress = (self._reassembler.position, self._reassembler.keep_alives.total)
+        timeout = self.options.stall_timeout
+        if progress != self._progress or timeout is None:
+            self._progress, self._repeating_since = progress, None
+            return
+        now = time.monotonic()
+        if self._repeating_since is None:
+            self._repeating_since = now
+        elif now - self._repeating_since >= timeout:
+            peer = self.channels[stream].peer
+            self.fail(StallError(f"{peer} has sent only duplicates for {timeout:g} s"))
+
+    def _add(self, messages: list[Message | MessageRun]) -> None:
+        """Keep complete messages until they are decoded; decode the schema at once."""
+        self._messages.extend(messages)
+        if self._decoder is None and messages:
+            try:
+                self._decoder = self._open_decoder(self._messages.popleft())
+            except SplitArrowError as error:
+                self._fail_decoding(error)
+
+    def take(self) -> pa.RecordBatch | None:
+        """Return the next batch that has arrived, or None if more frames are needed."""
+        batches, messages = self.batches, self._messages
+        while not batches:
+            if not messages:
+                return None
+            try:
+                self._decode(messages.popleft())
+            except SplitArrowError as error:
+                self._fail_decoding(error)
+        return batches.popleft()
+
+    def _decode(self, message: Message | MessageRun) -> None:
+        """Decode a message, or a run whose batches share the received memory."""
+        decoder = self._decoder
+        assert decoder is not None
+        if not isinstance(message, MessageRun):
+            batch = decoder.decode(message)
+            if batch is not None:
+                self.batches.append(batch)
+                self.rows += batch.num_rows
+            return
+        decoded: list[pa.RecordBatch] = []
+        try:
+            if not decoder.decode_run(message, decoded):
+                self._messages.extendleft(reversed([*expand_messages((message,))]))
+        finally:
+            self.batches.extend(decoded)
+            if decoded:
+                self.rows += decoded[0].num_rows * len(decoded)  # All have the same metadata.
+
+    def _fail_decoding(self, error: SplitArrowError) -> None:
+        """Record an error of a message. It precedes the error of any later frame."""
+        self._messages.clear()
+        self._error = None
+        self.fail(error)
+
+    def _open_decoder(self, message: Message | MessageRun) -> Decoder:
+        """Create the decoder from the first message, the schema."""
+        assert isinstance(message, Message)  # A run repeats a message that came before it.
+        validate, limits = self.options.validate, self.options.decoder_limits
+        if validate is None:
+            is_local = all(channel.is_local for channel in self.channels.values())
+            validate = "cheap" if is_local else "full"
+        if self._accepts_offsets:
+            self._remote_bodies = RemoteBodies(self._lease_returns, limits, self.options.allocator)
+        decoder = open_decoder(message, limits, validate, self.name, self._remote_bodies)
+        self._schema = decoder.schema
+        self.footer_metadata = find_footer_metadata(message.metadata)
+        self._machine.on(ReaderEvent.SCHEMA)
+        return decoder
+
+    def fail(self, error: SplitArrowError) -> None:
+        """Record the error that ended the stream, and close its connections.
+
+        The first error counts. It gets the name of the stream and what was still missing.
+        """
+        if self._error is None:
+            if isinstance(error, ConnectionLostError):
+                error.message = f"{error.message}; missing: {self._reassembler.missing()}"
+            if error.stream is None:
+                error.stream = self.name
+            if not isinstance(error, RemoteError):
+                error.state = self.state.value
+            self._error = error
+            if self.state is not ReaderState.FAILED:
+                self._machine.on(ReaderEvent.ERROR)
+        for stream in self.channels:
+            self._release(stream, abort=True)
+
+    def expects_more(self) -> bool:
+        """Return whether more batches may arrive. Call this when `take` returns None.
+
+        Raises
+        ------
+        SplitArrowError
+            If the stream failed.
+        ClosedError
+            If it was closed.
+        """
+        if self._error is not None:
+            raise self._error
+        state = self.state
+        if state is ReaderState.CLOSED and not self.is_exhausted:
+            raise ClosedError("the stream is closed", stream=self.name)
+        return state not in (ReaderState.ENDED, ReaderState.CLOSED)
+
+    def finish(self) -> None:
+        """Close the connections after the last batch was taken. Idempotent."""
+        self.is_exhausted = True
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and drop the waiting messages and batches. Idempotent.
+
+        A connection over which batches are leased stays open until they are gone.
+        """
+        if self.state is ReaderState.CLOSED:
+            return
+        ended = self.state is ReaderState.ENDED
+        self._machine.on(ReaderEvent.CLOSE)
+        self._messages.clear()
+        self.batches.clear()
+        self._decoder = None  # It may hold dictionaries, and leases on them.
+        for stream in self.channels:
+            leases = self._lease_returns
+            if ended and stream.carries_bodies and leases is not None and leases.linger():
+                continue
+            self._release(stream, abort=not ended)
+
+    def _release(self, stream: Streams, *, abort: bool) -> None:
+        """Close or abort one connection."""
+        channel = self.channels[stream]
+        if stream.carries_bodies and self._lease_returns is not None:
+            self._lease_returns.close(abort=abort)
+        elif abort:
+            channel.abort()
+        else:
+            channel.close()

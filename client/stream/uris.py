@@ -1,0 +1,190 @@
+"""The URIs and the ticket of a data stream."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InvalidRequestError, UriError, UsageError
+from ...protocol.request import SIGNED_PREFIX, Request
+from ...protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
+from ...protocol.uri import DataUri, Streams
+from ...transport.registry import find_transport
+
+
+def resolve_uris(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: str | Sequence[str] | None = None,
+    filter: str | None = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+    batches: tuple[int, int] | None = None,
+) -> list[DataUri]:
+    """Return the one or two URIs of a data stream, each with the ticket to send.
+
+    The parameters are those of `splitarrow.open`, except that the filter is serialized. A URI such
+    as ``tcp://host/flights`` gets its tags and its ticket.
+
+    Raises
+    ------
+    UriError
+        If a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket, or if two
+        URIs are not a pair.
+    MissingExtraError
+        If a scheme needs a package that is not installed.
+    UsageError
+        If the selection is invalid, or the ticket is signed and cannot be combined with one.
+    """
+    items = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
+    uris = [complete_uri(item) for item in items]
+    _check_streams(uris)
+    selection = {
+        "columns": column_names(columns),
+        "filter": filter,
+        "limit": limit,
+        "batch_rows": batch_rows,
+        "compression": compression,
+        "batches": None if batches is None else check_batches(batches),
+    }
+    selection = {name: value for name, value in selection.items() if value is not None}
+    given = ticket.encode() if isinstance(ticket, str) else ticket
+    resolved: list[DataUri] = []
+    for item in uris:
+        item.require_want_data()
+        found = _find_ticket(item, given, uris)
+        resolved.append(item.replace(ticket=_apply_selection(found, selection)))
+    return resolved
+
+
+def check_batches(batches: Any) -> tuple[int, int]:
+    """Return a range of record batches as a request holds it.
+
+    Raises
+    ------
+    UsageError
+        If it is not a pair of integers.
+    """
+    try:
+        first, end = (operator.index(number) for number in batches)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"batches is {batches!r}; expected the first record batch and the one after the last, "
+            "such as (3, 7)"
+        ) from None
+    return first, end
+
+
+def complete_uri(uri: str | DataUri) -> DataUri:
+    """Parse a URI. If it has the form ``tcp://host/flights``, fill in its tags and its ticket.
+
+    Raises
+    ------
+    UriError
+        If the URI is malformed, or has an unknown scheme.
+    MissingExtraError
+        If the scheme needs a package that is not installed.
+
+    Examples
+    --------
+    >>> complete_uri("tcp://host/flights").ticket
+    b'flights'
+    """
+    parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
+    traits = find_transport(parsed).traits
+    name = parsed.path.strip("/")
+    if traits.default_port is None or not name or parsed.ticket is not None:
+        return parsed
+    tags = {"want_data": WANT_DATA, "keep_alive": KEEP_ALIVE}
+    if traits.leases_memory:
+        tags["free_data"] = FREE_DATA
+    missing = {tag: value for tag, value in tags.items() if getattr(parsed, tag) is None}
+    try:
+        ticket = Request(name).ticket()
+    except InvalidRequestError as error:
+        raise UriError(f"{parsed.address}: {error.message}") from None
+    return parsed.replace(path="", ticket=ticket, **missing)
+
+
+def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
+    """Return URIs that request all columns of the same dataset, but no rows.
+
+    Raises
+    ------
+    UsageError
+        If the ticket is signed, so that it cannot be changed.
+    """
+
+    def change(ticket: bytes) -> bytes:
+        _check_unsigned(ticket, "filter")
+        request = Request.parse(ticket)
+        return Request(request.dataset, version=request.version, limit=0).ticket()
+
+    return [uri.replace(ticket=change(uri.ticket or b"")) for uri in uris]
+
+
+def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of columns as a tuple. A single string is the name of one column."""
+    if isinstance(columns, str):
+        return (columns,)
+    return None if columns is None else tuple(columns)
+
+
+def _check_streams(uris: Sequence[DataUri]) -> None:
+    """Check that the URIs carry both streams, on one connection or as a pair."""
+    streams = [uri.stream for uri in uris]
+    if len(uris) == 1:
+        if streams[0] is not Streams.BOTH:
+            other = "body" if streams[0] is Streams.METADATA else "metadata"
+            raise UriError(
+                f"{uris[0].redacted()} carries only the {streams[0].value} stream; "
+                f"pass the URI with stream={other} as well"
+            )
+    elif len(uris) != 2:
+        raise UriError(f"got {len(uris)} URIs; expected one URI or a pair of URIs")
+    elif set(streams) != {Streams.METADATA, Streams.BODY}:
+        raise UriError(
+            "a pair needs one URI with stream=metadata and one with stream=body; "
+            f"got stream={streams[0].value} and stream={streams[1].value}"
+        )
+
+
+def _find_ticket(uri: DataUri, given: bytes | None, uris: Sequence[DataUri]) -> bytes:
+    """Return the ticket for a URI: its own, the given one, or that of the other URI."""
+    candidates = (uri.ticket, given, *(other.ticket for other in uris))
+    found = next((ticket for ticket in candidates if ticket is not None), None)
+    if not found:
+        raise UriError(f"{uri.redacted()} has no ticket; add &ticket=NAME to it, or pass ticket=")
+    return found
+
+
+def _apply_selection(ticket: bytes, selection: dict[str, Any]) -> bytes:
+    if not selection:
+        return ticket
+    _check_unsigned(ticket, ", ".join(selection))
+    try:
+        return replace(Request.parse(ticket), **selection).ticket()
+    except InvalidRequestError as error:
+        raise UsageError(error.message) from None
+
+
+def _check_unsigned(ticket: bytes, selection: str) -> None:
+    if ticket.startswith(SIGNED_PREFIX):
+        raise UsageError(
+            f"the ticket is signed, so {selection} cannot be changed; request another ticket from "
+            "the control plane"
+        )
+
+
+def read_dataset_name(ticket: bytes) -> str:
+    """Return the dataset that a ticket requests, for errors; ``?`` if the ticket is opaque."""
+    if ticket.startswith(SIGNED_PREFIX):
+        return "?"
+    try:
+        return Request.parse(ticket).dataset
+    except InvalidRequestError:
+        return "?"

@@ -1,0 +1,146 @@
+"""The writer: tasks stage shards, and the driver commits all of them as one version."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource as ds
+from pyspark.sql import types as st
+
+from ...errors import DatasetError, UsageError
+from ...publication.manifest import ShardEntry
+from ...publication.version_store import VersionStore
+from ..options import Options
+from ..types import arrow_schema
+from .shards import WriteJob, write_shards
+
+OPTIONS = (
+    "path",
+    "rows_per_shard",
+    "bytes_per_shard",
+    "compression",
+    "dictionary",
+    "job_id",
+)
+"""The options of ``df.write``. ``path`` is the argument of ``save(...)``."""
+DEFAULT_BYTES_PER_SHARD = 128 << 20
+"""The size of a shard if the options limit neither rows nor bytes, in bytes."""
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+
+def plan_write(options: Options, schema: st.StructType) -> WriteJob:
+    """Return the settings of a write. Nothing is written.
+
+    Raises
+    ------
+    UsageError
+        If an option is missing or has a wrong value.
+    InvalidDataError
+        If Spark cannot export a column as Arrow data.
+    """
+    rows = options.count("rows_per_shard")
+    default_bytes = DEFAULT_BYTES_PER_SHARD if rows is None else None
+    compression = options.choice("compression", COMPRESSIONS, "none")
+    job = WriteJob(
+        location=options.require("path", "/data/flights"),
+        job_id=options.text("job_id") or uuid.uuid4().hex,
+        schema=arrow_schema(schema),
+        rows_per_shard=rows,
+        bytes_per_shard=options.nbytes("bytes_per_shard", default_bytes),
+        compression=None if compression == "none" else compression,
+        dictionary=tuple(_dictionary_columns(options)),
+    )
+    # Both calls validate: the names of the dictionary columns, the location and the job id.
+    _ = job.shard_schema
+    VersionStore(job.location).staging_location(job.job_id)
+    return job
+
+
+def _dictionary_columns(options: Options) -> list[str]:
+    names = options.names("dictionary")
+    if names == ["auto"]:
+        raise UsageError(
+            "the sink does not support dictionary=auto, because it would have to sample the data; "
+            "name the columns, or call splitarrow.pipeline.dictionary_columns(df)"
+        )
+    return [] if names in (None, ["none"]) else names
+
+
+@dataclass
+class StagedShards(ds.WriterCommitMessage):
+    """The result of a task, which Spark sends to the driver."""
+
+    partition: int
+    """The partition of the DataFrame that the task wrote."""
+    shards: list[ShardEntry]
+    """The shards that the task staged, in the order of the rows."""
+
+
+class ShardWriter(ds.DataSourceArrowWriter):
+    """Writes a DataFrame as shards. Spark pickles it for the tasks.
+
+    `write` runs in every task. `commit` or `abort` runs once, on the driver.
+
+    Parameters
+    ----------
+    job : WriteJob
+        The settings of the write.
+    overwrite : bool
+        Whether the new version replaces the shards of the current one. If not, it appends.
+    """
+
+    def __init__(self, job: WriteJob, overwrite: bool) -> None:
+        self._job = job
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
+        """Write the rows of a task to staged shards."""
+        context: Any = TaskContext.get()
+        if context is None:
+            raise DatasetError("ShardWriter.write must run in a Spark task")
+        partition = context.partitionId()
+        attempt = f"{partition:05}-{context.taskAttemptId()}"
+        return StagedShards(partition, write_shards(self._job, attempt, iterator))
+
+    def commit(self, messages: Sequence[ds.WriterCommitMessage | None]) -> None:
+        """Publish the shards of all tasks as the next version, unless the job has one already."""
+        VersionStore(self._job.location).commit(
+            self._job.job_id,
+            self._job.shard_schema,
+            collect_shards(messages),
+            append=not self._overwrite,
+        )
+
+    def abort(self, messages: Sequence[ds.WriterCommitMessage | None]) -> None:
+        """Delete the shards that the tasks have staged."""
+        del messages
+        VersionStore(self._job.location).discard(self._job.job_id)
+
+
+def collect_shards(messages: Sequence[ds.WriterCommitMessage | None]) -> list[ShardEntry]:
+    """Return the shards of all tasks in the order of the partitions.
+
+    Raises
+    ------
+    DatasetError
+        If the result of a task is missing or duplicate.
+    """
+    by_partition: dict[int, list[ShardEntry]] = {}
+    for message in messages:
+        if not isinstance(message, StagedShards):
+            raise DatasetError(f"{len(messages)} tasks ran, but one of them returned no result")
+        if message.partition in by_partition:
+            raise DatasetError(f"two tasks returned a result for partition {message.partition}")
+        by_partition[message.partition] = message.shards
+    partitions = sorted(by_partition)
+    if partitions != list(range(len(partitions))):
+        raise DatasetError(
+            f"{partitions[-1] + 1} partitions were written, but only {len(partitions)} tasks "
+            "returned a result"
+        )
+    return [shard for partition in partitions for shard in by_partition[partition]]

@@ -1,0 +1,76 @@
+"""Regions: memory of the server that a reader maps or reads remotely, and bodies within them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from .memory import ReceivedBody
+
+
+class Region(Protocol):
+    """Read-only memory of another process that a transport has made accessible."""
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+        ...
+
+    def check(self) -> None:
+        """Raise `DatasetError` if the memory is not what it was when it was mapped."""
+        ...
+
+    def prefixed_buffer(
+        self, prefix: bytes, offset: int, nbytes: int, owner: object
+    ) -> pa.Buffer | None:
+        """Return the buffer at `offset` extended to the front by `prefix`, without copying.
+
+        Return None if the region does not hold `prefix` there and cannot be made to. The other
+        parameters are those of `buffer`.
+        """
+        ...
+
+    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
+        """Return a buffer of the region, without copying.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+            The position and the size in bytes; within the region.
+        owner : object
+            Kept alive by the buffer and everything derived from it.
+        """
+        ...
+
+
+class RemoteBody(ReceivedBody):
+    """A body of type 1: the offsets and lengths of a message's buffers in a region.
+
+    Parameters
+    ----------
+    body : ReceivedBody
+        The received offsets and lengths.
+    region : Region
+        The region that the offsets refer to.
+    """
+
+    __slots__ = ("region",)
+
+    def __init__(self, body: ReceivedBody, region: Region) -> None:
+        super().__init__(body.buffer, body.view, body.start, body.nbytes)
+        self.region = region
+
+
+class RegionAnnouncement(NamedTuple):
+    """The buffer of an outgoing frame that gives the peer access to a region."""
+
+    payload: bytes
+    """The payload of the frame."""
+    descriptors: tuple[Any, ...]
+    """Objects with a file descriptor to pass along. This object keeps them open."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the payload in bytes."""
+        return len(self.payload)

@@ -1,0 +1,301 @@
+"""The versions of a published dataset: staging shards, committing, reading and pruning versions."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..errors import DatasetError, UsageError
+from .commit import commit_version
+from .layout import check_name, format_manifest_name
+from .locks import VersionLock, VersionLocks
+from .manifest import UNSET, Manifest, ShardEntry
+from .manifest_store import ManifestStore
+from .retention import prune_versions
+from .shard_files import check_shard_length
+from .staging import StagingArea
+from .storage.base import Storage
+from .storage.locations import open_storage
+
+
+class VersionStore:
+    """The versions of one published dataset. Safe to use from several threads and processes.
+
+    Parameters
+    ----------
+    location : str or path-like
+        The location of the dataset, which need not exist yet: a path, or a URL with the scheme
+        ``file``, ``s3``, ``gs`` or ``az``.
+
+    Raises
+    ------
+    UsageError
+        If the URL is incomplete or has another scheme.
+    MissingExtraError
+        If the URL names an object store, and the extra ``object-store`` is not installed.
+
+    Notes
+    -----
+    Every method raises `DatasetError` if the storage cannot be read or written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> table = pa.table({"delay": [60, 75]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = VersionStore(folder)
+    ...     shard = store.write_shard("job-1", "0.arrow", table.schema, table.to_batches())
+    ...     manifest = store.commit("job-1", table.schema, [shard], append=False)
+    ...     store.list_versions(), manifest.rows
+    ([1], 2)
+    """
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        self.storage: Storage = open_storage(location)
+        """The storage of the dataset."""
+        self._manifests = ManifestStore(self.storage)
+        self._staging = StagingArea(self.storage)
+        self._locks = VersionLocks(self.storage)
+
+    @property
+    def location(self) -> str:
+        """The location of the dataset: an absolute path or a URL."""
+        return self.storage.location
+
+    def list_versions(self) -> list[int]:
+        """Return the numbers of the existing versions in ascending order."""
+        return self._manifests.list_versions()
+
+    def load(self, version: int | None = None) -> Manifest | None:
+        """Return the manifest of a version.
+
+        Parameters
+        ----------
+        version : int, optional
+            The number of the version. None means the current version, which is the highest.
+
+        Returns
+        -------
+        Manifest or None
+            None if the version does not exist.
+
+        Raises
+        ------
+        DatasetError
+            If the manifest is malformed.
+        """
+        if version is None:
+            return self._manifests.load_current()
+        return self._manifests.load(version)
+
+    def staging_location(self, job: str) -> str:
+        """Return the folder that the tasks of a job may write to: a path or a URL.
+
+        Raises
+        ------
+        UsageError
+            If `job` is not a valid name.
+        """
+        return self._staging.location(job)
+
+    def write_shard(
+        self,
+        job: str,
+        name: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        ordinal: int = UNSET,
+        options: pa.ipc.IpcWriteOptions | None = None,
+    ) -> ShardEntry:
+        """Write a shard to the staging folder, where no reader sees it.
+
+        Parameters
+        ----------
+        job : str
+            The job. Its name consists of letters, digits, ``_``, ``.`` and ``-``.
+        name : str
+            The file name, such as ``00000.arrow``. A hash of the contents is added to it.
+        schema : pyarrow.Schema
+            The schema of the batches.
+        batches : iterable of pyarrow.RecordBatch
+            The contents.
+        ordinal : int, optional
+            The position among the shards of the job. Default: the position in the list that
+            `commit` gets.
+        options : pyarrow.ipc.IpcWriteOptions, optional
+            The compression and other options of the file.
+
+        Returns
+        -------
+        ShardEntry
+            The argument for `commit`.
+
+        Raises
+        ------
+        UsageError
+            If `job` or `name` is not a valid name.
+        """
+        return self._staging.write_shard(job, name, schema, batches, ordinal, options)
+
+    def stage_file(
+        self, job: str, name: str, path: Path, *, ordinal: int = UNSET
+    ) -> tuple[pa.Schema, ShardEntry]:
+        """Put an Arrow IPC file into the staging folder.
+
+        Parameters
+        ----------
+        job, name, ordinal
+            As for `write_shard`.
+        path : Path
+            The file. It is validated in full, and moved rather than copied where possible.
+
+        Returns
+        -------
+        schema : pyarrow.Schema
+            The schema of the file.
+        shard : ShardEntry
+            The argument for `commit`.
+
+        Raises
+        ------
+        DatasetError
+            If the file is not a valid Arrow IPC file.
+        UsageError
+            If `job` or `name` is not a valid name.
+        """
+        return self._staging.stage_file(job, name, path, ordinal)
+
+    def promote_shard(self, job: str, shard: ShardEntry) -> None:
+        """Move a staged shard to its final path, as `commit` does with each shard.
+
+        Raises
+        ------
+        DatasetError
+            If the shard was not staged.
+        """
+        self._staging.promote_shard(job, shard)
+
+    def commit(
+        self,
+        job: str,
+        schema: pa.Schema,
+        shards: Iterable[ShardEntry],
+        *,
+        append: bool,
+        properties: Mapping[str, str] | None = None,
+        snapshot: str = "",
+        shards_total: int | None = None,
+    ) -> Manifest:
+        """Publish the shards of a job as the next version.
+
+        A job commits at most one version. Another call for the same job, in this process or
+        another one, returns that version.
+
+        Parameters
+        ----------
+        job : str
+            The job.
+        schema : pyarrow.Schema
+            The schema of all shards.
+        shards : iterable of ShardEntry
+            The results of `write_shard` and `stage_file`, or entries of existing shards.
+        append : bool
+            Whether the new version also has the shards of the current one, before its own. The
+            ordinals and `shards_total` of the job are then shifted accordingly.
+        properties : mapping of str to str, optional
+            Further information to store in the manifest.
+        snapshot : str
+            The identifier that all servers with shards of this publication share. Default: the
+            job.
+        shards_total : int, optional
+            The number of the job's shards on all servers. Default: the number of `shards`.
+
+        Raises
+        ------
+        DatasetError
+            If a shard is not staged, or an appended schema differs from the current one.
+        InvalidDataError
+            If a shard or another argument has an impossible value.
+        UsageError
+            If `job` is not a valid name.
+        """
+        check_name(job, "job")
+        total = UNSET if shards_total is None else shards_total
+        created = datetime.now(UTC)
+        new = Manifest(1, created, job, schema, tuple(shards), properties or {}, snapshot, total)
+        return commit_version(self._manifests, self._staging, new, append=append)
+
+    def discard(self, job: str) -> None:
+        """Remove the staged shards of a job, and all its shards if it committed no version."""
+        check_name(job, "job")
+        if self._manifests.find_job(job)[1] is None:
+            self._staging.discard_promoted(job)
+        self._staging.discard_staged(job)
+
+    @contextmanager
+    def open_shard(self, shard: ShardEntry) -> Generator[BufferedReader]:
+        """Open the file of a shard for reading. One in an object store is downloaded first.
+
+        Raises
+        ------
+        DatasetError
+            If the file is missing, or does not have the length in its manifest.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            if self.storage.folder is not None:
+                path = self.storage.folder / shard.path
+            else:
+                path = Path(scratch, "shard")
+                self.storage.fetch(shard.path, path)
+            try:
+                file = path.open("rb")
+            except OSError as error:
+                raise DatasetError(f"{self.location}/{shard.path}: {error.strerror}") from None
+            with file:
+                check_shard_length(shard, os.fstat(file.fileno()).st_size, self.location)
+                yield file
+
+    def lock(self, version: int) -> VersionLock | None:
+        """Keep a version from being pruned until the lock is released.
+
+        Returns
+        -------
+        VersionLock or None
+            None if the version does not exist.
+        """
+        return self._locks.acquire(format_manifest_name(version))
+
+    def prune(self, keep: int, protected: Collection[int] = ()) -> list[int]:
+        """Remove old versions, and the shards that no remaining version names.
+
+        Locked versions stay. In a folder, the locks of all processes on this machine count. In an
+        object store, those of this process count.
+
+        Parameters
+        ----------
+        keep : int
+            The number of newest versions that stay; at least 1.
+        protected : collection of int
+            Further versions that stay.
+
+        Returns
+        -------
+        list of int
+            The versions that were removed.
+
+        Raises
+        ------
+        UsageError
+            If `keep` is less than 1.
+        """
+        if keep < 1:
+            raise UsageError(f"keep is {keep}; at least one version must be kept")
+        return prune_versions(self._manifests, self._locks, keep, protected)

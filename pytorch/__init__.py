@@ -1,0 +1,32 @@
+"""PyTorch: a dataset that delivers each row exactly once, as tensors.
+
+The package needs the extra ``torch``::
+
+    from splitarrow.pytorch import StreamDataset
+
+    dataset = StreamDataset("grpc://host", "trips", batch_rows=4096, shuffle=True)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=4)
+    for batch in loader:
+        ...
+
+It is not called ``torch``: the repository root is the package, and a folder of that name would
+shadow PyTorch wherever the root is on ``sys.path``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .dataset import StreamDataset
+
+__all__ = ["StreamDataset"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use: parts of this package work without PyTorch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import dataset
+
+    return getattr(dataset, name)

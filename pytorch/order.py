@@ -1,0 +1,238 @@
+"""The order of an epoch: which rows each rank delivers, and in which batch.
+
+An epoch is a sequence of rows: blocks of the dataset in a shuffled order, with shuffled rows. The
+ranks divide this sequence into contiguous shares. A share is divided into *lanes*, which its
+batches come from in turn, so that batch `k` comes from lane `k % interleave`. A loader with `n`
+workers takes batch `k` from worker `k % n`. The order does not depend on `n`, and each lane belongs
+to one worker if `n` divides `interleave`.
+
+This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import UsageError
+
+Even = Literal["drop", "pad", "uneven"]
+"""What happens to the rows that remain when all ranks have the same number."""
+Span = tuple[int, int]
+"""The first of some consecutive positions, and the one after the last."""
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a block."""
+
+    block: int
+    """The index of the block."""
+    begin: int
+    """The first row."""
+    end: int
+    """The row after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the rows of an epoch are divided into batches of ranks. It is valid once built."""
+
+    world_size: int
+    """The number of ranks."""
+    batch_rows: int
+    """The number of rows in a batch. The last batch of a rank may have fewer."""
+    interleave: int
+    """The number of lanes."""
+    even: Even
+    """``drop`` leaves out the remainder, ``pad`` repeats rows, ``uneven`` gives some ranks one row
+    more."""
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "batch_rows", "interleave"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.even not in get_args(Even):
+            raise UsageError(f"even is {self.even!r}; expected {', '.join(get_args(Even))}")
+
+
+class Spans:
+    """A sequence of positions, as spans in order."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = [span for span in spans if span[0] < span[1]]
+        self._ends = list(accumulate(end - begin for begin, end in self._spans))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def slice(self, begin: int, end: int) -> Iterator[Span]:
+        """Yield the spans of the positions from `begin` to `end` of this sequence."""
+        index = bisect_right(self._ends, begin)
+        while begin < end:
+            _, last = self._spans[index]
+            start = last - (self._ends[index] - begin)
+            count = min(end, self._ends[index]) - begin
+            yield start, start + count
+            begin += count
+            index += 1
+
+
+class Share:
+    """The batches of one rank.
+
+    Parameters
+    ----------
+    rows : Spans
+        The positions that all ranks divide.
+    division : Division
+        How they are divided.
+    rank : int
+        The rank.
+    """
+
+    def __init__(self, rows: Spans, division: Division, rank: int) -> None:
+        self._rows = rows
+        total, ranks = len(rows), division.world_size
+        if division.even == "uneven":
+            self._begin = rank * (total // ranks) + min(rank, total % ranks)
+            self._count = total // ranks + (rank < total % ranks)
+        else:
+            self._count = total // ranks if division.even == "drop" else -(-total // ranks)
+            self._begin = rank * self._count
+        self._batch_rows = division.batch_rows
+        self.batches = -(-self._count // self._batch_rows)
+        """The number of batches."""
+        self.lanes = max(1, min(division.interleave, self.batches))
+        """The number of lanes."""
+        self._tail = self._count - (self.batches - 1) * self._batch_rows
+        self._last = self._place(self.batches - 1) if self.batches else -1
+
+    def batch(self, number: int) -> list[Span]:
+        """Return the positions of a batch."""
+        place = self._place(number)
+        begin, end = self._offset(place), self._offset(place + 1)
+        return list(self._wrap(self._begin + begin, self._begin + end))
+
+    def rest(self, steps: int) -> Iterator[Span]:
+        """Yield the positions after the first `steps` batches, without those that are repeated."""
+        total = len(self._rows)
+        for lane in range(self.lanes):
+            first = max(0, -((lane - steps) // self.lanes))
+            begin, end = self._lane_begin(lane) + first, self._lane_begin(lane + 1)
+            if begin < end:
+                rows = (self._begin + self._offset(place) for place in (begin, end))
+                yield from self._rows.slice(*(min(row, total) for row in rows))
+
+    def _place(self, number: int) -> int:
+        """Return the position of a batch among all batches of all lanes, lane after lane."""
+        return self._lane_begin(number % self.lanes) + number // self.lanes
+
+    def _lane_begin(self, lane: int) -> int:
+        count, longer = divmod(self.batches, self.lanes)
+        return lane * count + min(lane, longer)
+
+    def _offset(self, place: int) -> int:
+        """Return the first row of the batch at a place. The last batch may be shorter."""
+        missing = self._batch_rows - self._tail if place > self._last else 0
+        return place * self._batch_rows - missing
+
+    def _wrap(self, begin: int, end: int) -> Iterator[Span]:
+        """Yield positions; those after the last one continue at the first."""
+        total = len(self._rows)
+        while begin < end:
+            start = begin % total
+            count = min(end - begin, total - start)
+            yield from self._rows.slice(start, start + count)
+            begin += count
+
+
+def remaining_rows(rows: Spans, division: Division, steps: int) -> Spans:
+    """Return the positions that no rank has delivered after `steps` batches of each rank."""
+    shares = (Share(rows, division, rank) for rank in range(division.world_size))
+    delivered_to_none = [span for share in shares for span in share.rest(steps)]
+    return Spans(delivered_to_none)
+
+
+class EpochOrder:
+    """The sequence of all rows in an epoch.
+
+    Parameters
+    ----------
+    block_rows : sequence of int
+        The rows of each block.
+    seed, epoch : int
+        They determine the order.
+    shuffle : bool
+        Whether blocks and rows are shuffled.
+    """
+
+    def __init__(self, block_rows: Sequence[int], seed: int, epoch: int, *, shuffle: bool) -> None:
+        self._key = (seed, epoch)
+        self._shuffle = shuffle
+        self._order: list[int] = list(range(len(block_rows)))
+        if shuffle:
+            self._order = draw_permutation(len(block_rows), *self._key, "blocks").to_pylist()
+        self._ends = list(accumulate(block_rows[block] for block in self._order))
+        self._rows = block_rows
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, spans: Iterable[Span]) -> Iterator[Piece]:
+        """Yield the rows of blocks at some positions, in order."""
+        for begin, end in spans:
+            index = bisect_right(self._ends, begin)
+            while begin < end:
+                block = self._order[index]
+                row = begin - self._ends[index] + self._rows[block]
+                count = min(end, self._ends[index]) - begin
+                if count:
+                    yield Piece(block, row, row + count)
+                begin += count
+                index += 1
+
+    def permutation(self, block: int) -> Any:
+        """Return the order of the rows of a block, or None if they are not shuffled."""
+        if not self._shuffle:
+            return None
+        return draw_permutation(self._rows[block], *self._key, block)
+
+
+def draw_permutation(count: int, *key: int | str) -> Any:
+    """Return a permutation of the numbers below `count` that depends on nothing but the key.
+
+    Equal keys give equal permutations on every machine and with every version of a library: the
+    numbers are sorted by a hash (the finalizer of SplitMix64).
+
+    Examples
+    --------
+    >>> draw_permutation(5, 7, 0).to_pylist() == draw_permutation(5, 7, 0).to_pylist()
+    True
+    """
+    start = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+    hashes = pc.add(_uint64(start), pc.multiply(_range(count), _uint64(0x9E3779B97F4A7C15)))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        mixed = pc.bit_wise_xor(hashes, pc.shift_right(hashes, _uint64(shift)))
+        hashes = pc.multiply(mixed, _uint64(factor))
+    return pc.array_sort_indices(hashes)
+
+
+def _range(count: int) -> Any:
+    return _numbers(1 << max(16, (count - 1).bit_length()))[:count]
+
+
+@lru_cache(maxsize=1)
+def _numbers(count: int) -> Any:
+    return pa.array(range(count), pa.uint64())
+
+
+def _uint64(value: int) -> Any:
+    return pa.scalar(value, pa.uint64())

@@ -1,0 +1,177 @@
+"""The plan of a dataset: its blocks, which are read and shuffled as a whole, and its categories."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ..client.connect import AnyClient
+from ..errors import UsageError
+
+Categories = Mapping[str, Any]
+"""The values that the codes of dictionary columns refer to, by column."""
+
+
+class Block(NamedTuple):
+    """Consecutive record batches of one shard."""
+
+    shard: int
+    """The ordinal of the shard."""
+    first: int
+    """The first record batch."""
+    end: int
+    """The record batch after the last."""
+    rows: int
+    """The number of rows that the filter selects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is read of the dataset. It can be pickled."""
+
+    name: str
+    """The dataset."""
+    columns: tuple[str, ...] | None
+    """The columns; None means all."""
+    filter: Any
+    """The ``pyarrow.compute`` expression that selects rows; None means all rows."""
+    version: str
+    """The version."""
+    options: Mapping[str, Any]
+    """Further arguments of `Client.read`."""
+
+    def read(self, client: AnyClient, block: Block, **options: Any) -> pa.Table:
+        """Read the record batches of a block; raises as `Client.read` does."""
+        with client.read(
+            self.name,
+            columns=self.columns,
+            filter=self.filter,
+            version=self.version or None,
+            shards=[block.shard],
+            batches=(block.first, block.end),
+            **{**self.options, **options},
+        ) as stream:
+            return stream.read_all()
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetPlan:
+    """The blocks of one version of a dataset. It can be pickled."""
+
+    selection: Selection
+    """What is read."""
+    schema: pa.Schema
+    """The schema of the selected columns."""
+    blocks: tuple[Block, ...]
+    """All blocks, in the order of the dataset."""
+    layout: str
+    """A checksum of the blocks. Positions in an epoch are valid for equal layouts only."""
+    categories: Categories
+    """The categories of the dictionary columns."""
+
+
+def make_plan(
+    client: AnyClient,
+    selection: Selection,
+    window_rows: int,
+    categories: Mapping[str, Sequence[Any]],
+) -> DatasetPlan:
+    """Describe a dataset, count the rows of its record batches and form blocks of them.
+
+    Parameters
+    ----------
+    client : Client or ClusterClient
+        A client of the daemons.
+    selection : Selection
+        What to read. An empty version means the current one.
+    window_rows : int
+        The number of rows from which a block is complete.
+    categories : mapping of str to sequence
+        The categories of dictionary columns. For other columns, they are those of the first record
+        batch of each shard.
+
+    Raises
+    ------
+    SplitArrowError
+        If the daemons refuse, or the dataset has no random access.
+    UsageError
+        If a category is given for a column that has no dictionary.
+    """
+    info = client.info(selection.name)
+    version = selection.version or info.version
+    selection = Selection(
+        selection.name, selection.columns, selection.filter, version, selection.options
+    )
+    counts = client.count_rows(selection.name, filter=selection.filter, version=version or None)
+    blocks = tuple(form_blocks(counts, window_rows))
+    schema = info.schema
+    if selection.columns is not None:
+        schema = pa.schema([_find_field(schema, name) for name in selection.columns])
+    return DatasetPlan(
+        selection,
+        schema,
+        blocks,
+        hashlib.blake2b(repr(blocks).encode(), digest_size=8).hexdigest(),
+        _find_categories(client, selection, schema, counts, categories),
+    )
+
+
+def form_blocks(counts: Mapping[int, Sequence[int]], window_rows: int) -> list[Block]:
+    """Return consecutive record batches together until they have `window_rows` rows.
+
+    Examples
+    --------
+    >>> form_blocks({0: [2, 2, 1], 4: [9]}, 4)
+    [Block(shard=0, first=0, end=2, rows=4), Block(shard=0, first=2, end=3, rows=1), \
+Block(shard=4, first=0, end=1, rows=9)]
+    """
+    blocks: list[Block] = []
+    for shard, batches in counts.items():
+        first = rows = 0
+        for end, count in enumerate(batches, 1):
+            rows += count
+            if rows >= window_rows or (end == len(batches) and rows):
+                blocks.append(Block(shard, first, end, rows))
+                first, rows = end, 0
+    return blocks
+
+
+def _find_field(schema: pa.Schema, name: str) -> Any:
+    index = schema.get_field_index(name)
+    if index < 0:
+        raise UsageError(f"no column {name!r}; the columns are {', '.join(schema.names)}")
+    return schema.field(index)
+
+
+def _find_categories(
+    client: AnyClient,
+    selection: Selection,
+    schema: pa.Schema,
+    counts: Mapping[int, Sequence[int]],
+    given: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """Return the categories of all dictionary columns."""
+    fields = {field.name: field for field in schema if pa.types.is_dictionary(field.type)}
+    if unknown := given.keys() - fields.keys():
+        raise UsageError(f"categories has {', '.join(sorted(unknown))}: not a dictionary column")
+    found = {name: pa.array(values, fields[name].type.value_type) for name, values in given.items()}
+    missing = tuple(name for name in fields if name not in found)
+    if missing:
+        first_batches = Selection(
+            selection.name, missing, None, selection.version, selection.options
+        )
+        tables = [
+            first_batches.read(client, Block(shard, 0, 1, 0), limit=1)
+            for shard, batches in counts.items()
+            if batches
+        ]
+        for name in missing:
+            chunks: Any = [chunk for table in tables for chunk in table[name].chunks]
+            dictionaries = [chunk.dictionary for chunk in chunks]
+            values = pa.chunked_array(dictionaries, fields[name].type.value_type)
+            found[name] = values.unique().drop_null()
+    return found

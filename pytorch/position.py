@@ -1,0 +1,148 @@
+"""Positions in an epoch: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import UsageError
+from .order import Division, Spans, remaining_rows
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of an epoch in which the ranks did not change."""
+
+    division: Division
+    """How the rows that remained before this stage are divided."""
+    steps: int
+    """The number of batches that each rank has delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position in an epoch. All ranks have delivered the same number of batches."""
+
+    epoch: int
+    """The number of the epoch."""
+    stages: tuple[Stage, ...]
+    """The stages of the epoch so far; the last one is the current one."""
+
+    @classmethod
+    def start(cls, epoch: int, division: Division) -> Position:
+        """Return the beginning of an epoch."""
+        return cls(epoch, (Stage(division, 0),))
+
+    @property
+    def current(self) -> Stage:
+        """The current stage."""
+        return self.stages[-1]
+
+    def after(self, steps: int) -> Position:
+        """Return the position at which each rank has delivered `steps` batches of this stage."""
+        return Position(self.epoch, (*self.stages[:-1], Stage(self.current.division, steps)))
+
+    def divided(self, division: Division) -> Position:
+        """Return the same position, from which the rows are divided in another way."""
+        if division == self.current.division:
+            return self
+        earlier = self.stages if self.current.steps else self.stages[:-1]
+        return Position(self.epoch, (*earlier, Stage(division, 0)))
+
+    def remaining(self, rows: int) -> Spans:
+        """Return the rows that the current stage divides.
+
+        Parameters
+        ----------
+        rows : int
+            The number of rows in the epoch.
+        """
+        spans = Spans([(0, rows)])
+        for stage in self.stages[:-1]:
+            spans = remaining_rows(spans, stage.division, stage.steps)
+        return spans
+
+    def encode(self) -> dict[str, Any]:
+        """Return the position as a dict of plain values, for checkpoints."""
+        stages = [{**asdict(stage.division), "steps": stage.steps} for stage in self.stages]
+        return {"epoch": self.epoch, "stages": stages}
+
+    @classmethod
+    def decode(cls, state: Mapping[str, Any]) -> Position:
+        """Return the position that a dict describes."""
+        stages: list[Stage] = []
+        for values in state["stages"]:
+            fields = dict(values)
+            steps = fields.pop("steps")
+            stages.append(Stage(Division(**fields), steps))
+        return cls(state["epoch"], tuple(stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of one worker of a loader, or of a process that iterates by itself."""
+
+    start: Position
+    """The position at which the iteration began."""
+    worker: int | None
+    """The number of the worker; None without a loader's workers."""
+    workers: int
+    """The number of workers."""
+    next: int
+    """The batch that the worker yields next."""
+
+    def advanced(self, number: int) -> Progress:
+        """Return the progress of a worker whose next batch is `number`."""
+        return Progress(self.start, self.worker, self.workers, number)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the progress as a dict of plain values, for checkpoints."""
+        if self.worker is None:
+            return self.start.after(self.next).encode()
+        worker = {"id": self.worker, "workers": self.workers, "next": self.next}
+        return {**self.start.encode(), "worker": worker}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What determines the order of the rows. A position is valid for one order only."""
+
+    dataset: str
+    """The dataset."""
+    version: str
+    """Its version."""
+    layout: str
+    """`DatasetPlan.layout`, which depends on the filter and the window."""
+    seed: int
+    """The seed."""
+    shuffle: bool
+    """Whether rows are shuffled."""
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check that a checkpoint belongs to this order.
+
+        Raises
+        ------
+        UsageError
+            If it does not.
+        """
+        if state.get("format") != _FORMAT:
+            raise UsageError("the state is not that of a StreamDataset of this version")
+        reasons = {
+            "dataset": "the state is that of another dataset",
+            "version": "the dataset has changed since the state was saved",
+            "seed": "the state was saved with another seed",
+            "shuffle": "the state was saved with another value of shuffle",
+            "layout": "the state was saved with another filter or window_rows",
+        }
+        for name, reason in reasons.items():
+            mine, saved = getattr(self, name), state.get(name)
+            if mine != saved:
+                raise UsageError(f"{reason}: {name} is {mine!r}, and was {saved!r}")
+
+    def encode(self) -> dict[str, Any]:
+        """Return the order as a dict of plain values, for checkpoints."""
+        return {"format": _FORMAT, **asdict(self)}

@@ -1,0 +1,295 @@
+"""Arrow arrays as tensors, without a copy where the memory has the layout of a tensor.
+
+A tensor shares the memory of the array through DLPack, and keeps it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidDataError, UsageError
+from .plan import Categories
+from .torch_module import torch
+
+_compute: Any = pc  # its stubs lack functions and types
+
+OnNull = Literal["error", "mask", "fill"]
+"""What happens to nulls."""
+Strings = Literal["list", "bytes"]
+"""What texts and binary values become."""
+Tensors = dict[str, Any]
+"""Tensors, and lists of texts, by name."""
+
+_INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOptions:
+    """How to convert record batches. It is valid once built, and can be pickled."""
+
+    on_null: OnNull = "error"
+    """``error`` raises, ``mask`` adds a tensor ``NAME.mask``, ``fill`` takes 0, NaN or empty."""
+    strings: Strings = "list"
+    """``list`` makes lists of texts, ``bytes`` tensors of bytes and offsets."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("on_null", OnNull), ("strings", Strings)):
+            value = getattr(self, name)
+            if value not in get_args(choices):
+                raise UsageError(f"{name} is {value!r}; expected {', '.join(get_args(choices))}")
+
+
+def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Categories) -> Tensors:
+    """Return the columns of a record batch as tensors.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        The batch. The tensors may share its memory, which must not be written then.
+    options : TensorOptions
+        How to convert.
+    categories : mapping of str to pyarrow.Array
+        The categories of the dictionary columns.
+
+    Raises
+    ------
+    UsageError
+        If a column has a type that does not become a tensor.
+    InvalidDataError
+        If a column has nulls although ``on_null`` is ``error``, or a dictionary has an unknown
+        category.
+    """
+    converter = _Converter(options, categories)
+    tensors: Tensors = {}
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        tensors.update(converter.convert(field, array))
+    return tensors
+
+
+def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categories) -> None:
+    """Check that all columns of a schema become tensors.
+
+    Raises
+    ------
+    UsageError
+        If a column does not.
+    """
+    arrays = [_make_empty(field.type) for field in schema]
+    convert_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), options, categories)
+
+
+def _make_empty(data_type: Any) -> Any:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
+    return pa.array([], data_type)
+
+
+class _Converter:
+    """Converts columns; each method yields pairs of a name and a tensor."""
+
+    def __init__(self, options: TensorOptions, categories: Categories) -> None:
+        self._options = options
+        self._categories = categories
+
+    def convert(self, field: Any, array: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors of one column, and its mask."""
+        name = field.name
+        if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+            array = array.dictionary_decode().dictionary_encode()  # nulls of the indices alone
+        if array.null_count and self._options.on_null == "error":
+            raise InvalidDataError(
+                f"the column {name!r} has {array.null_count} nulls; "
+                "pass on_null='mask' or on_null='fill'"
+            )
+        yield from self._values(name, array)
+        if self._options.on_null == "mask" and field.nullable:
+            yield f"{name}.mask", _bool_tensor(array.is_valid())
+
+    def _values(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
+        kind = array.type
+        types = pa.types
+        if types.is_dictionary(kind):
+            yield name, self._codes(name, array)
+        elif (
+            types.is_string(kind)
+            or types.is_binary(kind)
+            or types.is_large_string(kind)
+            or (types.is_large_binary(kind))
+        ):
+            yield from self._texts(name, array)
+        elif types.is_string_view(kind) or types.is_binary_view(kind):
+            wide = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
+            yield from self._texts(name, array.cast(wide))
+        elif types.is_list(kind) or types.is_large_list(kind):
+            yield from self._lists(name, array)
+        elif types.is_struct(kind):
+            for index, child in enumerate(array.flatten()):
+                yield from self.convert(_prefix(name, kind.field(index)), child)
+        elif types.is_run_end_encoded(kind):
+            yield from self._values(name, _compute.run_end_decode(array))
+        elif isinstance(kind, pa.FixedShapeTensorType):
+            yield name, _shaped(_fixed(name, array.storage, self._options), kind)
+        elif isinstance(kind, pa.BaseExtensionType):
+            yield from self._values(name, array.storage)
+        else:
+            yield name, _fixed(name, array, self._options)
+
+    def _codes(self, name: str, array: Any) -> Any:
+        categories = self._categories.get(name)
+        if categories is None:
+            raise UsageError(
+                f"{name!r} has a dictionary, but is not a column of the dataset; "
+                "cast it to its values"
+            )
+        codes = _compute.index_in(array.dictionary, value_set=categories)
+        codes = codes.take(array.indices).cast(pa.int64())
+        unknown = array.is_valid() if codes.null_count else None
+        if unknown is not None and codes.null_count > array.null_count:
+            value = array.filter(_compute.and_(unknown, codes.is_null()))[0].as_py()
+            raise InvalidDataError(
+                f"the column {name!r} has the value {value!r}, which the first record batches do "
+                f"not have; pass categories={{{name!r}: [...]}} with all values"
+            )
+        return _shared(codes.fill_null(0))
+
+    def _texts(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
+        if self._options.strings == "list":
+            empty = b"" if "binary" in str(array.type) else ""
+            yield name, (array.fill_null(empty) if array.null_count else array).to_pylist()
+            return
+        offsets = _offsets(array)
+        begin, end = int(offsets[0]), int(offsets[-1])
+        data = array.buffers()[2]
+        values = pa.Array.from_buffers(
+            pa.uint8(), end - begin, [None, data or pa.py_buffer(b"")], offset=begin
+        )
+        yield name, _shared(values)
+        yield f"{name}.offsets", offsets - begin
+
+    def _lists(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
+        if array.null_count:
+            # The values of null lists are not part of the result.
+            lengths = _compute.fill_null(_compute.list_value_length(array), 0).cast(pa.int64())
+            ends = _shared(_compute.cumulative_sum(lengths))
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+        else:
+            offsets = _offsets(array)
+            offsets = offsets - int(offsets[0])
+        yield from self.convert(
+            pa.field(name, array.type.value_type, nullable=False), array.flatten()
+        )
+        yield f"{name}.offsets", offsets
+
+
+def _prefix(name: str, field: Any) -> Any:
+    return field.with_name(f"{name}.{field.name}")
+
+
+def _offsets(array: Any) -> Any:
+    """Return the offsets of an array of lists or texts as a tensor."""
+    kind = array.type
+    is_large = (
+        pa.types.is_large_list(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+    integer = pa.int64() if is_large else pa.int32()
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return torch.zeros(1, dtype=torch.int64 if is_large else torch.int32)
+    buffers = [None, buffer]
+    return _shared(pa.Array.from_buffers(integer, len(array) + 1, buffers, offset=array.offset))
+
+
+def _fixed(name: str, array: Any, options: TensorOptions) -> Any:
+    """Return an array of numbers, or of lists of fixed size, as a tensor of one or more dimensions.
+
+    A null list is filled like a null number.
+    """
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return _bool_tensor(array.fill_null(False))
+    if not pa.types.is_fixed_size_list(kind):
+        return _shared(_fill(_as_numbers(name, array), options))
+    size = kind.list_size
+    items = array.values.slice(array.offset * size, len(array) * size)
+    if items.null_count and options.on_null == "error":
+        raise InvalidDataError(f"the lists of the column {name!r} have nulls; pass on_null='fill'")
+    inner = _fixed(name, items, options)
+    tensor = inner.reshape(len(array), size, *inner.shape[1:])
+    if array.null_count:
+        tensor = tensor.clone()
+        tensor[~_bool_tensor(array.is_valid())] = _fill_value(tensor.is_floating_point(), options)
+    return tensor
+
+
+def _as_numbers(name: str, array: Any) -> Any:
+    """Return an array of integers or floating-point numbers that shares its memory, if it can."""
+    kind, types = array.type, pa.types
+    if types.is_integer(kind) or types.is_floating(kind):
+        return array
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return array.view(_INTEGERS[kind.bit_width])
+    if types.is_decimal(kind):
+        return array.cast(pa.float64())
+    raise UsageError(
+        f"the column {name!r} has the type {kind}, which does not become a tensor; "
+        "leave it out of columns"
+    )
+
+
+def _fill(array: Any, options: TensorOptions) -> Any:
+    """Return an array without nulls."""
+    if not array.null_count:
+        return _without_validity(array)
+    return array.fill_null(_fill_value(pa.types.is_floating(array.type), options))
+
+
+def _fill_value(is_floating: bool, options: TensorOptions) -> float:
+    return float("nan") if is_floating and options.on_null == "fill" else 0
+
+
+def _without_validity(array: Any) -> Any:
+    buffers = array.buffers()
+    if buffers[0] is None:
+        return array
+    return pa.Array.from_buffers(array.type, len(array), [None, buffers[1]], offset=array.offset)
+
+
+def _shaped(values: Any, kind: Any) -> Any:
+    """Return the tensors of a ``fixed_shape_tensor`` column in their logical shape."""
+    tensor = values.reshape(len(values), *kind.shape)
+    if kind.permutation is not None:
+        tensor = tensor.permute(0, *(dimension + 1 for dimension in kind.permutation))
+    return tensor
+
+
+def _bool_tensor(array: Any) -> Any:
+    return _shared(array.cast(pa.uint8())).view(torch.bool)
+
+
+def _shared(array: Any) -> Any:
+    """Return a tensor that shares the memory of an array of numbers."""
+    if not len(array):
+        return torch.empty(0, dtype=_DTYPES[array.type]())
+    return torch.from_dlpack(array)
+
+
+_DTYPES: dict[pa.DataType, Callable[[], Any]] = {
+    pa.int8(): lambda: torch.int8,
+    pa.int16(): lambda: torch.int16,
+    pa.int32(): lambda: torch.int32,
+    pa.int64(): lambda: torch.int64,
+    pa.uint8(): lambda: torch.uint8,
+    pa.uint16(): lambda: torch.uint16,
+    pa.uint32(): lambda: torch.uint32,
+    pa.uint64(): lambda: torch.uint64,
+    pa.float16(): lambda: torch.float16,
+    pa.float32(): lambda: torch.float32,
+    pa.float64(): lambda: torch.float64,
+}

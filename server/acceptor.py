@@ -1,0 +1,202 @@
+"""Accepting connections, within the limits of the server and the shares of its listeners."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from ..log_limiter import LogLimiter
+from ..transport.base import Channel, Listener
+from ..transport.registry import find_transport
+from .context import ServerContext
+from .logs import get_logger
+from .shares import Descriptors, Shares, count_listeners
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_OUT_OF_RESOURCES = (*_OUT_OF_DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM)
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 1.0
+_MAX_REFUSAL_DESCRIPTORS = 36
+"""The descriptors for connections that are kept only until their first request is refused."""
+
+Serve = Callable[[Channel, Listener, bool], Awaitable[None]]
+"""Serves a connection to its end. The last argument is whether there is room for it."""
+
+
+class _Slot(NamedTuple):
+    """What a connection takes of the limits."""
+
+    listener: int
+    """The index of the listener."""
+    cost: int
+    """The number of descriptors."""
+    host: str | None
+    """The address of the client; None on this host's own transports."""
+
+
+class Acceptor:
+    """Accepts the connections of all listeners of a server.
+
+    A connection beyond a limit is refused: its first request gets RESOURCE_EXHAUSTED. If there
+    are too many of those as well, it is closed at once. When the process runs out of
+    descriptors, a spare one serves to refuse connections, one at a time, and all listeners pause.
+
+    Parameters
+    ----------
+    listeners : sequence of Listener
+        The listeners.
+    context : ServerContext
+        The state of the server.
+    serve : coroutine function
+        Serves a connection; see `Serve`.
+    """
+
+    def __init__(self, listeners: Sequence[Listener], context: ServerContext, serve: Serve) -> None:
+        count = count_listeners(context.settings)
+        self._listeners = listeners
+        self._context = context
+        self._serve = serve
+        self._connection_shares = Shares(max(count, 1))
+        self._descriptor_shares = Shares(max(count, 1))
+        self._descriptors = Descriptors()
+        self._addresses = Counter[str | None]()
+        self._refusal_descriptors = 0
+        self.spare: int | None = _open_spare()
+        """The spare descriptor; None while a connection uses it."""
+        self._pause = _MIN_PAUSE_SECONDS
+        self._paused_until = 0.0
+        self._limiter = LogLimiter()
+        self._log = get_logger("daemon")
+
+    async def run(self, sessions: TaskGroup) -> None:
+        """Accept connections until cancelled, and serve them in a task group."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index, listener in enumerate(self._listeners):
+                    tasks.start_soon(self._accept, index, listener, sessions)
+        finally:
+            if self.spare is not None:
+                os.close(self.spare)
+                self.spare = None
+
+    async def _accept(self, index: int, listener: Listener, sessions: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener.fileno())
+            await anyio.sleep_until(self._paused_until)
+            try:
+                while self._accept_one(index, listener, sessions):
+                    self._pause = _MIN_PAUSE_SECONDS
+                    await checkpoint()
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                self._report("cannot accept connections", listener, error.strerror)
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._refuse_with_spare(listener, sessions)
+                self._paused_until = anyio.current_time() + self._pause
+                self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
+
+    def _accept_one(self, index: int, listener: Listener, sessions: TaskGroup) -> bool:
+        """Handle the next connection of a listener; return whether one was waiting."""
+        cost = find_transport(listener.uri).traits.descriptors
+        has_room = self._has_room(index, cost)
+        if not has_room and self._refusal_descriptors + cost > _MAX_REFUSAL_DESCRIPTORS:
+            rejected = listener.reject()
+            self._context.metrics.refused += rejected
+            return rejected
+        channel = listener.accept()
+        if channel is None:
+            return False
+        slot = _Slot(index, cost, _host_of(channel, listener))
+        if has_room and self._addresses[slot.host] < self._context.settings.address_limit:
+            self._take(slot)
+            sessions.start_soon(self._run, channel, listener, True, partial(self._release, slot))
+            return True
+        self._report("refusing connections: too many", listener)
+        if self._refusal_descriptors + cost > _MAX_REFUSAL_DESCRIPTORS:
+            self._context.metrics.refused += 1
+            channel.abort()
+        else:
+            self._refusal_descriptors += cost
+            release = partial(self._release_refusal, cost)
+            sessions.start_soon(self._run, channel, listener, False, release)
+        return True
+
+    def _has_room(self, index: int, cost: int) -> bool:
+        connections = self._context.settings.max_connections
+        return (
+            self._connection_shares.room(index, connections) >= 1
+            and self._descriptor_shares.room(index, self._descriptors.capacity) >= cost
+        )
+
+    def _refuse_with_spare(self, listener: Listener, sessions: TaskGroup) -> None:
+        """Accept one connection with the spare descriptor, only to refuse its request."""
+        if self.spare is None:
+            self.spare = _open_spare()
+            return
+        os.close(self.spare)
+        self.spare = None
+        try:
+            channel = listener.accept()
+        except OSError:
+            channel = None
+        if channel is None:
+            self.spare = _open_spare()
+        else:
+            sessions.start_soon(self._run, channel, listener, False, self._restore_spare)
+
+    async def _run(
+        self, channel: Channel, listener: Listener, has_room: bool, release: Callable[[], None]
+    ) -> None:
+        try:
+            await self._serve(channel, listener, has_room)
+        finally:
+            release()
+
+    def _take(self, slot: _Slot) -> None:
+        self._connection_shares.take(slot.listener, 1)
+        self._descriptor_shares.take(slot.listener, slot.cost)
+        if slot.host is not None:
+            self._addresses[slot.host] += 1
+
+    def _release(self, slot: _Slot) -> None:
+        self._connection_shares.give_back(slot.listener, 1)
+        self._descriptor_shares.give_back(slot.listener, slot.cost)
+        if slot.host is not None:
+            self._addresses[slot.host] -= 1
+            if not self._addresses[slot.host]:
+                del self._addresses[slot.host]
+
+    def _release_refusal(self, cost: int) -> None:
+        self._refusal_descriptors -= cost
+
+    def _restore_spare(self) -> None:
+        self.spare = _open_spare()
+
+    def _report(self, event: str, listener: Listener, reason: str | None = None) -> None:
+        """Log an event once a minute for each listener."""
+        address = listener.uri.address
+        left_out = self._limiter.admit((event, address))
+        if left_out is not None:
+            details = {"reason": reason} if reason else {}
+            self._log.error(event, listener=address, left_out=left_out, **details)
+
+
+def _host_of(channel: Channel, listener: Listener) -> str | None:
+    if find_transport(listener.uri).traits.local_only:
+        return None
+    return channel.peer.rpartition(":")[0]
+
+
+def _open_spare() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -1,0 +1,216 @@
+"""The access control of a server: it authenticates callers, and issues and redeems tickets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from anyio import to_thread
+
+from ...errors import ConfigError
+from ...protocol.request import Request
+from ...protocol.uri import DataUri, Streams
+from ..config import ServerSettings
+from .authenticator import Authenticator, Headers
+from .exposure import check_exposure
+from .jwks import open_key_source
+from .jwt import JwtVerifier
+from .principal import ANYONE, Principal, unauthenticated
+from .ticket_keys import TicketKeys
+from .tickets import TicketClaims, TicketSigner, is_signed
+from .token_file import TokenFile
+
+SERVER_NAME = "server"
+"""The principal of tickets that a server issues for itself."""
+
+
+class AccessControl:
+    """Authenticates callers, and issues and redeems tickets.
+
+    The control plane authenticates every call. It checks the grants of the caller, and issues
+    tickets for the data that the caller may read. A data listener redeems such a ticket without
+    knowing its reader: the ticket proves that its principal may read its request.
+
+    Parameters
+    ----------
+    authenticator : Authenticator, optional
+        Finds the principal of a call. By default, every caller is `ANYONE`.
+    signer : TicketSigner, optional
+        Signs and verifies tickets. By default, tickets are unsigned: plain text that everybody
+        can write.
+
+    Raises
+    ------
+    ConfigError
+        If there is an authenticator but no signer.
+    """
+
+    def __init__(
+        self, authenticator: Authenticator | None = None, signer: TicketSigner | None = None
+    ) -> None:
+        if authenticator is not None and signer is None:
+            raise ConfigError("a server that requires tokens must sign its tickets")
+        self._authenticator = authenticator
+        self.signer = signer
+        """Signs tickets; None if tickets are unsigned."""
+
+    @classmethod
+    def from_settings(
+        cls, settings: ServerSettings, signer: TicketSigner | None = None
+    ) -> AccessControl:
+        """Return the access control for the server's settings.
+
+        Parameters
+        ----------
+        settings : ServerSettings
+            The server's settings.
+        signer : TicketSigner, optional
+            The signer of the parent, if this is a worker process. By default, a new one.
+
+        Raises
+        ------
+        ConfigError
+            If a file cannot be read, or settings that belong together are incomplete.
+        MissingExtraError
+            If the settings require joserfc and it is not installed.
+        """
+        authenticator = _build_authenticator(settings)
+        return cls(authenticator, _build_signer(settings) if signer is None else signer)
+
+    @property
+    def requires_token(self) -> bool:
+        """Whether calls of the control plane need a token."""
+        return self._authenticator is not None
+
+    @property
+    def signs_tickets(self) -> bool:
+        """Whether readers need a signed ticket."""
+        return self.signer is not None
+
+    async def authenticate(self, headers: Headers) -> Principal:
+        """Return the principal that sent a call to the control plane.
+
+        Raises
+        ------
+        DeniedError
+            With the code UNAUTHENTICATED, if the token is missing or invalid.
+        """
+        if self._authenticator is None:
+            return ANYONE
+        return await to_thread.run_sync(self._authenticator.authenticate, headers)
+
+    async def exchange_password(self, username: str, password: str) -> str:
+        """Return the bearer token for a user name and password.
+
+        Raises
+        ------
+        DeniedError
+            With the code UNAUTHENTICATED, if they are wrong or the server requires no token.
+        """
+        if self._authenticator is None:
+            raise unauthenticated("this server has no passwords: it requires no token")
+        return await to_thread.run_sync(self._authenticator.exchange_password, username, password)
+
+    def issue_ticket(self, request: Request, principal: str = SERVER_NAME) -> bytes:
+        """Return a ticket for reading a request, signed if readers need that.
+
+        The caller must have checked that the principal may read the dataset.
+
+        Raises
+        ------
+        InvalidRequestError
+            If the ticket would be too large.
+        """
+        return request.ticket() if self.signer is None else self.signer.sign(request, principal)
+
+    def redeem_ticket(self, ticket: bytes, stream: Streams) -> TicketClaims:
+        """Return the contents of a ticket. A signed ticket is then used up for the stream.
+
+        Raises
+        ------
+        DeniedError
+            With the code UNAUTHENTICATED, if a signed ticket is invalid, expired or used, or if
+            the ticket is signed and the server uses unsigned ones.
+        InvalidRequestError
+            If an unsigned ticket is malformed.
+        ExhaustedError
+            If the server cannot remember more used tickets.
+        """
+        if self.signer is not None:
+            return self.signer.redeem(ticket, stream)
+        if is_signed(ticket):  # parsing it would quote it in an error
+            raise unauthenticated("this server does not accept signed tickets")
+        return TicketClaims(Request.parse(ticket), ANYONE.name)
+
+    def check_exposure(
+        self,
+        listeners: Iterable[DataUri],
+        control: DataUri | None,
+        *,
+        client_certificates: bool = False,
+        insecure: bool = False,
+    ) -> None:
+        """Raise if other machines could read without a token; see `exposure.check_exposure`.
+
+        Raises
+        ------
+        ConfigError
+            The error names the unprotected addresses.
+        """
+        check_exposure(
+            listeners,
+            control,
+            requires_token=self.requires_token,
+            signs_tickets=self.signs_tickets,
+            client_certificates=client_certificates,
+            insecure=insecure,
+        )
+
+    def load(self, settings: ServerSettings) -> Callable[[], None]:
+        """Read the tokens and keys that settings name, and return a function that applies them.
+
+        Whether tokens and signed tickets are required does not change.
+
+        Raises
+        ------
+        ConfigError, MissingExtraError
+            As for `from_settings`.
+        """
+        authenticator = _build_authenticator(settings)
+        path = settings.ticket_key_file
+        keys = None if path is None else TicketKeys(path=path)
+
+        def apply() -> None:
+            if self._authenticator is not None and authenticator is not None:
+                self._authenticator = authenticator
+            if self.signer is not None and keys is not None:
+                self.signer.use_keys(keys)
+
+        return apply
+
+    def close(self) -> None:
+        """Forget the used tickets. Idempotent."""
+        if self.signer is not None:
+            self.signer.close()
+
+
+def _build_signer(settings: ServerSettings) -> TicketSigner | None:
+    """Return a signer if the settings name tokens or ticket keys."""
+    path = settings.ticket_key_file
+    if path is None and settings.token_file is None and settings.jwks is None:
+        return None
+    return TicketSigner(TicketKeys(path=path), settings.ticket_seconds)
+
+
+def _build_authenticator(settings: ServerSettings) -> Authenticator | None:
+    """Return an authenticator if the settings name tokens."""
+    tokens = None if settings.token_file is None else TokenFile(settings.token_file)
+    verifier: JwtVerifier | None = None
+    issuer, audience = settings.jwt_issuer, settings.jwt_audience
+    if settings.jwks is not None:
+        if issuer is None or audience is None:
+            raise ConfigError("jwks: set jwt_issuer and jwt_audience as well")
+        keys, leeway = open_key_source(settings.jwks), settings.jwt_leeway_seconds
+        verifier = JwtVerifier(keys, issuer, audience, leeway_seconds=leeway)
+    elif issuer is not None or audience is not None:
+        raise ConfigError("jwt_issuer and jwt_audience: set jwks as well")
+    return None if tokens is None and verifier is None else Authenticator(tokens, verifier)

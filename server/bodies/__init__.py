@@ -1,0 +1,14 @@
+"""How the bodies of a data stream reach its reader.
+
+The request's tag selects the body type. Packed bodies travel through the connection. Remote
+bodies stay in a region of the server's memory: the reader gets their offsets and either maps the
+region or reads it remotely. A session drives a `BodySender` the same way for both.
+"""
+
+from __future__ import annotations
+
+from .connection import Connection, FrameWriter
+from .connection_leases import ConnectionLeases
+from .sender import BodySender, make_body_sender
+
+__all__ = ["BodySender", "Connection", "ConnectionLeases", "FrameWriter", "make_body_sender"]

@@ -1,0 +1,150 @@
+"""Remote bodies: each stays in a region, and the reader gets the offsets of its buffers.
+
+The server announces a region before the first offsets that count from it. Every offset that it
+delivers is a lease, which lasts until the reader frees the offset or disconnects.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+
+from ...errors import ProtocolError, SplitArrowError
+from ...formats.arrow.buffer_spans import BufferLocator
+from ...protocol.bodies import Span
+from ...protocol.frames import OutgoingFrame, TaggedFrame
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage, Splitter
+from ...transport.memory.files import FileSpan, SourceFile
+from ..catalog.dataset import Dataset, Source
+from .access import AccessMethod
+from .connection import Connection
+
+
+class RemoteBodySender:
+    """Sends the offsets of a stream's bodies; see `BodySender`.
+
+    Parameters
+    ----------
+    connection : Connection
+        The reader's connection.
+    access : AccessMethod
+        How the reader gets access to regions.
+    """
+
+    def __init__(self, connection: Connection, access: AccessMethod) -> None:
+        self._connection = connection
+        self._access = access
+        self._leases = connection.leases
+        self._metrics = connection.metrics
+        self.bytes_lent = 0
+        self._send = connection.writer.send
+        self._carries_bodies = connection.uri.stream.carries_bodies
+        self._splitter = Splitter(connection.uri.stream)
+        self._locator = BufferLocator()
+        self._region: SourceFile | None = None
+        self._withheld: list[OutgoingFrame] = []
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages sent so far."""
+        return self._splitter.next_sequence
+
+    async def open(self, dataset: Dataset, request: Request) -> Source:
+        """Open a dataset so that each body is one span of a region."""
+        connection = self._connection
+        open_source = partial(
+            connection.regions.open, dataset, request, copy=self._access.requires_copy
+        )
+        source = await to_thread.run_sync(open_source, limiter=connection.threads)
+        self._leases.add_source(source)
+        return source
+
+    async def send(self, messages: list[SourceMessage]) -> None:
+        """Send the messages of a group; wait where the reader has to free offsets first."""
+        access, leases = self._access, self._leases
+        frames: list[OutgoingFrame] = []
+        pending_bytes = lent = 0
+        try:
+            for message in messages:
+                if pending_bytes >= access.flush_bytes or leases.would_exceed(message.body_length):
+                    await self._send(frames)
+                    frames, pending_bytes = [], 0
+                pending_bytes += message.body_length
+                is_remote = (
+                    message.body is not None and message.body_length >= access.min_body_bytes
+                )
+                if not self._carries_bodies:
+                    frames += self._splitter.split([message])
+                elif is_remote:
+                    frames += await self._remote_frames(message)
+                else:
+                    frames += self._inline_frames(message)
+                if is_remote:
+                    lent += message.body_length
+        except SplitArrowError:
+            await self._send(frames)  # they are complete, and their leases are granted
+            raise
+        finally:
+            self._metrics.bytes_lent += lent
+            self.bytes_lent += lent
+        await self._send(frames)
+        await checkpoint()  # sending offsets alone never waits
+
+    async def finish(self) -> None:
+        """Send the end of the stream."""
+        await self._send([*self._take_withheld(), *self._splitter.end()])
+
+    async def fail(self, code: str, message: str) -> None:
+        """Report a failure to the reader."""
+        await self._send(self._splitter.fail(code, message))
+
+    def _inline_frames(self, message: SourceMessage) -> list[OutgoingFrame]:
+        """Return the frames of a message without a remote body, unless a region has to precede.
+
+        A reader that reached another server than its URI names then notices at once.
+        """
+        frames = self._splitter.split([message])
+        if self._region is not None or not self._access.announces_first:
+            return frames
+        self._withheld += frames
+        return []
+
+    def _take_withheld(self) -> list[OutgoingFrame]:
+        frames, self._withheld = self._withheld, []
+        return frames
+
+    async def _remote_frames(self, message: SourceMessage) -> list[OutgoingFrame]:
+        """Lease a body to the reader; return its frames, behind the announcement of a new region.
+
+        Raises
+        ------
+        DatasetError
+            If the file is corrupt or cannot be shared.
+        ExhaustedError
+            If the reader's user holds too many leases and frees none in time.
+        """
+        assert message.body is not None
+        (body,) = message.body
+        spans = self._buffer_spans(message, body)
+        if self._leases.limit is not None:
+            await self._leases.wait_for_room(sum(length for _, length in spans))
+        frames: list[OutgoingFrame] = []
+        if body.file is not self._region:
+            announcement = self._access.announce(body.file)
+            self._region = body.file
+            want_data = self._connection.uri.require_want_data()
+            frames.append(TaggedFrame(want_data, announcement.nbytes, (announcement,)))
+        self._leases.grant(spans, self._access.protect(body), time.monotonic())
+        frames += self._take_withheld()
+        frames += self._splitter.split_remote(message, spans)
+        return frames
+
+    def _buffer_spans(self, message: SourceMessage, body: FileSpan) -> list[Span]:
+        try:
+            return self._locator.locate(message.metadata, message.body_length, body.offset)
+        except ProtocolError as error:
+            raise body.file.corruption_error(body.offset, error.message) from None

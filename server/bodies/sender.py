@@ -1,0 +1,81 @@
+"""The interface between a session and the delivery of bodies."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage
+from ...protocol.tags import BodyType
+from ..catalog.dataset import Dataset, Source
+from .access import access_method
+from .connection import Connection
+from .packed import PackedBodySender
+from .remote import RemoteBodySender
+
+
+class BodySender(Protocol):
+    """Sends one data stream, its bodies in the form that the reader requested.
+
+    A session calls `open`, then `send` for each group of messages, then `finish`. It calls `fail`
+    instead when the stream cannot go on.
+    """
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages sent so far."""
+        ...
+
+    @property
+    def bytes_lent(self) -> int:
+        """The bytes of remote bodies delivered so far."""
+        ...
+
+    async def open(self, dataset: Dataset, request: Request) -> Source:
+        """Open a dataset so that its messages suit this sender; errors as for `Dataset.open`."""
+        ...
+
+    async def send(self, messages: list[SourceMessage]) -> None:
+        """Send the next group of messages.
+
+        Raises
+        ------
+        ConnectionLostError
+            If the reader is gone.
+        DatasetError
+            If a body cannot be read or shared.
+        ExhaustedError
+            If the reader's user holds too many leases and frees none in time.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Send the end of the stream."""
+        ...
+
+    async def fail(self, code: str, message: str) -> None:
+        """Report a failure to the reader; nothing may follow it.
+
+        Parameters
+        ----------
+        code : str
+            A gRPC status name.
+        message : str
+            The text of the reader's exception.
+        """
+        ...
+
+
+def make_body_sender(body_type: BodyType, connection: Connection) -> BodySender:
+    """Return a sender for one stream of a connection.
+
+    Parameters
+    ----------
+    body_type : BodyType
+        The type of the bodies that the reader requested.
+    connection : Connection
+        The reader's connection.
+    """
+    if body_type is BodyType.PACKED:
+        return PackedBodySender(connection)
+    return RemoteBodySender(connection, access_method(connection))

@@ -1,0 +1,231 @@
+"""Several files with one schema, read in order as one dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ....errors import DatasetError
+from ....protocol.request import Request
+from ....transport.memory.files import SourceFile
+from ..dataset import Encoding
+from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..messages.message_index import MessageIndex
+from ..messages.passthrough import PassthroughMessages
+from ..messages.plan import allows_passthrough
+from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..query.request_checks import check_batches
+from ..query.selection import Selection
+from .file_access import Identity
+from .file_dataset import FileDataset
+from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One of the files."""
+
+    dataset: FileDataset
+    """The dataset in the file. It keeps no index between readers: there may be many files."""
+    identity: Identity
+    """The state of the file when it was listed."""
+    partition_values: PartitionValues
+    """The values of the partition columns for this file."""
+    first_batch: int = 0
+    """The first stored record batch or row group to read."""
+    end_batch: int | None = None
+    """The one after the last to read. None means all."""
+
+    def list_batch_rows(self) -> list[int]:
+        """Return the rows of each stored record batch or row group to read."""
+        with closing(_open_entry(self)) as file:
+            contents = self.dataset.load_contents(file)
+            return self.dataset.list_batch_rows(file, contents)[self.first_batch : self.end_batch]
+
+    def count_batches(self) -> int:
+        """Return the number of stored record batches or row groups in the file."""
+        with closing(_open_entry(self)) as file:
+            return self.dataset.count_batches(file, self.dataset.load_contents(file))
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows to read before any filter; None if it is unknown."""
+        if self.first_batch or self.end_batch is not None:
+            return sum(self.list_batch_rows())
+        return self.dataset.rows
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatenatedFiles:
+    """Files with one schema, in the order in which they are read."""
+
+    entries: tuple[FileEntry, ...]
+    """The files."""
+    file_schema: pa.Schema
+    """The schema of each file."""
+    schema: pa.Schema
+    """The schema of the files, followed by the partition columns."""
+    index: MessageIndex | None
+    """The schema message that all files begin with, in an index without blocks. None if the files
+    must be re-encoded."""
+    codecs: frozenset[str]
+    """The compressions of the messages in the files: ``none``, ``lz4``, ``zstd``."""
+
+    @classmethod
+    def of(
+        cls,
+        datasets: Sequence[FileDataset],
+        file_schema: pa.Schema,
+        partitions: Partitions | None = None,
+    ) -> ConcatenatedFiles:
+        """Concatenate files that have the same schema; there is at least one.
+
+        Parameters
+        ----------
+        datasets : sequence of FileDataset
+            The files.
+        file_schema : pyarrow.Schema
+            The schema of each file.
+        partitions : Partitions, optional
+            The partition columns.
+        """
+        index = datasets[0].index
+        if index is not None and not all(index.has_schema_message_of(d.index) for d in datasets):
+            index = None
+        schema = file_schema
+        values: Sequence[PartitionValues] = [()] * len(datasets)
+        if partitions is not None:
+            values = partitions.values
+            for field in partitions.fields:
+                schema = schema.append(field)
+        return cls(
+            entries=tuple(
+                FileEntry(dataset, dataset.identity, value)
+                for dataset, value in zip(datasets, values, strict=True)
+            ),
+            file_schema=file_schema,
+            schema=schema,
+            index=index,
+            codecs=frozenset(d.index.codec or "none" for d in datasets if d.index is not None),
+        )
+
+    def open(self, request: Request, encoding: Encoding, label: str) -> GeneratorSource:
+        """Open the files for one reader. The reader has one file open at a time.
+
+        Parameters
+        ----------
+        request : Request
+            The request. The caller has dealt with its version and its shard.
+        encoding : Encoding
+            The server's defaults.
+        label : str
+            The origin of the files, for errors.
+
+        Raises
+        ------
+        SplitArrowError
+            As `Dataset.open` does.
+        """
+        selection = Selection.resolve(request, encoding, self.schema)
+        files = self if request.batches is None else self._select_batches(request)
+        if selection.offset and selection.filter is None:
+            files, selection = files._skip_rows(selection)
+        if files.index is not None and allows_passthrough(selection, files.codecs):
+            groups = files._passthrough_groups(files.index, regions=encoding.regions)
+            paths = [entry.dataset.path for entry in files.entries]
+            region_files = paths if encoding.regions else []
+            return GeneratorSource(groups, blocking=False, region_files=region_files)
+        batches = files._read_batches(selection.for_reading(self.schema))
+        is_valid = all(entry.dataset.decodes_batches for entry in files.entries)
+        groups = encode_groups(selection, batches, label, is_valid=is_valid)
+        return GeneratorSource(groups, blocking=True)
+
+    def count_rows(self, request: Request, encoding: Encoding, label: str) -> list[int]:
+        """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
+
+        Parameters
+        ----------
+        request : Request
+            The request. The caller has dealt with its version and its shard.
+        encoding : Encoding
+            The server's defaults.
+        label : str
+            The origin of the files, for errors.
+        """
+        rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
+        if request.filter is None:
+            return rows
+        selection = Selection.for_counting(request, encoding, self.schema)
+        is_valid = all(entry.dataset.decodes_batches for entry in self.entries)
+        return count_matches(selection, self._read_batches, rows, label, is_valid=is_valid)
+
+    def _select_batches(self, request: Request) -> ConcatenatedFiles:
+        """Return the files with the record batches of a request, counted over all files."""
+        first, end = request.batches or (0, 0)
+        entries: list[FileEntry] = []
+        begin = 0
+        for entry in self.entries:
+            count = entry.count_batches()
+            if begin < end and first < begin + count:
+                span = (max(first - begin, 0), min(end - begin, count))
+                entries.append(replace(entry, first_batch=span[0], end_batch=span[1]))
+            begin += count
+        check_batches(request, begin)
+        return replace(self, entries=tuple(entries))
+
+    def _skip_rows(self, selection: Selection) -> tuple[ConcatenatedFiles, Selection]:
+        """Skip the files before the offset, and the record batches before it in the next file."""
+        offset = selection.offset
+        for number, entry in enumerate(self.entries):
+            rows = entry.rows
+            if rows is None or offset < rows:
+                with closing(_open_entry(entry)) as file:
+                    contents = entry.dataset.load_contents(file)
+                    in_file = Selection(
+                        self.file_schema,
+                        offset=offset,
+                        first_batch=entry.first_batch,
+                        end_batch=entry.end_batch,
+                    )
+                    in_file = entry.dataset.skip_rows(file, contents, in_file)
+                entry = replace(entry, first_batch=in_file.first_batch)
+                entries = (entry, *self.entries[number + 1 :])
+                return replace(self, entries=entries), replace(selection, offset=in_file.offset)
+            offset -= rows
+        return replace(self, entries=()), replace(selection, offset=0)
+
+    def _passthrough_groups(self, first: MessageIndex, *, regions: bool) -> MessageGroups:
+        yield [first.schema_message()]
+        for entry in self.entries:
+            with closing(_open_entry(entry)) as file:
+                index = entry.dataset.load_contents(file).index
+                if index is None or not first.has_schema_message_of(index):
+                    raise DatasetError(f"{entry.dataset.path} changed while it was read")
+                if entry.first_batch or entry.end_batch is not None:
+                    index = index.select_batches(file, entry.first_batch, entry.end_batch)
+                yield from PassthroughMessages(index, regions=regions).groups(file)
+
+    def _read_batches(self, selection: Selection) -> Batches:
+        in_file = select_from_file(selection, self.file_schema)
+        columns = len(self.file_schema)
+        for entry in self.entries:
+            in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
+            with closing(_open_entry(entry)) as file:
+                contents = entry.dataset.load_contents(file)
+                with closing(entry.dataset.read_batches(file, contents, in_file)) as batches:
+                    for batch, custom_metadata in batches:
+                        values = entry.partition_values
+                        batch = add_partition_columns(batch, values, selection, columns)
+                        yield batch, custom_metadata
+
+
+def _open_entry(entry: FileEntry) -> SourceFile:
+    """Open a file; raise `DatasetError` if it has changed since it was listed."""
+    file = entry.dataset.open_file()
+    if file.version != entry.identity:
+        file.close()
+        raise DatasetError(f"{entry.dataset.path} changed while the directory was read")
+    return file

@@ -1,0 +1,352 @@
+"""Datasets in one file: inspecting the file, noticing changes, and opening it for readers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+
+from ....errors import DatasetError
+from ....formats.arrow.footer_metadata import add_footer_metadata
+from ....formats.arrow.schema import has_utf8_names
+from ....formats.arrow.truncation import has_unions
+from ....protocol.request import Request
+from ....protocol.splitter import SourceMessage
+from ....transport.memory.files import SourceFile
+from ...logs import get_logger
+from ..dataset import Encoding, Shard, Writers
+from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..messages.message_index import MessageIndex
+from ..messages.passthrough import PassthroughMessages
+from ..messages.plan import plan_file
+from ..messages.projection import ProjectedMessages
+from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..query.request_checks import check_batches, check_version, hash_version, select_shards
+from ..query.selection import Selection
+from .file_access import Identity, read_identity
+
+
+@dataclass(frozen=True, slots=True)
+class FileContents:
+    """The result of inspecting one state of a file."""
+
+    identity: Identity
+    """The state of the file."""
+    schema: pa.Schema
+    """The schema of all batches."""
+    nbytes: int
+    """The size of the file in bytes."""
+    rows: int | None = None
+    """The number of rows; None if the file does not state it in one place."""
+    batch_rows: int | None = None
+    """The number of rows to decode at a time; None if the file has its own record batches."""
+    index: MessageIndex | None = None
+    """The messages of the file; None if it has none that can be sent without decoding."""
+    footer_metadata: Mapping[bytes, bytes] | None = None
+    """The custom metadata of the footer to send to readers; None if there is none."""
+
+
+class FileDataset(ABC):
+    """A dataset in one file. A subclass implements one type of file.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    keep_index : bool
+        Whether to keep the index of the messages between readers. It grows with the file.
+    refuse_writers : bool
+        Whether to refuse the file while another process has it open for writing.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be read, is truncated or is malformed, or is open for writing.
+    """
+
+    _kind: ClassVar[str]
+
+    decodes_batches: ClassVar[bool] = False
+    """Whether pyarrow builds the batches from another format, which makes them valid."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_index: bool = True,
+        refuse_writers: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        """The path of the file."""
+        self._keep_index = keep_index
+        self._refuse_writers = refuse_writers
+        self._lease_problem: str | None = None
+        self._lock = threading.Lock()
+        self._counted_rows: tuple[Identity, int] | None = None
+        with closing(self.open_file()) as file:
+            self._contents = self._without_index(self._inspect_checked(file))
+
+    @abstractmethod
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file; raise `DatasetError` if it is malformed."""
+
+    @abstractmethod
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches with the selected columns, in order.
+
+        The filter, the limit and the batch size are hints. Only the stored record batches or row
+        groups from `Selection.first_batch` to `Selection.end_batch` are read. Raises
+        `DatasetError` if the file cannot be read or has changed since it was opened.
+        """
+
+    @property
+    def location(self) -> str:
+        """The path, as it was given. Readers never see it."""
+        return str(self.path)
+
+    @property
+    def kind(self) -> str:
+        """The type of the file: ``arrow file``, ``parquet file``."""
+        return self._kind
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all batches."""
+        return self._contents.schema
+
+    @property
+    def nbytes(self) -> int | None:
+        """The size of the file in bytes."""
+        return self._contents.nbytes
+
+    @property
+    def identity(self) -> Identity:
+        """The state of the file when it was last inspected."""
+        return self._contents.identity
+
+    @property
+    def index(self) -> MessageIndex | None:
+        """The index of the messages, perhaps without blocks; see `FileContents.index`."""
+        return self._contents.index
+
+    @property
+    def version(self) -> str:
+        """The version of the file; the last known one if the file does not exist any more."""
+        try:
+            return hash_version(read_identity(self.path))
+        except OSError:
+            return hash_version(self.identity)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The file as a single shard; see `Dataset.shards`."""
+        return (Shard(self.rows, self.nbytes),)
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows; None if it is unknown until the file is decoded.
+
+        If the file does not state it in one place, the metadata of all messages is read, once for
+        each state of the file.
+
+        Raises
+        ------
+        DatasetError
+            If the file is no longer readable.
+        """
+        if self._contents.rows is not None:
+            return self._contents.rows
+        with closing(self.open_file()) as file:
+            counted = self._counted_rows
+            if counted is None or counted[0] != file.version:
+                index = self.load_contents(file).index
+                if index is None:
+                    return self._contents.rows
+                counted = self._counted_rows = (file.version, index.count_rows(file).total)
+            return counted[1]
+
+    @property
+    def writers(self) -> Writers:
+        """What happens if another process has the file open for writing."""
+        if not self._refuse_writers:
+            return Writers.ALLOWED
+        return Writers.REFUSED if self._lease_problem is None else Writers.UNDETECTED
+
+    def open_file(self) -> SourceFile:
+        """Open the file.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read, or is open for writing.
+        """
+        file = SourceFile(self.path, refuse_writers=self._refuse_writers)
+        if file.lease_problem is not None and self._lease_problem is None:
+            get_logger("files").warning(
+                "a process that writes to this file is noticed by its modification time only",
+                path=str(self.path),
+                reason=file.lease_problem,
+            )
+        self._lease_problem = file.lease_problem
+        return file
+
+    def load_contents(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file, and inspect it if it has changed.
+
+        Parameters
+        ----------
+        file : SourceFile
+            The dataset's file, opened by the caller.
+
+        Raises
+        ------
+        DatasetError
+            If the file has changed and is malformed now.
+        """
+        with self._lock:
+            contents = self._contents
+            if contents.identity == file.version and self._keep_index:
+                return contents
+            contents = self._inspect_checked(file)
+            self._contents = self._without_index(contents)
+            return contents
+
+    def skip_rows(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Selection:
+        """Return an equal selection that skips whole record batches instead of decoding them.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read or does not match its index.
+        """
+        if not selection.offset or selection.filter is not None or contents.index is None:
+            return selection
+        first, index = selection.first_batch, contents.index
+        if selection.selects_batches:
+            index = index.select_batches(file, first, selection.end_batch)
+        batch, row = index.find_row(file, selection.offset)
+        return replace(selection, first_batch=first + batch, offset=row)
+
+    def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
+        """Return the rows of each stored record batch or row group.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read or does not match its index.
+        """
+        if contents.index is not None:
+            return contents.index.list_rows(file)
+        with closing(self.read_batches(file, contents, Selection(contents.schema))) as batches:
+            return [batch.num_rows for batch, _ in batches]
+
+    def count_batches(self, file: SourceFile, contents: FileContents) -> int:
+        """Return the number of stored record batches or row groups; see `list_batch_rows`."""
+        if contents.index is not None:
+            return contents.index.count_batches(file)
+        return len(self.list_batch_rows(file, contents))
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        with closing(self.open_file()) as file:
+            check_version(request, hash_version(file.version))
+            select_shards(request, (self,))
+            contents = self.load_contents(file)
+            rows = self.list_batch_rows(file, contents)
+            if request.filter is not None:
+                selection = Selection.for_counting(request, encoding, contents.schema)
+                read = partial(self.read_batches, file, contents)
+                rows = count_matches(
+                    selection, read, rows, str(self.path), is_valid=self.decodes_batches
+                )
+            return rows
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the file for one reader; see `Dataset.open`."""
+        file = self.open_file()
+        try:
+            check_version(request, hash_version(file.version))
+            select_shards(request, (self,))
+            contents = self.load_contents(file)
+            selection = Selection.resolve(request, encoding, contents.schema)
+            if request.batches is not None:
+                check_batches(request, self.count_batches(file, contents))
+            source = self._open_selection(file, contents, selection, encoding)
+        except BaseException:
+            file.close()
+            raise
+        source.call_on_close(file.close)
+        return source
+
+    def close(self) -> None:
+        """Drop the index. Open sources stay usable."""
+        with self._lock:
+            self._keep_index = False
+            self._contents = self._without_index(self._contents)
+
+    def _open_selection(
+        self, file: SourceFile, contents: FileContents, selection: Selection, encoding: Encoding
+    ) -> GeneratorSource:
+        selection = self.skip_rows(file, contents, selection)
+        messages = plan_file(selection, contents.index, file, regions=encoding.regions)
+        if messages is None:
+            batches = self.read_batches(file, contents, selection.for_reading(contents.schema))
+            is_valid = self.decodes_batches
+            groups = encode_groups(selection, batches, str(self.path), is_valid=is_valid)
+            return GeneratorSource(_add_footer(groups, contents), blocking=True)
+        sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
+        region_files = (self.path,) if sends_regions else ()
+        groups = _add_footer(_file_groups(file, messages), contents)
+        return GeneratorSource(groups, blocking=False, region_files=region_files)
+
+    def _inspect_checked(self, file: SourceFile) -> FileContents:
+        contents = self.inspect(file)
+        if not has_utf8_names(contents.schema):
+            raise DatasetError(f"{self.path} has column names that are not UTF-8")
+        file.check()
+        return contents
+
+    def _without_index(self, contents: FileContents) -> FileContents:
+        """Return contents that can be kept between readers."""
+        if self._keep_index or contents.index is None:
+            return contents
+        return replace(contents, index=contents.index.without_blocks())
+
+
+def choose_included_fields(selection: Selection, contents: FileContents) -> list[int]:
+    """Return the columns that pyarrow reads from an IPC file. Empty means all."""
+    if has_unions(contents.schema):
+        return []  # pyarrow miscounts the buffers of unions that it skips
+    return selection.sorted_columns or []
+
+
+def _add_footer(groups: MessageGroups, contents: FileContents) -> MessageGroups:
+    """Return groups whose schema message carries the custom metadata of the footer."""
+    footer = contents.footer_metadata
+    return groups if footer is None else _add_pairs(groups, footer)
+
+
+def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+    with closing(groups):
+        ((schema, *_),) = next(groups)
+        yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None)]
+        yield from groups
+
+
+def _file_groups(
+    file: SourceFile, messages: PassthroughMessages | ProjectedMessages
+) -> MessageGroups:
+    yield [messages.schema_message()]
+    yield from messages.groups(file)

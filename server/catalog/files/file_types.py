@@ -1,0 +1,96 @@
+"""Detecting the type of a file by its first bytes; that of a text file by its name."""
+
+from __future__ import annotations
+
+import stat
+from contextlib import closing
+from pathlib import Path
+
+from ....errors import DatasetError, ProtocolError
+from ....formats.arrow.file import MAGIC
+from ....formats.arrow.framing import CONTINUATION, parse_prefix
+from ....formats.arrow.message import HeaderType, read_message_info
+from ....transport.memory.files import SourceFile
+from .arrow_file import ArrowFileDataset
+from .arrow_stream import ArrowStreamDataset
+from .feather import FeatherDataset
+from .file_dataset import FileDataset
+from .orc import OrcDataset
+from .parquet import ParquetDataset
+from .text_files import CsvDataset, JsonLinesDataset
+
+SUPPORTED_TYPES = (
+    "an Arrow IPC file or stream, a Feather, Parquet or ORC file, or a text file whose name ends "
+    "in .csv, .jsonl or .ndjson"
+)
+"""The supported file types, for errors."""
+_MAGICS: tuple[tuple[bytes, type[FileDataset]], ...] = (
+    (MAGIC, ArrowFileDataset),
+    (b"PAR1", ParquetDataset),
+    (b"FEA1", FeatherDataset),
+    (b"ORC", OrcDataset),
+    (CONTINUATION, ArrowStreamDataset),
+)
+# Text has no first bytes of its own, so the name decides.
+_SUFFIXES: dict[str, type[FileDataset]] = {
+    ".csv": CsvDataset,
+    ".jsonl": JsonLinesDataset,
+    ".ndjson": JsonLinesDataset,
+}
+_ENCRYPTED_PARQUET = b"PARE"
+_MAX_SCHEMA_BYTES = 16 << 20
+
+
+def open_file(path: Path, *, keep_index: bool = True, refuse_writers: bool = True) -> FileDataset:
+    """Return the dataset in a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    keep_index, refuse_writers : bool
+        See `FileDataset`.
+
+    Raises
+    ------
+    DatasetError
+        If the file does not exist, cannot be read, or has an unsupported type, or if it
+        is open for writing.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DatasetError(f"cannot read {path}: {reason}") from None
+    if not stat.S_ISREG(mode):
+        raise DatasetError(f"{path} is neither a file nor a directory")
+    dataset_type = _detect_type(path, refuse_writers=refuse_writers)
+    return dataset_type(path, keep_index=keep_index, refuse_writers=refuse_writers)
+
+
+def _detect_type(path: Path, *, refuse_writers: bool) -> type[FileDataset]:
+    with closing(SourceFile(path, refuse_writers=refuse_writers)) as file:
+        if not file.size:
+            raise DatasetError(f"{path} is empty; expected {SUPPORTED_TYPES}")
+        head = file.read(0, min(file.size, 8))
+        for magic, dataset_type in _MAGICS:
+            if head.startswith(magic):
+                return dataset_type
+        if head.startswith(_ENCRYPTED_PARQUET):
+            raise DatasetError(f"{path} is an encrypted Parquet file, which is not supported")
+        if _is_legacy_stream(file, head):
+            return ArrowStreamDataset
+        if path.suffix.lower() in _SUFFIXES:
+            return _SUFFIXES[path.suffix.lower()]
+    raise DatasetError(f"{path} begins with {head!r}; expected {SUPPORTED_TYPES}")
+
+
+def _is_legacy_stream(file: SourceFile, head: bytes) -> bool:
+    """Return whether a file is a stream from before Arrow 0.15, which begins with a length."""
+    try:
+        nbytes, length = parse_prefix(head)
+        if not 0 < length <= min(file.size - nbytes, _MAX_SCHEMA_BYTES):
+            return False
+        return read_message_info(file.read(nbytes, length)).header_type is HeaderType.SCHEMA
+    except ProtocolError:
+        return False

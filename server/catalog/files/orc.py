@@ -1,0 +1,48 @@
+"""ORC files: one record batch for each stripe."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from ....transport.memory.files import SourceFile
+from ..messages.reencoding import Batches
+from ..query.selection import Selection
+from .file_access import map_read_errors, open_handle
+from .file_dataset import FileContents, FileDataset
+
+_FILE_TYPE = "an ORC file"
+
+
+class OrcDataset(FileDataset):
+    """A dataset in an ORC file. Each reader has one stripe in memory."""
+
+    _kind = "orc file"
+    decodes_batches = True
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Read the footer, and return the contents of the file."""
+        with _open_orc(file) as orc:
+            return FileContents(file.version, orc.schema, file.size, rows=orc.nrows)
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches; see `FileDataset.read_batches`."""
+        with _open_orc(file) as orc:
+            stripes = range(orc.nstripes)[selection.first_batch : selection.end_batch]
+            for stripe in stripes:
+                batch = orc.read_stripe(stripe)
+                file.check()
+                if selection.columns is not None:
+                    batch = batch.select(list(selection.columns))
+                yield batch, None
+
+
+@contextmanager
+def _open_orc(file: SourceFile) -> Generator[Any]:
+    from pyarrow import orc
+
+    with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
+        yield orc.ORCFile(handle)

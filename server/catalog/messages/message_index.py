@@ -1,0 +1,248 @@
+"""An index of the messages in a file: the offset, the size and the rows of each."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ....errors import ProtocolError
+from ....formats.arrow.file import BLOCK, Blocks
+from ....formats.arrow.framing import parse_prefix
+from ....formats.arrow.headers import RowCountReader
+from ....formats.arrow.message import HeaderType, read_message_info
+from ....protocol.splitter import SourceMessage
+from ....transport.memory.files import SourceFile
+from ..dataset import GROUP_BYTES
+
+REGION_BYTES = 128 << 10
+"""The size in bytes from which a body is sent as a region of its file."""
+_MAX_GAP = 4 << 10
+_NOT_A_RECORD_BATCH = -1
+
+
+class RowCounts(NamedTuple):
+    """The number of rows in the record batches of a file."""
+
+    total: int
+    """The rows of all record batches."""
+    largest: int
+    """The rows of the largest record batch."""
+
+
+class RowPosition(NamedTuple):
+    """The position of a row in a file."""
+
+    batch: int
+    """The index of its record batch."""
+    row: int
+    """The index of the row in that record batch."""
+
+
+class MessageIndex:
+    """The messages of a stream in a file.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The decoded schema.
+    schema_metadata : bytes
+        The FlatBuffer of the schema message.
+    blocks : Blocks
+        The position and size of each message after the schema, in the order of the stream.
+    codec : str or None
+        The compression of the bodies: ``lz4``, ``zstd`` or None.
+    dictionaries : int or None
+        The number of dictionary batches, if all of them are before the first record batch. None if
+        that is unknown.
+
+    Attributes
+    ----------
+    group_ends : array of int
+        For each group of messages, the index in `blocks` after its last message. A group has at
+        most GROUP_BYTES or a single message, is contiguous in the file apart from small gaps, and
+        has either small bodies or bodies of at least REGION_BYTES.
+    """
+
+    __slots__ = (
+        "_dictionaries",
+        "_row_counts",
+        "blocks",
+        "codec",
+        "group_ends",
+        "schema",
+        "schema_metadata",
+    )
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        schema_metadata: bytes,
+        blocks: Blocks,
+        codec: str | None,
+        dictionaries: int | None = None,
+    ) -> None:
+        self.schema = schema
+        self.schema_metadata = schema_metadata
+        self.blocks = blocks
+        self.codec = codec
+        self.group_ends = _find_group_ends(blocks)
+        self._dictionaries = dictionaries
+        self._row_counts: array[int] | None = None
+
+    def schema_message(self) -> SourceMessage:
+        """Return the schema message, which begins the stream."""
+        return SourceMessage(self.schema_metadata, None)
+
+    def has_schema_message_of(self, other: MessageIndex | None) -> bool:
+        """Return whether the messages of another file may follow these in one stream."""
+        return other is not None and self.schema_metadata == other.schema_metadata
+
+    def without_blocks(self) -> MessageIndex:
+        """Return an index with the schema and the codec, whose size does not depend on the file."""
+        return MessageIndex(self.schema, self.schema_metadata, Blocks(), self.codec)
+
+    def count_rows(self, file: SourceFile) -> RowCounts:
+        """Count the rows of the record batches. The first call reads the metadata of all messages.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read or does not match the index.
+        """
+        counts = self._count_rows(file)
+        return RowCounts(sum(max(rows, 0) for rows in counts), max((0, *counts)))
+
+    def find_row(self, file: SourceFile, row: int) -> RowPosition:
+        """Return the position of a row. The first call reads the metadata of all messages.
+
+        Parameters
+        ----------
+        file : SourceFile
+            The file.
+        row : int
+            The number of rows before it. If it is not in the file, the position is after the
+            last record batch.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read or does not match the index.
+        """
+        batch = 0
+        for rows in self._count_rows(file):
+            if rows == _NOT_A_RECORD_BATCH:
+                continue
+            if row < rows or not row:
+                break
+            row -= rows
+            batch += 1
+        else:
+            row = 0
+        return RowPosition(batch, row)
+
+    def count_batches(self, file: SourceFile) -> int:
+        """Return the number of record batches; raises as `count_rows` does."""
+        if self._dictionaries is not None:
+            return len(self.blocks) - self._dictionaries
+        return len(self.list_rows(file))
+
+    def list_rows(self, file: SourceFile) -> list[int]:
+        """Return the rows of each record batch; raises as `count_rows` does."""
+        return [rows for rows in self._count_rows(file) if rows != _NOT_A_RECORD_BATCH]
+
+    def select_batches(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
+        """Return an index of some record batches and the dictionary batches that they need.
+
+        Parameters
+        ----------
+        file : SourceFile
+            The file.
+        first, end : int
+            The first record batch, and the one after the last. An `end` of None means all.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be read or does not match the index.
+        """
+        if self._dictionaries is None:
+            return self._select_mixed(file, first, end)
+        leading = self._dictionaries
+        begin = leading + first
+        stop = len(self.blocks) if end is None else leading + end
+        blocks = self.blocks.select(0, leading) + self.blocks.select(begin, stop)
+        selected = self._with_blocks(blocks, leading)
+        counts = self._row_counts
+        if counts is not None:
+            selected._row_counts = counts[:leading] + counts[begin:stop]
+        return selected
+
+    def _select_mixed(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
+        """Return the same as `select_batches`, for any order of messages."""
+        packed = bytearray()
+        counts = array("q")
+        batch = 0
+        blocks = self.blocks.iter_tuples(0, len(self.blocks))
+        for block, rows in zip(blocks, self._count_rows(file), strict=True):
+            if end is not None and batch >= end:
+                break
+            if rows != _NOT_A_RECORD_BATCH:
+                batch += 1
+                if batch <= first:
+                    continue
+            packed += BLOCK.pack(*block)
+            counts.append(rows)
+        selected = self._with_blocks(Blocks(bytes(packed)), None)
+        selected._row_counts = counts
+        return selected
+
+    def _with_blocks(self, blocks: Blocks, dictionaries: int | None) -> MessageIndex:
+        return MessageIndex(self.schema, self.schema_metadata, blocks, self.codec, dictionaries)
+
+    def _count_rows(self, file: SourceFile) -> array[int]:
+        """Return the rows of each message, with -1 for messages that are not record batches."""
+        if self._row_counts is None:
+            row_reader = RowCountReader()
+            counts = array("q")
+            offset = 0
+            try:
+                for offset, metadata, body in self.blocks.iter_tuples(0, len(self.blocks)):
+                    data = file.read(offset, metadata)
+                    rows = row_reader.read(data, 0, metadata, body)
+                    if not rows and not _is_record_batch(data):
+                        rows = _NOT_A_RECORD_BATCH
+                    counts.append(rows)
+            except ProtocolError as error:
+                raise file.corruption_error(offset, error.message) from None
+            self._row_counts = counts
+        return self._row_counts
+
+
+def _is_record_batch(data: bytes) -> bool:
+    """Return whether an encapsulated message is a record batch."""
+    info = read_message_info(memoryview(data)[parse_prefix(data[:8]).nbytes :])
+    return info.header_type is HeaderType.RECORD_BATCH
+
+
+def _find_group_ends(blocks: Blocks) -> array[int]:
+    ends = array("Q")
+    group_begin = message_end = -1
+    is_region = False
+    for index, (offset, metadata, body) in enumerate(blocks.iter_tuples(0, len(blocks))):
+        end = offset + metadata + body
+        if index and (
+            end - group_begin > GROUP_BYTES
+            or (body >= REGION_BYTES) != is_region
+            or not 0 <= offset - message_end <= _MAX_GAP
+        ):
+            ends.append(index)
+            group_begin = offset
+        elif not index:
+            group_begin = offset
+        message_end = end
+        is_region = body >= REGION_BYTES
+    if len(blocks):
+        ends.append(len(blocks))
+    return ends

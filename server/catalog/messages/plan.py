@@ -1,0 +1,87 @@
+"""The choice between passthrough, projection and re-encoding.
+
+Messages can be sent without decoding them if the request keeps their boundaries and their
+compression: it has no filter, no offset inside a record batch, no limit or batch size that a
+record batch exceeds, and the compression of the file or none in particular. Then a request for all
+columns passes the messages through, and a request for some columns projects them. Everything else
+is re-encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ....transport.memory.files import SourceFile
+from ..query.selection import Selection
+from .message_index import MessageIndex
+from .passthrough import PassthroughMessages
+from .projection import ProjectedMessages
+
+
+def plan_file(
+    selection: Selection, index: MessageIndex | None, file: SourceFile, *, regions: bool
+) -> PassthroughMessages | ProjectedMessages | None:
+    """Choose how to send the messages of one file.
+
+    Parameters
+    ----------
+    selection : Selection
+        The requested part of the file.
+    index : MessageIndex or None
+        The messages of the file; None if it has none that can be sent.
+    file : SourceFile
+        The file. Its metadata is read where the decision depends on it.
+    regions : bool
+        See `Encoding.regions`.
+
+    Returns
+    -------
+    PassthroughMessages, ProjectedMessages or None
+        None means re-encoding.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be read.
+    """
+    if index is None or selection.filter is not None or selection.offset:
+        return None
+    if selection.compression not in (None, index.codec or "none") and len(index.blocks):
+        return None
+    if selection.selects_batches:
+        index = index.select_batches(file, selection.first_batch, selection.end_batch)
+    if not _keeps_boundaries(selection, index, file):
+        return None
+    if selection.columns is None:
+        return PassthroughMessages(index, regions=regions)
+    return ProjectedMessages.plan(index, selection, file)
+
+
+def allows_passthrough(selection: Selection, codecs: Collection[str]) -> bool:
+    """Return whether several files with the same schema message can be passed through.
+
+    Parameters
+    ----------
+    selection : Selection
+        The requested part of all files together.
+    codecs : collection of str
+        The compressions of the files: ``none``, ``lz4``, ``zstd``.
+    """
+    return (
+        selection.filter is None
+        and not selection.offset
+        and selection.columns is None
+        and selection.limit is None
+        and selection.batch_rows is None
+        and (selection.compression is None or set(codecs) == {selection.compression})
+    )
+
+
+def _keeps_boundaries(selection: Selection, index: MessageIndex, file: SourceFile) -> bool:
+    """Return whether limit and batch size leave every record batch whole."""
+    if selection.limit is None and selection.batch_rows is None:
+        return True
+    total, largest = index.count_rows(file)
+    within_limit = selection.limit is None or selection.limit >= total
+    within_batch_rows = selection.batch_rows is None or selection.batch_rows >= largest
+    return within_limit and within_batch_rows

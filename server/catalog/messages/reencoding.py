@@ -1,0 +1,223 @@
+"""Re-encoding: applying a selection to decoded record batches, and encoding new messages."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from ....errors import DatasetError, ProtocolError
+from ....formats.arrow.encoder import MessageEncoder
+from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
+from ....formats.arrow.validation import validate_memory
+from ....protocol.splitter import SourceMessage
+from ..dataset import GROUP_BYTES
+from ..query.selection import Selection
+from .generator_source import MessageGroups
+
+Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
+"""A record batch, and the custom metadata of its message."""
+Batches = Generator[Batch, None, None]
+"""A generator of record batches."""
+
+_MAX_GROUP_SECONDS = 0.01
+
+
+def encode_groups(
+    selection: Selection, batches: Batches, label: str, *, is_valid: bool = True
+) -> MessageGroups:
+    """Yield a group with the schema message, and then groups of the messages of the batches.
+
+    A group ends at GROUP_BYTES, or when it took 10 ms to make, so that the batches of a slow source
+    are sent as they come.
+
+    Parameters
+    ----------
+    selection : Selection
+        The selection, except for its columns, is applied here.
+    batches : generator
+        Yields batches with the columns of `Selection.for_reading`. This generator closes it.
+    label : str
+        The origin of the batches, for errors.
+    is_valid : bool
+        Whether the batches are known to be valid. If not, they are validated before they are cut,
+        because Arrow follows invalid offsets out of bounds.
+
+    Raises
+    ------
+    DatasetError
+        If a batch is not valid or cannot be encoded.
+    """
+    try:
+        encoder = MessageEncoder(selection.schema, selection.codec)
+        yield [SourceMessage(*encoder.schema_message)]
+        group: list[SourceMessage] = []
+        nbytes, started = 0, time.monotonic()
+        for batch, custom_metadata in _select_rows(selection, batches, is_valid=is_valid):
+            for message in encoder.encode(batch, custom_metadata):
+                group.append(SourceMessage(*message))
+                nbytes += message.body_length
+            if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
+                yield group
+                group = []
+                nbytes, started = 0, time.monotonic()
+        if group:
+            yield group
+        encoder.close()
+    except ProtocolError as error:
+        raise DatasetError(f"{label}: {error.message}") from None
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(f"{label} has invalid data: {reason}") from None
+    finally:
+        batches.close()
+
+
+def count_matches(
+    selection: Selection,
+    read_batches: Callable[[Selection], Batches],
+    stored_rows: Sequence[int],
+    label: str,
+    *,
+    is_valid: bool,
+) -> list[int]:
+    """Return the number of rows of each stored batch that pass a filter.
+
+    Parameters
+    ----------
+    selection : Selection
+        The filter, and the columns that it needs; see `Selection.for_counting`.
+    read_batches : callable
+        Yields the batches of a selection without a filter. It may divide the rows into other
+        batches than the stored ones.
+    stored_rows : sequence of int
+        The rows of each stored batch.
+    label, is_valid
+        See `encode_groups`.
+
+    Raises
+    ------
+    DatasetError
+        If a batch is not valid, or the number of rows differs from `stored_rows`.
+    """
+    counts = [0] * len(stored_rows)
+    ends = list(accumulate(stored_rows))
+    number = row = 0
+    try:
+        with closing(read_batches(replace(selection, filter=None))) as batches:
+            for batch, _ in batches:
+                if not is_valid:
+                    _validate_filtered_columns(selection, batch)
+                begin, end = row, row + batch.num_rows
+                while row < end:
+                    number = bisect_right(ends, row, number)
+                    if number == len(ends):
+                        raise DatasetError(f"{label} has more rows than its metadata states")
+                    part = batch.slice(row - begin, min(end, ends[number]) - row)
+                    counts[number] += selection.apply_filter(part).num_rows
+                    row += part.num_rows
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(f"{label} has invalid data: {reason}") from None
+    if ends and row != ends[-1]:
+        raise DatasetError(f"{label} has fewer rows than its metadata states")
+    return counts
+
+
+def _select_rows(
+    selection: Selection, batches: Iterable[Batch], *, is_valid: bool
+) -> Iterator[Batch]:
+    """Apply the filter, offset, limit and batch size of a selection."""
+    if selection.limit == 0:
+        return
+    cutter = _BatchCutter(selection)
+    is_cut = cutter.may_cut or selection.filter is not None
+    for batch, custom_metadata in batches:
+        if not is_valid:
+            _validate(batch, offsets=is_cut)
+            _validate_filtered_columns(selection, batch)
+        if selection.filter is not None:
+            batch = selection.apply_filter(batch)
+            if not batch.num_rows:
+                continue
+        for part in cutter.cut(batch):
+            yield part, custom_metadata
+        if cutter.is_done:
+            return
+
+
+class _BatchCutter:
+    """Cuts batches to the offset, limit and batch size of a selection.
+
+    The slices of some types still refer to the whole batch. They are truncated, so that only the
+    rows of the slice are sent.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self._offset = selection.offset
+        self._limit = selection.limit
+        self._batch_rows = selection.batch_rows
+        self._truncates = needs_truncation(selection.schema)
+        self.may_cut = (
+            self._truncates
+            or selection.offset > 0
+            or selection.limit is not None
+            or selection.batch_rows is not None
+        )
+        """Whether a batch may be sliced or truncated."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit == 0
+
+    def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the parts of a batch that are to be sent."""
+        if self._offset:
+            skipped = min(self._offset, batch.num_rows)
+            self._offset -= skipped
+            if skipped == batch.num_rows:
+                return
+            batch = self._slice(batch, skipped)
+        rows = batch.num_rows
+        if self._limit is not None:
+            rows = min(rows, self._limit)
+            self._limit -= rows
+        step = rows if self._batch_rows is None else min(rows, self._batch_rows)
+        if step == batch.num_rows:
+            yield batch
+            return
+        for start in range(0, rows, step):
+            yield self._slice(batch, start, min(step, rows - start))
+
+    def _slice(self, batch: pa.RecordBatch, start: int, rows: int | None = None) -> pa.RecordBatch:
+        part = batch.slice(start, rows)
+        return truncate(part) if self._truncates else part
+
+
+def _validate_filtered_columns(selection: Selection, batch: pa.RecordBatch) -> None:
+    """Fully validate the columns that the filter refers to; raise ``pyarrow.ArrowInvalid``."""
+    if selection.filter is not None:
+        columns = selection.read_columns or range(batch.num_columns)
+        for column, array in zip(columns, batch.columns, strict=True):
+            if column in selection.filter.columns and not pa.types.is_primitive(array.type):
+                validate_memory(array)
+
+
+def _validate(batch: pa.RecordBatch, *, offsets: bool) -> None:
+    """Validate what cutting and encoding a batch rely on; raise ``pyarrow.ArrowInvalid``.
+
+    Columns of fixed-width values are not validated in full. Any values can be cut, and other
+    writers' files hold some that pyarrow calls invalid.
+    """
+    batch.validate()
+    if offsets:
+        for index, field in enumerate(batch.schema):
+            if has_offsets(field.type):
+                validate_memory(batch.column(index))

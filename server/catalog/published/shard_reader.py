@@ -1,0 +1,199 @@
+"""Reading the shards of a published dataset: from its folder, or from a cache of its objects."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from ....errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
+from ....formats.arrow.schema_difference import describe_difference
+from ....protocol.request import Request
+from ....publication.manifest import ShardEntry
+from ....publication.shard_files import check_shard_length
+from ....publication.shard_pruning import prune_shards
+from ....publication.storage.base import Storage
+from ..dataset import Encoding
+from ..files.arrow_file import ArrowFileDataset
+from ..files.concatenated import ConcatenatedFiles
+from ..files.file_access import read_identity
+from ..messages.generator_source import GeneratorSource
+from ..messages.reencoding import Batches, encode_groups
+from ..query.selection import Selection
+from .object_cache import ObjectCache
+
+_MAX_INSPECTED_FILES = 8192
+
+
+class ShardReader:
+    """Reads the shards of one dataset. Safe to use from several threads.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage of the dataset.
+    cache : ObjectCache
+        The cache for shards from an object store.
+    """
+
+    def __init__(self, storage: Storage, cache: ObjectCache) -> None:
+        self._storage = storage
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._inspected: dict[Path, ArrowFileDataset] = {}
+
+    def open(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        request: Request,
+        encoding: Encoding,
+    ) -> GeneratorSource:
+        """Open shards for one reader.
+
+        Parameters
+        ----------
+        shards : sequence of ShardEntry
+            The shards, in order.
+        schema : pyarrow.Schema
+            The schema of all shards.
+        request : Request
+            The request. The caller has dealt with its version and its shard.
+        encoding : Encoding
+            The server's defaults.
+
+        Raises
+        ------
+        SplitArrowError
+            As `Dataset.open` does.
+        """
+        selection = Selection.resolve(request, encoding, schema)
+        row_filter = selection.filter
+        is_numbered = request.batches is not None and len(shards) > 1
+        if (
+            row_filter is not None
+            and not is_numbered
+            and row_filter.cost.allows_pruning(len(shards))
+        ):
+            shards = prune_shards(
+                shards, schema, row_filter.expression, row_filter.fields, row_filter.types
+            )
+        if is_numbered and self._storage.folder is None:
+            raise InvalidRequestError(
+                "record batches are selected from one shard of a dataset in an object store; "
+                "name the shard",
+                stream=request.dataset,
+            )
+        if len(shards) == 1:
+            return self._open_single(shards[0], schema, request, encoding)
+        if shards and self._storage.folder is not None:
+            return self._open_local(shards, schema, request, encoding)
+        return self._open_remote(shards, schema, selection)
+
+    def count_rows(
+        self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
+    ) -> list[int]:
+        """Return the rows that each record batch of a shard contributes.
+
+        Parameters and errors are those of `open`.
+        """
+        with self._local_file(shard) as path:
+            return self._inspect(path, shard, schema).count_rows(request, encoding)
+
+    def _open_single(
+        self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
+    ) -> GeneratorSource:
+        with ExitStack() as resources:
+            path = resources.enter_context(self._local_file(shard))
+            source = self._inspect(path, shard, schema).open(request, encoding)
+            source.call_on_close(resources.pop_all().close)
+        return source
+
+    def _open_local(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        request: Request,
+        encoding: Encoding,
+    ) -> GeneratorSource:
+        """Open several shards in a local folder."""
+        datasets: list[ArrowFileDataset] = []
+        for shard in shards:
+            with self._local_file(shard) as path:
+                datasets.append(self._inspect(path, shard, schema))
+        files = ConcatenatedFiles.of(datasets, schema)
+        return files.open(request, encoding, self._storage.location)
+
+    def _open_remote(
+        self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
+    ) -> GeneratorSource:
+        """Open several shards in an object store, or no shard.
+
+        The shards are downloaded one at a time, and their schema messages may differ, so they are
+        re-encoded.
+        """
+        if selection.filter is None:
+            shards, selection = _skip_shards(shards, selection)
+        batches = self._read_batches(shards, schema, selection.for_reading(schema))
+        groups = encode_groups(selection, batches, self._storage.location, is_valid=False)
+        return GeneratorSource(groups, blocking=True)
+
+    def _read_batches(
+        self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
+    ) -> Batches:
+        for shard in shards:
+            with self._local_file(shard) as path:
+                dataset = self._inspect(path, shard, schema)
+                with closing(dataset.open_file()) as file:
+                    contents = dataset.load_contents(file)
+                    with closing(dataset.read_batches(file, contents, selection)) as batches:
+                        yield from batches
+
+    @contextmanager
+    def _local_file(self, shard: ShardEntry) -> Generator[Path]:
+        """Yield the path of a shard's file; one in an object store is downloaded into the cache."""
+        if self._storage.folder is not None:
+            yield self._storage.folder / shard.path
+            return
+        with self._cache.open_shard(self._storage, shard) as path:
+            yield path
+
+    def _inspect(self, path: Path, shard: ShardEntry, schema: pa.Schema) -> ArrowFileDataset:
+        """Return the dataset in a shard's file. It is inspected once for each state of the file."""
+        with self._lock:
+            known = self._inspected.get(path)
+        try:
+            if known is not None and read_identity(path) == known.identity:
+                return known
+            # A version never changes, and its manifest has the SHA-256 of each shard.
+            dataset = ArrowFileDataset(path, keep_index=False, refuse_writers=False)
+        except ProtocolError as error:
+            raise DatasetError(f"{path} is not a valid Arrow IPC file: {error.message}") from None
+        except OSError as error:
+            problem = f"cannot read {path}: {error.strerror}"
+            raise exhausted_error(error) or DatasetError(problem) from None
+        check_shard_length(shard, dataset.nbytes or 0, self._storage.location)
+        difference = describe_difference(schema, dataset.schema)
+        if difference is not None:
+            raise DatasetError(f"{path} differs from its manifest: {difference}")
+        with self._lock:
+            if len(self._inspected) >= _MAX_INSPECTED_FILES:
+                self._inspected.clear()
+            self._inspected[path] = dataset
+        return dataset
+
+
+def _skip_shards(
+    shards: Sequence[ShardEntry], selection: Selection
+) -> tuple[Sequence[ShardEntry], Selection]:
+    """Skip the shards before the offset."""
+    offset = selection.offset
+    for index, shard in enumerate(shards):
+        if offset < shard.rows:
+            return shards[index:], replace(selection, offset=offset)
+        offset -= shard.rows
+    return (), replace(selection, offset=0)

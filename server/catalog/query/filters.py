@@ -1,0 +1,294 @@
+"""Filters: the rows that a reader requests, as a Substrait extended expression.
+
+The expression refers to fields by number, in its own schema. That schema names its fields, and
+the names connect it to the columns of the dataset. Fields that the expression does not use need not
+exist in the dataset.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ....errors import ExhaustedError, InvalidRequestError
+from ....formats.arrow.truncation import needs_truncation, truncate
+from ..suggestions import suggest_names
+from .filter_budget import EVALUATION_BYTES, FilterCost, ProcessorTime, cast_bytes
+
+# The extension of Arrow's own functions. Some of them take any amount of memory or time, so
+# filters may only use the functions of Substrait.
+_ARROW_EXTENSION = b"substrait_simple_extension_function"
+_MAX_REASON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A filter, matched with the columns of a dataset."""
+
+    expression: Any
+    """The expression (``pyarrow.compute.Expression``). It refers to fields by number."""
+    fields: Mapping[int, int]
+    """For each field number in the expression, the index of the column in the dataset."""
+    types: Sequence[Any]
+    """For each field number, the type that the expression expects (``pyarrow.DataType``)."""
+    dataset: str
+    """The dataset's name, for errors."""
+    cost: FilterCost
+    """The estimated cost of the expression."""
+    processor_time: ProcessorTime
+    """The processor time that the filter may use."""
+
+    @classmethod
+    def resolve(
+        cls, text: str, schema: pa.Schema, dataset: str, *, seconds: float = 10.0
+    ) -> RowFilter:
+        """Parse a filter, and match it with the columns of a dataset.
+
+        Parameters
+        ----------
+        text : str
+            The Substrait extended expression in base64url.
+        schema : pyarrow.Schema
+            The schema of the dataset.
+        dataset : str
+            The dataset's name, for errors.
+        seconds : float
+            The processor time that the filter may use, in seconds; see `ProcessorTime`.
+
+        Raises
+        ------
+        InvalidRequestError
+            If the filter is malformed, is not exactly one boolean expression, refers to a missing
+            column, or does not fit the types of the columns.
+        ExhaustedError
+            If it takes too much memory or processor time for a single row.
+        """
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except ValueError:
+            raise InvalidRequestError("the filter is not valid base64url", stream=dataset) from None
+        if _ARROW_EXTENSION in data:
+            raise InvalidRequestError(
+                "the filter calls a function that is not a standard Substrait function",
+                stream=dataset,
+            )
+        expression, expected = _parse_expression(data, dataset)
+        names = expected.names
+        cost = FilterCost.estimate(str(expression), len(data))
+        fields = {
+            number: _find_column(schema, names[number], dataset)
+            for number in sorted(cost.fields)
+            if number < len(names)
+        }
+        time = ProcessorTime(seconds, dataset)
+        row_filter = cls(expression, fields, expected.types, dataset, cost, time)
+        row_filter.check(schema)
+        return row_filter
+
+    @property
+    def columns(self) -> frozenset[int]:
+        """The columns of the dataset that the filter refers to, as indices."""
+        return frozenset(self.fields.values())
+
+    @property
+    def uses_dataset_numbers(self) -> bool:
+        """Whether each field number is the index of the column in the dataset."""
+        return all(number == column for number, column in self.fields.items())
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that the filter yields booleans for batches with this schema.
+
+        Raises
+        ------
+        InvalidRequestError
+            If it does not.
+        ExhaustedError
+            If it takes too much memory for a single row.
+        """
+        try:
+            columns = {column: pa.nulls(1, schema.field(column).type) for column in self.columns}
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the filter refers to a column whose type it cannot read: {_shorten(error)}",
+                stream=self.dataset,
+            ) from None
+        mask = self._evaluate(columns, 1)
+        if not pa.types.is_boolean(mask.type):
+            raise InvalidRequestError(
+                f"the filter has the type {mask.type}; expected bool", stream=self.dataset
+            )
+
+    def apply(self, batch: pa.RecordBatch, columns: Sequence[int]) -> pa.RecordBatch:
+        """Return the rows of a batch that pass the filter.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            The batch. The columns that the filter refers to must be fully validated.
+        columns : sequence of int
+            For each column of the batch, its index in the dataset.
+
+        Raises
+        ------
+        InvalidRequestError
+            If the expression fails for a value.
+        ExhaustedError
+            If the filter takes too much memory for a single row, or too much processor time.
+        """
+        arrays: dict[int, Any] = dict(zip(columns, batch.columns, strict=True))
+        mask = self._evaluate(arrays, batch.num_rows)
+        kept = pc.sum(mask).as_py() or 0
+        if kept == batch.num_rows:
+            return batch
+        if not kept:
+            return batch.slice(0, 0)
+        filtered = pa.RecordBatch.from_arrays(
+            [_filter_array(array, mask) for array in batch.columns], schema=batch.schema
+        )
+        return truncate(filtered) if needs_truncation(batch.schema) else filtered
+
+    def _evaluate(self, arrays: Mapping[int, Any], rows: int) -> Any:
+        """Return the value of the expression for each row, as a chunked array.
+
+        Parameters
+        ----------
+        arrays : mapping of int to pyarrow.Array
+            The columns by their indices in the dataset.
+        rows : int
+            The number of rows.
+        """
+        chunks: list[Any] = []
+        self.processor_time.start()
+        try:
+            for count, inputs in self._slices(arrays, rows):
+                chunks += self._evaluate_slice(inputs, count).chunks
+                nbytes = sum(array.nbytes for array in inputs.values())
+                self.processor_time.spend(count, nbytes)
+            return pa.chunked_array(chunks) if chunks else pa.chunked_array([], pa.bool_())
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the filter cannot be applied: {_shorten(error)}", stream=self.dataset
+            ) from None
+
+    def _slices(self, arrays: Mapping[int, Any], rows: int) -> Iterator[tuple[int, dict[int, Any]]]:
+        """Yield the columns by field number, in slices within the budget, and their lengths."""
+        start, count = 0, rows
+        while start < rows:
+            count = min(count, rows - start)
+            inputs = self._cast_slice(arrays, start, count)
+            if inputs is None or self.cost.nbytes(count, inputs) > EVALUATION_BYTES:
+                if count == 1:
+                    raise ExhaustedError(
+                        "the filter takes more than "
+                        f"{EVALUATION_BYTES >> 20} MiB of memory for a single row; use a simpler "
+                        "filter or shorter literals",
+                        stream=self.dataset,
+                    )
+                count = (count + 1) // 2
+                continue
+            yield count, inputs
+            start += count
+            count *= 2
+
+    def _cast_slice(
+        self, arrays: Mapping[int, Any], start: int, count: int
+    ) -> dict[int, Any] | None:
+        """Return a slice of the columns with the types of the fields; None if it is too large."""
+        slices = {
+            number: arrays[column].slice(start, count) for number, column in self.fields.items()
+        }
+        size = sum(
+            cast_bytes(array, self.types[number])
+            for number, array in slices.items()
+            if array.type != self.types[number]
+        )
+        if size > EVALUATION_BYTES:
+            return None
+        return {number: _cast(array, self.types[number]) for number, array in slices.items()}
+
+    def _evaluate_slice(self, inputs: Mapping[int, Any], rows: int) -> Any:
+        from pyarrow import acero
+
+        names = [str(number) for number in range(len(self.types))]
+        columns = [inputs.get(number) for number in range(len(self.types))]
+        nothing = pa.nulls(rows)
+        table = pa.Table.from_arrays([nothing if c is None else c for c in columns], names=names)
+        steps = [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions([self.expression], ["mask"])),
+        ]
+        return acero.Declaration.from_sequence(steps).to_table(use_threads=False).column(0)
+
+
+def _cast(array: Any, data_type: Any) -> Any:
+    return array if array.type == data_type else array.cast(data_type)
+
+
+def _parse_expression(data: bytes, dataset: str) -> tuple[Any, pa.Schema]:
+    """Return the expression in a Substrait message, and the schema that it refers to."""
+    import pyarrow.substrait as substrait
+
+    try:
+        message: Any = substrait.deserialize_expressions(data)
+        expressions: list[Any] = list(message.expressions.values())
+        schema: pa.Schema = message.schema
+    except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        raise InvalidRequestError(
+            f"the filter is not a Substrait extended expression: {_shorten(error)}", stream=dataset
+        ) from None
+    if len(expressions) != 1:
+        raise InvalidRequestError(
+            f"the filter has {len(expressions)} expressions; expected one", stream=dataset
+        )
+    return expressions[0], schema
+
+
+def _find_column(schema: pa.Schema, name: str, dataset: str) -> int:
+    indices = schema.get_all_field_indices(name)
+    if not indices:
+        raise InvalidRequestError(
+            f"the filter refers to the column {name!r}, which the dataset does not have"
+            f"{suggest_names(name, schema.names)}",
+            stream=dataset,
+        )
+    if len(indices) > 1:
+        raise InvalidRequestError(
+            f"the filter refers to the column {name!r}, but {len(indices)} columns have that name",
+            stream=dataset,
+        )
+    return indices[0]
+
+
+def _filter_array(array: Any, mask: Any) -> Any:
+    """Return the values of an array where a mask is true."""
+    flat: Any = mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
+    try:
+        return array.filter(flat)
+    except pa.ArrowNotImplementedError:
+        # Arrow cannot filter views and run-end encoded arrays, but it can slice and join them.
+        return pa.concat_arrays(_slice_selected(array, pc.indices_nonzero(flat).to_pylist()))
+
+
+def _slice_selected(array: Any, indices: list[int]) -> list[Any]:
+    """Return one slice for each run of consecutive indices. There is at least one index."""
+    slices: list[Any] = []
+    begin = end = indices[0]
+    for index in indices:
+        if index != end:
+            slices.append(array.slice(begin, end - begin))
+            begin = index
+        end = index + 1
+    slices.append(array.slice(begin, end - begin))
+    return slices
+
+
+def _shorten(error: BaseException) -> str:
+    """Return the first line of an error's text that is not debugging output."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    useful = [line for line in lines if "debugproto" not in line]
+    return (useful or [type(error).__name__])[0].rstrip(".")[:_MAX_REASON]

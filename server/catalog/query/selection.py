@@ -1,0 +1,212 @@
+"""Selections: requests, resolved against the schema of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from ....errors import InvalidRequestError, NotFoundError
+from ....protocol.request import Request
+from ..dataset import DEFAULT_BUDGET, Budget, Encoding
+from ..suggestions import suggest_names
+from .filters import RowFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The part of a dataset that one reader gets.
+
+    The filter applies first, then the offset, then the limit.
+    """
+
+    schema: pa.Schema
+    """The schema of the stream."""
+    columns: tuple[int, ...] | None = None
+    """The columns to send, in order, as indices into the dataset's schema. None means all."""
+    limit: int | None = None
+    """The largest number of rows. None means all."""
+    batch_rows: int | None = None
+    """The largest number of rows in a batch. None leaves the size to the dataset."""
+    compression: str | None = None
+    """``none``, ``lz4`` or ``zstd``. None keeps the compression of the stored messages."""
+    filter: RowFilter | None = None
+    """The rows to send. None means all."""
+    offset: int = 0
+    """The number of rows to skip, of those that pass the filter."""
+    first_batch: int = 0
+    """The index of the first stored record batch or row group to read, before everything else.
+
+    The request sets it, and `FileDataset.skip_rows`, where skipping whole batches replaces a part
+    of the offset."""
+    end_batch: int | None = None
+    """The index after the last stored record batch or row group to read. None means all."""
+    budget: Budget = DEFAULT_BUDGET
+    """Bounds on reading the dataset."""
+
+    @classmethod
+    def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
+        """Resolve a request against the schema of a dataset.
+
+        Parameters
+        ----------
+        request : Request
+            The request.
+        encoding : Encoding
+            The defaults for the fields that the request leaves open.
+        schema : pyarrow.Schema
+            The schema of the dataset.
+
+        Raises
+        ------
+        NotFoundError
+            If a column does not exist.
+        InvalidRequestError
+            If a column name is ambiguous or given twice, the filter is malformed or does not fit,
+            or the format is not Arrow.
+        ExhaustedError
+            If the filter exceeds ``encoding.budget`` for a single row.
+        """
+        if request.format not in (None, "arrow"):
+            raise InvalidRequestError(
+                f"the dataset cannot be served in the format {request.format!r}; "
+                "only 'arrow' is supported",
+                stream=request.dataset,
+            )
+        columns = _resolve_columns(request, schema)
+        first_batch, end_batch = request.batches or (0, None)
+        return cls(
+            schema=schema if columns is None else select_fields(schema, columns),
+            columns=columns,
+            limit=request.limit,
+            batch_rows=request.batch_rows or encoding.batch_rows,
+            compression=request.compression or encoding.compression,
+            filter=None
+            if request.filter is None
+            else RowFilter.resolve(
+                request.filter,
+                schema,
+                request.dataset,
+                seconds=encoding.budget.filter_seconds,
+            ),
+            offset=request.offset or 0,
+            first_batch=first_batch,
+            end_batch=end_batch,
+            budget=encoding.budget,
+        )
+
+    @classmethod
+    def for_counting(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
+        """Return a selection of the rows that pass a request's filter, and of the columns it needs.
+
+        Parameters and errors are those of `resolve`. The rest of the request does not apply.
+        """
+        selection = cls.resolve(
+            Request(request.dataset, filter=request.filter),
+            Encoding(budget=encoding.budget),
+            schema,
+        )
+        columns = tuple(sorted(selection.filter.columns)) if selection.filter is not None else ()
+        if not columns:
+            return selection
+        return replace(selection, schema=select_fields(schema, columns), columns=columns)
+
+    @property
+    def selects_batches(self) -> bool:
+        """Whether only some of the stored record batches or row groups are read."""
+        return self.first_batch > 0 or self.end_batch is not None
+
+    @property
+    def codec(self) -> str | None:
+        """The compression of messages that are re-encoded: ``lz4``, ``zstd`` or None."""
+        return None if self.compression == "none" else self.compression
+
+    @property
+    def sorted_columns(self) -> list[int] | None:
+        """The columns to send, in the order of the dataset's schema. None means all."""
+        return None if self.columns is None else sorted(self.columns)
+
+    @property
+    def read_columns(self) -> tuple[int, ...] | None:
+        """The columns to read: those to send, then those that only the filter needs."""
+        if self.columns is None or self.filter is None:
+            return self.columns
+        return self.columns + tuple(sorted(self.filter.columns.difference(self.columns)))
+
+    def for_reading(self, schema: pa.Schema) -> Selection:
+        """Return the selection to read the dataset with.
+
+        It has all columns that are needed to apply this selection to the batches. Its filter and
+        its limit are hints: the dataset may return more rows.
+
+        Parameters
+        ----------
+        schema : pyarrow.Schema
+            The schema of the dataset.
+        """
+        columns = self.read_columns
+        part = schema if columns is None else select_fields(schema, columns)
+        limit = None if self.offset or self.filter is not None else self.limit
+        return replace(self, schema=part, columns=columns, limit=limit, offset=0)
+
+    def apply_filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that pass the filter, with the columns to send.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            A batch with the columns of `for_reading`.
+        """
+        if self.filter is None:
+            return batch
+        columns = self.read_columns
+        batch = self.filter.apply(batch, range(batch.num_columns) if columns is None else columns)
+        if self.columns is None or batch.num_columns == len(self.columns):
+            return batch
+        return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
+
+    def reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns to send, in order.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            A batch with all columns of the dataset, or with `sorted_columns`.
+        """
+        if self.columns is None:
+            return batch
+        present: Sequence[int] = sorted(self.columns)
+        if batch.num_columns > len(present):
+            present = range(batch.num_columns)
+        # RecordBatch.columns fails for interval types: pyarrow has no array class for them.
+        return batch.select([present.index(column) for column in self.columns])
+
+
+def select_fields(schema: pa.Schema, columns: Sequence[int]) -> pa.Schema:
+    """Return the schema of some columns, with the custom metadata of the whole schema."""
+    metadata: Any = schema.metadata
+    return pa.schema([schema.field(column) for column in columns], metadata=metadata)
+
+
+def _resolve_columns(request: Request, schema: pa.Schema) -> tuple[int, ...] | None:
+    if request.columns is None:
+        return None
+    columns = tuple(_find_column(schema, name, request.dataset) for name in request.columns)
+    if len(set(columns)) < len(columns):
+        raise InvalidRequestError("a column is requested twice", stream=request.dataset)
+    return None if columns == tuple(range(len(schema))) else columns
+
+
+def _find_column(schema: pa.Schema, name: str, dataset: str) -> int:
+    indices = schema.get_all_field_indices(name)
+    if not indices:
+        suggestion = suggest_names(name, schema.names)
+        raise NotFoundError(f"no column {name!r}{suggestion}", stream=dataset)
+    if len(indices) > 1:
+        raise InvalidRequestError(
+            f"the column name {name!r} is ambiguous: {len(indices)} columns have it",
+            stream=dataset,
+        )
+    return indices[0]

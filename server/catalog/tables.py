@@ -1,0 +1,224 @@
+"""Datasets in memory: tables, record batches, and readers that can be read once."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pyarrow as pa
+
+from ...errors import DatasetError, RemoteError, UsageError, remote_error
+from ...formats.arrow.schema_difference import describe_difference
+from ...formats.arrow.truncation import needs_truncation, truncate
+from ...protocol.request import Request
+from .dataset import Encoding, Shard
+from .messages.generator_source import GeneratorSource
+from .messages.reencoding import Batches, count_matches, encode_groups
+from .query.request_checks import check_batches, check_version, select_shards
+from .query.selection import Selection
+
+BATCH_BYTES = 64 << 20
+"""The approximate size in bytes from which a batch of a table is sent in slices."""
+
+
+class TableDataset:
+    """A table or a list of record batches in memory. See `Dataset`.
+
+    The dataset shares the memory with the caller. Arrow data is immutable.
+
+    Parameters
+    ----------
+    data : pyarrow.Table, pyarrow.RecordBatch, or iterable of pyarrow.RecordBatch
+        The data. All batches have the same schema.
+
+    Raises
+    ------
+    UsageError
+        If there is no batch, and therefore no schema, or the schemas of the batches differ.
+    """
+
+    kind = "table"
+
+    def __init__(self, data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> None:
+        if isinstance(data, pa.Table):
+            self.schema: pa.Schema = data.schema
+            batches = data.to_batches()
+        else:
+            batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
+            self.schema = _common_schema(batches)
+        self._batches = list(_slice_large(batches, truncates=needs_truncation(self.schema)))
+        self.rows: int | None = sum(batch.num_rows for batch in batches)
+        self.nbytes: int | None = sum(batch.nbytes for batch in self._batches)
+        self.version: str = uuid.uuid4().hex
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The table as a single shard."""
+        return (Shard(self.rows, self.nbytes),)
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the table for one reader; see `Dataset.open`."""
+        check_version(request, self.version)
+        select_shards(request, self.shards)
+        selection = Selection.resolve(request, encoding, self.schema)
+        check_batches(request, len(self._batches))
+        return GeneratorSource(
+            encode_groups(
+                selection, self._read_batches(selection.for_reading(self.schema)), "the table"
+            ),
+            blocking=_is_expensive(selection, self.schema),
+        )
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each batch contributes; see `Dataset.count_rows`."""
+        check_version(request, self.version)
+        select_shards(request, self.shards)
+        rows = [batch.num_rows for batch in self._batches]
+        if request.filter is None:
+            return rows
+        selection = Selection.for_counting(request, encoding, self.schema)
+        return count_matches(selection, self._read_batches, rows, "the table", is_valid=True)
+
+    def close(self) -> None:
+        """Drop the table. Open sources stay usable."""
+        self._batches = []
+
+    def _read_batches(self, selection: Selection) -> Batches:
+        batches = self._batches[selection.first_batch : selection.end_batch]
+        return _select_columns(batches, selection)
+
+
+class ReaderDataset:
+    """A ``pyarrow.RecordBatchReader``, whose batches go to the first reader. See `Dataset`.
+
+    Nothing is kept, so a reader may yield more data than fits into memory.
+
+    Parameters
+    ----------
+    reader : pyarrow.RecordBatchReader
+        The batches. The dataset owns the reader and closes it.
+    """
+
+    kind = "record batch reader"
+
+    def __init__(self, reader: pa.RecordBatchReader) -> None:
+        self.schema: pa.Schema = reader.schema
+        self.rows: int | None = None
+        self.nbytes: int | None = None
+        self.version: str = uuid.uuid4().hex
+        self._reader: pa.RecordBatchReader | None = reader
+        self._lock = threading.Lock()
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The reader as a single shard."""
+        return (Shard(self.rows, self.nbytes),)
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the reader for the only time; see `Dataset.open`.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if the reader was opened before or is closed.
+        """
+        check_version(request, self.version)
+        select_shards(request, self.shards)
+        if request.batches is not None:
+            raise _no_random_access(request)
+        selection = Selection.resolve(request, encoding, self.schema)
+        reader = self._take_reader()
+        if reader is None:
+            raise remote_error(
+                "FAILED_PRECONDITION",
+                "the dataset is a record batch reader, which can be read only once, and it was "
+                "read already; serve a table or a file instead",
+                stream=request.dataset,
+            )
+        batches = _select_columns(_read_batches(reader), selection.for_reading(self.schema))
+        groups = encode_groups(selection, batches, "the record batch reader")
+        source = GeneratorSource(groups, blocking=True)
+        source.call_on_close(lambda: _close_reader(reader))
+        return source
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Refuse: counting the rows would use up the reader."""
+        raise _no_random_access(request)
+
+    def close(self) -> None:
+        """Close the reader, unless a source reads it."""
+        reader = self._take_reader()
+        if reader is not None:
+            _close_reader(reader)
+
+    def _take_reader(self) -> pa.RecordBatchReader | None:
+        with self._lock:
+            reader, self._reader = self._reader, None
+        return reader
+
+
+def _no_random_access(request: Request) -> RemoteError:
+    return remote_error(
+        "FAILED_PRECONDITION",
+        "the dataset is a record batch reader, which has no random access; serve a table or a "
+        "file instead",
+        stream=request.dataset,
+    )
+
+
+def _common_schema(batches: list[pa.RecordBatch]) -> pa.Schema:
+    if not batches:
+        raise UsageError("an empty list of record batches has no schema; use an empty table")
+    schema = batches[0].schema
+    for number, batch in enumerate(batches):
+        if (difference := describe_difference(schema, batch.schema)) is not None:
+            raise UsageError(f"record batch {number} differs from the first one: {difference}")
+    return schema
+
+
+def _is_expensive(selection: Selection, schema: pa.Schema) -> bool:
+    """Return whether encoding compresses, filters or copies, beyond writing metadata."""
+    is_cut = selection.limit is not None or selection.batch_rows is not None or selection.offset > 0
+    return (
+        selection.codec is not None
+        or selection.filter is not None
+        or (is_cut and needs_truncation(schema))
+    )
+
+
+def _slice_large(batches: Iterable[pa.RecordBatch], *, truncates: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and those that are larger than BATCH_BYTES in slices."""
+    for batch in batches:
+        rows = batch.num_rows
+        if batch.nbytes > BATCH_BYTES:
+            rows = max(BATCH_BYTES * rows // batch.nbytes, 1)
+            rows = rows & ~63 or rows  # a bitmap that begins at a byte is not copied
+        for start in range(0, max(batch.num_rows, 1), max(rows, 1)):
+            part = batch.slice(start, rows)
+            yield truncate(part) if truncates else part
+
+
+def _select_columns(batches: Iterable[pa.RecordBatch], selection: Selection) -> Batches:
+    for batch in batches:
+        if selection.columns is not None:
+            batch = batch.select(list(selection.columns))
+        yield batch, None
+
+
+def _read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    truncates = needs_truncation(reader.schema)
+    while True:
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            return
+        except Exception as error:  # a reader may run any code
+            raise DatasetError(f"the record batch reader failed: {error}") from error
+        yield truncate(batch) if truncates else batch
+
+
+def _close_reader(reader: pa.RecordBatchReader) -> None:
+    with suppress(pa.ArrowException, OSError, ValueError):
+        reader.close()

@@ -1,0 +1,54 @@
+"""The state that a daemon shares with its sessions and its control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from ..protocol.limits import Limits
+from ..protocol.uri import DataUri
+from .auth.access_control import AccessControl
+from .catalog.catalog import Catalog
+from .catalog.dataset import Encoding
+from .config import ServerSettings
+from .filter_slots import FilterSlots
+from .metrics import Metrics
+from .reads import ReadsInProgress
+from .shm.shared_regions import SharedRegions
+from .streams import StreamRegistry
+
+
+@dataclass(slots=True, eq=False)
+class ServerContext:
+    """The state that a daemon shares with its sessions and its control plane."""
+
+    catalog: Catalog
+    """The datasets."""
+    settings: ServerSettings
+    """The settings."""
+    limits: Limits
+    """Limits on what readers and clients send."""
+    access: AccessControl
+    """Authenticates callers, and issues and redeems tickets."""
+    encoding: Encoding
+    """The defaults for the messages of packed streams."""
+    regions: SharedRegions
+    """The regions that the server shares."""
+    metrics: Metrics
+    """The server's metrics."""
+    streams: StreamRegistry
+    """The streams that the server is sending."""
+    reads: ReadsInProgress
+    """The reads of several parts, which the server finishes before it ends."""
+    leased_by: Callable[[int | None], int]
+    """Returns the bytes that a user, by ID, has leased over all connections."""
+    filter_slots: FilterSlots
+    """The filters that each principal evaluates."""
+    uris: list[DataUri] = field(default_factory=list[DataUri])
+    """The URIs of the bound listeners."""
+    draining: anyio.Event = field(init=False)
+    """Set when the server refuses new reads. It exists while the daemon runs."""
+    threads: anyio.CapacityLimiter = field(init=False)
+    """The worker threads that read datasets. It exists while the daemon runs."""

@@ -1,0 +1,155 @@
+"""Everything that a call of the Flight service needs around its method.
+
+A call goes through four steps: it is refused if its client has too many, or if the server drains
+and no read in progress needs it; its caller is authenticated; the method runs; and an error becomes
+a gRPC status.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import anyio
+import grpc
+
+from ...errors import SplitArrowError, UnavailableError, exhausted_error
+from ..auth.principal import ANYONE
+from ..context import ServerContext
+from ..logs import get_logger
+from .address_calls import AddressCalls
+from .call import Call, Context
+from .errors import flatten_errors, grpc_status
+
+UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
+"""A method with one request and one response."""
+ServerStreamingMethod = Callable[[Call, bytes], Awaitable[None]]
+"""A method with one request, which writes its responses to the call."""
+BidirectionalMethod = Callable[[Call], Awaitable[None]]
+"""A method that reads its requests from the call and writes its responses to it."""
+
+_ARROW_TOKEN_HEADER = "auth-token-bin"
+"""The header in which Flight clients send the token from a handshake."""
+
+
+class CallInterceptor:
+    """Makes gRPC handlers from the methods of the service.
+
+    Parameters
+    ----------
+    server : ServerContext
+        The state of the server.
+    address_calls : AddressCalls
+        The limit on the calls of one address.
+    """
+
+    def __init__(self, server: ServerContext, address_calls: AddressCalls) -> None:
+        self._server = server
+        self._address_calls = address_calls
+        self._log = get_logger("control")
+        self._running = 0
+        self._idle = anyio.Event()
+
+    async def wait_idle(self) -> None:
+        """Return when no call is running."""
+        while self._running:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def unary(self, method: UnaryMethod, *, for_reads: bool = False) -> Any:
+        """Return gRPC's handler for a method with one request and one response.
+
+        Parameters
+        ----------
+        method : coroutine function
+            The method.
+        for_reads : bool
+            Whether reads in progress need the method while the server drains. It then calls
+            `Call.check_draining`.
+        """
+
+        async def serve(request: bytes, context: Context) -> bytes:
+            return await self._serve(
+                context, lambda call: method(call, request), for_reads=for_reads
+            )
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    def server_streaming(self, method: ServerStreamingMethod, *, for_reads: bool = False) -> Any:
+        """Return gRPC's handler for a method with one request and many responses; see `unary`."""
+
+        async def serve(request: bytes, context: Context) -> None:
+            await self._serve(context, lambda call: method(call, request), for_reads=for_reads)
+
+        return grpc.unary_stream_rpc_method_handler(serve)
+
+    def bidirectional(self, method: BidirectionalMethod, *, authenticates: bool = False) -> Any:
+        """Return gRPC's handler for a method with many requests and many responses.
+
+        Parameters
+        ----------
+        method : coroutine function
+            The method.
+        authenticates : bool
+            Whether the method itself authenticates the caller.
+        """
+
+        async def serve(requests: object, context: Context) -> None:
+            del requests
+            await self._serve(context, method, authenticates=authenticates)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _serve(
+        self,
+        context: Context,
+        method: Callable[[Call], Awaitable[Any]],
+        *,
+        authenticates: bool = False,
+        for_reads: bool = False,
+    ) -> Any:
+        call = Call(context, self._server, _read_headers(context), ANYONE)
+        self._running += 1
+        try:
+            with self._address_calls.count(call.peer):
+                if self._server.draining.is_set() and not (for_reads and self._server.reads):
+                    raise UnavailableError("the server is draining")
+                if not authenticates:
+                    call.principal = await self._server.access.authenticate(call.headers)
+                return await method(call)
+        except Exception as error:
+            errors = list(flatten_errors(error))
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+        await self._abort(call, errors)
+
+    async def _abort(self, call: Call, errors: list[BaseException]) -> NoReturn:
+        """End a call with the status for the first of our own errors, or with INTERNAL."""
+        candidates = (exhausted_error(error) or error for error in errors)
+        ours = next((error for error in candidates if isinstance(error, SplitArrowError)), None)
+        if ours is not None:
+            subject = call.subject
+            location = None if subject is None else self._server.catalog.location(subject)
+            code, text = grpc_status(ours, subject, location)
+            self._log.info(
+                "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer
+            )
+        elif call.context.done():
+            raise CancelledError  # the client has disconnected: nobody reads the status
+        else:
+            code, text = grpc.StatusCode.INTERNAL, "internal error; see the server's log"
+            self._log.error("call failed", exc_info=errors[0], dataset=call.subject, peer=call.peer)
+        await call.context.abort(code, text)
+        raise AssertionError  # abort raises
+
+
+def _read_headers(context: Context) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        headers[key] = value.decode("latin-1") if isinstance(value, bytes) else value
+    if _ARROW_TOKEN_HEADER in headers:
+        headers.setdefault("authorization", f"Bearer {headers.pop(_ARROW_TOKEN_HEADER)}")
+    return headers

@@ -1,0 +1,246 @@
+"""Sending one data stream: its groups of messages, and then its end or its failure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from ..errors import (
+    ConnectionLostError,
+    ProtocolError,
+    SplitArrowError,
+    TransportError,
+    exhausted_error,
+    remote_error,
+    status_name,
+)
+from ..protocol.frames import TaggedFrame
+from ..protocol.splitter import SourceMessage
+from ..protocol.tags import BodyType
+from .auth.tickets import TicketClaims
+from .bodies import Connection, make_body_sender
+from .catalog.dataset import Source
+from .context import ServerContext
+from .filter_slots import FilterSlot
+from .logs import get_logger
+from .prefetch import Prefetch
+from .reader_errors import describe_for_reader
+from .streams import RunningStream
+
+_YIELD_BYTES = 4 << 20
+"""The bytes after which a stream lets other tasks run, even if its reader never makes it wait."""
+_CANCEL_SECONDS = 0.2
+"""The time for a cancelled stream to complete the frames that it is sending."""
+
+
+class DataStream:
+    """One data stream of a connection.
+
+    Parameters
+    ----------
+    connection : Connection
+        The reader's connection.
+    body_type : BodyType
+        The type of the bodies that the reader requested.
+    context : ServerContext
+        The state of the server.
+    tasks : TaskGroup
+        The task group in which worker threads read ahead. It has to outlive the stream.
+    keep_alive_seconds : float or None
+        How long the stream may have nothing to send before it sends a keep-alive, in seconds.
+        None sends none.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        body_type: BodyType,
+        context: ServerContext,
+        tasks: TaskGroup,
+        keep_alive_seconds: float | None = None,
+    ) -> None:
+        self._keep_alive_seconds = keep_alive_seconds
+        self._connection = connection
+        self._channel = connection.channel
+        self._writer = connection.writer
+        self._sender = make_body_sender(body_type, connection)
+        self._context = context
+        self._tasks = tasks
+        self._running: RunningStream
+        self._scope = anyio.CancelScope()
+        self._is_cancelled = False
+        self._bytes_before = connection.channel.bytes_sent
+        self._yield_at = self._bytes_before + _YIELD_BYTES
+        self._log = get_logger("session").bind(peer=connection.channel.peer)
+
+    async def run(self, ticket: bytes, admit: Callable[[bytes], TicketClaims]) -> bool:
+        """Send the stream, or the reason why it cannot be sent.
+
+        Parameters
+        ----------
+        ticket : bytes
+            The ticket that the reader sent.
+        admit : callable
+            Returns the contents of the ticket. An error that it raises is reported to the reader.
+
+        Returns
+        -------
+        bool
+            Whether the stream was sent to its end. If not, its failure was.
+
+        Raises
+        ------
+        ConnectionLostError, ProtocolError
+            If the connection has to end.
+        SplitArrowError
+            If the stream failed within a frame, so that no other frame can follow.
+        """
+        metrics = self._context.metrics
+        metrics.streams += 1
+        metrics.streams_total += 1
+        dataset: str | None = None
+        try:
+            claims = admit(ticket)
+            dataset = claims.request.dataset
+            self._log = self._log.bind(dataset=dataset)
+            await self._send(claims, ticket)
+        except (ConnectionLostError, ProtocolError):
+            raise
+        except SplitArrowError as error:
+            if not self._writer.is_complete:
+                raise
+            metrics.failures += 1
+            self._log.warning("stream failed", reason=str(error))
+            location = None if dataset is None else self._context.catalog.location(dataset)
+            reason = describe_for_reader(error, dataset, location)
+            await self._sender.fail(status_name(error), reason)
+            return False
+        except Exception as error:
+            metrics.failures += 1
+            exhausted = exhausted_error(error)
+            if exhausted is None:
+                self._log.exception("stream failed")
+            else:
+                self._log.warning("stream failed", reason=str(error))
+            if not self._writer.is_complete:
+                raise
+            if exhausted is None:
+                await self._sender.fail("INTERNAL", "internal error; see the server's log")
+            else:
+                await self._sender.fail(exhausted.code, str(exhausted))
+            return False
+        finally:
+            metrics.streams -= 1
+        self._log.debug("stream ended", messages=self._sender.message_count)
+        return True
+
+    async def _send(self, claims: TicketClaims, ticket: bytes) -> None:
+        dataset = self._context.catalog.lookup(claims.request.dataset)
+        with self._registered(claims, ticket), self._context.reads.stream(claims.request):
+            async with self._keeping_alive():
+                source = await self._sender.open(dataset, claims.request)
+            self._log.debug("stream started", streams=self._connection.uri.stream.value)
+            slot = self._context.filter_slots.slot_for(claims.request, claims.principal)
+            await self._send_groups(source, slot)
+            await self._sender.finish()
+
+    async def _send_groups(self, source: Source, slot: FilterSlot) -> None:
+        if source.blocking:
+            threads = self._context.threads
+            with Prefetch(
+                iter(source),
+                source.close,
+                self._tasks,
+                threads,
+                slot,
+                idle_seconds=self._keep_alive_seconds,
+                on_idle=self._send_keep_alive,
+            ) as groups:
+                async for messages in groups:
+                    await self._send_group(messages)
+        else:
+            try:
+                for messages in source:
+                    await self._send_group(messages)
+            finally:
+                source.close()
+
+    async def _send_keep_alive(self) -> None:
+        tag = self._connection.uri.keep_alive
+        if tag is not None:
+            await self._writer.send([TaggedFrame(tag, 0, ())])
+
+    @asynccontextmanager
+    async def _keeping_alive(self) -> AsyncGenerator[None]:
+        """Send keep-alives while the body runs, which sends nothing itself."""
+        seconds = self._keep_alive_seconds
+        if seconds is None:
+            yield
+            return
+
+        async def send_keep_alives() -> None:
+            while True:
+                await anyio.sleep(seconds)
+                await self._send_keep_alive()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send_keep_alives)
+                yield
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _send_group(self, messages: list[SourceMessage]) -> None:
+        await self._sender.send(messages)
+        rows = 0
+        for message in messages:
+            rows += message.rows
+        metrics, running, sent = self._context.metrics, self._running, self._channel.bytes_sent
+        metrics.messages += len(messages)
+        metrics.rows += rows
+        running.rows += rows
+        running.nbytes = sent - self._bytes_before + self._sender.bytes_lent
+        if sent >= self._yield_at:
+            self._yield_at = sent + _YIELD_BYTES
+            if self._is_cancelled:
+                self._scope.cancel()
+            await checkpoint()
+
+    @contextmanager
+    def _registered(self, claims: TicketClaims, ticket: bytes) -> Generator[None]:
+        """Register the stream while it runs, so that it can be cancelled."""
+        streams, dataset = self._context.streams, claims.request.dataset
+        self._running = streams.begin(
+            dataset=dataset,
+            principal=claims.principal,
+            peer=self._channel.peer,
+            transport=self._connection.uri.scheme,
+            cancel=self._cancel,
+            signed_ticket=ticket if claims.signed else None,
+        )
+        try:
+            with self._scope:
+                yield
+            if self._scope.cancelled_caught:
+                if not self._writer.is_complete:
+                    raise TransportError("the stream was cancelled while the reader took no data")
+                raise remote_error("ABORTED", "the stream was cancelled", stream=dataset)
+        finally:
+            streams.end(self._running)
+
+    def _cancel(self) -> None:
+        """Cancel the stream between two frames, where the reader can be informed.
+
+        If the reader does not take the current frames in time, the connection breaks instead.
+        """
+        if self._writer.is_complete:
+            self._scope.cancel()
+        else:
+            self._is_cancelled = True
+            self._yield_at = 0
+            self._scope.deadline = anyio.current_time() + _CANCEL_SECONDS

@@ -1,0 +1,207 @@
+"""A server in this process: the daemon on its own thread, for tests and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Unpack
+
+from anyio.from_thread import start_blocking_portal
+
+from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..representation import describe_lines, html_list
+from .catalog.catalog import open_catalog
+from .config import load_settings
+from .config.arguments import ServeArguments
+from .daemon import Daemon
+
+_MAX_NAMES = 5
+"""The number of datasets that the representation of a server names."""
+
+
+class Server:
+    """A running server, as `serve` returns it.
+
+    It is a context manager. Leaving the context drains the server; leaving it with an exception
+    cuts the running streams.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._stack = ExitStack()
+        self._stack.callback(daemon.catalog.close)
+        try:
+            self._portal = self._stack.enter_context(
+                start_blocking_portal(name="splitarrow-server")
+            )
+            self._result, _ = self._portal.start_task(daemon.run)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._closed = False
+
+    @property
+    def listen(self) -> list[str]:
+        """The URIs that the server listens on."""
+        return [str(uri) for uri in self._daemon.uris]
+
+    @property
+    def control_uri(self) -> str | None:
+        """The URI of the control plane, or None if the server has none."""
+        return self._daemon.control_uri
+
+    def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
+        """Return the URI of a dataset, with a ticket.
+
+        Parameters
+        ----------
+        name : str
+            The dataset.
+        scheme : str, optional
+            The transport; by default that of the first listener.
+        stream : {"both", "metadata", "body"}, optional
+            The streams that the listener carries. By default, both are preferred.
+
+        Raises
+        ------
+        NotFoundError
+            If the dataset does not exist.
+        UsageError
+            If the server has no such listener.
+        """
+        return self._daemon.uri(name, scheme, stream)
+
+    def stats(self) -> dict[str, int]:
+        """Return current values and totals since the start, by name.
+
+        ``streams`` and ``leases`` are open now; ``bytes_sent`` and ``rows`` are totals.
+        """
+        return self._daemon.stats()
+
+    def add(self, name: str, source: Any) -> None:
+        """Add a dataset; see `serve` for the sources.
+
+        Raises
+        ------
+        ConfigError
+            If the name is invalid or taken.
+        DatasetError
+            If the dataset cannot be read.
+        UsageError
+            If the source has an unsupported type.
+        """
+        self._daemon.catalog.add(name, source)
+
+    def remove(self, name: str) -> None:
+        """Remove a dataset. Its running streams continue.
+
+        Raises
+        ------
+        NotFoundError
+            If the dataset does not exist.
+        """
+        self._daemon.catalog.remove(name)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Stop the server. Idempotent.
+
+        Parameters
+        ----------
+        drain : bool
+            Whether running streams may finish, for up to ``drain_seconds``. If not, they are cut.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._stack:
+            self._portal.call(self._daemon.drain if drain else self._daemon.cut)
+            self._result.result()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(drain=error is None)
+
+    def __repr__(self) -> str:
+        return describe_lines("Server", self._facts(), ", ".join(self._addresses()))
+
+    def _repr_html_(self) -> str:
+        return html_list("Server", self._facts(), self._addresses())
+
+    def _facts(self) -> list[str]:
+        if self._closed:
+            return ["closed"]
+        names = self._daemon.catalog.names()
+        shown = ", ".join(map(repr, names[:_MAX_NAMES]))
+        hidden = f", … {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        noun = "dataset" if len(names) == 1 else "datasets"
+        return [f"{len(names)} {noun} ({shown}{hidden})", f"{self.stats()['streams']} open streams"]
+
+    def _addresses(self) -> list[str]:
+        control = [] if self.control_uri is None else [self.control_uri]
+        return [*control, *(uri.address for uri in self._daemon.uris)]
+
+
+def serve(
+    datasets: Mapping[str, Any],
+    *,
+    listen: str | Sequence[str] = ("tcp://127.0.0.1:0",),
+    control: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **settings: Unpack[ServeArguments],
+) -> Server:
+    """Serve datasets from this process until the server is closed.
+
+    Parameters
+    ----------
+    datasets : mapping
+        The datasets by name. A dataset is the path of an Arrow IPC file or stream, a Parquet file
+        or a folder of those; the location of a published dataset; a pyarrow table, record batch
+        or list of batches; or an object with ``__arrow_c_stream__``.
+    listen : str or sequence of str
+        The URI, or the URIs, to listen on for readers. Port 0 selects a free port.
+    control : str, optional
+        The URI of the control plane, as in ``grpc://127.0.0.1:0``. None disables it.
+    limits : Limits
+        Bounds on what readers and clients may send.
+    **settings
+        More settings, as in ``compression="zstd"``; see the page Settings.
+
+    Returns
+    -------
+    Server
+        A server that is listening.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong or an address cannot be bound.
+    DatasetError
+        If a dataset cannot be read.
+
+    Examples
+    --------
+    >>> import pyarrow, splitarrow
+    >>> table = pyarrow.table({"n": [1, 2, 3]})
+    >>> with splitarrow.serve({"numbers": table}) as server:
+    ...     with splitarrow.open(server.uri("numbers")) as stream:
+    ...         stream.read_all().num_rows
+    3
+    """
+    listeners = (listen,) if isinstance(listen, str) else tuple(listen)
+    chosen = load_settings(listen=listeners, control=control, **settings)
+    catalog = open_catalog(datasets, chosen)
+    try:
+        daemon = Daemon(catalog, chosen, limits)
+        daemon.bind()
+    except BaseException:
+        catalog.close()
+        raise
+    return Server(daemon)

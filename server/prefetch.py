@@ -1,0 +1,114 @@
+"""Prefetching: preparing the next item on a worker thread while the current one is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+from anyio.streams.memory import MemoryObjectSendStream
+
+_T = TypeVar("_T")
+
+
+class Prefetch(Generic[_T]):
+    """An asynchronous iterator over the items of a blocking iterator; a context manager.
+
+    A worker thread prepares one item ahead of the consumer.
+
+    Parameters
+    ----------
+    items : iterator
+        The blocking iterator. No item is None.
+    close : callable
+        Called once, when the worker has finished: after the last item, after an error, or after the
+        context was left. It releases the iterator's resources.
+    tasks : TaskGroup
+        The task group that waits for the worker thread. It may outlive the context.
+    threads : CapacityLimiter
+        The limit on worker threads.
+    slot : asynchronous context manager, optional
+        Entered before each item and left after it. It can be entered again.
+    idle_seconds : float, optional
+        How long the consumer waits for an item before each call of `on_idle`, in seconds.
+    on_idle : asynchronous callable, optional
+        Called by the consumer while it waits.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[_T],
+        close: Callable[[], object],
+        tasks: TaskGroup,
+        threads: CapacityLimiter,
+        slot: AbstractAsyncContextManager[Any, Any] | None = None,
+        *,
+        idle_seconds: float | None = None,
+        on_idle: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        slot = nullcontext() if slot is None else slot
+        sender, self._receiver = anyio.create_memory_object_stream[_T | Exception | None](0)
+        self._idle_seconds = idle_seconds
+        self._on_idle = on_idle
+        tasks.start_soon(_produce, items, close, sender, threads, slot)
+
+    def __enter__(self) -> Prefetch[_T]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._receiver.close()
+
+    def __aiter__(self) -> Prefetch[_T]:
+        return self
+
+    async def __anext__(self) -> _T:
+        """Return the next item; raise the error of the iterator if it raised one."""
+        item = await self._receive()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def _receive(self) -> _T | Exception | None:
+        if self._idle_seconds is None or self._on_idle is None:
+            return await self._receiver.receive()
+        await checkpoint()
+        try:
+            return self._receiver.receive_nowait()
+        except anyio.WouldBlock:
+            pass
+        while True:
+            with anyio.move_on_after(self._idle_seconds):
+                return await self._receiver.receive()
+            await self._on_idle()
+
+
+async def _produce(
+    items: Iterator[_T],
+    close: Callable[[], object],
+    sender: MemoryObjectSendStream[_T | Exception | None],
+    threads: CapacityLimiter,
+    slot: AbstractAsyncContextManager[Any, Any],
+) -> None:
+    """Send each item, and then None or the error of the iterator."""
+    try:
+        with sender:
+            while True:
+                try:
+                    async with slot:
+                        item = await to_thread.run_sync(next, items, None, limiter=threads)
+                except Exception as error:
+                    await sender.send(error)
+                    return
+                await sender.send(item)
+                if item is None:
+                    return
+    except anyio.BrokenResourceError:
+        pass  # the consumer has left the context
+    finally:
+        close()

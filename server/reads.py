@@ -1,0 +1,104 @@
+"""Reads of several parts, which a draining server continues to serve.
+
+A client reads the parts of a dataset over several connections, one after the other. It holds the
+dataset at the control plane meanwhile. Clients that hold nothing start the next part right after
+the one before, so that a part that has just ended counts as a read for a moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import anyio
+
+from ..protocol.request import Request
+
+LINGER_SECONDS = 1.0
+"""How long a read without a hold may take to start its next part."""
+
+
+class ReadsInProgress:
+    """The datasets of which parts are being read.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._holds = Counter[str]()
+        self._running = Counter[str]()
+        self._ended: dict[str, float] = {}
+        """When the last part of a dataset without holds ended. It has few, recent entries."""
+        self._changed: anyio.Event | None = None
+
+    def __bool__(self) -> bool:
+        self._forget_ended()
+        return bool(self._holds or self._running or self._ended)
+
+    def includes(self, request: Request) -> bool:
+        """Return whether a request may belong to a read in progress.
+
+        A control plane issues the tickets for parts, and they name a shard or a version.
+        """
+        self._forget_ended()
+        name = request.dataset
+        is_part = request.shard is not None or request.version is not None
+        return is_part and (name in self._holds or name in self._running or name in self._ended)
+
+    @contextmanager
+    def hold(self, dataset: str) -> Generator[None]:
+        """Count a read of a dataset as in progress while the context lasts."""
+        try:
+            with self._count(self._holds, dataset):
+                yield
+        finally:
+            if dataset not in self._holds:
+                self._ended.pop(dataset, None)
+
+    @contextmanager
+    def stream(self, request: Request) -> Generator[None]:
+        """Track the stream of a request while the context lasts, if it is a part."""
+        if request.shard is None:
+            yield
+            return
+        try:
+            with self._count(self._running, request.dataset):
+                yield
+        finally:
+            if request.dataset not in self._holds:
+                self._forget_ended()
+                self._ended[request.dataset] = self._clock()
+
+    @contextmanager
+    def _count(self, counter: Counter[str], dataset: str) -> Generator[None]:
+        counter[dataset] += 1
+        try:
+            yield
+        finally:
+            counter[dataset] -= 1
+            if not counter[dataset]:
+                del counter[dataset]
+            if self._changed is not None:
+                self._changed.set()
+
+    def _forget_ended(self) -> None:
+        oldest = self._clock() - LINGER_SECONDS
+        for dataset, ended in list(self._ended.items()):
+            if ended <= oldest:
+                del self._ended[dataset]
+
+    async def wait_idle(self) -> None:
+        """Return when no read is in progress."""
+        while self:
+            if self._changed is None or self._changed.is_set():
+                self._changed = anyio.Event()  # shared by all that wait
+            oldest = min(self._ended.values(), default=None)
+            seconds = None if oldest is None else oldest + LINGER_SECONDS - self._clock()
+            with anyio.move_on_after(seconds):
+                await self._changed.wait()

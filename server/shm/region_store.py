@@ -1,0 +1,243 @@
+"""Streams that were written into sealed memory for one reader and are shared with others."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+
+from ...errors import ClosedError
+from ..catalog.dataset import Dataset, Source
+from .chunks import Chunk, ChunkWriter
+
+
+class SharedStream:
+    """The chunks of one stream, written once for all its readers. Made by `RegionStore`.
+
+    The store owns it. Its lock comes before the store's lock: whoever holds the store's lock may
+    take this one only where no reader can hold it.
+
+    Parameters
+    ----------
+    store : RegionStore
+        The store that accounts for the memory.
+    open_source : callable
+        Opens the source of the messages.
+    label : str
+        The dataset, for errors.
+    """
+
+    def __init__(self, store: RegionStore, open_source: Callable[[], Source], label: str) -> None:
+        self._store = store
+        self._open_source = open_source
+        self._label = label
+        self._lock = threading.Lock()
+        self._writer: ChunkWriter | None = None
+        self._chunks: list[Chunk] = []
+        self._written = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self.readers = 0
+        """The number of streams that read it or hold leases on it. The store counts them."""
+        self.nbytes = 0
+        """The memory that the store accounts for it, in bytes."""
+        self.chunk_count = 0
+        """The chunks that the store accounts for it."""
+        self.is_kept = True
+        """Whether new readers may join it."""
+
+    def chunk(self, index: int, start: int) -> Chunk | ChunkWriter | None:
+        """Return a chunk, which is written first if necessary, or None behind the last one.
+
+        A stream that has grown beyond the store's capacity is no longer shared: the caller gets a
+        its own `ChunkWriter` instead. It continues at chunk `index` if its `chunk_count` is
+        `index`, and otherwise starts at the first message.
+
+        Parameters
+        ----------
+        index : int
+            The number of the chunk, from 0.
+        start : int
+            The end of the chunk before it, in bytes.
+
+        Raises
+        ------
+        DatasetError, ExhaustedError
+            If the source cannot be read, or the host has no memory left. All readers get the
+            same error.
+        ClosedError
+            If the store was closed.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if index < len(self._chunks):
+                return self._chunks[index]
+            if len(self._chunks) < self._written:
+                return self._private_writer(index, start)
+            if self._ended:
+                return None
+            try:
+                if self._writer is None:
+                    self._writer = ChunkWriter(self._open_source(), self._label)
+                chunk = self._writer.next_chunk()
+            except BaseException as error:
+                self._fail(error)
+                self._store.forget(self)
+                raise
+            if chunk is None:
+                self._ended = True
+                self._close_writer()
+                return None
+            self._written += 1
+            self._chunks.append(chunk)
+            if not self._store.reserve(self, chunk.nbytes):
+                self._chunks.clear()
+                self._store.forget(self)
+            return chunk
+
+    def _private_writer(self, index: int, start: int) -> ChunkWriter:
+        writer = self._writer
+        if writer is not None and writer.chunk_count == index:
+            self._writer = None
+            return writer
+        return ChunkWriter(self._open_source(), self._label, start)
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._chunks.clear()
+        self._close_writer()
+
+    def close(self) -> None:
+        """Release the chunks. A reader that asks for one gets `ClosedError`."""
+        with self._lock:
+            self._fail(ClosedError("the server no longer shares the dataset"))
+
+
+class RegionStore:
+    """Keeps streams in sealed memory while they are read, and afterwards while there is room.
+
+    Safe to use from several threads.
+
+    Parameters
+    ----------
+    capacity : int
+        The bytes that may be kept. The least recently read stream is dropped first. A stream that
+        alone exceeds the capacity is not kept at all.
+    max_chunks : int
+        The chunks that may be kept, in the same way. Each has a descriptor.
+    """
+
+    def __init__(self, capacity: int, max_chunks: int) -> None:
+        self._capacity = capacity
+        self._max_chunks = max_chunks
+        self._chunks = 0
+        self._lock = threading.Lock()
+        self._streams: OrderedDict[tuple[int, Hashable], SharedStream] = OrderedDict()
+        self._nbytes = 0
+        self._datasets: set[int] = set()
+        self._collected: deque[int] = deque()  # filled by finalizers, which may take no lock
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        with self._lock:
+            self._drop_collected()
+            return self._nbytes
+
+    def acquire(
+        self, dataset: Dataset, key: Hashable, open_source: Callable[[], Source], label: str
+    ) -> SharedStream:
+        """Return the shared stream of a key and count one more reader; undone by `release`.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            The dataset. Its streams are dropped when it is garbage collected.
+        key : hashable
+            The request, including the dataset's version.
+        open_source : callable
+            Opens the source, if the stream is not kept.
+        label : str
+            The dataset's name, for errors.
+        """
+        with self._lock:
+            self._drop_collected()
+            whole_key = (id(dataset), key)
+            stream = self._streams.get(whole_key)
+            if stream is None:
+                stream = self._streams[whole_key] = SharedStream(self, open_source, label)
+                if id(dataset) not in self._datasets:
+                    self._datasets.add(id(dataset))
+                    weakref.finalize(dataset, self._collected.append, id(dataset)).atexit = False
+            self._streams.move_to_end(whole_key)
+            stream.readers += 1
+            return stream
+
+    def release(self, stream: SharedStream) -> None:
+        """Count one reader less."""
+        with self._lock:
+            stream.readers -= 1
+            if not stream.readers and not stream.is_kept:
+                stream.close()
+            self._drop_collected()
+            self._evict()
+
+    def reserve(self, stream: SharedStream, nbytes: int) -> bool:
+        """Account for a chunk of a stream; return whether it fits, after evicting others."""
+        with self._lock:
+            if not stream.is_kept:
+                return False
+            self._nbytes += nbytes
+            stream.nbytes += nbytes
+            self._chunks += 1
+            stream.chunk_count += 1
+            self._drop_collected()
+            self._evict()
+            return self._fits()
+
+    def forget(self, stream: SharedStream) -> None:
+        """Stop sharing a stream with new readers and accounting for its memory."""
+        with self._lock:
+            for key, other in self._streams.items():
+                if other is stream:
+                    self._forget(key)
+                    break
+
+    def close(self) -> None:
+        """Release every stream that has no readers."""
+        with self._lock:
+            for key in list(self._streams):
+                self._forget(key)
+
+    def _fits(self) -> bool:
+        return self._nbytes <= self._capacity and self._chunks <= self._max_chunks
+
+    def _evict(self) -> None:
+        for key in list(self._streams):
+            if self._fits():
+                return
+            if not self._streams[key].readers:
+                self._forget(key)
+
+    def _drop_collected(self) -> None:
+        while self._collected:
+            collected = self._collected.popleft()
+            self._datasets.discard(collected)
+            for key in [key for key in self._streams if key[0] == collected]:
+                self._forget(key)
+
+    def _forget(self, key: tuple[int, Hashable]) -> None:
+        stream = self._streams.pop(key)
+        self._nbytes -= stream.nbytes
+        self._chunks -= stream.chunk_count
+        stream.nbytes = stream.chunk_count = 0
+        stream.is_kept = False
+        if not stream.readers:
+            stream.close()

@@ -1,0 +1,103 @@
+"""Run a server until a signal drains it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from .logs import get_logger
+
+
+class Drainable(Protocol):
+    """A daemon, or the workers that share its listeners."""
+
+    async def run(self, *, task_status: TaskStatus[object]) -> None:
+        """Report that the server is ready. Return when it has drained or was cut."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new streams, and let the running ones finish."""
+        ...
+
+    def cut(self) -> None:
+        """End every stream now."""
+        ...
+
+
+async def run_until_signalled(
+    server: Drainable,
+    signals: Sequence[signal.Signals],
+    on_ready: Callable[[TaskGroup], None],
+    on_drain: Callable[[], object] = lambda: None,
+    on_hangup: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Run a server. The first signal drains it, and the second one cuts its streams.
+
+    Parameters
+    ----------
+    server : Drainable
+        The server.
+    signals : sequence of signal.Signals
+        The signals to handle.
+    on_ready : callable
+        Called when the server is ready, with a task group that is cancelled when it has ended.
+    on_drain : callable
+        Called before the server drains.
+    on_hangup : coroutine function, optional
+        Called for SIGHUP. Signals that arrive meanwhile lead to one more call. A SIGHUP because
+        the terminal has gone drains instead.
+    """
+    async with anyio.create_task_group() as background:
+        async with anyio.create_task_group() as serving:
+            await serving.start(server.run)
+            await background.start(_drain_on_signals, server, signals, on_drain)
+            if on_hangup is not None:
+                await background.start(_call_on_hangup, server, on_hangup)
+            on_ready(background)
+        background.cancel_scope.cancel()
+
+
+async def _drain_on_signals(
+    server: Drainable,
+    numbers: Sequence[signal.Signals],
+    on_drain: Callable[[], object],
+    *,
+    task_status: TaskStatus[None],
+) -> None:
+    log = get_logger("daemon")
+    with anyio.open_signal_receiver(*numbers) as received:
+        task_status.started()
+        await anext(received)
+        log.info("draining; another signal cuts the running streams")
+        on_drain()
+        server.drain()
+        await anext(received)
+        log.warning("cutting the running streams")
+        server.cut()
+
+
+async def _call_on_hangup(
+    server: Drainable, on_hangup: Callable[[], Awaitable[None]], *, task_status: TaskStatus[None]
+) -> None:
+    had_terminal = _has_terminal()
+    with anyio.open_signal_receiver(signal.SIGHUP) as received:
+        task_status.started()
+        async for _ in received:
+            if had_terminal and not _has_terminal():
+                server.drain()
+            else:
+                await on_hangup()
+
+
+def _has_terminal() -> bool:
+    """Return whether the process has a controlling terminal that still exists."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""The registry of running streams, over every transport."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
+
+from ..errors import ExhaustedError
+from .metrics import Metrics
+
+
+@dataclass(slots=True, eq=False)
+class RunningStream:
+    """A stream that the server is sending. Its sender updates `rows` and `nbytes`."""
+
+    number: int
+    """Identifies the stream while the server runs."""
+    dataset: str
+    """The dataset's name."""
+    principal: str
+    """The name of the principal that its ticket was issued to."""
+    peer: str
+    """The reader's address."""
+    transport: str
+    """The scheme of the transport; ``flight`` for DoGet."""
+    cancel: Callable[[], None]
+    """Ends the stream early. Call it on the event loop."""
+    ticket_digest: bytes
+    """The SHA-256 of a signed ticket; empty for an unsigned one."""
+    started: float = field(default_factory=time.monotonic)
+    """When it began, in seconds on the monotonic clock."""
+    rows: int = 0
+    """Rows sent so far."""
+    writing_since: float | None = None
+    """When the message that DoGet now writes was begun, on the monotonic clock; None between
+    messages."""
+    nbytes: int = 0
+    """Bytes sent so far, framing included, and bytes of bodies that the reader mapped."""
+
+    @property
+    def seconds(self) -> float:
+        """The stream's age, in seconds."""
+        return time.monotonic() - self.started
+
+
+class StreamRegistry:
+    """The streams that a server is sending, over data transports and by DoGet alike.
+
+    Parameters
+    ----------
+    metrics : Metrics
+        Gets the duration of each stream.
+    max_per_principal : callable, optional
+        Returns the number of streams with signed tickets that one principal may read at a time.
+    """
+
+    def __init__(
+        self, metrics: Metrics, max_per_principal: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        self._metrics = metrics
+        self._max_per_principal = max_per_principal
+        self._counts = Counter[str]()
+        self._streams: dict[int, RunningStream] = {}
+        self._numbers = count(1)
+
+    def begin(
+        self,
+        *,
+        dataset: str,
+        principal: str,
+        peer: str,
+        transport: str,
+        cancel: Callable[[], None],
+        signed_ticket: bytes | None = None,
+    ) -> RunningStream:
+        """Register a stream; see `RunningStream` for the parameters.
+
+        `signed_ticket` is None for an unsigned ticket. The registry keeps its digest only.
+
+        Raises
+        ------
+        ExhaustedError
+            If the principal of a signed ticket reads too many streams.
+        """
+        limit = self._max_per_principal()
+        if signed_ticket is not None and self._counts[principal] >= limit:
+            raise ExhaustedError(
+                f"the principal {principal!r} has reached its limit of {limit:g} concurrent "
+                "streams; retry later"
+            )
+        digest = b"" if signed_ticket is None else sha256(signed_ticket).digest()
+        number = next(self._numbers)
+        stream = RunningStream(number, dataset, principal, peer, transport, cancel, digest)
+        self._streams[number] = stream
+        self._counts[principal] += 1
+        return stream
+
+    def end(self, stream: RunningStream) -> None:
+        """Remove a stream that has ended, whether or not it succeeded."""
+        del self._streams[stream.number]
+        self._counts[stream.principal] -= 1
+        if not self._counts[stream.principal]:
+            del self._counts[stream.principal]
+        self._metrics.stream_seconds.observe(stream.seconds)
+
+    def __iter__(self) -> Iterator[RunningStream]:
+        """Iterate over the streams that run now, the oldest first. Any thread may call this."""
+        return iter(list(self._streams.values()))
+
+    def cancel(self, number: int, principal: str) -> bool:
+        """Cancel a stream of a principal, and return whether it exists."""
+        stream = self._streams.get(number)
+        if stream is None or stream.principal != principal:
+            return False
+        stream.cancel()
+        return True
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
+        digest = sha256(ticket).digest()
+        streams = [
+            stream
+            for stream in self
+            if (stream.ticket_digest, stream.principal) == (digest, principal)
+        ]
+        for stream in streams:
+            stream.cancel()
+        return bool(streams)

@@ -1,0 +1,106 @@
+"""The quota of uploads: the bytes that they may take together, and each of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+
+from ...errors import ExhaustedError
+
+
+class Quota:
+    """Counts bytes by their owner. Safe to use from several threads.
+
+    Any hashable object can be an owner: a running upload, a dataset, a staged shard.
+
+    Parameters
+    ----------
+    total_bytes : int, optional
+        The limit for all owners together, in bytes. `None` disables it.
+    upload_bytes : int, optional
+        The limit for one upload, in bytes. `None` disables it.
+    """
+
+    def __init__(self, total_bytes: int | None = None, upload_bytes: int | None = None) -> None:
+        self._total_bytes = total_bytes
+        self._upload_bytes = upload_bytes
+        self._lock = threading.Lock()
+        self._used: dict[Hashable, int] = {}
+        self._measures: dict[Hashable, Callable[[], int]] = {}
+
+    def reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
+        """Count an upload with its bytes so far, in place of its earlier reservation.
+
+        Parameters
+        ----------
+        owner : hashable
+            The upload.
+        nbytes : int
+            The size of the upload in bytes.
+        dataset : str
+            The dataset, for the error.
+
+        Raises
+        ------
+        ExhaustedError
+            If a limit would be exceeded.
+        """
+        try:
+            self._reserve(owner, nbytes, dataset)
+        except ExhaustedError:
+            self._measure_again()
+            self._reserve(owner, nbytes, dataset)
+
+    def record(self, owner: Hashable, nbytes: int) -> None:
+        """Count an owner with its size in bytes, even if that exceeds a limit."""
+        with self._lock:
+            self._used[owner] = nbytes
+
+    def record_measured(self, owner: Hashable, measure: Callable[[], int]) -> None:
+        """Count an owner that may shrink by itself, even if it exceeds a limit.
+
+        Parameters
+        ----------
+        owner : hashable
+            The owner.
+        measure : callable
+            Returns its size in bytes. It is called now, and before an upload is refused.
+        """
+        nbytes = measure()
+        with self._lock:
+            self._used[owner] = nbytes
+            self._measures[owner] = measure
+
+    def transfer(self, owner: Hashable, new_owner: Hashable) -> int:
+        """Count the bytes of an owner for another one from now on, and return them."""
+        with self._lock:
+            nbytes = self._used.pop(owner, 0)
+            self._used[new_owner] = nbytes
+            return nbytes
+
+    def release(self, owner: Hashable) -> None:
+        """Stop counting an owner. Idempotent."""
+        with self._lock:
+            self._used.pop(owner, None)
+            self._measures.pop(owner, None)
+
+    def _reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
+        with self._lock:
+            others = sum(used for other, used in self._used.items() if other != owner)
+            for limit, used in ((self._upload_bytes, 0), (self._total_bytes, others)):
+                if limit is not None and used + nbytes > limit:
+                    raise ExhaustedError(
+                        f"the upload has at least {nbytes} bytes; "
+                        f"{max(0, limit - used)} of {limit} bytes are available",
+                        stream=dataset,
+                    )
+            self._used[owner] = nbytes
+
+    def _measure_again(self) -> None:
+        with self._lock:
+            measures = list(self._measures.items())
+        sizes = [(owner, measure()) for owner, measure in measures]
+        with self._lock:
+            for owner, nbytes in sizes:
+                if owner in self._measures:
+                    self._used[owner] = nbytes

@@ -1,0 +1,188 @@
+"""One upload: from Flight messages to a complete file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from ...errors import ExhaustedError, InvalidDataError, remote_error
+from ...formats.flight_data import FlightData
+from ...protocol.limits import Limits
+from .decoder import DecodedBatch, UploadDecoder
+from .quota import Quota
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MESSAGE_OVERHEAD_BYTES = 4096
+"""An estimate of the bytes of a message besides its buffers, until it is written."""
+
+
+class Upload:
+    """Writes the record batches of one upload to a file. A context manager that closes it.
+
+    The upload owns the file, and the quota for it, until `finish` hands both to `commit`. `close`
+    removes a file that no caller has taken.
+
+    The methods block. Any thread may call them, one at a time.
+
+    Parameters
+    ----------
+    dataset : str
+        The name of the dataset.
+    path : Path
+        The incomplete file. It must not exist.
+    quota : Quota
+        Counts the bytes of the file.
+    commit : callable
+        Takes over the complete file and the quota of this upload, and returns further fields for
+        the response. If it raises, it must leave the file or remove it.
+    limits : Limits
+        Bounds on the messages.
+    as_file : bool
+        Whether to write the Arrow IPC file format even if the schema has dictionaries. That
+        format refuses dictionaries that are replaced; by default, such data becomes an Arrow IPC
+        stream.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        path: Path,
+        quota: Quota,
+        commit: Callable[[Upload], Mapping[str, Any]],
+        limits: Limits,
+        *,
+        as_file: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.path = path
+        self.response: dict[str, Any] | None = None
+        """The response to the client; None before `finish` has succeeded."""
+        self._quota = quota
+        self._commit = commit
+        self._limits = limits
+        self._as_file = as_file
+        self._decoder: UploadDecoder | None = None
+        self._writer: Any = None
+        self._rows = 0
+        self._declared_rows: int | None = None
+        with _map_errors(dataset):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, data: FlightData) -> None:
+        """Write one message. The first one with a header must be a schema.
+
+        Raises
+        ------
+        ProtocolError
+            If the message is malformed, or not allowed in an upload.
+        ExhaustedError
+            If the quota is exceeded or the disk is full.
+        """
+        if not len(data.header):
+            self._read_declared_rows(data.app_metadata)
+        elif self._decoder is None:
+            self._decoder = UploadDecoder(bytes(data.header), self._limits)
+        else:
+            batch = self._decoder.decode(data.header, pa.py_buffer(data.body))
+            if batch is not None:
+                self._write_batch(self._decoder, batch)
+
+    def finish(self) -> None:
+        """Complete the file, make it durable, and commit it.
+
+        Raises
+        ------
+        InvalidDataError
+            If there was no schema, or fewer or more rows than the client declared.
+        ExhaustedError
+            If the quota is exceeded or the disk is full.
+        """
+        if self._decoder is None:
+            raise InvalidDataError("the upload has no schema")
+        if self._declared_rows is not None and self._declared_rows != self._rows:
+            raise InvalidDataError(
+                f"the upload declares {self._declared_rows} rows, but {self._rows} have arrived"
+            )
+        with _map_errors(self.dataset):
+            if self._writer is None:
+                self._writer = self._open_writer(self._decoder, None)
+            self._writer.close()
+            self._file.flush()
+            nbytes = self._file.tell()
+            self._quota.reserve(self, nbytes, self.dataset)
+            os.fsync(self._file.fileno())
+            self._file.close()
+            fields = self._commit(self)
+        self.response = {"dataset": self.dataset, "rows": self._rows, "bytes": nbytes, **fields}
+
+    def close(self) -> None:
+        """Release the quota, and remove the file unless it was committed. Idempotent."""
+        self._writer = self._decoder = None
+        try:
+            self._file.close()
+        except OSError:
+            pass  # the disk is full, and `write` or `finish` has raised that
+        if self.response is None:
+            self.path.unlink(missing_ok=True)
+        self._quota.release(self)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _write_batch(self, decoder: UploadDecoder, decoded: DecodedBatch) -> None:
+        with _map_errors(self.dataset):
+            if self._writer is None:
+                self._writer = self._open_writer(decoder, decoded.codec)
+            if decoded.codec is None:
+                estimate = self._file.tell() + decoded.nbytes + _MESSAGE_OVERHEAD_BYTES
+                self._quota.reserve(self, estimate, self.dataset)
+            self._writer.write_batch(decoded.batch, custom_metadata=decoded.custom_metadata)
+            self._quota.reserve(self, self._file.tell(), self.dataset)
+        self._rows += decoded.batch.num_rows
+
+    def _open_writer(self, decoder: UploadDecoder, codec: str | None) -> Any:
+        """Return a writer that compresses bodies as the first batch was compressed."""
+        options = pa.ipc.IpcWriteOptions(
+            compression=cast(Any, codec), allow_64bit=True, emit_dictionary_deltas=True
+        )
+        sink = pa.PythonFile(self._file, mode="w")
+        as_stream = decoder.has_dictionaries and not self._as_file
+        open_writer = pa.ipc.new_stream if as_stream else pa.ipc.new_file
+        return open_writer(sink, decoder.schema, options=options)
+
+    def _read_declared_rows(self, app_metadata: memoryview | None) -> None:
+        """Read the total number of rows, ``{"rows": N}``. Ignore any other metadata."""
+        try:
+            fields = json.loads(bytes(app_metadata or b""))
+        except (ValueError, RecursionError):
+            return
+        rows = fields.get("rows") if isinstance(fields, dict) else None
+        if isinstance(rows, int):
+            self._declared_rows = rows
+
+
+@contextmanager
+def _map_errors(dataset: str) -> Generator[None]:
+    """Turn errors of the disk and of Arrow into errors that name the dataset."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise ExhaustedError("the server's disk is full", stream=dataset) from None
+        reason = error.strerror or type(error).__name__
+        raise remote_error(
+            "INTERNAL", f"cannot store the upload: {reason}", stream=dataset
+        ) from None
+    except pa.ArrowException as error:
+        raise InvalidDataError(f"cannot store the upload: {error}", stream=dataset) from None

@@ -1,0 +1,185 @@
+"""Worker processes: several daemons that accept connections on the same sockets."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from socket import socket
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from ..errors import ConfigError, SplitArrowError
+from ..transport.registry import find_transport
+from ..transport.tcp import bind_socket
+from .auth.access_control import AccessControl
+from .auth.tickets import TicketSigner
+from .catalog.catalog import open_catalog
+from .config import ServerSettings
+from .config.uris import listener_uri
+from .daemon import Daemon
+from .logs import configure_logs, get_logger
+from .pandas_import import prevent_pandas_import
+from .signals import run_until_signalled
+
+_RESTART_SECONDS = 1.0
+"""The time between the death of a worker and the start of the next one."""
+
+
+def bind_shared_sockets(settings: ServerSettings) -> dict[str, socket]:
+    """Bind a socket for each listener, for all workers to accept connections on.
+
+    Returns
+    -------
+    dict
+        The sockets, by the URI in the settings.
+
+    Raises
+    ------
+    ConfigError
+        If an address cannot be bound, or a transport cannot share a socket.
+    """
+    for text in settings.listen:
+        if not find_transport(listener_uri(text)).traits.shares_socket:
+            raise ConfigError(f"{text}: several workers can share tcp and tcp+tls listeners only")
+    sockets: dict[str, socket] = {}
+    try:
+        for text in settings.listen:
+            sockets[text] = bind_socket(listener_uri(text))
+    except BaseException:
+        for sock in sockets.values():
+            sock.close()
+        raise
+    return sockets
+
+
+class WorkerPool:
+    """Keeps a number of worker processes running. It starts a new one for each that dies.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+        The settings of the server.
+    sockets : mapping
+        The sockets that the workers share; see `bind_shared_sockets`.
+    signer : TicketSigner or None
+        Signs tickets, and remembers for all workers which ones were used.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, sockets: Mapping[str, socket], signer: TicketSigner | None
+    ) -> None:
+        self._settings = settings
+        self._sockets = dict(sockets)
+        self._signer = signer
+        self._workers: dict[SpawnProcess, Connection] = {}
+        self._draining = False
+        self._log = get_logger("daemon")
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Start the workers. Return when they have ended after `drain`."""
+        async with anyio.create_task_group() as keepers:
+            for _ in range(self._settings.workers):
+                await keepers.start(self._keep_worker)
+            task_status.started()
+
+    def reload(self, settings: ServerSettings) -> None:
+        """Let every worker apply changed settings, also those that start later."""
+        self._settings = settings
+        for connection in self._workers.values():
+            with suppress(OSError):  # the worker has died
+                connection.send(settings)
+
+    def drain(self) -> None:
+        """Let every worker drain."""
+        self._draining = True
+        self._terminate()
+
+    def cut(self) -> None:
+        """Let every worker cut its streams: a worker does so at its second SIGTERM."""
+        self._terminate()
+
+    def _terminate(self) -> None:
+        for worker in self._workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, signal.SIGTERM)
+
+    async def _keep_worker(self, *, task_status: TaskStatus[None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        was_ready = False
+        while not self._draining:
+            ours, theirs = context.Pipe()
+            worker = context.Process(
+                target=_run_worker,
+                args=(self._settings, self._sockets, self._signer, theirs),
+                name="splitarrow-worker",
+                daemon=True,
+            )
+            await to_thread.run_sync(worker.start)
+            theirs.close()
+            self._workers[worker] = ours
+            try:
+                await anyio.wait_readable(ours.fileno())  # it is ready, or has died
+                if not was_ready:
+                    was_ready = True
+                    task_status.started()
+                await anyio.wait_readable(worker.sentinel)
+                worker.join()
+            finally:
+                del self._workers[worker]
+                ours.close()
+            if not self._draining:
+                status = worker.exitcode
+                self._log.error("worker died; starting another", pid=worker.pid, status=status)
+                await anyio.sleep(_RESTART_SECONDS)
+            worker.close()
+
+
+def _run_worker(
+    settings: ServerSettings,
+    sockets: Mapping[str, socket],
+    signer: TicketSigner | None,
+    parent: Connection,
+) -> None:
+    """Run a daemon in this worker process.
+
+    Parameters
+    ----------
+    parent : Connection
+        The pipe to the parent. The worker writes to it once it is ready, applies the settings
+        that it receives from it, and drains when the parent is gone.
+    """
+    # A terminal sends SIGINT and SIGHUP to all processes of the group. The parent handles them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    configure_logs(settings.log_level, settings.log_format)
+
+    async def obey_parent() -> None:
+        while True:
+            await anyio.wait_readable(parent.fileno())
+            try:
+                changed: ServerSettings = parent.recv()
+            except (EOFError, OSError):
+                daemon.drain()
+                return
+            try:
+                await to_thread.run_sync(daemon.reloader.apply, changed)
+            except SplitArrowError as error:  # a file has changed since the parent checked it
+                get_logger("daemon").error("worker cannot reload", reason=str(error))
+
+    def report_ready(tasks: TaskGroup) -> None:
+        parent.send_bytes(b"ready")
+        tasks.start_soon(obey_parent)
+
+    prevent_pandas_import()
+    with open_catalog(settings.datasets, settings) as catalog:
+        access = AccessControl.from_settings(settings, signer)
+        daemon = Daemon(catalog, settings, access=access)
+        daemon.bind(sockets)
+        anyio.run(run_until_signalled, daemon, [signal.SIGTERM], report_ready)

@@ -1,0 +1,166 @@
+"""The report of a run: ratios, JSON, tables and the plot."""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from splitarrow import errors
+from splitarrow.benchmarks import (
+    Options,
+    Report,
+    backend_names,
+    check_plot,
+    save_markdown,
+    save_plot,
+    terminal_tables,
+)
+from splitarrow.benchmarks.__main__ import main
+from splitarrow.benchmarks.machine import machine_properties, software_versions
+from splitarrow.benchmarks.markdown import BEGIN, END, markdown_tables
+from splitarrow.benchmarks.results import Result, Sample, Section
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (4 * KIB, MIB)
+
+
+def make_result(section: Section, backend: str, size: int, clients: int, seconds: float) -> Result:
+    in_process = backend in ("inproc", "memcpy")
+    samples = [
+        Sample(
+            seconds=seconds * factor,
+            first_batch_seconds=seconds / 10,
+            client_cpu_seconds=0.5,
+            server_cpu_seconds=None if in_process else 0.25,
+            client_peak_bytes=100 * MIB,
+            client_anonymous_bytes=40 * MIB,
+            server_peak_bytes=None if in_process else 60 * MIB,
+            server_anonymous_bytes=None if in_process else 50 * MIB,
+        )
+        for factor in (1, 0.5, 2)
+    ]
+    batches = 4 * MIB // size
+    return Result(section, backend, size, batches, 4 * MIB // 32, clients, samples)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """A report in which splitarrow-tcp is twice (4 KiB) and eight times (1 MiB) as fast."""
+    seconds = {"splitarrow-tcp": {4 * KIB: 1.0, MIB: 0.25}, "flight": {4 * KIB: 2.0, MIB: 2.0}}
+    results = [
+        make_result("sizes", name, size, 1, seconds.get(name, {}).get(size, 1.0))
+        for size in SIZES
+        for name in backend_names()
+    ]
+    results += [
+        make_result("clients", name, MIB, clients, 1.0)
+        for name in ("splitarrow-tcp", "flight")
+        for clients in (1, 2)
+    ]
+    options = Options(batch_bytes=SIZES)
+    return Report(
+        created="2026-01-02T03:04:05+00:00",
+        versions=software_versions(),
+        machine=machine_properties(),
+        options={"rounds": 3, "read": options.read, "consume": options.consume, "validate": None},
+        skipped={"pigeon": "no pigeon"},
+        results=results,
+    )
+
+
+def test_ratios_are_those_of_the_medians(report: Report) -> None:
+    small, large = (report.find("splitarrow-tcp", size) for size in SIZES)
+    assert small is not None
+    assert large is not None
+    assert (report.ratio(small), report.ratio(large)) == (2.0, 8.0)
+    assert report.mean_ratio("splitarrow-tcp") == pytest.approx(4.0)
+
+
+def test_the_baseline_and_the_reference_have_no_ratio(report: Report) -> None:
+    for name in ("flight", "memcpy"):
+        result = report.find(name, MIB)
+        assert result is not None
+        assert report.ratio(result) is None
+        assert report.mean_ratio(name) is None
+
+
+def test_json_keeps_everything(report: Report) -> None:
+    text = report.to_json()
+    assert Report.from_json(text).to_json() == text
+    assert Report.from_json(text).results == report.results
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1}'])
+def test_another_text_is_not_a_report(text: str) -> None:
+    with pytest.raises(errors.UsageError):
+        Report.from_json(text)
+
+
+def test_the_table_fits_a_terminal(report: Report) -> None:
+    file = StringIO()
+    Console(file=file, width=80).print(terminal_tables(report))
+    text = file.getvalue()
+    assert "…" not in text
+    assert all(name in text for name in report.backends())
+    assert "skipped: pigeon: no pigeon" in text
+
+
+def test_markdown_has_a_row_per_size(report: Report) -> None:
+    lines = markdown_tables(report).splitlines()
+    rows = [line for line in lines if line.startswith(("| 4 KiB |", "| 1 MiB |"))]
+    assert len(rows) == len(SIZES) * (1 + len(report.backends()))
+    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert len(widths) <= 2, "the rows of a table have equally many cells"
+
+
+def test_markdown_replaces_the_lines_between_the_markers(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    save_markdown(report, page)
+    once = page.read_text()
+    assert once.startswith(f"before\n{BEGIN}\n")
+    assert once.endswith(f"{END}\nafter\n")
+    assert "old" not in once
+    save_markdown(report, page)
+    assert page.read_text() == once
+
+
+def test_the_module_shows_an_earlier_run(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "report.json"
+    saved.write_text(report.to_json())
+    assert main([str(saved)]) == 0
+    assert "splitarrow-tcp" in capsys.readouterr().out
+    assert main([str(saved), "--markdown", str(tmp_path / "tables.md")]) == 0
+    assert (tmp_path / "tables.md").read_text() == markdown_tables(report)
+    saved.write_text("nothing")
+    assert main([str(saved)]) == 2
+    assert main([str(tmp_path / "absent.json")]) == 1
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
+def test_the_plot_is_an_image(report: Report, tmp_path: Path, suffix: str, magic: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plot{suffix}"
+    save_plot(report, path)
+    assert path.read_bytes().startswith(magic)
+
+
+def test_a_plot_needs_a_known_suffix_and_a_folder(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match=r"\.svg or \.png"):
+        save_plot(report, tmp_path / "plot.bmp")
+    with pytest.raises(errors.UsageError, match="does not exist"):
+        check_plot(tmp_path / "absent" / "plot.svg")
+
+
+def test_a_plot_without_matplotlib_names_the_extra(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.MissingExtraError, match=r"splitarrow\[bench\]"):
+        save_plot(report, tmp_path / "plot.svg")

@@ -1,0 +1,28 @@
+"""Output files and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from splitarrow.cli.output_file import OutputFile
+from splitarrow.cli.signals import Terminated
+
+
+def test_a_signal_right_after_the_creation_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+
+    def terminate(descriptor: int) -> None:
+        close(descriptor)
+        raise Terminated(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", terminate)
+        with pytest.raises(Terminated), OutputFile(tmp_path / "out.arrow"):
+            pytest.fail("the context was entered")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,69 @@
+"""Requests to a control plane, built from the arguments of a read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from splitarrow.client.dataset.requests import (
+    build_request,
+    check_name,
+    encode_command,
+    pin_version,
+)
+from splitarrow.client.dataset.shards import select_endpoints
+from splitarrow.client.rpc.info import DatasetInfo, Endpoint
+from splitarrow.errors import UsageError
+from splitarrow.protocol.request import Request
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.mark.parametrize("name", ["flights", '{"dataset": "x"}', "ü / ?"])
+def test_a_command_is_a_json_object_that_parses_as_its_request(name: str) -> None:
+    request = Request(name, columns=("a", "b"), limit=3, version="7")
+    for each in (Request(name), request):
+        assert Request.parse(encode_command(each)) == each
+    assert json.loads(encode_command(Request(name))) == {"dataset": name}
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
+def test_an_invalid_name_is_a_usage_error(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [{"limit": -1}, {"batch_rows": 0}, {"compression": "gzip"}, {"columns": ()}, {"version": ""}],
+)
+def test_an_invalid_selection_is_a_usage_error(selection: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="'flights'"):
+        build_request("flights", **selection)
+
+
+@pytest.mark.parametrize("ticket", [b"sa1.signed", b'{"novel": 1}', b"\xff"])
+def test_opaque_tickets_stay_unchanged(ticket: bytes) -> None:
+    assert pin_version(Endpoint(ticket, ()), "7").ticket == ticket
+
+
+def test_a_version_is_added_to_an_unsigned_ticket() -> None:
+    endpoint = Endpoint(b'{"dataset": "d", "shard": 2}', ())
+    assert Request.parse(pin_version(endpoint, "7").ticket) == Request("d", shard=2, version="7")
+    assert pin_version(endpoint, "") == endpoint
+
+
+def info(*ordinals: int | None) -> DatasetInfo:
+    endpoints = tuple(Endpoint(b"t", (), ordinal=ordinal) for ordinal in ordinals)
+    return DatasetInfo("d", None, None, SCHEMA, "table", "1", endpoints)
+
+
+def test_endpoints_are_selected_by_ordinal_or_by_index() -> None:
+    assert select_endpoints(info(4, 5, 9), frozenset({9, 4})) == [0, 2]
+    assert select_endpoints(info(None, None), frozenset({1})) == [1]
+    assert select_endpoints(info(4, 5), None) == [0, 1]
+    with pytest.raises(UsageError, match="'d' has no shard 6-7, 10"):
+        select_endpoints(info(4, 5, 9), frozenset({4, 6, 7, 10}))

@@ -1,0 +1,102 @@
+"""SQL over the datasets of a client, by DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from splitarrow import Client, aio
+from splitarrow.errors import DeniedError, NotFoundError, UsageError
+
+FLIGHTS = pa.table({"Carrier": ["AA", "BB", "AA"], "delay": [70, 90, 5], "id": [1, 2, 3]})
+NAMES = pa.table({"code": ["AA", "BB"], "name": ["Alpha", "Beta"]})
+TOKENS = """
+[[tokens]]
+name = "anna"
+token = "a-long-token-of-anna"
+datasets = ["flights"]
+"""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    datasets = {"flights": FLIGHTS, "names": NAMES, "a/b": NAMES}
+    server = splitarrow.serve(datasets, control="grpc://127.0.0.1:0")
+    with server, splitarrow.connect(server.control_uri or "") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT sum(delay) AS s FROM flights", [{"s": 165}]),
+        ("SELECT count(*) AS n FROM flights", [{"n": 3}]),
+        ("SELECT * FROM names ORDER BY code LIMIT 1", [{"code": "AA", "name": "Alpha"}]),
+        ("SELECT name FROM \"a/b\" WHERE code = 'BB'", [{"name": "Beta"}]),
+        (
+            "WITH late AS (SELECT * FROM flights WHERE delay > 60) "
+            "SELECT name, count(*) AS n FROM late JOIN names ON carrier = code "
+            "GROUP BY name ORDER BY name",
+            [{"name": "Alpha", "n": 1}, {"name": "Beta", "n": 1}],
+        ),
+        (
+            "SELECT a.id FROM flights a JOIN flights b ON a.delay < b.delay ORDER BY a.id",
+            [{"id": 1}, {"id": 3}, {"id": 3}],
+        ),
+    ],
+)
+def test_queries(client: Client, query: str, expected: list[dict[str, object]]) -> None:
+    assert client.sql(query).to_pylist() == expected
+
+
+def test_only_the_columns_that_a_query_uses_are_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    original = Client.read
+
+    def record(self: Client, name: str, **options: object) -> object:
+        read.append((name, options["columns"]))
+        return original(self, name, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Client, "read", record)
+    client.sql("SELECT max(delay) FROM flights WHERE carrier = 'AA'")
+    assert read == [("flights", ["Carrier", "delay"])]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELEC 1", "one SELECT statement|failed"),
+        ("DROP TABLE flights", "one SELECT statement"),
+        ("SELECT 1; SELECT 2", "one SELECT statement"),
+        ("SELECT dealy FROM flights", "dealy"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "the query failed"),
+    ],
+)
+def test_a_wrong_query_is_explained(client: Client, query: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        client.sql(query)
+
+
+def test_a_query_has_the_rights_of_its_caller(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKENS)
+    tokens.chmod(0o600)
+    datasets = {"flights": FLIGHTS, "names": NAMES}
+    uri = "grpc://127.0.0.1:0"
+    server = splitarrow.serve(datasets, control=uri, token_file=tokens)
+    with server, splitarrow.connect(server.control_uri or "", "a-long-token-of-anna") as client:
+        assert client.sql("SELECT count(*) AS n FROM flights").to_pylist() == [{"n": 3}]
+        with pytest.raises((NotFoundError, DeniedError)):
+            client.sql("SELECT * FROM flights, names")
+
+
+async def test_queries_in_the_async_api() -> None:
+    with splitarrow.serve({"flights": FLIGHTS}, control="grpc://127.0.0.1:0") as server:
+        async with aio.connect(server.control_uri or "") as client:
+            assert (await client.sql("SELECT min(delay) AS m FROM flights"))["m"][0].as_py() == 5

@@ -1,0 +1,49 @@
+"""Blocking calls in threads: a cancelled task does not wait, and leaves nothing open."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import pytest
+
+from helpers.waiting import wait_until
+from splitarrow.client.dataset.threads import open_in_thread, run_in_thread
+
+
+class Resource:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_call_returns_its_result_or_raises_its_error() -> None:
+    resource = Resource()
+    assert await run_in_thread(lambda: 7) == 7
+    assert await open_in_thread(lambda: resource) is resource
+    assert not resource.is_closed
+    for call in (run_in_thread, open_in_thread):
+        with pytest.raises(ZeroDivisionError):
+            await call(lambda: 1 // 0)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_cancelled_task_does_not_wait_for_its_thread() -> None:
+    released = threading.Event()
+    resource = Resource()
+
+    def wait() -> Resource:
+        assert released.wait(10), "the task waits for the thread"
+        return resource
+
+    try:
+        for call in (run_in_thread, open_in_thread):
+            with anyio.move_on_after(0.01) as scope:
+                await call(wait)
+            assert scope.cancelled_caught
+            assert not resource.is_closed
+    finally:
+        released.set()
+    # What a cancelled task opens is closed by its thread.
+    wait_until(lambda: resource.is_closed)

@@ -1,0 +1,171 @@
+"""DoGet: the messages of a server become record batches, and its silence an error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from helpers.streams import ipc_stream, split_messages
+from splitarrow.client.rpc.download import FlightStream
+from splitarrow.client.stream.options import ReadOptions
+from splitarrow.errors import (
+    ClosedError,
+    InvalidDataError,
+    LimitError,
+    ProtocolError,
+    StallError,
+    UnavailableError,
+)
+from splitarrow.formats.flight_data import KEEP_ALIVE_METADATA, pack_flight_data
+from splitarrow.proto import Flight_pb2 as flight
+from splitarrow.protocol.limits import Limits
+
+BATCH = pa.record_batch({"n": [1, 2, 3], "s": pa.array(["a", "b", "a"]).dictionary_encode()})
+MESSAGES = [
+    pack_flight_data(message.metadata, message.body, message.body_length)
+    for message in split_messages(ipc_stream([BATCH] * 2, BATCH.schema))
+]
+KEEP_ALIVE = pack_flight_data(app_metadata=KEEP_ALIVE_METADATA)
+OTHER = pack_flight_data(app_metadata=b"other")
+
+
+class Call:
+    """A call of DoGet that yields messages, raises errors, or waits until it is cancelled."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self.is_cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for item in self._items:
+            if item is None:
+                assert self.is_cancelled.wait(60)
+                raise grpc.RpcError
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def cancel(self) -> None:
+        self.is_cancelled.set()
+
+
+class Channel:
+    """A channel whose only call yields given items."""
+
+    def __init__(self, *items: Any) -> None:
+        self.call = Call(items)
+        self.requests: list[tuple[bytes, float | None]] = []
+
+    def do_get(self, message: bytes, keep_alive_seconds: float | None) -> Call:
+        self.requests.append((flight.Ticket.FromString(message).ticket, keep_alive_seconds))
+        return self.call
+
+    def convert_error(self, error: Exception, name: str, *, closed: bool) -> Exception:
+        return ClosedError("closed") if closed else UnavailableError(f"failed {name}")
+
+
+def open_stream(channel: Channel, **options: Any) -> FlightStream:
+    any_channel: Any = channel
+    return FlightStream(any_channel, b"ticket", "d", ReadOptions(**options))
+
+
+def test_batches_arrive_in_order_and_bytes_are_counted() -> None:
+    channel = Channel(*MESSAGES)
+    stream = open_stream(channel, stall_timeout=30.0)
+    assert channel.requests == [(b"ticket", 10.0)]
+    assert stream.schema == BATCH.schema
+    assert stream.transport == "flight"
+    assert stream.bytes_received == len(MESSAGES[0])
+    assert list(stream) == [BATCH, BATCH]
+    assert stream.bytes_received == sum(map(len, MESSAGES))
+    assert list(stream) == []
+    stream.close()
+    assert not channel.call.is_cancelled.is_set()
+    assert list(stream) == []
+
+
+def test_without_a_time_limit_no_keep_alives_are_requested() -> None:
+    channel = Channel(*MESSAGES)
+    open_stream(channel, stall_timeout=None).close()
+    assert channel.requests == [(b"ticket", None)]
+    assert channel.call.is_cancelled.is_set()
+
+
+def test_application_metadata_is_no_message() -> None:
+    items = [OTHER, MESSAGES[0], KEEP_ALIVE, KEEP_ALIVE, *MESSAGES[1:], OTHER]
+    assert list(open_stream(Channel(*items))) == [BATCH, BATCH]
+
+
+def test_keep_alives_are_bounded_in_succession() -> None:
+    limits = Limits(duplicates=2)
+    items = [MESSAGES[0], KEEP_ALIVE, KEEP_ALIVE, *MESSAGES[1:3], KEEP_ALIVE, KEEP_ALIVE]
+    stream = open_stream(Channel(*items, *MESSAGES[3:]), limits=limits)
+    assert len(list(stream)) == 2
+    stream = open_stream(Channel(MESSAGES[0], *[KEEP_ALIVE] * 3), limits=limits)
+    with pytest.raises(LimitError, match="3 keep-alives arrived in succession; the limit is 2"):
+        next(stream)
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "problem"),
+    [
+        ([], ProtocolError, "the stream ended before its schema"),
+        ([MESSAGES[1]], ProtocolError, "expected a schema"),
+        ([grpc.RpcError()], UnavailableError, "failed d"),
+        ([b"\xff"], ProtocolError, "malformed"),
+    ],
+)
+def test_a_stream_needs_a_schema(items: list[Any], error: type[Exception], problem: str) -> None:
+    channel = Channel(*items)
+    with pytest.raises(error, match=problem):
+        open_stream(channel)
+    assert channel.call.is_cancelled.is_set() == bool(items)
+
+
+def test_metadata_is_bounded() -> None:
+    size = max(
+        len(message.metadata) for message in split_messages(ipc_stream([BATCH], BATCH.schema))
+    )
+    open_stream(Channel(*MESSAGES), limits=Limits(metadata_bytes=16 * size))
+    with pytest.raises(ProtocolError, match=f"exceeds the limit of {size // 4}"):
+        open_stream(Channel(*MESSAGES), limits=Limits(metadata_bytes=size // 4))
+
+
+def test_an_error_in_a_batch_ends_the_call() -> None:
+    broken = pack_flight_data(split_messages(ipc_stream([BATCH], BATCH.schema))[2].metadata, [], 0)
+    channel = Channel(MESSAGES[0], MESSAGES[1], broken)
+    stream = open_stream(channel)
+    with pytest.raises(InvalidDataError):
+        next(stream)
+    assert channel.call.is_cancelled.is_set()
+
+
+def test_a_failure_after_a_batch_is_raised() -> None:
+    stream = open_stream(Channel(*MESSAGES[:3], grpc.RpcError()))
+    assert next(stream) == BATCH
+    with pytest.raises(UnavailableError, match="failed d"):
+        next(stream)
+
+
+def test_silence_is_an_error() -> None:
+    stream = open_stream(Channel(*MESSAGES[:3], KEEP_ALIVE, None), stall_timeout=0.05)
+    assert next(stream) == BATCH
+    with pytest.raises(StallError, match=r"nothing arrived for 0\.05 s") as caught:
+        next(stream)
+    assert caught.value.stream == "d"
+
+
+def test_a_cancelled_or_closed_stream_raises() -> None:
+    stream = open_stream(Channel(MESSAGES[0], None))
+    threading.Timer(0.01, stream.cancel).start()
+    with pytest.raises(ClosedError):
+        next(stream)
+    stream = open_stream(Channel(*MESSAGES))
+    stream.close()
+    with pytest.raises(ClosedError, match="the stream is closed"):
+        next(stream)

@@ -1,0 +1,76 @@
+"""The blocking and the asynchronous API offer the same, under the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import splitarrow
+from splitarrow import aio
+
+PAIRS = [
+    (splitarrow.Stream, aio.AsyncStream),
+    (splitarrow.DatasetStream, aio.AsyncDatasetStream),
+    (splitarrow.Dataset, aio.AsyncDataset),
+    (splitarrow.Client, aio.AsyncClient),
+    (splitarrow.ClusterClient, aio.AsyncClusterClient),
+]
+# Arrow's readers and its C stream interface block.
+BLOCKING_ONLY = {"to_reader"}
+# Wraps the client of one daemon of a cluster.
+ASYNC_ONLY = {"of"}
+# Return at once, so that finalizers and signal handlers may call them; or return an object that
+# connects when it is entered, or an iterator.
+NEVER_AWAITED = {"batches_with_metadata", "cancel", "close", "read"}
+
+
+def public_members(cls: type) -> dict[str, Any]:
+    return {
+        name: inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("_")
+    }
+
+
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def ids(pair: tuple[type, type]) -> str:
+    return pair[0].__name__
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_both_forms_have_the_same_members(pair: tuple[type, type]) -> None:
+    blocking, asynchronous = map(public_members, pair)
+    assert blocking.keys() - BLOCKING_ONLY == asynchronous.keys() - ASYNC_ONLY
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_members_have_the_same_types_and_parameters(pair: tuple[type, type]) -> None:
+    blocking, asynchronous = map(public_members, pair)
+    for name in blocking.keys() & asynchronous.keys():
+        one, other = blocking[name], asynchronous[name]
+        assert isinstance(one, property) == isinstance(other, property), name
+        if not isinstance(one, property):
+            assert parameters(one) == parameters(other), name
+            assert inspect.iscoroutinefunction(other) == (name not in NEVER_AWAITED), name
+
+
+@pytest.mark.parametrize("name", ["connect", "open"])
+def test_functions_have_the_same_parameters(name: str) -> None:
+    assert parameters(getattr(splitarrow, name)) == parameters(getattr(aio, name))
+
+
+def test_every_public_class_of_a_client_has_an_async_form() -> None:
+    names = {name for name in splitarrow.__all__ if name.endswith(("Client", "Dataset", "Stream"))}
+    assert {f"Async{name}" for name in names} | {"connect", "open"} == set(aio.__all__)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_both_forms_iterate_and_are_contexts(pair: tuple[type, type]) -> None:
+    blocking, asynchronous = pair
+    for special in ("enter", "exit", "iter", "next"):
+        has = hasattr(blocking, f"__{special}__")
+        assert has == hasattr(asynchronous, f"__a{special}__"), special

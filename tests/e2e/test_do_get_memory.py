@@ -1,0 +1,34 @@
+"""The memory that streams over DoGet take in the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import flight
+
+from helpers.batteries import anonymous_kib
+from helpers.daemons import StartDaemon
+from helpers.files import write_file
+
+STREAMS = 64
+
+
+def test_streams_share_the_memory_for_messages_that_are_prepared_ahead(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Each stream held two chunks of 1.5 MiB, however many streams there were."""
+    table = pa.table({"n": pa.array(range(1_000_000), pa.int64())})
+    path = write_file(tmp_path / "numbers.arrow", table, batch_rows=2000)
+    server = daemon({"numbers": path}, control="grpc://127.0.0.1:0")
+    location = server.control_uri.replace("grpc://", "grpc+tcp://")
+    with flight.connect(location) as client:
+        client.do_get(flight.Ticket(b"numbers")).read_all()
+        before = anonymous_kib(server.pid)
+        streams = [client.do_get(flight.Ticket(b"numbers")) for _ in range(STREAMS)]
+        for stream in streams:
+            assert stream.read_chunk().data is not None
+        growth = anonymous_kib(server.pid) - before
+        for stream in streams:
+            stream.cancel()
+    assert growth < 2.5 * 1024 * STREAMS

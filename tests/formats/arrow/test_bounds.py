@@ -1,0 +1,217 @@
+"""Small metadata that decodes to much memory is refused before it is decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from helpers.crafting import INT, RECORD_BATCH, SCHEMA, STRUCT, TIMESTAMP, V4, Crafter
+from splitarrow.errors import InvalidDataError, LimitError
+from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
+from splitarrow.formats.arrow.framing import parse_prefix
+from splitarrow.formats.arrow.schema import read_schema
+
+LONG = "x" * (1 << 16)
+
+
+def schema_metadata(schema: pa.Schema) -> bytes:
+    data = schema.serialize().to_pybytes()
+    return data[8 : 8 + parse_prefix(data[:8]).metadata_length]
+
+
+def shared_children(depth: int = 40) -> bytes:
+    """Return a schema of nested fields, each of which has one shared child twice."""
+    crafter = Crafter()
+    name = crafter.text("n")
+    field = crafter.field(name, INT, crafter.int_type())
+    struct = crafter.empty_table()
+    for _ in range(depth):
+        field = crafter.field(name, STRUCT, struct, [field, field])
+    return crafter.message(SCHEMA, crafter.schema([field]))
+
+
+def one_vector_for_all(width: int = 2000) -> bytes:
+    """Return a schema of `width` fields that share one vector of `width` children."""
+    crafter = Crafter()
+    name = crafter.text("n")
+    leaf = crafter.field(name, INT, crafter.int_type())
+    children = crafter.vector([leaf] * width)
+    struct = crafter.empty_table()
+    parent = crafter.field(name, STRUCT, struct, child_vector=children)
+    return crafter.message(SCHEMA, crafter.schema([parent] * width))
+
+
+def shared_names() -> bytes:
+    crafter = Crafter()
+    field = crafter.field(crafter.text(LONG), INT, crafter.int_type())
+    return crafter.message(SCHEMA, crafter.schema([field] * 5000))
+
+
+def shared_zones() -> bytes:
+    crafter = Crafter()
+    zone = crafter.timestamp_type(crafter.text(LONG))
+    field = crafter.field(crafter.text("t"), TIMESTAMP, zone)
+    return crafter.message(SCHEMA, crafter.schema([field] * 5000))
+
+
+def shared_pairs(crafter: Crafter) -> int:
+    pair = crafter.pair(crafter.text("k"), crafter.text(LONG))
+    return crafter.vector([pair] * 5000)
+
+
+def custom_metadata_of_a_schema() -> bytes:
+    crafter = Crafter()
+    field = crafter.field(crafter.text("n"), INT, crafter.int_type())
+    pairs = shared_pairs(crafter)
+    return crafter.message(SCHEMA, crafter.schema([field], custom_metadata=pairs))
+
+
+def custom_metadata_of_a_field() -> bytes:
+    crafter = Crafter()
+    pairs = shared_pairs(crafter)
+    field = crafter.field(crafter.text("n"), INT, crafter.int_type(), custom_metadata=pairs)
+    return crafter.message(SCHEMA, crafter.schema([field]))
+
+
+def custom_metadata_of_the_message() -> bytes:
+    crafter = Crafter()
+    field = crafter.field(crafter.text("n"), INT, crafter.int_type())
+    pairs = shared_pairs(crafter)
+    return crafter.message(SCHEMA, crafter.schema([field]), custom_metadata=pairs)
+
+
+@pytest.mark.parametrize(
+    "craft",
+    [
+        shared_children,
+        one_vector_for_all,
+        shared_names,
+        shared_zones,
+        custom_metadata_of_a_schema,
+        custom_metadata_of_a_field,
+        custom_metadata_of_the_message,
+    ],
+)
+def test_a_schema_that_decodes_to_too_many_bytes_is_refused(
+    craft: Callable[[], bytes],
+) -> None:
+    metadata = craft()
+    assert len(metadata) < 100_000
+    tracemalloc.start()
+    begin = time.perf_counter()
+    try:
+        with pytest.raises(LimitError, match="when decoded"):
+            survey_schema(metadata, max_bytes=1 << 20)
+        with pytest.raises(LimitError):
+            read_schema(metadata, max_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize("pairs", [0, 3])
+def test_unshared_metadata_counts_at_its_own_size(pairs: int) -> None:
+    fields = [
+        pa.field(f"column {k}", pa.struct([("a", pa.int8()), ("b", pa.timestamp("us", "UTC"))]))
+        for k in range(200)
+    ]
+    schema = pa.schema(fields, {f"key {k}": "value" * 100 for k in range(pairs)})
+    metadata = schema_metadata(schema)
+    survey = survey_schema(metadata, max_bytes=len(metadata))
+    assert survey.fields == 600
+    assert read_schema(metadata, max_bytes=len(metadata)).equals(schema, check_metadata=True)
+
+
+def test_the_nesting_of_fields_is_limited() -> None:
+    data_type = pa.int8()
+    for _ in range(5):
+        data_type = pa.list_(data_type)
+    metadata = schema_metadata(pa.schema([("n", data_type)]))
+    assert survey_schema(metadata, max_nesting=6).fields == 6
+    with pytest.raises(LimitError, match="more than 5 levels"):
+        survey_schema(metadata, max_nesting=5)
+
+
+def test_a_shared_field_counts_at_its_greatest_depth() -> None:
+    def schema(wrappings: int) -> bytes:
+        crafter = Crafter()
+        name, struct = crafter.text("n"), crafter.empty_table()
+        shared = crafter.field(name, INT, crafter.int_type())
+        for _ in range(4):
+            shared = crafter.field(name, STRUCT, struct, [shared])
+        outer = shared
+        for _ in range(wrappings):
+            outer = crafter.field(name, STRUCT, struct, [outer])
+        return crafter.message(SCHEMA, crafter.schema([shared, outer]))
+
+    assert survey_schema(schema(3), max_nesting=8).fields == 5 + 8
+    with pytest.raises(LimitError, match="more than 8 levels"):
+        survey_schema(schema(4), max_nesting=8)
+
+
+def test_custom_metadata_of_a_batch_is_bounded() -> None:
+    crafter = Crafter()
+    pairs = shared_pairs(crafter)
+    header = crafter.batch(0, [], [])
+    metadata = crafter.message(RECORD_BATCH, header, custom_metadata=pairs)
+    with pytest.raises(LimitError, match="when decoded"):
+        survey_custom_metadata(metadata, max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ([], False),
+        (["codec"], False),
+        (["ARROW:experimental_compression"], True),
+        (["a", "ARROW:experimental_compression", "b"], True),
+    ],
+)
+def test_the_compression_of_arrow_0_17_is_recognized(keys: list[str], found: bool) -> None:
+    crafter = Crafter()
+    pairs = [crafter.pair(crafter.text(key), crafter.text("ZSTD")) for key in keys]
+    vector = crafter.vector(pairs)
+    header = crafter.batch(0, [], [])
+    metadata = crafter.message(RECORD_BATCH, header, version=V4, custom_metadata=vector)
+    assert survey_custom_metadata(metadata) is found
+    assert survey_custom_metadata(memoryview(metadata)) is found
+
+
+def test_every_prefix_and_changed_byte_is_surveyed_or_refused() -> None:
+    metadata = schema_metadata(
+        pa.schema(
+            [
+                ("t", pa.timestamp("ns", "Europe/Zurich")),
+                ("d", pa.dictionary(pa.int8(), cast(Any, pa.list_(pa.string())))),
+            ],
+            {"k": "v"},
+        )
+    )
+    changed = [metadata[:length] for length in range(len(metadata))]
+    changed += [
+        metadata[:position] + bytes([value]) + metadata[position + 1 :]
+        for position in range(len(metadata))
+        for value in (0, 1, 4, 127, 255)
+    ]
+    for data in changed:
+        for survey in (survey_schema, survey_custom_metadata):
+            with contextlib.suppress(InvalidDataError, LimitError):
+                survey(data, max_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_shared_field_counts_each_time(before: int) -> None:
+    crafter = Crafter()
+    name = crafter.text("n")
+    leaf = crafter.field(name, INT, crafter.int_type())
+    others = [crafter.field(name, INT, crafter.int_type()) for _ in range(before)]
+    parent = crafter.field(name, STRUCT, crafter.empty_table(), [leaf, leaf, leaf])
+    metadata = crafter.message(SCHEMA, crafter.schema([*others, parent, leaf]))
+    assert survey_schema(metadata).fields == before + 5

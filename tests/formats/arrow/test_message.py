@@ -1,0 +1,248 @@
+"""Reading the metadata of Arrow messages, which may be malformed, before decoding."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from helpers.crafting import (
+    BIG,
+    DICTIONARY_BATCH,
+    LITTLE,
+    RECORD_BATCH,
+    SCHEMA,
+    ZSTD,
+    Crafter,
+    empty_message,
+    plain_batch,
+    schema_of_ints,
+)
+from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
+from splitarrow.formats.arrow.message import (
+    BatchLayout,
+    BufferSpan,
+    HeaderType,
+    MessageInfo,
+    find_buffers,
+    measure_decompressed,
+    read_batch_flags,
+    read_batch_layout,
+    read_endianness,
+    read_message_info,
+)
+from splitarrow.formats.arrow.schema import is_native_endian, read_schema
+from splitarrow.protocol.limits import DEFAULT_LIMITS
+
+
+def dictionary_message(dictionary_id: int, *, is_delta: bool, codec: int | None = None) -> bytes:
+    crafter = Crafter()
+    batch = crafter.batch(3, [(3, 0)], [(0, 0), (0, 12)], codec)
+    header = crafter.dictionary(dictionary_id, batch, is_delta=is_delta)
+    return crafter.message(DICTIONARY_BATCH, header, 16)
+
+
+@pytest.mark.parametrize("header_type", list(HeaderType)[1:])
+@pytest.mark.parametrize("body_length", [0, 1, (1 << 63) - 1])
+def test_type_and_body_length_are_read(header_type: HeaderType, body_length: int) -> None:
+    metadata = empty_message(header_type, body_length)
+    assert read_message_info(metadata) == MessageInfo(header_type, body_length)
+    assert read_message_info(memoryview(metadata)) == MessageInfo(header_type, body_length)
+
+
+def test_only_a_schema_has_no_body() -> None:
+    assert [kind.name for kind in HeaderType if not kind.has_body] == ["NONE", "SCHEMA"]
+
+
+@pytest.mark.parametrize("header_type", [0, 6, 7, 255])
+def test_an_unknown_header_type_is_refused(header_type: int) -> None:
+    with pytest.raises(ProtocolError):
+        read_message_info(empty_message(header_type))
+
+
+def test_a_batch_is_read() -> None:
+    metadata = plain_batch(5, [(0, 0), (0, 20)], 24)
+    facts = BatchLayout(5, [BufferSpan(0, 0), BufferSpan(0, 20)], False, None, False)
+    assert read_batch_layout(metadata) == facts
+    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, False, False)
+
+
+@pytest.mark.parametrize("dictionary_id", [0, 7, -1, 1 << 62])
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("codec", [None, ZSTD])
+def test_a_dictionary_is_read(dictionary_id: int, is_delta: bool, codec: int | None) -> None:
+    metadata = dictionary_message(dictionary_id, is_delta=is_delta, codec=codec)
+    facts = read_batch_layout(metadata)
+    assert (facts.dictionary_id, facts.is_delta, facts.rows) == (dictionary_id, is_delta, 3)
+    assert facts.compressed is (codec is not None)
+    assert read_batch_flags(metadata)[:2] == (HeaderType.DICTIONARY_BATCH, codec is not None)
+
+
+def test_a_schema_has_no_buffers() -> None:
+    with pytest.raises(ProtocolError, match="received a SCHEMA message"):
+        read_batch_layout(schema_of_ints(["n"]))
+
+
+def test_the_number_of_buffers_is_bounded() -> None:
+    metadata = plain_batch(5, [(0, 0)] * 11, 0)
+    assert len(read_batch_layout(metadata, max_buffers=11).buffers) == 11
+    with pytest.raises(ProtocolError, match="11 buffers"):
+        read_batch_layout(metadata, max_buffers=10)
+
+
+def test_the_default_limit_of_buffers_is_that_of_streams() -> None:
+    metadata = bytearray(plain_batch(5, [(1, 2), (3, 4)], 0))
+    at = metadata.index(struct.pack("<qqqq", 1, 2, 3, 4)) - 4
+    limit = DEFAULT_LIMITS.buffers
+    for count, reason in ((limit, "not an Arrow IPC batch"), (limit + 1, f"limit is {limit}")):
+        metadata[at : at + 4] = struct.pack("<I", count)
+        with pytest.raises(ProtocolError, match=reason):
+            read_batch_layout(bytes(metadata))
+
+
+def test_a_vector_longer_than_the_message_is_refused() -> None:
+    metadata = bytearray(plain_batch(5, [(1, 2), (3, 4)], 0))
+    at = metadata.index(struct.pack("<qqqq", 1, 2, 3, 4)) - 4
+    for count in (1 << 10, 1 << 20, (1 << 32) - 1):
+        metadata[at : at + 4] = struct.pack("<I", count)
+        with pytest.raises(ProtocolError):
+            read_batch_layout(bytes(metadata), max_buffers=1 << 32)
+
+
+@pytest.mark.parametrize("padding", range(17))
+def test_a_vector_that_ends_behind_the_message_is_refused(padding: int) -> None:
+    metadata = bytearray(plain_batch(5, [(1, 2), (3, 4)], 0) + bytes(padding))
+    at = metadata.index(struct.pack("<qqqq", 1, 2, 3, 4))
+    count = (len(metadata) - at) // 16
+    metadata[at - 4 : at] = struct.pack("<I", count)
+    assert len(read_batch_layout(bytes(metadata)).buffers) == count
+    metadata[at - 4 : at] = struct.pack("<I", count + 1)
+    with pytest.raises(ProtocolError, match="not an Arrow IPC batch"):
+        read_batch_layout(bytes(metadata))
+
+
+def batch_without_header(header_type: int) -> bytes:
+    return Crafter().message(header_type, 0)
+
+
+def dictionary_without_data() -> bytes:
+    crafter = Crafter()
+    return crafter.message(DICTIONARY_BATCH, crafter.dictionary(7, 0))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        batch_without_header(RECORD_BATCH),
+        batch_without_header(DICTIONARY_BATCH),
+        dictionary_without_data(),
+    ],
+)
+@pytest.mark.parametrize("padding", [0, 4096])
+def test_a_batch_without_header_or_data_is_refused(metadata: bytes, padding: int) -> None:
+    metadata += bytes(padding)  # A wrong offset then stays inside the message.
+    for read in (read_batch_layout, read_batch_flags, find_buffers):
+        with pytest.raises(ProtocolError, match="not an Arrow IPC"):
+            read(metadata)
+
+
+def test_a_batch_without_buffers_has_no_position_of_them() -> None:
+    with pytest.raises(ProtocolError, match="with buffers"):
+        find_buffers(empty_message(RECORD_BATCH))
+    assert read_batch_layout(empty_message(RECORD_BATCH)).buffers == []
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        empty_message(RECORD_BATCH),
+        plain_batch(2, [(0, 0), (0, 8)], 8),
+        dictionary_message(3, is_delta=True, codec=ZSTD),
+        schema_of_ints(["a", "b"]),
+    ],
+)
+def test_every_prefix_of_a_message_is_read_or_refused(metadata: bytes) -> None:
+    for length in range(len(metadata)):
+        for read in (
+            read_message_info,
+            read_batch_layout,
+            read_batch_flags,
+            read_endianness,
+            read_schema,
+        ):
+            try:
+                read(metadata[:length])
+            except ProtocolError:
+                continue
+
+
+@pytest.mark.parametrize(("endianness", "name"), [(LITTLE, "little"), (BIG, "big")])
+def test_the_byte_order_is_read(endianness: int, name: str) -> None:
+    assert read_endianness(schema_of_ints(["n"], endianness=endianness)) == name
+
+
+@pytest.mark.parametrize("endianness", [2, -1, -2, 300])
+def test_an_unknown_byte_order_is_refused(endianness: int) -> None:
+    with pytest.raises(ProtocolError):
+        read_endianness(schema_of_ints(["n"], endianness=endianness))
+
+
+def test_the_native_byte_order_is_one_of_the_two() -> None:
+    native = [is_native_endian(schema_of_ints(["n"], endianness=e)) for e in (LITTLE, BIG)]
+    assert sorted(native) == [False, True]
+
+
+def test_reading_a_schema_from_a_batch_is_refused() -> None:
+    with pytest.raises(InvalidDataError, match="received a RECORD_BATCH message"):
+        read_schema(plain_batch(0, [], 0))
+
+
+def test_an_unknown_type_is_refused() -> None:
+    crafter = Crafter()
+    field = crafter.field(crafter.text("n"), 99, crafter.empty_table())
+    with pytest.raises(InvalidDataError, match="cannot be decoded"):
+        read_schema(crafter.message(SCHEMA, crafter.schema([field])))
+
+
+def make_layout(*spans: tuple[int, int]) -> BatchLayout:
+    return BatchLayout(1, [BufferSpan(*span) for span in spans], True, None, False)
+
+
+def test_the_decompressed_size_is_the_sum_of_the_declared_sizes() -> None:
+    body = struct.pack("<q", 1000) + b"x" * 8 + struct.pack("<q", -1) + b"y" * 5
+    assert (
+        measure_decompressed(make_layout((0, 16), (16, 13), (0, 0), (0, 16)), memoryview(body))
+        == 2005
+    )
+
+
+@pytest.mark.parametrize(
+    ("span", "why"),
+    [
+        ((-1, 8), "outside"),
+        ((0, -1), "outside"),
+        ((0, 17), "outside"),
+        ((16, 1), "outside"),
+        ((1 << 62, 1 << 62), "outside"),
+        ((0, 7), "7 bytes; expected at least 8"),
+        ((8, 8), "declares -2 bytes"),
+    ],
+)
+def test_an_impossible_compressed_buffer_is_refused(span: tuple[int, int], why: str) -> None:
+    body = struct.pack("<qq", 1, -2)
+    with pytest.raises(ProtocolError, match=why):
+        measure_decompressed(make_layout(span), memoryview(body))
+
+
+def test_nesting_is_bounded() -> None:
+    def nested(levels: int) -> bytes:
+        crafter = Crafter()
+        field = crafter.field(crafter.text("n"), 2, crafter.int_type())
+        for _ in range(levels - 1):
+            field = crafter.field(crafter.text("s"), 13, crafter.empty_table(), [field])
+        return crafter.message(SCHEMA, crafter.schema([field]))
+
+    assert len(read_schema(nested(8), max_nesting=8)) == 1
+    for levels in (9, 65, 1000, 20_000):
+        with pytest.raises(LimitError, match="more than 8 levels"):
+            read_schema(nested(levels), max_nesting=8)

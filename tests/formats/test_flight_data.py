@@ -1,0 +1,147 @@
+"""FlightData is packed and parsed as protobuf does; our Flight.proto equals Arrow's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitarrow.errors import ExhaustedError, ProtocolError
+from splitarrow.formats.flight_data import encode_varint, iter_protobuf_fields, parse_flight_data
+from splitarrow.proto import Flight_pb2 as pb
+from splitarrow.protocol.splitter import SourceMessage
+from splitarrow.server.control.do_get import build_flight_data as flight_data
+from splitarrow.transport.memory.files import FileSpan, SourceFile
+
+
+@given(st.binary(), st.none() | st.lists(st.binary()))
+def test_a_packed_message_is_flight_data(header: bytes, body: list[bytes] | None) -> None:
+    size = sum(map(len, body or ()))
+    data = pb.FlightData.FromString(flight_data(SourceMessage(header, body, size)))
+    assert data == pb.FlightData(data_header=header, data_body=b"".join(body or ()))
+
+
+def test_parts_may_be_views_buffers_and_regions(tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(bytes(range(100)))
+    file = SourceFile(path)
+    parts: list[Any] = [memoryview(b"view"), pa.py_buffer(b"buffer"), FileSpan(file, 10, 20)]
+    data = flight_data(SourceMessage(memoryview(b"header"), parts, 4 + 6 + 20))
+    assert pb.FlightData.FromString(data).data_body == b"viewbuffer" + bytes(range(10, 30))
+    file.close()
+
+
+def test_a_message_beyond_the_limit_of_grpc_is_refused() -> None:
+    with pytest.raises(ExhaustedError, match="batch_rows"):
+        flight_data(SourceMessage(b"", (), 1 << 31))
+
+
+@given(st.binary(), st.binary(), st.binary(), st.lists(st.text(min_size=1)))
+def test_a_parsed_message_equals_the_original(
+    header: bytes, app_metadata: bytes, body: bytes, path: list[str]
+) -> None:
+    descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=path)
+    whole = pb.FlightData(
+        flight_descriptor=descriptor, data_header=header, app_metadata=app_metadata, data_body=body
+    )
+    data = parse_flight_data(whole.SerializeToString())
+    assert data.descriptor is not None
+    assert pb.FlightDescriptor.FromString(bytes(data.descriptor)) == descriptor
+    assert (data.header, data.app_metadata or b"", data.body) == (header, app_metadata, body)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    known = pb.FlightData(data_header=b"header").SerializeToString()
+    others = bytes([8, 150, 1]) + b"\x71" + bytes(8) + b"\x7d" + bytes(4) + b"\x82\x01\x01x"
+    data = parse_flight_data(others + known)
+    assert data.header == b"header"
+    assert data.descriptor is None
+
+
+def test_fixed_numbers_have_4_or_8_bytes() -> None:
+    data = b"\x71" + bytes(range(1, 9)) + b"\x7d" + bytes(range(1, 5)) + b"\x08\x07"
+    fields = [(n, v if isinstance(v, int) else bytes(v)) for n, v in iter_protobuf_fields(data)]
+    assert fields == [(14, bytes(range(1, 9))), (15, bytes(range(1, 5))), (1, 7)]
+
+
+@given(st.binary(max_size=64))
+def test_garbage_raises_one_kind_of_error(data: bytes) -> None:
+    try:
+        list(iter_protobuf_fields(data))
+        parse_flight_data(data)
+    except ProtocolError:
+        pass
+
+
+@given(st.binary(min_size=1), st.data())
+def test_a_truncated_message_is_refused_or_has_no_body(body: bytes, data: st.DataObject) -> None:
+    whole = flight_data(SourceMessage(b"header", [body], len(body)))
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    try:
+        assert parse_flight_data(whole[:cut]).body == b""
+    except ProtocolError:
+        pass
+
+
+@given(st.integers(0, (1 << 64) - 1))
+def test_varints_round_trip(value: int) -> None:
+    assert list(iter_protobuf_fields(b"\x08" + encode_varint(value))) == [(1, value)]
+
+
+def arrows_declaration() -> descriptor_pb2.FileDescriptorProto:
+    """Return the declaration of Flight that is built into pyarrow."""
+    start = b"\n\x0cFlight.proto\x12\x15arrow.flight.protocol"
+    for library in Path(pa.get_library_dirs()[0]).glob("libarrow_flight.so*"):
+        data = library.read_bytes()
+        begin = data.find(start)
+        if begin >= 0:
+            end = begin
+            while data[end] in (0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x42, 0x62):
+                _, (number, value) = (
+                    data[end],
+                    next(iter(iter_protobuf_fields(data[end : end + (1 << 16)]))),
+                )
+                assert not isinstance(value, int)
+                end += (
+                    len(encode_varint(number << 3 | 2))
+                    + len(encode_varint(len(value)))
+                    + len(value)
+                )
+            return descriptor_pb2.FileDescriptorProto.FromString(data[begin:end])
+    pytest.skip("pyarrow carries no declaration of Flight")
+
+
+def test_our_declaration_equals_that_of_arrow() -> None:
+    ours = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(ours)
+    theirs = arrows_declaration()
+    known = {message.name: message for message in theirs.message_type}
+    for message in ours.message_type:
+        assert numbers(message) == numbers(known[message.name])
+    assert ours.enum_type[0] in theirs.enum_type
+    assert methods(ours) == methods(theirs)
+
+
+def methods(file: descriptor_pb2.FileDescriptorProto) -> set[tuple[str, str, bool, str, bool]]:
+    return {
+        (
+            method.name,
+            method.input_type,
+            method.client_streaming,
+            method.output_type,
+            method.server_streaming,
+        )
+        for method in file.service[0].method
+    }
+
+
+def numbers(message: descriptor_pb2.DescriptorProto) -> set[tuple[str, int, int, int, str]]:
+    return {
+        (field.name, field.number, field.type, field.label, field.type_name)
+        for field in message.field
+    }

@@ -1,0 +1,295 @@
+"""Arrays of every Arrow type, fixed or drawn by hypothesis, and streams of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Callable
+from typing import Any, cast
+
+import pyarrow as pa
+from hypothesis import assume
+from hypothesis import strategies as st
+
+INNER = pa.dictionary(pa.int8(), pa.string())
+
+
+def _dictionary(values: pa.Array, indices: list[int | None], index: pa.DataType) -> pa.Array:
+    places: Any = pa.array(indices, index)
+    return pa.DictionaryArray.from_arrays(places, values)
+
+
+def _nested_dictionary() -> pa.Array:
+    inner = _dictionary(pa.array(["x", "y"]), [0, 1, None, 1], pa.int8())
+    values = pa.ListArray.from_arrays(pa.array([0, 2, 3, 4], pa.int32()), inner)
+    return _dictionary(values, [2, None, 0, 1, 0], pa.int16())
+
+
+def _unions() -> dict[str, pa.Array]:
+    kinds = pa.array([0, 1, 0, 1, 0], pa.int8())
+    numbers, texts = pa.array([1, None, 3, 4, 5], pa.int8()), pa.array(["a", "b", None, "d", "e"])
+    offsets = pa.array([0, 0, 1, 1, 2], pa.int32())
+    encoded = texts.dictionary_encode()
+    return {
+        "sparse_union": pa.UnionArray.from_sparse(kinds, [numbers, texts]),
+        "dense_union": pa.UnionArray.from_dense(kinds, offsets, [numbers, texts]),
+        "dense_union of dictionary": pa.UnionArray.from_dense(kinds, offsets, [numbers, encoded]),
+    }
+
+
+def _views() -> dict[str, pa.Array]:
+    texts = ["short", None, "a text that is longer than twelve bytes", "", "another one, as long"]
+    lists = [[1, 2], None, [], [3], [None, 5]]
+    return {
+        "string_view": pa.array(texts, pa.string_view()),
+        "binary_view": pa.array([t and t.encode() for t in texts], pa.binary_view()),
+        "list_view": pa.array(lists, pa.list_view(pa.int32())),
+        "large_list_view": pa.array(lists, pa.large_list_view(pa.int8())),
+    }
+
+
+def _numbers() -> dict[str, pa.Array]:
+    integers = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+    unsigned = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+    arrays = {str(t): pa.array([1, -2, None, 4, 5], t) for t in integers}
+    arrays |= {str(t): pa.array([1, 2, None, 4, 5], t) for t in unsigned}
+    arrays |= {
+        str(t): pa.array([1.5, -2.0, None, 4.25, 0.0]).cast(t)
+        for t in (pa.float16(), pa.float32(), pa.float64())
+    }
+    decimals = [decimal.Decimal(n) for n in ("1.25", "-2.50", "0.00", "9.99")]
+    arrays |= {
+        str(t): pa.array([*decimals, None], t)
+        for t in (
+            pa.decimal32(5, 2),
+            pa.decimal64(10, 2),
+            pa.decimal128(20, 2),
+            pa.decimal256(60, 2),
+        )
+    }
+    return arrays
+
+
+def _times() -> dict[str, pa.Array]:
+    units = ("s", "ms", "us", "ns")
+    types: list[pa.DataType] = [pa.date32(), pa.date64(), pa.month_day_nano_interval()]
+    types += [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]
+    zones: list[Any] = [None, "Europe/Zurich"]
+    types += [pa.timestamp(unit, zone) for unit in units for zone in zones]
+    types += [pa.duration(unit) for unit in units]
+    arrays: dict[str, pa.Array] = {}
+    for data_type in types:
+        if data_type == pa.month_day_nano_interval():
+            values = [(1, 2, 3), None, (-1, 0, 9), (0, 0, 0), (5, -5, 1 << 40)]
+            arrays[str(data_type)] = pa.array(values, data_type)
+        elif data_type == pa.date64():
+            day = dt.date(2020, 2, 29)
+            arrays[str(data_type)] = pa.array([day, None, day, day, day], data_type)
+        else:
+            width = pa.int32() if data_type.bit_width == 32 else pa.int64()
+            arrays[str(data_type)] = pa.array([0, 1, None, 4, 5], width).cast(data_type)
+    return arrays
+
+
+def _bytes_and_texts() -> dict[str, pa.Array]:
+    texts = ["one", None, "", "zwei Wörter", "three" * 20]
+    binaries = [text and text.encode() for text in texts]
+    return {
+        "string": pa.array(texts, pa.string()),
+        "large_string": pa.array(texts, pa.large_string()),
+        "binary": pa.array(binaries, pa.binary()),
+        "large_binary": pa.array(binaries, pa.large_binary()),
+        "fixed_size_binary": pa.array([b"abc", None, b"\0\0\0", b"xyz", b"..."], pa.binary(3)),
+        "fixed_size_binary of 0": pa.array([b"", None, b"", b"", b""], pa.binary(0)),
+    }
+
+
+def _nested() -> dict[str, pa.Array]:
+    structs = [{"a": 1, "b": "x"}, None, {"a": None, "b": "y"}, {"a": 4, "b": None}, {}]
+    struct = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    maps = [[("k", 1)], None, [], [("k", None), ("l", 2)], [("m", 3)]]
+    deep: pa.DataType = pa.int8()
+    for _ in range(20):
+        deep = pa.list_(deep)
+    deep_value: Any = 7
+    for _ in range(20):
+        deep_value = [deep_value]
+    return {
+        "list": pa.array([[1], None, [], [2, None], [3, 4, 5]], pa.list_(pa.int64())),
+        "large_list": pa.array([["a"], None, [], ["b", None], ["c"]], pa.large_list(pa.string())),
+        "fixed_size_list": pa.array(
+            [[1, 2], None, [3, None], [4, 5], [6, 7]], pa.list_(pa.int8(), 2)
+        ),
+        "struct": pa.array(structs, struct),
+        "struct of nothing": pa.array([{}, None, {}, {}, {}], pa.struct([])),
+        "list of struct": pa.array([[structs[0]], None, [], structs, []], pa.list_(struct)),
+        "map": pa.array(maps, pa.map_(pa.string(), pa.int32())),
+        "20 lists deep": pa.array([deep_value, None, [], [[]], deep_value], deep),
+    }
+
+
+def _run_ends() -> dict[str, pa.Array]:
+    return {
+        f"run_end_encoded by {t}": pa.RunEndEncodedArray.from_arrays(
+            pa.array([2, 3, 5], t), pa.array(["a", None, "c"])
+        )
+        for t in cast(list[Any], [pa.int16(), pa.int32(), pa.int64()])
+    }
+
+
+def _dictionaries() -> dict[str, pa.Array]:
+    texts = pa.array(["x", "yy", "zzz"])
+    indices = [0, None, 2, 1, 0]
+    arrays = {
+        f"dictionary by {t}": _dictionary(texts, indices, t)
+        for t in (
+            pa.int8(),
+            pa.int16(),
+            pa.int32(),
+            pa.int64(),
+            pa.uint8(),
+            pa.uint16(),
+            pa.uint32(),
+        )
+    }
+    arrays["dictionary with a null value"] = _dictionary(
+        pa.array(["x", None]), [0, 1, None, 0, 1], pa.int8()
+    )
+    arrays["dictionary of struct"] = _dictionary(
+        pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int8())])),
+        [1, 0, 1, None, 0],
+        pa.int8(),
+    )
+    arrays["dictionary of list of dictionary"] = _nested_dictionary()
+    arrays["list of dictionary"] = pa.ListArray.from_arrays(
+        pa.array([0, 2, 2, 5], pa.int32()), _dictionary(texts, indices, pa.int8())
+    )
+    return arrays
+
+
+def _extensions() -> dict[str, pa.Array]:
+    storage = pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.int32(), 4))
+    tensor = pa.fixed_shape_tensor(pa.int32(), [2, 2])
+    return {
+        "extension": pa.ExtensionArray.from_storage(tensor, storage),
+        "extension uuid": pa.ExtensionArray.from_storage(
+            pa.uuid(), pa.array([bytes(range(16)), None], pa.binary(16))
+        ),
+        "extension json": pa.ExtensionArray.from_storage(
+            pa.json_(pa.string()), pa.array(['{"a": 1}', None], pa.string())
+        ),
+        "extension bool8": pa.ExtensionArray.from_storage(
+            pa.bool8(), pa.array([0, 1, None], pa.int8())
+        ),
+    }
+
+
+def make_arrays_of_all_types() -> dict[str, pa.Array]:
+    """Return an array of each type, with nulls where the type has them."""
+    makers: list[Callable[[], dict[str, pa.Array]]] = [
+        _numbers,
+        _times,
+        _bytes_and_texts,
+        _views,
+        _nested,
+        _unions,
+        _run_ends,
+        _dictionaries,
+        _extensions,
+    ]
+    arrays: dict[str, pa.Array] = {
+        "null": pa.nulls(5),
+        "bool": pa.array([True, None, False, True, True]),
+    }
+    for make in makers:
+        arrays |= make()
+    return arrays
+
+
+def make_batches(array: pa.Array) -> list[pa.RecordBatch]:
+    """Return batches of an array: whole, sliced on both sides, empty, all null, whole again."""
+    pieces = [array, array.slice(1, len(array) - 1), array.slice(0, 1), array.slice(1, 0)]
+    pieces += [pa.nulls(3, array.type), array]
+    return [pa.record_batch([piece], names=["c"]) for piece in pieces]
+
+
+# Drawn batches.
+
+_LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.null(): st.none(),
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-128, 127),
+    pa.uint16(): st.integers(0, 65535),
+    pa.int32(): st.integers(-(1 << 31), (1 << 31) - 1),
+    pa.uint64(): st.integers(0, (1 << 64) - 1),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.string(): st.text(max_size=20),
+    pa.large_binary(): st.binary(max_size=20),
+    pa.string_view(): st.text(max_size=20),
+    pa.binary_view(): st.binary(max_size=20),
+    pa.binary(4): st.binary(min_size=4, max_size=4),
+    pa.timestamp("us", "UTC"): st.integers(-(1 << 50), 1 << 50),
+    pa.date32(): st.integers(-10_000, 10_000),
+    pa.decimal128(12, 3): st.decimals(-(10**8), 10**8, places=3),
+    pa.duration("ns"): st.integers(-(1 << 62), 1 << 62),
+    pa.dictionary(pa.int16(), pa.string()): st.text(max_size=3),
+    pa.dictionary(pa.int32(), pa.int64()): st.integers(0, 5),
+}
+
+
+def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
+    if data_type in _LEAVES:
+        return st.none() | _LEAVES[data_type]
+    if isinstance(data_type, pa.StructType):
+        fields = {field.name: _values(field.type) for field in data_type}
+        return st.none() | st.fixed_dictionaries(fields)
+    if isinstance(data_type, pa.MapType):
+        keys, items = st.text(max_size=3), _values(data_type.item_type)
+        return st.none() | st.lists(st.tuples(keys, items), max_size=3)
+    if isinstance(data_type, pa.FixedSizeListType):
+        size = data_type.list_size
+        return st.none() | st.lists(_values(data_type.value_type), min_size=size, max_size=size)
+    return st.none() | st.lists(_values(data_type.field(0).type), max_size=4)
+
+
+def _wrap(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    return st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(pa.list_view),
+        inner.map(lambda data_type: pa.list_(data_type, 2)),
+        inner.map(lambda data_type: pa.map_(pa.string(), data_type)),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda types: pa.struct([(f"f{k}", t) for k, t in enumerate(types)])
+        ),
+    )
+
+
+data_types = st.recursive(st.sampled_from(list(_LEAVES)), _wrap, max_leaves=4)
+
+
+def is_valid(batch: pa.RecordBatch) -> bool:
+    """Return whether Arrow considers a batch valid. pyarrow can build invalid ones."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+@st.composite
+def draw_batches(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Draw a schema of some columns and some batches, sliced or not."""
+    types = draw(st.lists(data_types, max_size=4))
+    schema = pa.schema([(f"c{k}", data_type) for k, data_type in enumerate(types)])
+    batches: list[pa.RecordBatch] = []
+    for _ in range(draw(st.integers(0, 3))):
+        rows = draw(st.integers(0, 8))
+        arrays = [
+            pa.array(draw(st.lists(_values(t), min_size=rows, max_size=rows)), t) for t in types
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        assume(is_valid(batch))
+        start = draw(st.integers(0, batch.num_rows))
+        batches.append(batch.slice(start, draw(st.integers(0, batch.num_rows - start))))
+    return schema, batches

@@ -1,0 +1,19 @@
+"""The files of the package under test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_OUTSIDE = {"build", "deploy", "dist", "docs", "examples", "site", "tests"}
+# Modules that are installed beside the package, not in it.
+_BESIDE = {"pyspark_splitarrow.py"}
+
+
+def source_files() -> Iterator[Path]:
+    """Yield every Python file of the package."""
+    for path in sorted(ROOT.rglob("*.py")):
+        first = path.relative_to(ROOT).parts[0]
+        if first not in _OUTSIDE | _BESIDE and not first.startswith("."):
+            yield path

@@ -1,0 +1,77 @@
+"""The options of the data source."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitarrow import errors
+from splitarrow.pipeline.options import Options, parse_bytes, parse_names
+from splitarrow.transport.tls.options import TlsOptions
+
+NAMES = ("limit", "seconds", "size", "columns", "pushdown", "token", "tls_ca", "tls_key")
+
+
+def options(**values: str) -> Options:
+    return Options(values, NAMES)
+
+
+def test_names_are_case_insensitive_and_empty_values_are_not_set() -> None:
+    assert options(LIMIT="3").count("limit") == 3
+    assert options(limit="").count("limit") is None
+
+
+def test_an_unknown_option_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(errors.UsageError, match="no option 'limits'; did you mean 'limit'"):
+        options(limits="3")
+    with pytest.raises(errors.UsageError, match="no option 'xyz'; use limit, seconds"):
+        options(xyz="3")
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value", "message"),
+    [
+        ("count", "limit", "1.5", "must be an integer"),
+        ("count", "limit", "0", "must be at least 1"),
+        ("seconds", "seconds", "-1", "must be a positive number of seconds"),
+        ("seconds", "seconds", "inf", "must be a positive number of seconds"),
+        ("nbytes", "size", "0", "must be a size in bytes"),
+        ("nbytes", "size", "5 parsecs", "must be a size in bytes"),
+        ("names", "columns", ",", "must contain at least one name"),
+        ("names", "columns", "[1]", "must be a JSON array of strings"),
+    ],
+)
+def test_a_wrong_value_is_an_error(method: str, name: str, value: str, message: str) -> None:
+    with pytest.raises(errors.UsageError, match=f"option '{name}' is .*; it {message}"):
+        getattr(options(**{name: value}), method)(name)
+
+
+def test_flags_and_choices_accept_only_their_words() -> None:
+    assert options(pushdown="YES").flag("pushdown", False)
+    assert options().flag("pushdown", True)
+    with pytest.raises(errors.UsageError, match="'maybe'; it must be true or false"):
+        options(pushdown="maybe").flag("pushdown", False)
+    with pytest.raises(errors.UsageError, match="'maybe'; it must be one of on, off"):
+        options(pushdown="maybe").choice("pushdown", ("on", "off"), "on")
+
+
+def test_a_required_option_shows_an_example() -> None:
+    with pytest.raises(errors.UsageError, match=r"set \.option\('token', 'secret'\)"):
+        options().require("token", "secret")
+
+
+def test_the_token_defaults_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLITARROW_TOKEN", "from-environment")
+    assert options().token() == "from-environment"
+    assert options(token="from-option").token() == "from-option"
+
+
+def test_tls_options_without_a_certificate_have_no_key() -> None:
+    assert options().tls() is None
+    assert options(tls_ca="ca.pem", tls_key="key.pem").tls() == TlsOptions("ca.pem")
+
+
+def test_sizes_and_names() -> None:
+    assert parse_bytes("64MiB", "size") == 64 << 20
+    assert parse_bytes(" 2 k ", "size") == 2048
+    assert parse_names('["a, b", "c"]', "columns") == ["a, b", "c"]
+    assert parse_names("a, b,", "columns") == ["a", "b"]

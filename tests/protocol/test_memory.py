@@ -1,0 +1,100 @@
+"""The memory of received bodies."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from splitarrow.errors import LimitError, UsageError
+from splitarrow.protocol.memory import (
+    ALIGNMENT,
+    ARENA_BYTES,
+    DEFAULT_ALLOCATOR,
+    SMALL_BODY_BYTES,
+    BodyPool,
+)
+
+LARGE = 1 << 20
+
+
+class RecordingAllocator:
+    """Allocates host memory, and remembers the sizes and the buffers."""
+
+    def __init__(self, *, is_host: bool = True) -> None:
+        self.is_host = is_host
+        self.sizes: list[int] = []
+        self.buffers: list[pa.Buffer] = []
+
+    def allocate(self, nbytes: int) -> pa.Buffer:
+        self.sizes.append(nbytes)
+        self.buffers.append(pa.allocate_buffer(nbytes))
+        return self.buffers[-1]
+
+
+class FixedAllocator:
+    """Returns one buffer, or raises MemoryError without one."""
+
+    is_host = True
+
+    def __init__(self, buffer: pa.Buffer | None) -> None:
+        self.buffer = buffer
+
+    def allocate(self, nbytes: int) -> pa.Buffer:
+        if self.buffer is None:
+            raise MemoryError
+        return self.buffer
+
+
+def test_bodies_land_in_the_memory_of_the_allocator() -> None:
+    allocator = RecordingAllocator()
+    body = BodyPool(allocator).allocate(LARGE, headroom=100)
+    assert allocator.sizes == [128 + LARGE]
+    assert body.buffer.address == allocator.buffers[0].address
+    assert body.start == 128
+    assert body.payload().address % ALIGNMENT == 0
+    body.view[body.start :] = b"x" * LARGE
+    assert body.payload().to_pybytes() == b"x" * LARGE
+
+
+def test_small_bodies_share_an_allocation_of_host_memory() -> None:
+    allocator = RecordingAllocator()
+    pool = BodyPool(allocator)
+    bodies = [pool.allocate(100, headroom=0) for _ in range(10)]
+    assert allocator.sizes == [ARENA_BYTES]
+    addresses = [body.buffer.address for body in bodies]
+    assert addresses == [addresses[0] + 128 * index for index in range(10)]
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, SMALL_BODY_BYTES, LARGE])
+def test_bodies_outside_host_memory_get_no_headroom_and_share_nothing(nbytes: int) -> None:
+    allocator = RecordingAllocator(is_host=False)
+    body = BodyPool(allocator).allocate(nbytes, headroom=100)
+    assert allocator.sizes == [nbytes]
+    assert (body.start, body.nbytes, len(body.view)) == (0, nbytes, 0)
+
+
+UNSUITABLE = {
+    "too small": pa.allocate_buffer(LARGE - 1),
+    "too large": pa.allocate_buffer(LARGE + 1),
+    "immutable": pa.py_buffer(bytes(LARGE)),
+    "misaligned": pa.allocate_buffer(LARGE + 8).slice(8),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_an_unsuitable_buffer_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="needs a mutable buffer of 1048576 bytes, aligned to 64"):
+        BodyPool(FixedAllocator(UNSUITABLE[name])).allocate(LARGE, headroom=0)
+
+
+@pytest.mark.parametrize("nbytes", [100, LARGE])
+def test_a_lack_of_memory_fails_the_stream(nbytes: int) -> None:
+    with pytest.raises(LimitError, match=r"cannot allocate \d+ bytes for a body") as caught:
+        BodyPool(FixedAllocator(None)).allocate(nbytes, headroom=0, tag=7)
+    assert caught.value.tag == 7
+
+
+def test_the_default_allocator_returns_aligned_host_memory() -> None:
+    buffer = DEFAULT_ALLOCATOR.allocate(100)
+    assert (buffer.size, buffer.is_mutable, buffer.address % ALIGNMENT) == (100, True, 0)
+    assert DEFAULT_ALLOCATOR.is_host

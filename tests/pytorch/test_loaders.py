@@ -1,0 +1,312 @@
+"""PyTorch's loaders: each row once, in one order, with any number of workers and start method."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
+from helpers.files import write_file, write_shards
+from helpers.waiting import wait_until
+from splitarrow import errors
+from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.pytorch import StreamDataset
+from splitarrow.pytorch.shared_batch import SharedBatch
+from splitarrow.testing import Daemon
+
+torch: Any = import_module("torch")
+data: Any = import_module("torch.utils.data")
+torchdata: Any = import_module("torchdata.stateful_dataloader")
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+    # torchdata 0.11 calls a function that PyTorch 2.13 deprecates.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+ROWS = 6_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("data")
+    words = pa.array([f"word {n % 7}" for n in range(ROWS)])
+    table = pa.table({"n": pa.array(range(ROWS), pa.int64()), "w": words, "d": words})
+    table = table.set_column(2, "d", words.dictionary_encode())
+    path = write_file(folder / "trips.arrow", table, batch_rows=250)
+    listen = ["tcp://127.0.0.1:0", "shm://"]
+    with Daemon({"trips": path}, listen=listen, control="grpc://127.0.0.1:0") as daemon:
+        yield daemon
+
+
+def open_dataset(server: Daemon, **options: Any) -> StreamDataset:
+    settings: dict[str, Any] = {
+        "batch_rows": 64,
+        "window_rows": 500,
+        "shuffle": True,
+        "even": "uneven",
+        "rank": 0,
+        "world_size": 1,
+    }
+    return StreamDataset(server.control_uri, "trips", **{**settings, **options})
+
+
+def load(dataset: StreamDataset, workers: int, method: str | None = None, **options: Any) -> Any:
+    if not workers:
+        return torchdata.StatefulDataLoader(dataset, batch_size=None, **options)
+    return torchdata.StatefulDataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method,
+        **options,
+    )
+
+
+def numbers(batches: Any) -> list[int]:
+    return [n for batch in batches for n in batch["n"].tolist()]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    ("workers", "method"), [(1, "fork"), (4, "fork"), (5, "fork"), (2, "spawn"), (2, "forkserver")]
+)
+def test_the_order_is_that_of_one_process(
+    server: Daemon, workers: int, method: str, transport: str
+) -> None:
+    dataset = open_dataset(server, transport=transport)
+    expected = numbers(dataset)
+    assert sorted(expected) == list(range(ROWS))
+    loader = data.DataLoader(
+        dataset, batch_size=None, num_workers=workers, multiprocessing_context=method
+    )
+    batches = list(loader)
+    assert numbers(batches) == expected
+    assert len(batches) == len(loader)
+    assert all(f"word {n % 7}" == w for n, w in zip(batches[0]["n"], batches[0]["w"], strict=True))
+    categories = dataset.categories["d"]
+    assert [categories[code] for code in batches[0]["d"]] == batches[0]["w"]
+    del batches, loader
+    with splitarrow.connect(server.control_uri) as client:
+        wait_until(lambda: client.status()["stats"]["leases"] == 0)
+
+
+def test_workers_that_persist_get_each_new_epoch(server: Daemon) -> None:
+    dataset = open_dataset(server)
+    loader = data.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        delivered = numbers(loader)
+        alone = open_dataset(server)
+        alone.set_epoch(epoch)
+        assert delivered == numbers(alone)
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")])
+def test_a_stateful_loader_continues(server: Daemon, workers: int, method: str | None) -> None:
+    expected = numbers(open_dataset(server))
+    loader = load(open_dataset(server), workers, method)
+    iterator, before = iter(loader), list[int]()
+    for _ in range(37):
+        before += next(iterator)["n"].tolist()
+    state = loader.state_dict()
+    del iterator
+    again = load(open_dataset(server), workers, method)
+    again.load_state_dict(state)
+    iterator = iter(again)
+    for _ in range(11):
+        before += next(iterator)["n"].tolist()
+    state = again.state_dict()
+    del iterator, again, loader
+    gc.collect()  # closes the connections of iterators in this process
+    for others in (0, 2):
+        dataset = open_dataset(server)
+        dataset.load_state_dict(state)
+        assert before + numbers(load(dataset, others, "fork")) == expected
+
+
+def test_the_next_epoch_of_a_continued_loader_is_whole(server: Daemon) -> None:
+    loader = load(open_dataset(server), 2, "fork")
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del iterator
+    dataset = open_dataset(server)
+    loader = load(dataset, 2, "fork")
+    loader.load_state_dict(state)
+    assert len(numbers(loader)) == ROWS - 64
+    dataset.set_epoch(1)
+    assert sorted(numbers(loader)) == list(range(ROWS))
+
+
+def deliver_in_two_parts(
+    server: Daemon, choose: random.Random, before: Any, after: Any
+) -> list[int]:
+    """Read a part of an epoch, save the state, and read the rest in another way.
+
+    Each way is the number of ranks, the number of workers and the start method.
+    """
+    delivered: list[int] = []
+    state: Any = None
+    ranks, workers, method = before
+    steps = choose.randrange(-(-ROWS // ranks // 64) + 1)
+    for rank in range(ranks):
+        loader = load(open_dataset(server, rank=rank, world_size=ranks), workers, method)
+        iterator = iter(loader)
+        for _ in range(steps):
+            delivered += next(iterator)["n"].tolist()
+        state = loader.state_dict()
+        del iterator, loader
+        gc.collect()  # closes the connection of an iterator in this process
+    ranks, workers, method = after
+    for rank in range(ranks):
+        dataset = open_dataset(server, rank=rank, world_size=ranks)
+        dataset.load_state_dict(state)
+        delivered += numbers(load(dataset, workers, method))
+    return delivered
+
+
+WAYS = [(1, 4, "fork"), (2, 1, "fork"), (8, 0, None), (2, 2, "spawn"), (8, 1, "fork")]
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)))
+def test_each_row_arrives_once_in_two_parts(server: Daemon, number: int) -> None:
+    before, after = WAYS[number], WAYS[number - 1]
+    delivered = deliver_in_two_parts(server, random.Random(number), before, after)
+    assert sorted(delivered) == list(range(ROWS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_each_row_arrives_once_after_50_resumes(
+    pytestconfig: pytest.Config, server: Daemon, ranks: int, workers: int, method: str
+) -> None:
+    choose = random.Random(ranks * 100 + workers)
+    # A process that is spawned imports PyTorch, which takes seconds.
+    scale: Any = pytestconfig.getoption("--scale")
+    for _ in range(max(1, round((50 if method == "fork" else 5) * scale))):
+        others = choose.choice([number for number in (0, 1, 2, 3, 4) if number != workers])
+        after = (choose.choice([1, 2, 8]), others, method)
+        delivered = deliver_in_two_parts(server, choose, (ranks, workers, method), after)
+        assert len(delivered) == ROWS
+        assert sum(delivered) == ROWS * (ROWS - 1) // 2
+        assert sorted(delivered) == list(range(ROWS))
+
+
+KILL_A_WORKER = """
+import os, signal, sys
+from torch.utils.data import DataLoader
+from splitarrow.pytorch import StreamDataset
+
+dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64, transport="shm")
+iterator = iter(DataLoader(dataset, batch_size=None, num_workers=2))
+next(iterator)
+os.kill(iterator._workers[0].pid, signal.SIGKILL)
+try:
+    rows = sum(len(batch["n"]) for batch in iterator)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_an_error(server: Daemon) -> None:
+    # PyTorch raises its error in whatever the main thread runs then, so this is a process.
+    command = [sys.executable, "-W", "ignore", "-c", KILL_A_WORKER, str(server.control_uri)]
+    error = subprocess.check_output(command, text=True, timeout=60)
+    assert "killed by signal: Killed" in error or "exited unexpectedly" in error
+    with splitarrow.connect(server.control_uri) as client:
+        wait_until(lambda: client.status()["stats"]["leases"] == 0)
+
+
+def test_workers_continue_at_a_replica(tmp_path: Path, daemons: StartDaemons) -> None:
+    tables = make_numbered_shards(6, 700, batch_rows=100)
+    three = daemons(3)
+    publish_shards("trips", write_shards(tmp_path / "s", tables), join_uris(*three), replicas=2)
+    dataset = StreamDataset(
+        join_uris(*three), "trips", batch_rows=64, window_rows=300, shuffle=True
+    )
+    got: list[int] = []
+    for number, batch in enumerate(data.DataLoader(dataset, batch_size=None, num_workers=2)):
+        got += batch["n"].tolist()
+        if number == 5:
+            three[0].kill()
+    assert sorted(got) == list(range(6 * 700))
+
+
+def test_a_device_needs_the_process_of_the_trainer(server: Daemon) -> None:
+    loader = data.DataLoader(open_dataset(server, device="meta"), batch_size=None, num_workers=1)
+    with pytest.raises(errors.UsageError, match="needs a loader without workers"):
+        next(iter(loader))
+
+
+def test_forks_beside_an_open_connection_are_refused(server: Daemon) -> None:
+    dataset = open_dataset(server)
+    with splitarrow.connect(server.control_uri):
+        forked = data.DataLoader(dataset, batch_size=None, num_workers=1)
+        with pytest.raises(errors.UsageError, match="pass multiprocessing_context='forkserver'"):
+            next(iter(forked))
+        loader = data.DataLoader(
+            dataset, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
+        )
+        assert len(numbers(loader)) == ROWS
+    assert len(numbers(data.DataLoader(dataset, batch_size=None, num_workers=1))) == ROWS
+
+
+@pytest.mark.parametrize("change", ["ranks", "main"])
+def test_a_worker_state_that_does_not_fit_is_refused(server: Daemon, change: str) -> None:
+    loader = load(open_dataset(server), 2, "fork")
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del iterator
+    if change == "ranks":
+        other = load(open_dataset(server, rank=0, world_size=2), 2, "fork")
+        other.load_state_dict(state)
+        with pytest.raises(errors.UsageError, match="ranks or batches have changed"):
+            next(iter(other))
+    else:
+        worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+        with pytest.raises(errors.UsageError, match="that of one worker of a loader"):
+            open_dataset(server).load_state_dict(worker)
+
+
+def test_a_worker_passes_a_batch_without_tensors(server: Daemon) -> None:
+    dataset = open_dataset(server, columns=["w"], shuffle=False)
+    batches = list(data.DataLoader(dataset, batch_size=None, num_workers=1))
+    assert [w for batch in batches for w in batch["w"]] == [f"word {n % 7}" for n in range(ROWS)]
+
+
+def test_all_tensors_of_a_batch_share_one_piece_of_memory() -> None:
+    values: dict[str, Any] = {
+        "n": torch.arange(7),
+        "text": ["a", "b"],
+        "flag": torch.tensor([True, False, True]),
+        "shape": torch.arange(12.0).reshape(2, 3, 2).permute(0, 2, 1),
+        "none": torch.empty(0, 4, dtype=torch.int16),
+    }
+    batch = SharedBatch(values)
+    copies = [pickle.loads(dump(batch)) for dump in (ForkingPickler.dumps, pickle.dumps)]
+    for received in (batch, *copies):
+        assert list(received) == list(values)
+        assert received["text"] == ["a", "b"]
+        for name in ("n", "flag", "shape", "none"):
+            assert torch.equal(received[name], values[name])
+            assert received[name].dtype == values[name].dtype
+        memory = {received[name].untyped_storage().data_ptr() for name in ("n", "flag", "shape")}
+        assert len(memory) == 1

@@ -1,0 +1,136 @@
+"""The access control that a server builds from its settings."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+from joserfc import jwk, jwt
+
+from splitarrow.errors import ConfigError, DeniedError, InvalidRequestError
+from splitarrow.protocol.request import Request
+from splitarrow.protocol.uri import DataUri, Streams
+from splitarrow.server.auth.access_control import AccessControl
+from splitarrow.server.auth.authenticator import Authenticator
+from splitarrow.server.auth.principal import ANYONE, Grants
+from splitarrow.server.auth.token_file import TokenFile
+from splitarrow.server.config import load_settings
+
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.touch(0o600)
+    path.write_text(f"[[tokens]]\nname = 'x'\ntoken = '{TOKEN}'\ndatasets = ['*']\n")
+    return path
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.touch(0o600)
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
+async def test_without_settings_everyone_reads_with_unsigned_tickets(key_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings())
+    assert not access.requires_token
+    assert not access.signs_tickets
+    assert await access.authenticate({}) is ANYONE
+    assert access.issue_ticket(Request("data")) == b"data"
+    for _ in range(2):
+        claims = access.redeem_ticket(b"data", Streams.BOTH)
+        assert claims.request == Request("data")
+        assert not claims.signed
+    with pytest.raises(InvalidRequestError):
+        access.redeem_ticket(b"\xff", Streams.BOTH)
+    with pytest.raises(DeniedError, match="requires no token"):
+        await access.exchange_password("x", TOKEN)
+    signing = AccessControl.from_settings(load_settings(ticket_key_file=key_file))
+    for ticket in (signing.issue_ticket(Request("data")), b"sa2.data"):
+        with pytest.raises(DeniedError, match="does not accept signed tickets"):
+            access.redeem_ticket(ticket, Streams.BOTH)
+    with pytest.raises(ConfigError, match="--token-file"):
+        access.check_exposure([DataUri.parse("tcp://0.0.0.0:0")], None)
+    access.check_exposure([DataUri.parse("tcp://0.0.0.0:0")], None, insecure=True)
+    access.close()
+
+
+async def test_a_token_file_makes_tickets_signed(token_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings(token_file=token_file))
+    assert access.requires_token
+    assert access.signs_tickets
+    assert (await access.authenticate({"authorization": f"Bearer {TOKEN}"})).name == "x"
+    assert await access.exchange_password("x", TOKEN) == TOKEN
+    with pytest.raises(DeniedError, match="no token"):
+        await access.authenticate({})
+    ticket = access.issue_ticket(Request("data", limit=5), "x")
+    for stream in (Streams.METADATA, Streams.BODY):
+        claims = access.redeem_ticket(ticket, stream)
+        assert (claims.request, claims.principal) == (Request("data", limit=5), "x")
+        assert claims.signed
+    with pytest.raises(DeniedError, match="already used"):
+        access.redeem_ticket(ticket, Streams.BOTH)
+    with pytest.raises(DeniedError, match="requires a signed ticket"):
+        access.redeem_ticket(b"data", Streams.BOTH)
+    access.check_exposure([DataUri.parse("tcp://0.0.0.0:0")], DataUri.parse("grpc://0.0.0.0:0"))
+    access.close()
+    access.close()
+
+
+def test_servers_with_the_same_keys_redeem_one_stream_each(key_file: Path) -> None:
+    settings = load_settings(ticket_key_file=key_file)
+    metadata, body = (AccessControl.from_settings(settings) for _ in range(2))
+    assert not metadata.requires_token
+    ticket = metadata.issue_ticket(Request("data"))
+    assert metadata.redeem_ticket(ticket, Streams.METADATA).request == Request("data")
+    assert body.redeem_ticket(ticket, Streams.BODY).request == Request("data")
+    for access in (metadata, body):
+        with pytest.raises(DeniedError):
+            access.redeem_ticket(ticket, Streams.BOTH)
+        access.close()
+
+
+def test_incomplete_settings_are_refused(token_file: Path) -> None:
+    with pytest.raises(ConfigError, match="set jwt_issuer and jwt_audience"):
+        AccessControl.from_settings(load_settings(jwks="keys.json", jwt_issuer="x"))
+    with pytest.raises(ConfigError, match="set jwks as well"):
+        AccessControl.from_settings(load_settings(token_file=token_file, jwt_issuer="x"))
+    with pytest.raises(ConfigError, match="must sign its tickets"):
+        AccessControl(Authenticator(TokenFile(token_file)))
+
+
+async def test_complete_settings_of_a_jwt_issuer_require_its_tokens(tmp_path: Path) -> None:
+    key = jwk.ECKey.generate_key("P-256", {"kid": "k"})
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+    settings = load_settings(jwks=str(path), jwt_issuer="https://issuer", jwt_audience="data")
+    access = AccessControl.from_settings(settings)
+    assert access.requires_token
+    assert access.signs_tickets
+    claims = {"iss": "https://issuer", "aud": "data", "sub": "ada", "exp": int(time.time()) + 60}
+    token = jwt.encode({"alg": "ES256", "kid": "k"}, {**claims, "datasets": ["x"]}, key)
+    principal = await access.authenticate({"authorization": f"Bearer {token}"})
+    assert (principal.name, principal.grants) == ("ada", Grants(("x",)))
+    for wrong in ({"iss": "https://other"}, {"aud": "other"}):
+        token = jwt.encode({"alg": "ES256", "kid": "k"}, {**claims, **wrong}, key)
+        with pytest.raises(DeniedError):
+            await access.authenticate({"authorization": f"Bearer {token}"})
+    access.close()
+
+
+def test_workers_share_the_used_tickets_of_their_parent(token_file: Path) -> None:
+    settings = load_settings(token_file=token_file)
+    parent = AccessControl.from_settings(settings)
+    first, second = (AccessControl.from_settings(settings, parent.signer) for _ in range(2))
+    ticket = first.issue_ticket(Request("data"))
+    assert second.redeem_ticket(ticket, Streams.BOTH).request == Request("data")
+    with pytest.raises(DeniedError):
+        first.redeem_ticket(ticket, Streams.BOTH)
+    parent.close()

@@ -1,0 +1,79 @@
+"""The calls and connections of one client address at the control plane."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from grpc_health.v1 import health_pb2
+from pyarrow import flight
+
+from helpers.control_plane import Running, running
+from helpers.waiting import wait_until
+
+SERVICE = "/arrow.flight.protocol.FlightService"
+
+
+def hold(channel: grpc.Channel) -> Any:
+    """Start a call that runs until it is cancelled."""
+    action = b"\x0a\x04hold\x12\x01a"  # type and body of an Action
+    return channel.unary_stream(f"{SERVICE}/DoAction")(action)
+
+
+def watch(channel: grpc.Channel) -> Any:
+    """Start a health check that runs until it is cancelled."""
+    request = health_pb2.HealthCheckRequest().SerializeToString()
+    return channel.unary_stream("/grpc.health.v1.Health/Watch")(request)
+
+
+def is_refused(server: Running) -> bool:
+    """Return whether a new call gets RESOURCE_EXHAUSTED."""
+    with server.client() as client:
+        try:
+            list(client.list_actions())
+        except (flight.FlightError, pa.ArrowException) as error:
+            problem = "the address 127.0.0.1 has reached its limit of 2 concurrent calls; retry"
+            return problem in str(error)
+    return False
+
+
+@pytest.mark.parametrize("start", [hold, watch])
+def test_one_address_has_a_limited_number_of_calls(table: pa.Table, start: Any) -> None:
+    with (
+        running({"a": table}, max_calls_per_address=2) as server,
+        server.channel() as channel,
+    ):
+        calls = [start(channel) for _ in range(2)]
+        wait_until(lambda: is_refused(server))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(start(channel))
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        calls[0].cancel()
+        wait_until(lambda: not is_refused(server))
+        calls[1].cancel()
+
+
+def test_one_address_has_a_limited_number_of_connections(table: pa.Table) -> None:
+    with running({"a": table}, max_connections_per_address=2) as server, ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(3)
+        )
+        for each in (first, second, third):
+            each.setblocking(False)
+        wait_until(lambda: any(has_ended(each) for each in (first, second, third)))
+        assert [has_ended(each) for each in (first, second, third)].count(True) == 1
+
+
+def has_ended(client: socket.socket) -> bool:
+    try:
+        return client.recv(1 << 16) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True

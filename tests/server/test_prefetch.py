@@ -1,0 +1,65 @@
+"""Prefetching: items arrive in order, errors arrive after them, and the iterator is closed once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from splitarrow.errors import DatasetError
+from splitarrow.server.prefetch import Prefetch
+
+
+def fail_after(count: int) -> Iterator[int]:
+    yield from range(count)
+    raise DatasetError("the file is truncated")
+
+
+async def test_items_arrive_in_order_and_the_iterator_is_closed_once() -> None:
+    closed: list[bool] = []
+    async with anyio.create_task_group() as tasks:
+        threads = anyio.CapacityLimiter(1)
+        with Prefetch(iter(range(100)), lambda: closed.append(True), tasks, threads) as items:
+            assert [item async for item in items] == list(range(100))
+    assert closed == [True]
+
+
+async def test_an_error_arrives_after_the_items_before_it() -> None:
+    closed: list[bool] = []
+    async with anyio.create_task_group() as tasks:
+        threads = anyio.CapacityLimiter(1)
+        with Prefetch(fail_after(3), lambda: closed.append(True), tasks, threads) as items:
+            assert [await anext(items) for _ in range(3)] == [0, 1, 2]
+            with pytest.raises(DatasetError, match="truncated"):
+                await anext(items)
+    assert closed == [True]
+
+
+async def test_one_item_is_prepared_ahead_on_another_thread() -> None:
+    prepared = [threading.Event() for _ in range(4)]
+    thread_ids: set[int] = set()
+
+    def prepare() -> Iterator[int]:
+        for number, event in enumerate(prepared):
+            thread_ids.add(threading.get_ident())
+            event.set()
+            yield number
+
+    async with anyio.create_task_group() as tasks:
+        threads = anyio.CapacityLimiter(1)
+        with Prefetch(prepare(), lambda: None, tasks, threads) as items:
+            assert await anext(items) == 0
+            assert await anyio.to_thread.run_sync(prepared[1].wait, 30)
+            assert not prepared[2].is_set()
+    assert threading.get_ident() not in thread_ids
+
+
+async def test_the_iterator_is_closed_when_its_consumer_leaves_early() -> None:
+    closed: list[bool] = []
+    async with anyio.create_task_group() as tasks:
+        threads = anyio.CapacityLimiter(1)
+        with Prefetch(iter(range(100)), lambda: closed.append(True), tasks, threads) as items:
+            assert await anext(items) == 0
+    assert closed == [True]

@@ -1,0 +1,111 @@
+"""What a session promises over every transport: reports, other readers, leases per user."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from helpers.waiting import wait_until
+from splitarrow.errors import ExhaustedError, RemoteError
+from splitarrow.server.catalog.tables import TableDataset
+
+TABLE = pa.table({"n": range(1 << 17)})
+
+
+def read(uri: str) -> pa.Table:
+    with splitarrow.open(uri, stall_timeout=20) as stream:
+        return stream.read_all()
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def listen(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"shm://{tmp_path}/socket"
+
+
+def test_an_unexpected_exception_is_reported_as_internal(
+    listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("a secret of the server")
+
+    with splitarrow.serve({"d": TABLE}, listen=[listen]) as server:
+        uri = server.uri("d")
+        with monkeypatch.context() as patch:
+            patch.setattr(TableDataset, "open", fail)
+            with pytest.raises(RemoteError) as caught:
+                read(uri)
+        assert caught.value.code == "INTERNAL"
+        assert caught.value.message == "internal error; see the server's log"
+        assert read(uri) == TABLE
+        assert server.stats()["failures"] == 1
+
+
+class Blocked:
+    """Arrow data whose second batch waits for an event on the thread that reads it."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        (batch,) = TABLE.to_batches()
+        yield batch
+        assert self.released.wait(60)
+        yield batch
+
+    def reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(TABLE.schema, self.batches())
+
+
+def test_a_source_that_blocks_does_not_block_other_readers(listen: str) -> None:
+    blocked = Blocked()
+    datasets = {"slow": blocked.reader(), "fast": TABLE}
+    with splitarrow.serve(datasets, listen=[listen]) as server:
+        tables: list[pa.Table] = []
+        slow = threading.Thread(target=lambda: tables.append(read(server.uri("slow"))))
+        slow.start()
+        wait_until(lambda: server.stats()["streams"] == 1, "the stream that blocks")
+        try:
+            for _ in range(3):
+                assert read(server.uri("fast")) == TABLE
+        finally:
+            blocked.released.set()
+            slow.join(60)
+        assert tables == [pa.concat_tables([TABLE, TABLE])]
+
+
+def test_shared_memory_delivers_offsets_and_not_data(tmp_path: Path) -> None:
+    with splitarrow.serve({"d": TABLE}, listen=[f"shm://{tmp_path}/socket"]) as server:
+        with splitarrow.open(server.uri("d")) as stream:
+            (batch,) = stream
+            assert batch == TABLE.to_batches()[0]
+        figures = server.stats()
+        assert figures["leases"] == 1
+        assert figures["leased_bytes"] >= TABLE.nbytes
+        assert figures["bytes_sent"] < TABLE.nbytes / 10
+        del batch
+        wait_until(lambda: server.stats()["leases"] == 0, "the end of the lease")
+
+
+def test_leases_count_for_their_user_over_all_connections(tmp_path: Path) -> None:
+    listen = f"shm://{tmp_path}/socket"
+    limit = TABLE.nbytes * 3 // 2
+    with splitarrow.serve(
+        {"d": TABLE}, listen=[listen], max_leased=limit, lease_seconds=0.3
+    ) as server:
+        with splitarrow.open(server.uri("d")) as first:
+            held = list(first)
+            daemon = server._daemon  # pyright: ignore[reportPrivateUsage]
+            assert daemon._leased_by(os.getuid()) >= TABLE.nbytes  # pyright: ignore[reportPrivateUsage]
+            assert daemon._leased_by(os.getuid() + 1) == 0  # pyright: ignore[reportPrivateUsage]
+            with pytest.raises(ExhaustedError, match="max-leased"):
+                read(server.uri("d"))
+        del held, first
+        wait_until(lambda: server.stats()["leases"] == 0, "the end of all leases")
+        assert read(server.uri("d")) == TABLE

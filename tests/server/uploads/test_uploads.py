@@ -1,0 +1,492 @@
+"""DoPut: an upload is stored completely or not at all, within its quota."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from helpers.control_plane import PATH, VARIED, Running, put, running
+from helpers.waiting import wait_until
+from splitarrow.errors import ConfigError, ExhaustedError
+from splitarrow.formats.flight_data import parse_flight_data
+from splitarrow.proto import Flight_pb2 as pb
+from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
+from splitarrow.server.catalog.catalog import Catalog
+from splitarrow.server.uploads.store import UploadStore
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def writable(tmp_path: Path) -> Path:
+    folder = tmp_path / "uploads"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def server(writable: Path, arrow_file: Path) -> Iterator[Running]:
+    with running({"configured": arrow_file}, writable=writable) as served:
+        yield served
+
+
+def test_an_uploaded_dataset_can_be_read(server: Running, writable: Path, table: pa.Table) -> None:
+    with server.client() as client:
+        answer = put(client, "scores", table)
+        info = client.get_flight_info(PATH("scores"))
+        assert client.do_get(info.endpoints[0].ticket).read_all() == table
+        assert info.total_records == 3000
+    assert answer == {
+        "dataset": "scores",
+        "rows": 3000,
+        "bytes": (writable / "scores.arrow").stat().st_size,
+    }
+    assert files(writable) == ["scores.arrow"]
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_all_types_are_uploaded_unchanged(server: Running, compression: str | None) -> None:
+    codec: Any = compression
+    options = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression=codec))
+    with server.client() as client:
+        put(client, "varied", VARIED, options)
+        got = client.do_get(flight.Ticket(b"varied")).read_all()
+    assert got.schema.equals(VARIED.schema, check_metadata=True)
+    assert got.equals(VARIED)
+
+
+def test_an_upload_can_replace_dictionaries(server: Running) -> None:
+    batches = [pa.record_batch({"d": pa.array(v).dictionary_encode()}) for v in ("ab", "ca")]
+    with server.client() as client:
+        put(client, "d", pa.Table.from_batches(batches))
+        got = client.do_get(flight.Ticket(b"d")).read_all()
+    assert got["d"].to_pylist() == ["a", "b", "c", "a"]
+
+
+def test_an_upload_without_batches_is_an_empty_dataset(server: Running, table: pa.Table) -> None:
+    empty = table.schema.empty_table()
+    with server.client() as client:
+        writer, _ = client.do_put(PATH("empty"), table.schema)
+        writer.close()
+        assert client.do_get(flight.Ticket(b"empty")).read_all() == empty
+
+
+def test_custom_metadata_of_batches_is_kept(
+    server: Running, writable: Path, table: pa.Table
+) -> None:
+    raw_put(server, flight_messages("noted", table, custom_metadata={"key": "value"}))
+    with pa.OSFile(str(writable / "noted.arrow"), "rb") as file:
+        reader = pa.ipc.open_file(file)
+        for index in range(reader.num_record_batches):
+            _, metadata = reader.get_batch_with_custom_metadata(index)
+            assert dict(metadata) == {b"key": b"value"}
+        assert reader.read_all() == table
+
+
+def test_metadata_of_other_applications_is_ignored(server: Running) -> None:
+    batch = pa.record_batch({"a": [1]})
+    with server.client() as client:
+        writer, _ = client.do_put(PATH("said"), batch.schema)
+        with writer:
+            writer.write_metadata(b"not for us")
+            writer.write_with_metadata(batch, b"nor this")
+            writer.write_metadata(b"[[[")
+        assert client.do_get(flight.Ticket(b"said")).read_all().num_rows == 1
+
+
+def test_uploads_survive_a_restart_and_incomplete_ones_do_not(
+    writable: Path, table: pa.Table
+) -> None:
+    (writable / ".upload-left").write_bytes(b"half")
+    (writable / "foreign.txt").write_bytes(b"not ours")
+    with running({}, writable=writable) as server, server.client() as client:
+        put(client, "grüße 1", table)
+    with running({}, writable=writable) as server, server.client() as client:
+        assert client.do_get(flight.Ticket("grüße 1".encode())).read_all() == table
+        assert client.list_actions()
+    assert files(writable) == ["foreign.txt", "gr%C3%BC%C3%9Fe%201.arrow"]
+
+
+def test_running_reads_keep_the_replaced_dataset(server: Running, table: pa.Table) -> None:
+    old = pa.table({"x": pa.array(range(3_000_000))})
+    with server.client() as client:
+        put(client, "x", old, max_chunksize=100_000)
+        reader = client.do_get(flight.Ticket(b"x"))
+        batches = [reader.read_chunk().data]
+        put(client, "x", table)
+        assert client.do_get(flight.Ticket(b"x")).read_all() == table
+        assert client.get_schema(PATH("x")).schema == table.schema
+        batches += [chunk.data for chunk in reader]
+        assert pa.Table.from_batches(batches) == old
+
+
+def test_running_reads_keep_the_dropped_dataset(server: Running, writable: Path) -> None:
+    old = pa.table({"x": pa.array(range(3_000_000))})
+    with server.client() as client:
+        put(client, "x", old, max_chunksize=100_000)
+        reader = client.do_get(flight.Ticket(b"x"))
+        batches = [reader.read_chunk().data]
+        (result,) = client.do_action(flight.Action("drop", b"x"))
+        assert json.loads(result.body.to_pybytes()) == {"dropped": "x"}
+        batches += [chunk.data for chunk in reader]
+        assert pa.Table.from_batches(batches) == old
+        with pytest.raises(KeyError, match="no dataset 'x'"):
+            client.get_flight_info(PATH("x"))
+        with pytest.raises(KeyError, match="no uploaded dataset 'x'"):
+            list(client.do_action(flight.Action("drop", b"x")))
+    assert files(writable) == []
+
+
+def test_configured_datasets_cannot_be_replaced_or_dropped(
+    server: Running, table: pa.Table
+) -> None:
+    with server.client() as client:
+        with pytest.raises(pa.ArrowException, match="cannot upload 'configured'"):
+            put(client, "configured", table)
+        with pytest.raises(
+            pa.ArrowException, match="'configured': it belongs to the configuration"
+        ):
+            list(client.do_action(flight.Action("drop", b"configured")))
+        assert client.do_get(flight.Ticket(b"configured")).read_all() == table
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../escape",
+        "..",
+        ".",
+        ".hidden",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "%2e%2e%2fescape",
+        "nul\0byte",
+        "line\nbreak",
+        "",
+        "x" * 300,
+        "ü" * 100,
+    ],
+)
+def test_names_cannot_be_paths(server: Running, name: str, writable: Path, table: pa.Table) -> None:
+    before = files(writable.parent)
+    with server.client() as client:
+        with pytest.raises(pa.ArrowInvalid, match="name"):
+            put(client, name, table)
+        with pytest.raises((KeyError, pa.ArrowInvalid)):
+            client.get_flight_info(PATH(name))
+        with pytest.raises((KeyError, pa.ArrowInvalid)):
+            list(client.do_action(flight.Action("drop", name.encode())))
+    assert files(writable) == []
+    assert files(writable.parent) == before
+
+
+def test_symbolic_links_in_the_directory_are_ignored_and_replaced(
+    writable: Path, arrow_file: Path, table: pa.Table
+) -> None:
+    other = table.slice(0, 10)
+    (writable / "link.arrow").symlink_to(arrow_file)
+    with running({}, writable=writable) as server, server.client() as client:
+        with pytest.raises(KeyError, match="no dataset 'link'"):
+            client.get_flight_info(PATH("link"))
+        put(client, "link", other)
+        assert client.do_get(flight.Ticket(b"link")).read_all() == other
+    assert not (writable / "link.arrow").is_symlink()
+    with pa.OSFile(str(arrow_file), "rb") as file:
+        assert pa.ipc.open_file(file).read_all() == table
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        PATH("a", "b"),
+        PATH(),
+        flight.FlightDescriptor.for_command(b"name"),
+    ],
+)
+def test_the_descriptor_must_be_a_path_of_one_element(
+    server: Running, descriptor: flight.FlightDescriptor, table: pa.Table
+) -> None:
+    with server.client() as client:
+        writer, _ = client.do_put(descriptor, table.schema)
+        with pytest.raises(pa.ArrowInvalid, match="path of one element"):
+            writer.close()
+
+
+def test_a_server_without_a_directory_refuses_uploads(table: pa.Table) -> None:
+    with running({"a": table}) as server, server.client() as client:
+        with pytest.raises(pa.ArrowNotImplementedError, match="accepts no uploads"):
+            put(client, "b", table)
+        with pytest.raises(pa.ArrowException, match="accepts no uploads"):
+            list(client.do_action(flight.Action("drop", b"a")))
+
+
+BIG = pa.table({"x": pa.array(range(1_000_000))})
+
+
+@pytest.mark.parametrize("setting", ["writable_bytes", "upload_bytes"])
+def test_an_upload_over_the_quota_is_removed(writable: Path, setting: str) -> None:
+    settings: dict[str, Any] = {"writable": writable, setting: 4 << 20}
+    with running(**settings) as server, server.client() as client:
+        with pytest.raises(
+            pa.ArrowException, match=r"4194304 of 4194304 bytes are available.*'big'"
+        ):
+            put(client, "big", BIG, max_chunksize=50_000)
+        assert files(writable) == []
+        put(client, "half", BIG.slice(0, 500_000), max_chunksize=50_000)
+        put(client, "half", BIG.slice(0, 1000))
+        assert client.do_get(flight.Ticket(b"half")).read_all() == BIG.slice(0, 1000)
+
+
+def test_the_quota_counts_all_uploads(writable: Path) -> None:
+    with (
+        running({}, writable=writable, writable_bytes=9 << 20) as server,
+        server.client() as client,
+    ):
+        put(client, "one", BIG)
+        with pytest.raises(pa.ArrowException, match="the upload has at least"):
+            put(client, "two", BIG)
+        list(client.do_action(flight.Action("drop", b"one")))
+        put(client, "two", BIG)
+    with (
+        running({}, writable=writable, writable_bytes=9 << 20) as server,
+        server.client() as client,
+        pytest.raises(pa.ArrowException, match="the upload has at least"),
+    ):
+        put(client, "one", BIG)
+    assert files(writable) == ["two.arrow"]
+
+
+def test_uploads_over_the_limit_are_refused(writable: Path, table: pa.Table) -> None:
+    one = Limits(uploads=1)
+    with running({}, writable=writable, limits=one) as server, server.client() as client:
+        writer, answers = client.do_put(PATH("first"), table.schema)
+        writer.write_table(table)
+        wait_for_a_file(writable)
+        with pytest.raises(pa.ArrowException, match="uploads are running"):
+            put(client, "second", table)
+        writer.done_writing()
+        assert answers.read() is not None
+        writer.close()
+        put(client, "second", table)
+
+
+def wait_for_a_file(folder: Path) -> None:
+    """Wait until an upload has begun: its file is there."""
+    wait_until(lambda: files(folder), "the file of the upload")
+
+
+BROKEN = """
+import os, sys, time
+import pyarrow as pa
+from pyarrow import flight
+client = flight.FlightClient(sys.argv[1])
+table = pa.table({"x": pa.array(range(100_000))})
+writer, _ = client.do_put(flight.FlightDescriptor.for_path("broken"), table.schema)
+for _ in range(5):
+    writer.write_table(table)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_upload_of_a_killed_client_is_removed(
+    server: Running, writable: Path, table: pa.Table
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BROKEN, server.uri],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"sent\n"
+        wait_for_a_file(writable)
+        process.kill()
+    wait_until(lambda: not files(writable), "the end of the upload")
+    with server.client() as client:
+        with pytest.raises(KeyError, match="broken"):
+            client.get_flight_info(PATH("broken"))
+        put(client, "broken", table)
+
+
+def flight_messages(name: str, table: pa.Table, **write: Any) -> Iterator[bytes]:
+    """Yield the messages that a client sends for a table."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as new:
+        for batch in table.to_batches():
+            new.write_batch(batch, **write)
+    descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[name])
+    for message in pa.ipc.MessageReader.open_stream(sink.getvalue()):
+        data = pb.FlightData(
+            data_header=message.metadata.to_pybytes(),
+            data_body=b"" if message.body is None else message.body.to_pybytes(),
+        )
+        if descriptor is not None:
+            data.flight_descriptor.CopyFrom(descriptor)
+            descriptor = None
+        yield data.SerializeToString()
+
+
+def raw_put(server: Running, messages: Iterator[bytes]) -> pb.PutResult:
+    with server.channel() as channel:
+        method = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
+        (answer,) = method(messages, timeout=20)
+    return pb.PutResult.FromString(answer)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "error"])
+def test_a_cancelled_upload_is_removed(
+    server: Running, writable: Path, table: pa.Table, how: str
+) -> None:
+    gate = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield from flight_messages("broken", table)
+        gate.wait()
+        if how == "error":
+            raise ValueError
+
+    for _ in range(10):
+        gate.clear()
+        channel = server.channel()
+        call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")(messages())
+        wait_for_a_file(writable)
+        if how == "cancel":
+            call.cancel()
+        elif how == "close":
+            channel.close()
+        gate.set()
+        with pytest.raises((grpc.RpcError, ValueError)):
+            list(call)
+        channel.close()
+        wait_until(lambda: not files(writable), "the end of the upload")
+        assert "broken" not in server.daemon.catalog.names()
+
+
+def test_an_upload_must_have_the_declared_rows(
+    server: Running, writable: Path, table: pa.Table
+) -> None:
+    with server.client() as client:
+        writer, _ = client.do_put(PATH("short"), table.schema)
+        writer.write_table(table)
+        writer.write_metadata(b'{"rows": 4000}')
+        with pytest.raises(pa.ArrowInvalid, match="declares 4000 rows, but 3000 have arrived"):
+            writer.close()
+        assert files(writable) == []
+        writer, _ = client.do_put(PATH("whole"), table.schema)
+        writer.write_table(table)
+        writer.write_metadata(b'{"rows": 3000}')
+        writer.close()
+    assert files(writable) == ["whole.arrow"]
+
+
+def garbage(kind: str, table: pa.Table) -> Iterator[bytes]:
+    messages = list(flight_messages("garbage", table))
+    first, *rest = messages
+    if kind == "nothing":
+        return iter(())
+    if kind == "no protobuf":
+        return iter([b"\xff\xff\xff"])
+    if kind == "no descriptor":
+        return iter(rest)
+    if kind == "cut protobuf":
+        return iter([first, rest[0][:-1]])
+    data = pb.FlightData.FromString(rest[0])
+    if kind == "no schema":
+        opening = pb.FlightData.FromString(first)
+        opening.data_header = data.data_header
+        return iter([opening.SerializeToString()])
+    if kind == "two schemas":
+        return iter([first, first])
+    if kind == "cut body":
+        data.data_body = data.data_body[:-8]
+    elif kind == "mutated metadata":
+        data.data_header = bytes(255 - byte for byte in data.data_header)
+    elif kind == "invalid data":
+        body = bytearray(data.data_body)
+        body[-16:] = b"\xff" * 16  # the end of the strings: not UTF-8
+        at = data.data_body.index(b"row 0")
+        body[at : at + 2] = b"\xff\xff"
+        data.data_body = bytes(body)
+    return iter([first, data.SerializeToString()])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nothing",
+        "no protobuf",
+        "no descriptor",
+        "cut protobuf",
+        "no schema",
+        "two schemas",
+        "cut body",
+        "mutated metadata",
+        "invalid data",
+    ],
+)
+def test_malformed_messages_are_refused(
+    server: Running, writable: Path, kind: str, table: pa.Table
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        raw_put(server, garbage(kind, table))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert files(writable) == []
+    assert raw_put(server, flight_messages("good", table)).app_metadata
+
+
+def test_a_message_over_the_size_limit_is_refused(writable: Path) -> None:
+    with running({}, writable=writable, limits=Limits(upload_message_bytes=1 << 20)) as server:
+        with pytest.raises(grpc.RpcError) as raised:
+            raw_put(server, flight_messages("big", BIG))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert files(writable) == []
+
+
+def test_a_full_disk_is_reported_and_leaves_no_file(writable: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    store = UploadStore(writable, Catalog({}))
+    upload = store.begin_upload("x", DEFAULT_LIMITS)
+    with full.open("wb") as device:
+        os.dup2(device.fileno(), upload._file.fileno())
+    schema, *batches = map(parse_flight_data, flight_messages("x", BIG))
+    upload.write(schema)
+    with pytest.raises(ExhaustedError, match="disk is full"):
+        upload.write(batches[0])
+    upload.close()
+    store.close()
+    assert files(writable) == []
+
+
+def test_a_missing_folder_is_created(tmp_path: Path) -> None:
+    with running({}, writable=tmp_path / "uploads") as server, server.client() as client:
+        put(client, "scores", pa.table({"n": [1]}))
+    assert (tmp_path / "uploads" / "scores.arrow").exists()
+
+
+def test_a_directory_can_be_used_by_one_server_only(writable: Path, tmp_path: Path) -> None:
+    with (
+        running({}, writable=writable),
+        pytest.raises(ConfigError, match="another server uses it"),
+        running({}, writable=writable),
+    ):
+        pass
+    missing = tmp_path / "none" / "uploads"
+    with pytest.raises(ConfigError, match="No such file"), running({}, writable=missing):
+        pass

@@ -1,0 +1,167 @@
+"""The guard of a port whose connections a library accepts."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.clock import Clock
+from splitarrow.transport import port_guard
+from splitarrow.transport.port_guard import PortGuard, make_address
+
+
+class Port:
+    """A port with connections that nobody looks after."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.number = self.listener.getsockname()[1]
+        self.clients: list[socket.socket] = []
+        self.servers: list[socket.socket] = []
+
+    def connect(self) -> tuple[bytes, int]:
+        """Add a connection, and return the address of its client."""
+        self.clients.append(socket.create_connection(("127.0.0.1", self.number)))
+        self.servers.append(self.listener.accept()[0])
+        return make_address(*self.clients[-1].getsockname())
+
+    @property
+    def open(self) -> list[bool]:
+        """Whether each client is still connected."""
+        return [not self._has_ended(client) for client in self.clients]
+
+    @staticmethod
+    def _has_ended(client: socket.socket) -> bool:
+        client.setblocking(False)
+        try:
+            return client.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    port = Port()
+    yield port
+    for sock in (port.listener, *port.clients, *port.servers):
+        sock.close()
+
+
+def test_silent_peers_are_disconnected_in_time_and_accepted_ones_are_not(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, handshake_seconds=10, clock=clock)
+    accepted = {port.connect()}
+    port.connect()
+    assert guard.check_if_due(accepted) == 0
+    clock.now += 6
+    port.connect()
+    assert guard.check_if_due(accepted) == 0
+    clock.now += 4
+    assert guard.check_if_due(accepted) == 1
+    assert port.open == [True, False, True]
+    port.servers[1].close()  # as a library does when its peer has left
+    clock.now += 6
+    assert guard.check_if_due(accepted) == 1
+    assert port.open == [True, False, False]
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    ("closes_newest", "left"),
+    [(False, [False, False, True, True]), (True, [True, True, False, False])],
+)
+def test_too_many_peers_are_disconnected(port: Port, closes_newest: bool, left: list[bool]) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, max_connections=2, closes_newest=closes_newest, clock=clock)
+    for _ in range(2):
+        port.connect()
+        port.connect()
+        clock.now += 1
+        guard.check_if_due()
+    assert port.open == left
+    guard.close()
+
+
+def test_too_many_peers_of_one_address_are_disconnected(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, closes_newest=True, clock=clock)
+    guard.max_per_address = 2
+    for _ in range(2):
+        port.connect()
+        port.connect()
+        clock.now += 1
+        guard.check_if_due()
+    assert port.open == [True, True, False, False]
+    assert guard.seconds_to_check == 0.25
+    guard.close()
+
+
+def _fill_descriptors() -> Iterator[socket.socket]:
+    try:
+        while True:
+            yield socket.socket()
+    except OSError as error:
+        assert error.errno == errno.EMFILE  # noqa: PT017
+
+
+def test_it_works_without_free_descriptors(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, handshake_seconds=1, clock=clock)
+    port.connect()
+    guard.check_if_due()
+    clock.now += 1
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(sock.fileno() for sock in (*port.clients, *port.servers))
+    try:
+        # Every number below the limit is in use, or is taken here.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+        fillers = list(_fill_descriptors())
+        assert guard.check_if_due() == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    for filler in fillers:
+        filler.close()
+    assert port.open == [False]
+    guard.close()
+
+
+def test_a_check_is_due_in_a_quarter_of_a_second(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, handshake_seconds=10, clock=clock)
+    assert guard.seconds_to_check == 0
+    guard.check_if_due()
+    assert guard.seconds_to_check == 0.25
+    guard.close()
+    guard.close()
+
+
+def test_a_flooded_port_admits_fewer_clients_until_it_is_calm(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+
+    def record(listener: socket.socket, share: float) -> None:
+        assert listener.getsockname()[1] == port.number
+        shares.append(share)
+
+    monkeypatch.setattr(port_guard, "set_admitted_share", record)
+    clock = Clock()
+    guard = PortGuard(port.number, max_connections=1, clock=clock)
+    for _ in range(3):
+        port.connect()
+    assert guard.check_if_due() == 2
+    assert guard.seconds_to_check == pytest.approx(0.1)
+    clock.now += 1
+    assert guard.check_if_due() == 2  # the library has not closed them yet
+    for sock in (*port.clients, *port.servers):
+        sock.close()
+    while shares[-1] < 1:
+        clock.now += 1
+        guard.check_if_due()
+    assert shares[:4] == [0.25, 0.0625, 0.078125, 0.09765625]
+    assert guard.seconds_to_check == pytest.approx(0.25)
+    guard.close()

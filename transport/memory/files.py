@@ -1,0 +1,246 @@
+"""Files that datasets are read from, and spans of them as parts of outgoing bodies."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from ...errors import DatasetError, exhausted_error
+from .file_leases import describe_refusal, drop_file_lease, holds_file_lease, take_file_lease
+
+
+class SourceFile:
+    """A file that is open for reading. It stays open while a span of it exists.
+
+    The file is read and sent, never mapped: if it shrinks meanwhile, a read fails with an error,
+    whereas access to a mapping would kill the process. `splitarrow.server.shm` maps files and
+    guards them.
+
+    Where the kernel grants file leases, no process can write to the file until the server has
+    noticed it: `check` raises, and `yield_to_writers` lets the writer continue. Bytes that were
+    read before a successful `check` are therefore those of one state of the file.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    refuse_writers : bool
+        Whether to refuse a file that another process has open for writing. If not, the file is
+        read without a lease.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be opened, or is open for writing.
+    ExhaustedError
+        If the process has no descriptors left.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_file",
+        "_is_closed",
+        "_is_leased",
+        "_loans",
+        "_lock",
+        "lease_problem",
+        "path",
+        "size",
+        "version",
+    )
+
+    def __init__(self, path: str | os.PathLike[str], *, refuse_writers: bool = True) -> None:
+        self.path = Path(path)
+        """The path that was opened."""
+        self._lock = threading.Lock()
+        self._loans = 0
+        self._is_closed = self._is_leased = False
+        self.lease_problem: str | None = None
+        """The reason why the kernel grants no lease, if one was requested; None otherwise."""
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            if refuse_writers:
+                self._take_lease()
+            status = os.fstat(self._file.fileno())
+        except OSError as error:
+            problem = f"cannot read {self.path}: {error.strerror}"
+            raise exhausted_error(error) or DatasetError(problem) from None
+        self.size = status.st_size
+        """The size when the file was opened, in bytes."""
+        self.version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        """The identity of the contents: device, inode, size and modification time."""
+
+    def _take_lease(self) -> None:
+        try:
+            take_file_lease(self._file.fileno())
+        except BlockingIOError:
+            self._file.close()
+            raise DatasetError(
+                f"{self.path} is open for writing, so a reader could get a mixture of two states: "
+                "close it, or write a new file and rename it to this name; --allow-writers "
+                "accepts the risk"
+            ) from None
+        except OSError as error:
+            self.lease_problem = describe_refusal(error)
+        else:
+            self._is_leased = True
+            key = id(self)
+            _LEASED_FILES[key] = weakref.ref(self, lambda _: _LEASED_FILES.pop(key, None))
+
+    def fileno(self) -> int:
+        """Return the descriptor. It stays this object's to close."""
+        return self._file.fileno()
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes at `offset`.
+
+        Raises
+        ------
+        DatasetError
+            If the file ends before that, or cannot be read.
+        """
+        try:
+            data = os.pread(self._file.fileno(), nbytes, offset)
+            while len(data) < nbytes:
+                more = os.pread(self._file.fileno(), nbytes - len(data), offset + len(data))
+                if not more:
+                    raise self.truncation_error(offset + len(data))
+                data += more
+        except OSError as error:
+            raise DatasetError(f"cannot read {self.path}: {error.strerror}") from None
+        return data
+
+    def check(self) -> None:
+        """Check that the file has not changed since it was opened.
+
+        Raises
+        ------
+        DatasetError
+            If the file has changed or was closed, or another process waits to write to it.
+        """
+        try:
+            descriptor = self._file.fileno()
+            status = os.fstat(descriptor)
+            if self._is_leased and not holds_file_lease(descriptor):
+                raise self._writer_error()
+        except (OSError, ValueError):
+            raise DatasetError(f"{self.path} was closed while it was read") from None
+        now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if now != self.version:
+            raise DatasetError(f"{self.path} changed while it was read")
+
+    def truncation_error(self, position: int) -> DatasetError:
+        """Return the error for a file that now ends at byte `position`."""
+        return DatasetError(
+            f"{self.path} ends at byte {position}; it had {self.size} bytes when it was opened"
+        )
+
+    def corruption_error(self, position: int, reason: str) -> DatasetError:
+        """Return the error for invalid contents at byte `position`."""
+        return DatasetError(f"{self.path} is corrupt at byte {position}: {reason}")
+
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        """Let the kernel read a part of the file into the page cache, without waiting for it."""
+        os.posix_fadvise(self._file.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def _writer_error(self) -> DatasetError:
+        return DatasetError(
+            f"{self.path} changed while it was read: another process opened it for writing; "
+            "write a new file and rename it to this name"
+        )
+
+    @property
+    def delays_writer(self) -> bool:
+        """Whether another process waits to write to the file, and pages of it are lent."""
+        if not self._loans:
+            return False
+        with self._lock:
+            return not (self._file.closed or holds_file_lease(self._file.fileno()))
+
+    def lend(self) -> None:
+        """Keep the lease until `take_back`, even if the file is closed.
+
+        A socket to which pages of the file are sent refers to them until its peer has read them.
+
+        Raises
+        ------
+        DatasetError
+            If another process waits to write to the file, or has written to it.
+        """
+        if self._is_leased:
+            with self._lock:
+                if not (self._loans or holds_file_lease(self._file.fileno())):
+                    raise self._writer_error()
+                self._loans += 1
+
+    def take_back(self) -> None:
+        """End one loan."""
+        if self._is_leased:
+            with self._lock:
+                self._loans -= 1
+                self._settle()
+
+    def yield_to_writers(self) -> None:
+        """Give the lease up if another process waits to write and no page of the file is lent.
+
+        From then on, `check` raises.
+        """
+        with self._lock:
+            if not (self._loans or self._file.closed or holds_file_lease(self._file.fileno())):
+                drop_file_lease(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file. Spans of it can no longer be read or sent."""
+        with self._lock:
+            self._is_closed = True
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._is_closed and not self._loans and not self._file.closed:
+            if self._is_leased:
+                _LEASED_FILES.pop(id(self), None)
+                drop_file_lease(self._file.fileno())  # a forked process may share the descriptor
+            self._file.close()
+
+
+_LEASED_FILES: dict[int, weakref.ref[SourceFile]] = {}
+
+
+def list_leased_files() -> list[SourceFile]:
+    """Return the open files of this process on which it holds a lease."""
+    return [file for ref in list(_LEASED_FILES.values()) if (file := ref()) is not None]
+
+
+class FileSpan:
+    """A part of a file, as a part of an outgoing body. Its bytes stay in the page cache."""
+
+    __slots__ = ("file", "nbytes", "offset")
+
+    def __init__(self, file: SourceFile, offset: int, nbytes: int) -> None:
+        self.file = file
+        """The file. The span keeps it open."""
+        self.offset = offset
+        """The offset of the first byte."""
+        self.nbytes = nbytes
+        """The size in bytes."""
+
+    def read_into(self, target: memoryview) -> None:
+        """Copy the span to `target`, which has `nbytes` bytes.
+
+        Raises
+        ------
+        DatasetError
+            If the file has become shorter, has changed, or cannot be read.
+        """
+        done = 0
+        while done < self.nbytes:
+            try:
+                count = os.preadv(self.file.fileno(), [target[done:]], self.offset + done)
+            except OSError as error:
+                raise DatasetError(f"cannot read {self.file.path}: {error.strerror}") from None
+            if not count:
+                raise self.file.truncation_error(self.offset + done)
+            done += count
+        self.file.check()

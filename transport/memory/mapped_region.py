@@ -1,0 +1,231 @@
+"""Read-only mappings of memory that another process shares: sealed memory, or a file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import stat
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import (
+    ConnectionLostError,
+    DatasetError,
+    LimitError,
+    ProtocolError,
+    SplitArrowError,
+)
+from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
+from .revocation import REVOCATIONS
+
+F_GET_SEALS = 1034
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
+_SEALED_MEMORY_NAME = "/memfd:"
+
+
+class _BufferOwner:
+    """The base object of a buffer: keeps its region and its lease alive while the buffer lives."""
+
+    __slots__ = ("_key", "_lease", "_region")
+
+    def __init__(self, region: MappedRegion, lease: object, key: int) -> None:
+        self._region = region
+        self._lease = lease
+        self._key = key
+
+    def __del__(self) -> None:
+        self._region.forget_buffer(self._key)
+
+
+class MappedRegion:
+    """A region that is mapped into this process; a `splitarrow.protocol.frames.Region`.
+
+    The mapping lives as long as this object or a buffer of it. The region of a file records which
+    parts its buffers use, so that only those are copied when the file is revoked. Sealed memory
+    cannot change, so its buffers are not recorded.
+
+    Parameters
+    ----------
+    descriptor : int
+        The file or the sealed memory. The region owns it.
+    size : int
+        The size that the server declared, in bytes.
+    revocation : int
+        The revocation socket of the file, or -1 if it has none. The region owns it.
+
+    Raises
+    ------
+    ProtocolError
+        If the descriptor is not a file, is shorter than `size`, or is memory that another process
+        could still change.
+    LimitError
+        If the region cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, size: int, revocation: int = -1) -> None:
+        self.size = size
+        """The size in bytes."""
+        self._descriptor = descriptor
+        self._revocation = revocation
+        self._address = 0
+        self._view = memoryview(b"")
+        self._lock = threading.Lock()
+        self._buffers: dict[int, tuple[int, int]] = {}
+        self._keys = itertools.count()
+        self._loss: SplitArrowError | None = None
+        self.registrations: dict[Any, Any] = {}
+        """The registrations of the region for peers, by transport context.
+
+        The region drops the registrations before it removes the mapping."""
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ProtocolError("the descriptor of a region is neither a file nor memory")
+            if status.st_size < size:
+                raise ProtocolError(
+                    f"a region has {status.st_size} bytes, but {size} bytes were announced"
+                )
+            self._is_sealed = _check_seals(descriptor)
+            self._identity = (status.st_size, status.st_mtime_ns)
+            if size:
+                self._address = map_shared(descriptor, size)
+                self._view = view_bytes(self._address, size)
+            if self._is_sealed or revocation >= 0:
+                self._close_descriptor()  # only `check` of an unguarded file needs it
+            if revocation >= 0:
+                REVOCATIONS.add(revocation, self)
+        except (OSError, ValueError, OverflowError) as error:
+            self.close()
+            raise LimitError(f"cannot map a region of {size} bytes: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> int:
+        """The address in this process; 0 if the region is empty."""
+        return self._address
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Enter a span into the page tables, before another process copies from it."""
+        populate(self._address + offset, nbytes)
+
+    def check(self) -> None:
+        """Check that a file has not changed since it was mapped.
+
+        Raises
+        ------
+        DatasetError
+            If the file was truncated or written to, or was revoked.
+        ConnectionLostError
+            If the server is gone, so that no process guards the file.
+        """
+        if self._loss is not None:
+            raise self._loss
+        if self._descriptor < 0:
+            return  # the memory is sealed, or the file is revoked before it changes
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != self._identity:
+            change = "truncated" if status.st_size < self._identity[0] else "written to"
+            raise DatasetError(f"the file behind a shared region was {change} while it was read")
+
+    def prefixed_buffer(
+        self, prefix: bytes, offset: int, nbytes: int, owner: object
+    ) -> pa.Buffer | None:
+        """Return a span with the bytes in front of it, if those are `prefix`; see `Region`."""
+        begin = offset - len(prefix)
+        if begin < 0 or self._view[begin:offset].tobytes() != prefix:
+            return None
+        return self.buffer(begin, len(prefix) + nbytes, owner)
+
+    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
+        """Return a span without copying it; see `Region.buffer`."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise ProtocolError(
+                f"{nbytes} bytes at offset {offset} are outside a region of {self.size} bytes"
+            )
+        if not nbytes:
+            return pa.py_buffer(b"")
+        if self._is_sealed:
+            return pa.foreign_buffer(self._address + offset, nbytes, base=(owner, self))
+        with self._lock:
+            if self._loss is not None:
+                raise self._loss
+            key = next(self._keys)
+            self._buffers[key] = (offset, nbytes)
+        owner = _BufferOwner(self, owner, key)
+        return pa.foreign_buffer(self._address + offset, nbytes, base=owner)
+
+    def forget_buffer(self, key: int) -> None:
+        """Record that a buffer is gone. Finalizers call this: it takes no lock."""
+        self._buffers.pop(key, None)
+
+    def revoke(self, *, server_gone: bool) -> None:
+        """Copy the pages in use into memory of this process, at the same addresses.
+
+        Buffers stay valid. `check` and `buffer` raise from now on.
+
+        Parameters
+        ----------
+        server_gone : bool
+            Whether the server has died, rather than revoked the file.
+        """
+        with self._lock:
+            if server_gone:
+                self._loss = ConnectionLostError("the server that shared the file is gone")
+            else:
+                self._loss = DatasetError(
+                    "the file behind a shared region is being changed by another process"
+                )
+            for begin, end in find_page_ranges(list(self._buffers.values()), mmap.PAGESIZE):
+                with contextlib.suppress(OSError):  # without memory, the pages stay mapped
+                    replace_with_copy(self._address + begin, end - begin)
+            self._close_revocation()
+
+    def close(self) -> None:
+        """Close the descriptors. The mapping stays as long as buffers of it."""
+        self._close_descriptor()
+        self._close_revocation()
+
+    def _close_descriptor(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _close_revocation(self) -> None:
+        revocation, self._revocation = self._revocation, -1
+        if revocation >= 0:
+            REVOCATIONS.remove(revocation)
+            with contextlib.suppress(OSError):
+                os.close(revocation)
+
+    def __del__(self) -> None:
+        self.registrations.clear()
+        self.close()
+        if self._address:
+            unmap(self._address, self.size)
+
+
+def _check_seals(descriptor: int) -> bool:
+    """Return whether a descriptor is sealed memory.
+
+    Raises
+    ------
+    ProtocolError
+        If it is memory that is not sealed against changes.
+    """
+    if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(_SEALED_MEMORY_NAME):
+        return False
+    seals = fcntl.fcntl(descriptor, F_GET_SEALS)
+    fixed_size = seals & SEAL_SHRINK and seals & SEAL_GROW
+    if not fixed_size or not seals & (SEAL_WRITE | SEAL_FUTURE_WRITE):
+        raise ProtocolError(
+            "the memory of a region is not sealed, so another process could change it"
+        )
+    return True

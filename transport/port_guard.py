@@ -1,0 +1,247 @@
+"""Limits for the connections of a port that a library accepts by itself.
+
+UCX and gRPC accept connections on threads of their own, without a limit and, in the case of UCX,
+without a time limit for the handshake. A guard finds the sockets of such a port among the
+descriptors of the process, and disconnects some of them. The library then sees that its peer has
+left.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import socket
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from .syn_filter import set_admitted_share
+
+Address = tuple[bytes, int]
+"""An address and a port; see `make_address`."""
+
+_CALM_INTERVAL_SECONDS, _FLOOD_INTERVAL_SECONDS = 0.25, 0.1
+_MIN_SHARE = 1 / 4096
+_MAX_SHARE_OF_TIME = 0.02
+
+
+class _Connection(NamedTuple):
+    """A connected socket of this process."""
+
+    descriptor: int
+    inode: int
+    peer: Address
+
+
+def make_address(host: str, port: int) -> Address:
+    """Return an address that is equal for all ways to write it.
+
+    Examples
+    --------
+    >>> make_address("::ffff:127.0.0.1", 7) == make_address("::ffff:7f00:1", 7)
+    True
+    """
+    return ipaddress.ip_address(host.partition("%")[0]).packed, port
+
+
+class PortGuard:
+    """Disconnects the peers of a port that are silent for too long, or too many.
+
+    While there are too many, the port admits a part of its new clients only; see `syn_filter`.
+
+    Parameters
+    ----------
+    port : int
+        The local port.
+    handshake_seconds : float, optional
+        The time for a peer to become an accepted one, in seconds. None disables the limit.
+    max_connections : int, optional
+        The number of connections that may wait to be accepted. None disables the limit.
+    closes_newest : bool
+        Whether to disconnect the newest peers of too many, and not those that wait longest.
+    clock : callable
+        Returns the time in seconds, from any epoch.
+
+    Attributes
+    ----------
+    max_per_address : int or None
+        The number of connections from one address that may wait to be accepted. None, the default,
+        disables the limit.
+
+    Raises
+    ------
+    OSError
+        If the process has no descriptors left.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        handshake_seconds: float | None = None,
+        max_connections: int | None = None,
+        closes_newest: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._port = port
+        self._handshake_seconds = handshake_seconds
+        self._max_connections = max_connections
+        self.max_per_address: int | None = None
+        self._closes_newest = closes_newest
+        self._clock = clock
+        self._since: dict[int, float] = {}
+        self._other_inodes: set[int] = set()
+        self._listeners: dict[int, int] = {}
+        self._share = 1.0
+        self._next_check = 0.0
+        # Without free descriptors, a descriptor can still be duplicated onto this one.
+        self._slot = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def seconds_to_check(self) -> float:
+        """The time until the next check is due, in seconds."""
+        return max(0.0, self._next_check - self._clock())
+
+    def check_if_due(self, accepted: Container[Address] = ()) -> int:
+        """Disconnect the peers beyond the limits, if a check is due; return how many.
+
+        Parameters
+        ----------
+        accepted : container of Address
+            The peers that the limits do not apply to.
+        """
+        started = self._clock()
+        if started < self._next_check:
+            return 0
+        waiting = [each for each in self._connections() if each.peer not in accepted]
+        since = {each.inode: self._since.get(each.inode, started) for each in waiting}
+        self._since = since
+        waiting.sort(key=lambda each: since[each.inode], reverse=self._closes_newest)
+        limit = len(waiting) if self._max_connections is None else self._max_connections
+        surplus = max(0, len(waiting) - limit)
+        rest = waiting[surplus:]
+        excess = {*waiting[:surplus], *self._list_surplus(rest), *filter(self._is_late, rest)}
+        for connection in excess:
+            self._disconnect(connection)
+        self._adjust_share(is_flooded=surplus > 0)
+        self._next_check = self._clock() + self._pause(self._clock() - started)
+        return len(excess)
+
+    def _pause(self, duration: float) -> float:
+        """Return the time until the next check, after one that took `duration` seconds."""
+        interval = _CALM_INTERVAL_SECONDS if self._share == 1 else _FLOOD_INTERVAL_SECONDS
+        if self._handshake_seconds is not None:
+            interval = min(interval, max(self._handshake_seconds / 4, 0.05))
+        return max(interval, duration / _MAX_SHARE_OF_TIME)
+
+    def _is_late(self, connection: _Connection) -> bool:
+        age = self._clock() - self._since[connection.inode]
+        return self._handshake_seconds is not None and age >= self._handshake_seconds
+
+    def _list_surplus(self, connections: Sequence[_Connection]) -> Iterator[_Connection]:
+        """Yield the first connections of each address that has too many."""
+        limit = self.max_per_address
+        if limit is None:
+            return
+        counts = Counter(each.peer[0] for each in connections)
+        for connection in connections:
+            address = connection.peer[0]
+            if counts[address] > limit:
+                counts[address] -= 1
+                yield connection
+
+    def _adjust_share(self, *, is_flooded: bool) -> None:
+        """Admit fewer new clients in a flood, and more again after it."""
+        share = self._share / 4 if is_flooded else self._share * 1.25
+        share = min(1.0, max(share, _MIN_SHARE))
+        if share == self._share:
+            return
+        self._share = share
+        for descriptor, inode in self._listeners.items():
+            sock = self._duplicate(descriptor)
+            if sock is None:
+                continue
+            with suppress(OSError):  # a kernel without filters, or a listener that was closed
+                if os.fstat(sock.fileno()).st_ino == inode:
+                    set_admitted_share(sock, share)
+            self._release(sock)
+
+    def _connections(self) -> Iterator[_Connection]:
+        known = self._other_inodes
+        others: set[int] = set()
+        for descriptor in _open_descriptors():
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                continue  # closed meanwhile
+            inode = status.st_ino
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            peer = None if inode in known else self._peer(descriptor)
+            if peer is None:
+                others.add(inode)
+            else:
+                yield _Connection(descriptor, inode, peer)
+        self._other_inodes = others
+
+    def _peer(self, descriptor: int) -> Address | None:
+        """Return the peer of a socket, or None if it is not a connection of the port."""
+        sock = self._duplicate(descriptor)
+        if sock is None:
+            return None
+        try:
+            is_inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+            if not is_inet or sock.getsockname()[1] != self._port:
+                return None
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                self._listeners[descriptor] = os.fstat(sock.fileno()).st_ino
+                return None
+            return make_address(*sock.getpeername()[:2])
+        except OSError:
+            return None  # disconnected
+        finally:
+            self._release(sock)
+
+    def _disconnect(self, connection: _Connection) -> None:
+        sock = self._duplicate(connection.descriptor)
+        if sock is None:
+            return
+        try:
+            # The library may have closed the descriptor, and another socket may have its number.
+            if os.fstat(sock.fileno()).st_ino == connection.inode:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        finally:
+            self._release(sock)
+
+    def _duplicate(self, descriptor: int) -> socket.socket | None:
+        try:
+            os.dup2(descriptor, self._slot, inheritable=False)
+            return socket.socket(fileno=self._slot)
+        except OSError:
+            return None
+
+    def _release(self, sock: socket.socket) -> None:
+        sock.detach()
+        os.dup2(self._null, self._slot, inheritable=False)
+
+    def close(self) -> None:
+        """Close the guard's descriptors. Idempotent."""
+        for name in ("_slot", "_null"):
+            descriptor = getattr(self, name)
+            setattr(self, name, -1)
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _open_descriptors() -> Iterable[int]:
+    """Return the numbers of open descriptors, and maybe of some that are not."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # Every number below the limit is in use.
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

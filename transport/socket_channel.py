@@ -1,0 +1,387 @@
+"""A channel over a connected stream socket: a TCP socket or a Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import (
+    ConnectionLostError,
+    NotAPeerError,
+    ProtocolError,
+    SplitArrowError,
+    TransportError,
+)
+from ..protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame
+from ..protocol.limits import Limits
+from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from .base import Capabilities
+from .frame_decoder import FrameDecoder, PrefaceError
+from .framing import PREFACE, encode_frames
+from .memory.files import FileSpan, SourceFile
+
+_MAX_PARTS = 512
+_MAX_BYTES = 4 << 20
+_MIN_SENDFILE_BYTES = 16 << 10
+TURN_BYTES = 8 << 20
+"""The most bytes that one call sends, so that a fast reader does not delay the others."""
+MAX_RECEIVE_BYTES = 1 << 20
+_MIN_LOW_WATER = 64 << 10
+_MAX_LOW_WATER = 256 << 10
+_WAKE_SECONDS = 0.05
+RESET = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER with which closing a socket resets the connection."""
+_UNKNOWN_BUFFER = 64 << 20
+_TLS_ALERT = b"\x15\x03"
+_HTTP2_SETTINGS = b"\x04"
+"""The type of the first frame of an HTTP/2 server, after the three bytes of its length."""
+
+
+class SocketChannel:
+    """One end of a connection over a stream socket.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        The connected socket. The channel owns it and makes it non-blocking.
+    limits : Limits
+        Limits on received frames.
+    server : bool
+        Whether this is the server's end, which sends only after it has received a preface.
+    peer : str
+        The other end, for logs and errors.
+    is_local : bool
+        Whether the other end is on this host.
+    staging : int
+        The size of the receive buffer, in bytes.
+    allocator : Allocator
+        Supplies the memory of received bodies.
+    """
+
+    capabilities = Capabilities()
+    send_waits_readable = False
+    user: int | None = None
+    """The user ID at the other end, or None where the socket does not report it."""
+    lanes = ()
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        *,
+        server: bool,
+        peer: str,
+        is_local: bool,
+        staging: int = 256 << 10,
+        allocator: Allocator = DEFAULT_ALLOCATOR,
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._server = server
+        self._decoder = FrameDecoder(limits, staging=staging, allocator=allocator)
+        self._parts: deque[Any] = deque()
+        self._lent: dict[SourceFile, int] = {}
+        self._closed = False
+        self._low_water = 1
+        self.wake_at: float | None = None
+        self._pending_error: SplitArrowError | None = None
+        self.peer = peer
+        self.is_local = is_local
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        if not server:
+            self._parts.append(memoryview(PREFACE))
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the received bytes end with a complete frame."""
+        return self._decoder.at_boundary
+
+    @property
+    def preface_received(self) -> bool:
+        """Whether the peer's preface has arrived."""
+        return self._decoder.preface_received
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor; -1 once closed."""
+        return self._socket.fileno()
+
+    def send_fileno(self) -> int:
+        """Return the socket's descriptor; -1 once closed."""
+        return self._socket.fileno()
+
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames; see `Channel.queue`."""
+        for part in encode_frames(frames):
+            if isinstance(part, FileSpan):
+                if part.nbytes < _MIN_SENDFILE_BYTES:
+                    small = memoryview(bytearray(part.nbytes))
+                    part.read_into(small)
+                    self._parts.append(small)
+                else:
+                    if part.file not in self._lent:
+                        self._borrow(part.file)
+                    self._parts.append(FileSpan(part.file, part.offset, part.nbytes))
+            else:
+                view = memoryview(part)
+                self._parts.append(view if view.format == "B" else view.cast("B"))
+
+    def _borrow(self, file: SourceFile) -> None:
+        """Keep writers from a file until the peer has read the pages that were sent of it.
+
+        The socket refers to these pages, and so does the socket of a peer on this host.
+        """
+        beyond = self.bytes_sent - _largest_flight()
+        for other, end in list(self._lent.items()):
+            if end < beyond:
+                del self._lent[other]
+                other.take_back()
+        file.lend()
+        self._lent[file] = self.bytes_sent
+
+    def _return_files(self) -> None:
+        while self._lent:
+            self._lent.popitem()[0].take_back()
+
+    @property
+    def delays_writer(self) -> bool:
+        """Whether a process waits to write to a file that the peer may not have read yet."""
+        return any(file.delays_writer for file in self._lent)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The memory of unread data, in bytes; see `Channel.unread_bytes`. Unknown here: 0."""
+        return 0
+
+    def send_some(self) -> bool:
+        """Send as much of the queue as possible; see `Channel.send_some`."""
+        parts = self._parts
+        turn = self.bytes_sent + TURN_BYTES
+        try:
+            while parts:
+                if self.bytes_sent >= turn:
+                    return False
+                part = parts[0]
+                if type(part) is memoryview:
+                    self._send_views()
+                elif type(part) is FileSpan:
+                    self._send_span(part)
+                else:
+                    self._send_other(part)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._explain_loss(error) from None
+        return True
+
+    def _send_span(self, span: FileSpan) -> None:
+        count = min(span.nbytes, TURN_BYTES)
+        sent = os.sendfile(self._socket.fileno(), span.file.fileno(), span.offset, count)
+        if sent == 0:
+            raise span.file.truncation_error(span.offset)
+        span.offset += sent
+        span.nbytes -= sent
+        self.bytes_sent += sent
+        if not span.nbytes:
+            self._parts.popleft()
+            self._lent[span.file] = self.bytes_sent
+
+    def _send_other(self, part: Any) -> None:
+        raise NotImplementedError  # a subclass that queues other parts sends them
+
+    def _send_views(self) -> None:
+        parts = self._parts
+        views: list[memoryview] = []
+        total = 0
+        flags = socket.MSG_NOSIGNAL
+        for part in parts:
+            if type(part) is not memoryview:
+                flags |= socket.MSG_MORE
+                break
+            if len(views) == _MAX_PARTS or total >= _MAX_BYTES:
+                break
+            views.append(part)
+            total += part.nbytes
+        sent = self._socket.sendmsg(views, (), flags)
+        self.bytes_sent += sent
+        if sent == total:
+            for _ in views:
+                parts.popleft()
+            return
+        for view in views:
+            if sent < view.nbytes:
+                parts[0] = view[sent:]
+                return
+            sent -= view.nbytes
+            parts.popleft()
+
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived; see `Channel.receive_some`."""
+        if self._pending_error is not None:
+            raise self._pending_error
+        decoder = self._decoder
+        received = 0
+        while True:
+            try:
+                count = self._receive_into(decoder.targets())
+            except BlockingIOError:
+                self._set_low_water()
+                return self._take()
+            except OSError as error:
+                self._pending_error = lost = self._explain_loss(error)
+                return self._keep_proven(self._take_frames_before(lost), lost)
+            if count == 0:
+                return self._take_frames_before(self._explain_end())
+            received += count
+            try:
+                if decoder.preface_received:
+                    decoder.advance(count)
+                else:
+                    self._receive_preface(count)
+            except ProtocolError as error:
+                self._pending_error = error
+                return self._take_frames_before(error)
+            if self._has_received_enough(received) and decoder.has_frames:
+                return self._take()
+
+    def _take(self) -> list[IncomingFrame]:
+        """Return the complete frames."""
+        frames = self._decoder.take()
+        if not frames:
+            return frames
+        if self._server:
+            if self._lent and not self._parts:
+                self._return_files()  # the peer sends its next request after the last frame
+            return frames
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code:
+            return frames
+        self._pending_error = lost = self._explain_loss(OSError(code, os.strerror(code)))
+        return self._keep_proven(frames, lost)
+
+    @staticmethod
+    def _keep_proven(frames: list[IncomingFrame], error: TransportError) -> list[IncomingFrame]:
+        """Return the frames of a connection that broke; raise its error if one is doubtful.
+
+        A server resets the connection before another process changes a file whose pages are still
+        in the peer's socket. Bodies that come from there afterwards may have changed.
+        """
+        for frame in frames:
+            if isinstance(frame, ReceivedFrame) and frame.body.nbytes >= _MIN_SENDFILE_BYTES:
+                raise error
+        return frames
+
+    def _has_received_enough(self, received: int) -> bool:
+        """Return whether to handle the received frames before receiving more."""
+        return received >= MAX_RECEIVE_BYTES
+
+    def _set_low_water(self) -> None:
+        """Make the kernel wake this end for a large part of a body, not for each segment.
+
+        `wake_at` bounds the wait, so that a slow peer does not look like a silent one.
+        """
+        low_water = min(self._decoder.missing_body_bytes, _MAX_LOW_WATER)
+        if low_water < _MIN_LOW_WATER:
+            low_water = 1
+            self.wake_at = None
+        else:
+            self.wake_at = time.monotonic() + _WAKE_SECONDS
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    def _receive_into(self, targets: list[memoryview]) -> int:
+        """Receive bytes and return their number: 0 at the end of the connection."""
+        if len(targets) == 1:
+            count = self._socket.recv_into(targets[0])
+        else:
+            count = self._socket.recvmsg_into(targets)[0]
+        self.bytes_received += count
+        return count
+
+    def _take_frames_before(self, error: Exception) -> list[IncomingFrame]:
+        """Return the frames received before an error. If there are none, raise the error."""
+        frames = self._decoder.take()
+        if frames:
+            return frames  # the next call raises the error
+        raise error
+
+    def _receive_preface(self, count: int) -> None:
+        try:
+            self._decoder.advance(count)
+        except PrefaceError as error:
+            if self._server:
+                raise
+            if error.received.startswith(_TLS_ALERT):
+                raise NotAPeerError(
+                    f"{self.peer} requires TLS: use a URI that begins with tcp+tls://"
+                ) from None
+            if error.received[:2] == b"\0\0" and error.received[3:4] == _HTTP2_SETTINGS:
+                raise NotAPeerError(
+                    f"{self.peer} is a control plane, not a data listener: use a URI that begins "
+                    "with grpc"
+                ) from None
+            raise NotAPeerError(
+                f"{self.peer} does not speak splitarrow: it answered {error.received[:32]!r}"
+            ) from None
+        if self._server and self._decoder.preface_received:
+            self._parts.append(memoryview(PREFACE))
+            self.send_some()
+
+    def interrupt(self) -> None:
+        """End a wait for this channel, from any thread; see `Channel.interrupt`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close; see `Channel.close`."""
+        if not self._closed:
+            self._closed = True
+            self._parts.clear()
+            self._socket.close()
+            self._return_files()
+
+    def abort(self) -> None:
+        """Close at once, with a reset; see `Channel.abort`."""
+        if not self._closed:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            SocketChannel.close(self)
+
+    def _explain_end(self) -> TransportError:
+        """Return the error for a peer that closed the connection."""
+        if self.preface_received:
+            return ConnectionLostError(f"{self.peer} closed the connection")
+        if self._server:
+            return ConnectionLostError(f"{self.peer} closed the connection before it sent anything")
+        return NotAPeerError(
+            f"{self.peer} closed the connection without an answer; is it a splitarrow server?"
+        )
+
+    def _explain_loss(self, error: OSError) -> TransportError:
+        """Return the error for a connection that failed."""
+        if self._closed:
+            return ConnectionLostError(f"the connection with {self.peer} is closed")
+        return ConnectionLostError(
+            f"the connection with {self.peer} broke: {error.strerror or error}"
+        )
+
+
+@functools.cache
+def _largest_flight() -> int:
+    """Return the bytes that the two sockets of a connection hold at most."""
+    total = 0
+    for name in ("ipv4/tcp_wmem", "ipv4/tcp_rmem", "core/wmem_max", "core/rmem_max"):
+        try:
+            with open(f"/proc/sys/net/{name}", encoding="ascii") as file:
+                total += 2 * int(file.read().split()[-1])
+        except (OSError, ValueError):
+            total += _UNKNOWN_BUFFER
+    return total

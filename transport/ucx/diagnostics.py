@@ -1,0 +1,66 @@
+"""Hints why a connection is not faster: the lanes that this host lacks, and the reasons."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from .lanes import (
+    ADAPTERS_FOLDER,
+    COPYING,
+    lanes_read_remotely,
+    list_rdma_adapters,
+    parse_transport,
+)
+
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_CUDA_DRIVER = "libcuda.so.1"
+
+
+def list_performance_hints(lanes: Iterable[str]) -> list[str]:
+    """Return the reasons why faster lanes are not used, one sentence each.
+
+    Parameters
+    ----------
+    lanes : iterable of str
+        The lanes between two processes of this host, such as ``posix/memory``.
+    """
+    transports = {parse_transport(lane) for lane in lanes}
+    hints: list[str] = []
+    chosen = os.environ.get("UCX_TLS")
+    if chosen is not None:
+        hints.append(f"UCX_TLS={chosen} is set, which excludes other lanes")
+    if not transports & COPYING and chosen is None:
+        hints.append(f"no cma: {_missing_cma_reason()}")
+    adapters = list_rdma_adapters()
+    if not adapters:
+        hints.append(f"no RDMA: this host has no adapter ({ADAPTERS_FOLDER} is empty)")
+    elif not lanes_read_remotely(transports - COPYING):
+        hints.append(
+            f"no RDMA, although this host has {', '.join(adapters)}: the wheel libucx-cu12 lacks "
+            "RDMA transports; install the system's UCX and set "
+            "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+        )
+    try:
+        ctypes.CDLL(_CUDA_DRIVER)
+    except OSError:
+        hints.append(f"no CUDA: {_CUDA_DRIVER} is not installed, so GPU memory cannot be sent")
+    return hints
+
+
+def _missing_cma_reason() -> str:
+    try:
+        scope = _PTRACE_SCOPE.read_text().strip()
+    except OSError:
+        scope = "0"
+    if scope != "0":
+        return (
+            f"kernel.yama.ptrace_scope is {scope}, so processes cannot read each other's memory "
+            "and bodies are copied twice"
+        )
+    return (
+        "processes cannot read each other's memory here, so bodies are copied twice; give a "
+        "container CAP_SYS_PTRACE, or run both processes in one PID namespace"
+    )
