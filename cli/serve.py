@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, UsageError
+from ..publication.patterns import has_wildcards
 from ..server.config import Configuration, Declaration, Group, ServerSettings, declarations
 from .options import as_markup, option, with_parameters
 from .terminal import is_terminal
@@ -98,18 +99,26 @@ def parse_datasets(arguments: list[str]) -> dict[str, str]:
     --------
     >>> parse_datasets(["trips=data/t.arrow", "data/flights.arrow"])
     {'trips': 'data/t.arrow', 'flights': 'data/flights.arrow'}
+    >>> parse_datasets(["s3://lake/trips/year=*/*.parquet"])
+    {'trips': 's3://lake/trips/year=*/*.parquet'}
     """
     paths: dict[str, str] = {}
     for argument in arguments:
         name, separator, path = argument.partition("=")
         # A path may itself have an equals sign, as year=2026/ does.
-        if not separator or (Path(argument).exists() and not Path(path).exists()):
-            name, path = Path(argument).resolve().stem, argument
+        if not separator or "://" in name or (Path(argument).exists() and not Path(path).exists()):
+            name, path = _name_dataset(argument), argument
         if not name or not path:
             raise UsageError(f"{argument!r} is not a dataset: give NAME=PATH")
         if paths.setdefault(name, path) != path:
             raise UsageError(f"two datasets are named {name!r}: {paths[name]} and {path}")
     return paths
+
+
+def _name_dataset(location: str) -> str:
+    """Return the name of a file without its suffix, or of a folder; wildcards name nothing."""
+    parts = [part for part in location.split("/") if not has_wildcards(part)]
+    return Path("/".join(parts)).resolve().stem
 
 
 def _shows_banner(settings: ServerSettings) -> bool:

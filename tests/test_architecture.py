@@ -105,7 +105,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"dataset"},
     ],
     "publication": [
-        {"layout", "storage"},
+        {"layout", "patterns", "storage"},
         {"manifest_fields"},
         {"manifest"},
         {"column_ranges", "locks", "manifest_json"},

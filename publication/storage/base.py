@@ -17,6 +17,8 @@ class StoredObject(NamedTuple):
     """The name."""
     nbytes: int
     """The length in bytes."""
+    etag: str | None = None
+    """The entity tag that an object store gave to this state of the object."""
 
 
 class Storage(Protocol):

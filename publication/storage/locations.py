@@ -20,6 +20,12 @@ def is_storage_url(location: str) -> bool:
     return bool(separator) and scheme in (*OBJECT_SCHEMES, "file")
 
 
+def is_object_url(location: str) -> bool:
+    """Return whether a location is the URL of an object store."""
+    scheme, separator, _ = location.partition("://")
+    return bool(separator) and scheme in OBJECT_SCHEMES
+
+
 def open_storage(location: str | os.PathLike[str]) -> Storage:
     """Return the storage at a location. Nothing is read or created yet.
 

@@ -54,10 +54,9 @@ class ObjectStorage:
     def list_objects(self, folder: str) -> list[StoredObject]:
         """Return the objects below a prefix; see `Storage.list_objects`."""
         with self._map_errors(folder):
+            prefix = f"{folder}/" if folder else None
             return sorted(
-                StoredObject(str(entry["path"]), int(entry["size"]))
-                for chunk in self._api.list(self._store, folder + "/")
-                for entry in chunk
+                _describe(entry) for chunk in self._api.list(self._store, prefix) for entry in chunk
             )
 
     def read(self, name: str) -> bytes | None:
@@ -66,7 +65,43 @@ class ObjectStorage:
 
     def get_size(self, name: str) -> int | None:
         """Return the length of an object in bytes; None if it does not exist."""
-        return self._get(name, lambda: int(self._api.head(self._store, name)["size"]))
+        entry = self.find(name)
+        return None if entry is None else entry.nbytes
+
+    def find(self, name: str) -> StoredObject | None:
+        """Return the current state of an object; None if it does not exist."""
+        return self._get(name, lambda: _describe(self._api.head(self._store, name)))
+
+    def read_range(self, entry: StoredObject, begin: int, end: int) -> bytes:
+        """Return a part of an object, in exactly the state that `entry` describes.
+
+        Parameters
+        ----------
+        entry : StoredObject
+            The object, as `list_objects` or `find` returned it.
+        begin, end : int
+            The first byte, and the one after the last. The object has them all.
+
+        Raises
+        ------
+        DatasetError
+            If the object was replaced or deleted, or cannot be read.
+        """
+        options = {"range": (begin, end), "if_match": entry.etag}
+        with self._map_errors(entry.name):
+            try:
+                result = self._api.get(self._store, entry.name, options=options)
+                data = bytes(result.bytes())
+            except (self._api.exceptions.PreconditionError, FileNotFoundError):
+                raise self._change_error(entry) from None
+            # Some stores ignore the condition, but all of them state what they sent.
+            now = _describe(result.meta)
+        if (now.etag, now.nbytes, len(data)) != (entry.etag, entry.nbytes, end - begin):
+            raise self._change_error(entry)
+        return data
+
+    def _change_error(self, entry: StoredObject) -> DatasetError:
+        return DatasetError(f"{self.location}/{entry.name} was replaced or deleted; read it again")
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object unless its name is taken, by a conditional put."""
@@ -133,6 +168,11 @@ def _import_obstore() -> Any:
             "object stores need the extra object-store: pip install 'splitarrow[object-store]'"
         ) from None
     return obstore
+
+
+def _describe(entry: Any) -> StoredObject:
+    """Return an entry of a listing of obstore."""
+    return StoredObject(str(entry["path"]), int(entry["size"]), entry["e_tag"])
 
 
 def _take_first_line(error: BaseException) -> str:

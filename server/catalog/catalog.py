@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from ...errors import ConfigError, NotFoundError, SplitArrowError, UsageError
 from ...publication.layout import VERSIONS
-from ...publication.storage.locations import is_storage_url
+from ...publication.patterns import has_wildcards
+from ...publication.storage.locations import is_object_url, is_storage_url, open_storage
 from ..config import ServerSettings
 from .dataset import Dataset, Writers
 from .files.directory import DirectoryDataset
 from .files.file_dataset import FileDataset
 from .files.file_types import open_file
+from .files.listings import ObjectListing, PatternListing
 from .published.dataset import PublishedDataset
 from .published.object_cache import ObjectCache, open_object_cache
 from .suggestions import suggest_names
@@ -34,7 +36,10 @@ def open_dataset(
     source : path-like, Arrow data, or object with ``__arrow_c_stream__``
         - The path of an Arrow IPC file or stream, a Feather or a Parquet file, or of a directory
           of such files. The contents decide the type of a file.
+        - A pattern for such files, such as ``trips/*.parquet``.
         - The path or URL of a published dataset; see `PublishedDataset`.
+        - The URL of a prefix in an object store with such files as objects, or a pattern for them:
+          ``s3://bucket/trips/*.parquet``.
         - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
         - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
           ``__arrow_c_array__``. It is read into memory now.
@@ -82,14 +87,24 @@ def open_dataset(
 def _open_location(
     location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
 ) -> Dataset:
-    if isinstance(location, str) and is_storage_url(location):
-        return PublishedDataset(location, cache)
+    if isinstance(location, str) and is_object_url(location):
+        return _open_objects(location, cache)
     path = Path(location)
+    if isinstance(location, str) and is_storage_url(location):
+        path = open_storage(location).folder or path
     if (path / VERSIONS).is_dir():
         return PublishedDataset(path, cache)
     if path.is_dir():
         return DirectoryDataset(path, refuse_writers=refuse_writers)
+    if has_wildcards(str(path)) and not path.exists():
+        return DirectoryDataset(PatternListing(str(path)), refuse_writers=refuse_writers)
     return open_file(path, refuse_writers=refuse_writers)
+
+
+def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
+    if not has_wildcards(location) and open_storage(location).list_objects(VERSIONS):
+        return PublishedDataset(location, cache)
+    return DirectoryDataset(ObjectListing(location))
 
 
 def find_writers(dataset: Dataset) -> Writers | None:

@@ -20,9 +20,9 @@ class ServiceSettings(BaseSettings):
     datasets: Annotated[
         dict[str, str],
         Setting(
-            "What to serve: a name, and the path of an Arrow IPC file or stream, a Parquet file, "
-            "a folder of those, or the folder or URL of a published dataset. Without `NAME=`, "
-            "the name is the file's name without its suffix.",
+            "What to serve: a name, and the path or URL of a file, a folder, a pattern such as "
+            "`'trips/*.parquet'`, a prefix in an object store, or a published dataset. Without "
+            "`NAME=`, the name is the file's name without its suffix.",
             Group.GENERAL,
             metavar="NAME=PATH",
             default="none",

@@ -48,7 +48,7 @@ def guard_refusal(path: Path) -> str | None:
 class _Guard:
     """The file lease on one version of a file."""
 
-    path: Path
+    path: Path | str
     descriptor: int
     readers: list[socket.socket] = field(default_factory=lambda: list[socket.socket]())
     """The server's ends of the revocation sockets."""
@@ -66,7 +66,7 @@ class FileGuards:
     """The file guards of one server. Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._guards: dict[tuple[int, ...], _Guard] = {}
+        self._guards: dict[tuple[int | str, ...], _Guard] = {}
         self._has_guards = anyio.Event()
         self._log = get_logger("guards")
 

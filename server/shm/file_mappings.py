@@ -42,8 +42,10 @@ class FileMappings:
     def __init__(self, guards: FileGuards, *, trust: bool) -> None:
         self._guards = guards
         self._trust = trust
-        self._mappings: OrderedDict[tuple[int, ...], tuple[MappedRegion, float]] = OrderedDict()
-        self._refused: set[tuple[int, ...]] = set()
+        self._mappings: OrderedDict[tuple[int | str, ...], tuple[MappedRegion, float]] = (
+            OrderedDict()
+        )
+        self._refused: set[tuple[int | str, ...]] = set()
         self._log = get_logger("mappings")
 
     def map(self, file: SourceFile) -> MappedRegion | None:

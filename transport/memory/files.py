@@ -52,8 +52,8 @@ class SourceFile:
     )
 
     def __init__(self, path: str | os.PathLike[str], *, refuse_writers: bool = True) -> None:
-        self.path = Path(path)
-        """The path that was opened."""
+        self.path: Path | str = Path(path)
+        """The path that was opened; the URL of an object in an object store."""
         self._lock = threading.Lock()
         self._loans = 0
         self._is_closed = self._is_leased = False
@@ -69,7 +69,9 @@ class SourceFile:
             raise exhausted_error(error) or DatasetError(problem) from None
         self.size = status.st_size
         """The size when the file was opened, in bytes."""
-        self.version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        self.version: tuple[int | str, ...] = (
+            *(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns),
+        )
         """The identity of the contents: device, inode, size and modification time."""
 
     def _take_lease(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -93,7 +94,9 @@ class ConcatenatedFiles:
             The partition columns.
         """
         index = datasets[0].index
-        if index is not None and not all(index.has_schema_message_of(d.index) for d in datasets):
+        if index is not None and not all(
+            index.has_schema_message_of(d.index) and not d.origin.is_remote for d in datasets
+        ):
             index = None
         schema = file_schema
         values: Sequence[PartitionValues] = [()] * len(datasets)
@@ -135,7 +138,7 @@ class ConcatenatedFiles:
             files, selection = files._skip_rows(selection)
         if files.index is not None and allows_passthrough(selection, files.codecs):
             groups = files._passthrough_groups(files.index, regions=encoding.regions)
-            paths = [entry.dataset.path for entry in files.entries]
+            paths = [Path(entry.dataset.path) for entry in files.entries]
             region_files = paths if encoding.regions else []
             return GeneratorSource(groups, blocking=False, region_files=region_files)
         batches = files._read_batches(selection.for_reading(self.schema))

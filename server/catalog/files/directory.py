@@ -1,12 +1,12 @@
-"""Directories: files with one schema, read in the order of their names."""
+"""Several files with one schema, in a folder or an object store, in the order of their names."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,50 +17,57 @@ from ..dataset import Encoding, Shard, Writers
 from ..messages.generator_source import GeneratorSource
 from ..query.request_checks import check_version, hash_version, select_shards
 from .concatenated import ConcatenatedFiles
-from .file_access import read_identity
 from .file_dataset import FileDataset
 from .file_types import SUPPORTED_TYPES, open_file
 from .hive import Partitions
+from .listings import FolderListing, Listing
+from .origins import FileOrigin
 from .parquet import ParquetDataset
+
+_REQUESTS = 16
+"""The number of objects that are inspected at a time."""
 
 
 class DirectoryDataset:
-    """The files of a directory and its subfolders as one dataset. See `Dataset`.
+    """The files of a listing as one dataset. See `Dataset`.
 
-    Files and folders whose names begin with ``.`` or ``_`` are ignored. All other files must have
-    a supported type and the columns of the first file. The custom metadata of the schema is that of
-    the first file. Each new reader gets the files that the directory has at that time.
+    All files must have a supported type and the columns of the first file. The custom metadata of
+    the schema is that of the first file. Each new reader gets the files that are there at that
+    time.
 
     Parameters
     ----------
-    path : path-like
-        The directory.
+    files : path-like or Listing
+        The files: a directory, or a listing.
     refuse_writers : bool
         See `FileDataset`.
 
     Raises
     ------
     DatasetError
-        If the directory has no file, or a file cannot be read or has another schema than the first.
+        If there is no file, or a file cannot be read or has another schema than the first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, refuse_writers: bool = True) -> None:
-        self.path = Path(path)
-        """The directory."""
+    def __init__(
+        self, files: str | os.PathLike[str] | Listing, *, refuse_writers: bool = True
+    ) -> None:
+        is_path = isinstance(files, (str, os.PathLike))
+        self._listing: Listing = FolderListing(files) if is_path else files
         self._refuse_writers = refuse_writers
         self._lock = threading.Lock()
         self._files = self._list_files({})
 
     @property
     def location(self) -> str:
-        """The path, as it was given. Readers never see it."""
-        return str(self.path)
+        """The path, URL or pattern, as it was given. Readers never see it."""
+        return self._listing.location
 
     @property
     def kind(self) -> str:
-        """The type of the files: ``parquet directory``, ``mixed directory``."""
+        """The type of the files: ``parquet directory``, ``mixed objects``."""
         kinds = {entry.dataset.kind for entry in self._files.entries}
-        return f"{kinds.pop().removesuffix(' file') if len(kinds) == 1 else 'mixed'} directory"
+        kind = kinds.pop().removesuffix(" file") if len(kinds) == 1 else "mixed"
+        return f"{kind} {self._listing.noun}"
 
     @property
     def schema(self) -> pa.Schema:
@@ -86,15 +93,20 @@ class DirectoryDataset:
         return sum(entry.dataset.nbytes or 0 for entry in self._files.entries)
 
     @property
-    def writers(self) -> Writers:
-        """What happens if another process has one of the files open for writing."""
+    def writers(self) -> Writers | None:
+        """What happens if another process has one of the files open for writing.
+
+        None if the files are objects, which are replaced and never written to.
+        """
+        if any(entry.dataset.origin.is_remote for entry in self._files.entries):
+            return None
         found = {entry.dataset.writers for entry in self._files.entries}
         worst_first = (Writers.ALLOWED, Writers.UNDETECTED, Writers.REFUSED)
         return next(writers for writers in worst_first if writers in found)
 
     @property
     def version(self) -> str:
-        """The version of all files; the last known one if the directory is not readable."""
+        """The version of all files; the last known one if the files are not readable."""
         try:
             return self._hash_version(self._refresh())
         except DatasetError:
@@ -116,14 +128,14 @@ class DirectoryDataset:
         files = self._refresh()
         check_version(request, self._hash_version(files))
         files = replace(files, entries=tuple(select_shards(request, files.entries)))
-        return files.open(request, encoding, str(self.path))
+        return files.open(request, encoding, self.location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
         files = self._refresh()
         check_version(request, self._hash_version(files))
         files = replace(files, entries=tuple(select_shards(request, files.entries)))
-        return files.count_rows(request, encoding, str(self.path))
+        return files.count_rows(request, encoding, self.location)
 
     def close(self) -> None:
         """Do nothing: no file is open between readers."""
@@ -131,15 +143,15 @@ class DirectoryDataset:
     def _refresh(self) -> ConcatenatedFiles:
         """List the directory again. Files that have not changed are not inspected again."""
         with self._lock:
-            known = {entry.dataset.path: entry.dataset for entry in self._files.entries}
+            known = {str(entry.dataset.path): entry.dataset for entry in self._files.entries}
             self._files = self._list_files(known)
             return self._files
 
-    def _list_files(self, known: Mapping[Path, FileDataset]) -> ConcatenatedFiles:
-        paths = list(_walk(self.path, ()))
-        if not paths:
-            raise DatasetError(f"{self.path} is a directory without files; add {SUPPORTED_TYPES}")
-        datasets = [self._open_dataset(path, known.get(path)) for path in paths]
+    def _list_files(self, known: Mapping[str, FileDataset]) -> ConcatenatedFiles:
+        origins = self._listing.list_files()
+        if not origins:
+            raise DatasetError(f"{self.location} {self._listing.absence}; add {SUPPORTED_TYPES}")
+        datasets = self._open_datasets(origins, known)
         first = datasets[0]
         for dataset in datasets:
             difference = describe_difference(first.schema, dataset.schema)
@@ -147,55 +159,31 @@ class DirectoryDataset:
                 raise DatasetError(f"{dataset.path} differs from {first.path}: {difference}")
         partitions = None
         if all(isinstance(dataset, ParquetDataset) for dataset in datasets):
-            partitions = Partitions.read(self.path, paths, first.schema)
+            partitions = Partitions.read(self.location, origins, first.schema)
         return ConcatenatedFiles.of(datasets, first.schema, partitions)
 
-    def _open_dataset(self, path: Path, known: FileDataset | None) -> FileDataset:
+    def _open_datasets(
+        self, origins: Sequence[FileOrigin], known: Mapping[str, FileDataset]
+    ) -> Sequence[FileDataset]:
+        if not origins[0].is_remote:
+            return [self._open_dataset(each, known.get(str(each.path))) for each in origins]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            former = [known.get(str(each.path)) for each in origins]
+            return list(pool.map(self._open_dataset, origins, former))
+
+    def _open_dataset(self, origin: FileOrigin, known: FileDataset | None) -> FileDataset:
         """Return the known dataset of a file if the file has not changed, or else a new one."""
         if known is not None:
             try:
-                identity = read_identity(path)
+                identity = origin.read_identity()
             except OSError as error:
-                problem = f"cannot read {path}: {error.strerror}"
+                problem = f"cannot read {origin.path}: {error.strerror}"
                 raise exhausted_error(error) or DatasetError(problem) from None
             if identity == known.identity:
                 return known
-        return open_file(path, keep_index=False, refuse_writers=self._refuse_writers)
+        return open_file(origin, keep_index=False, refuse_writers=self._refuse_writers)
 
     def _hash_version(self, files: ConcatenatedFiles) -> str:
         return hash_version(
-            *(
-                (str(entry.dataset.path.relative_to(self.path)), *entry.identity)
-                for entry in files.entries
-            )
+            *((entry.dataset.origin.name, *entry.identity) for entry in files.entries)
         )
-
-
-def _walk(folder: Path, ancestors: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, sorted by name.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    ancestors : tuple of (int, int)
-        The device and inode of each folder above it, to detect links that form a cycle.
-    """
-    try:
-        status = folder.stat()
-        inode = (status.st_dev, status.st_ino)
-        if inode in ancestors:
-            raise DatasetError(f"{folder} links to a folder that contains it; remove the link")
-        with os.scandir(folder) as entries:
-            names = sorted((entry.name, entry.is_dir()) for entry in entries)
-    except OSError as error:
-        problem = f"cannot read {folder}: {error.strerror}"
-        raise exhausted_error(error) or DatasetError(problem) from None
-    for name, is_folder in names:
-        is_partition = is_folder and "=" in name
-        if name.startswith(".") or (name.startswith("_") and not is_partition):
-            continue
-        if is_folder:
-            yield from _walk(folder / name, (*ancestors, inode))
-        else:
-            yield folder / name

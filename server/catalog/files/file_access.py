@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from ....errors import DatasetError, ProtocolError, exhausted_error
 from ....transport.memory.files import SourceFile
+from .object_file import ObjectFile
 
-Identity = tuple[int, ...]
+Identity = tuple[int | str, ...]
 """The values that identify the state of a file; see `SourceFile.version`."""
 
 
@@ -21,22 +22,24 @@ def read_identity(path: Path) -> Identity:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def open_handle(file: SourceFile) -> pa.OSFile:
+def open_handle(file: SourceFile) -> pa.NativeFile:
     """Return a handle of pyarrow on an open file. The caller closes it.
 
     The handle refers to the open file, even if another file has its path by now. It reads the file
     and does not map it.
     """
+    if isinstance(file, ObjectFile):
+        return file.open_handle()
     return pa.OSFile(f"/proc/self/fd/{file.fileno()}", "rb")
 
 
 @contextmanager
-def map_read_errors(path: Path, file_type: str) -> Generator[None]:
+def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
     """Turn the errors of libraries into a `DatasetError` of one line.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The file, for errors.
     file_type : str
         Its expected type with an article, for errors: ``an Arrow IPC file``.

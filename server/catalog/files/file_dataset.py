@@ -31,7 +31,8 @@ from ..messages.projection import ProjectedMessages
 from ..messages.reencoding import Batches, count_matches, encode_groups
 from ..query.request_checks import check_batches, check_version, hash_version, select_shards
 from ..query.selection import Selection
-from .file_access import Identity, read_identity
+from .file_access import Identity
+from .origins import FileOrigin, LocalOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class FileDataset(ABC):
 
     Parameters
     ----------
-    path : path-like
+    source : path-like or FileOrigin
         The file.
     keep_index : bool
         Whether to keep the index of the messages between readers. It grows with the file.
@@ -79,13 +80,16 @@ class FileDataset(ABC):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        source: str | os.PathLike[str] | FileOrigin,
         *,
         keep_index: bool = True,
         refuse_writers: bool = True,
     ) -> None:
-        self.path = Path(path)
-        """The path of the file."""
+        is_path = isinstance(source, (str, os.PathLike))
+        self.origin: FileOrigin = LocalOrigin(source) if is_path else source
+        """The file."""
+        self.path = self.origin.path
+        """The path of the file, or the URL of an object."""
         self._keep_index = keep_index
         self._refuse_writers = refuse_writers
         self._lease_problem: str | None = None
@@ -143,7 +147,7 @@ class FileDataset(ABC):
     def version(self) -> str:
         """The version of the file; the last known one if the file does not exist any more."""
         try:
-            return hash_version(read_identity(self.path))
+            return hash_version(self.origin.read_identity())
         except OSError:
             return hash_version(self.identity)
 
@@ -190,7 +194,7 @@ class FileDataset(ABC):
         DatasetError
             If the file cannot be read, or is open for writing.
         """
-        file = SourceFile(self.path, refuse_writers=self._refuse_writers)
+        file = self.origin.open(refuse_writers=self._refuse_writers)
         if file.lease_problem is not None and self._lease_problem is None:
             get_logger("files").warning(
                 "a process that writes to this file is noticed by its modification time only",
@@ -300,14 +304,16 @@ class FileDataset(ABC):
         self, file: SourceFile, contents: FileContents, selection: Selection, encoding: Encoding
     ) -> GeneratorSource:
         selection = self.skip_rows(file, contents, selection)
-        messages = plan_file(selection, contents.index, file, regions=encoding.regions)
+        messages = None
+        if not self.origin.is_remote:
+            messages = plan_file(selection, contents.index, file, regions=encoding.regions)
         if messages is None:
             batches = self.read_batches(file, contents, selection.for_reading(contents.schema))
             is_valid = self.decodes_batches
             groups = encode_groups(selection, batches, str(self.path), is_valid=is_valid)
             return GeneratorSource(_add_footer(groups, contents), blocking=True)
         sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
-        region_files = (self.path,) if sends_regions else ()
+        region_files = (Path(self.path),) if sends_regions else ()
         groups = _add_footer(_file_groups(file, messages), contents)
         return GeneratorSource(groups, blocking=False, region_files=region_files)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.file import MAGIC
@@ -16,6 +16,7 @@ from .arrow_stream import ArrowStreamDataset
 from .feather import FeatherDataset
 from .file_dataset import FileDataset
 from .orc import OrcDataset
+from .origins import FileOrigin, LocalOrigin
 from .parquet import ParquetDataset
 from .text_files import CsvDataset, JsonLinesDataset
 
@@ -41,12 +42,14 @@ _ENCRYPTED_PARQUET = b"PARE"
 _MAX_SCHEMA_BYTES = 16 << 20
 
 
-def open_file(path: Path, *, keep_index: bool = True, refuse_writers: bool = True) -> FileDataset:
+def open_file(
+    source: Path | FileOrigin, *, keep_index: bool = True, refuse_writers: bool = True
+) -> FileDataset:
     """Return the dataset in a file.
 
     Parameters
     ----------
-    path : Path
+    source : Path or FileOrigin
         The file.
     keep_index, refuse_writers : bool
         See `FileDataset`.
@@ -57,6 +60,14 @@ def open_file(path: Path, *, keep_index: bool = True, refuse_writers: bool = Tru
         If the file does not exist, cannot be read, or has an unsupported type, or if it
         is open for writing.
     """
+    origin = LocalOrigin(source) if isinstance(source, Path) else source
+    if isinstance(origin.path, Path):
+        _check_regular(origin.path)
+    dataset_type = _detect_type(origin, refuse_writers=refuse_writers)
+    return dataset_type(origin, keep_index=keep_index, refuse_writers=refuse_writers)
+
+
+def _check_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -64,12 +75,11 @@ def open_file(path: Path, *, keep_index: bool = True, refuse_writers: bool = Tru
         raise DatasetError(f"cannot read {path}: {reason}") from None
     if not stat.S_ISREG(mode):
         raise DatasetError(f"{path} is neither a file nor a directory")
-    dataset_type = _detect_type(path, refuse_writers=refuse_writers)
-    return dataset_type(path, keep_index=keep_index, refuse_writers=refuse_writers)
 
 
-def _detect_type(path: Path, *, refuse_writers: bool) -> type[FileDataset]:
-    with closing(SourceFile(path, refuse_writers=refuse_writers)) as file:
+def _detect_type(origin: FileOrigin, *, refuse_writers: bool) -> type[FileDataset]:
+    path = origin.path
+    with closing(origin.open(refuse_writers=refuse_writers)) as file:
         if not file.size:
             raise DatasetError(f"{path} is empty; expected {SUPPORTED_TYPES}")
         head = file.read(0, min(file.size, 8))
@@ -80,8 +90,9 @@ def _detect_type(path: Path, *, refuse_writers: bool) -> type[FileDataset]:
             raise DatasetError(f"{path} is an encrypted Parquet file, which is not supported")
         if _is_legacy_stream(file, head):
             return ArrowStreamDataset
-        if path.suffix.lower() in _SUFFIXES:
-            return _SUFFIXES[path.suffix.lower()]
+        suffix = PurePosixPath(origin.name).suffix.lower()
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
     raise DatasetError(f"{path} begins with {head!r}; expected {SUPPORTED_TYPES}")
 
 

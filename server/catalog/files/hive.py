@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from ....errors import DatasetError
 from ..query.selection import Selection, select_fields
+from .origins import FileOrigin
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 PartitionValues = tuple[Any, ...]
 """The values of the partition columns for one file, as ``pyarrow.Scalar``."""
@@ -26,16 +29,16 @@ class Partitions:
     """The values for each file."""
 
     @classmethod
-    def read(cls, root: Path, paths: Sequence[Path], schema: pa.Schema) -> Partitions | None:
+    def read(cls, root: str, files: Sequence[FileOrigin], schema: pa.Schema) -> Partitions | None:
         """Return the partition columns of Parquet files.
 
-        pyarrow infers the types: int32 if all values of a key fit, and string otherwise.
+        The type of a column is int32 if all values of the key fit, and string otherwise.
 
         Parameters
         ----------
-        root : Path
-            The directory.
-        paths : sequence of Path
+        root : str
+            The directory or prefix, for errors.
+        files : sequence of FileOrigin
             The files in it.
         schema : pyarrow.Schema
             The schema of the files.
@@ -50,12 +53,13 @@ class Partitions:
         DatasetError
             If the files have different keys, or a key is also a column of the files.
         """
-        keys = _partition_keys(root, paths[0])
-        for path in paths:
-            if _partition_keys(root, path) != keys:
+        folders = [_list_partition_folders(file.name) for file in files]
+        keys = tuple(key for key, _ in folders[0])
+        for file, pairs in zip(files, folders, strict=True):
+            own = tuple(key for key, _ in pairs)
+            if own != keys:
                 raise DatasetError(
-                    f"{path} has the partition keys {_partition_keys(root, path)}, "
-                    f"but {paths[0]} has {keys}"
+                    f"{file.path} has the partition keys {own}, but {files[0].path} has {keys}"
                 )
         if not keys:
             return None
@@ -64,33 +68,13 @@ class Partitions:
                 raise DatasetError(
                     f"{key!r} is both a partition key of {root} and a column of its files"
                 )
-        try:
-            return cls._infer(root, paths, keys)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise DatasetError(f"cannot read the partitions of {root}: {error}") from None
-
-    @classmethod
-    def _infer(cls, root: Path, paths: Sequence[Path], keys: Sequence[str]) -> Partitions:
-        import pyarrow.dataset as ds  # takes a third of a second
-
-        dataset = ds.dataset(
-            [str(path) for path in paths],
-            format="parquet",
-            partitioning="hive",
-            partition_base_dir=str(root),
+        columns = [
+            _infer_column([pairs[number][1] for pairs in folders]) for number in range(len(keys))
+        ]
+        fields = tuple(
+            pa.field(key, column.type) for key, column in zip(keys, columns, strict=True)
         )
-        keys_by_path = {
-            fragment.path: ds.get_partition_keys(fragment.partition_expression)
-            for fragment in dataset.get_fragments()
-        }
-        fields = tuple(dataset.schema.field(key) for key in keys)
-        values = tuple(
-            tuple(
-                pa.scalar(keys_by_path[str(path)].get(field.name), field.type) for field in fields
-            )
-            for path in paths
-        )
-        return cls(fields, values)
+        return cls(fields, tuple(zip(*columns, strict=True)))
 
 
 def select_from_file(selection: Selection, schema: pa.Schema) -> Selection:
@@ -152,6 +136,20 @@ def add_partition_columns(
     return pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
 
 
-def _partition_keys(root: Path, path: Path) -> tuple[str, ...]:
-    folders = path.relative_to(root).parts[:-1]
-    return tuple(folder.partition("=")[0] for folder in folders if "=" in folder)
+def _list_partition_folders(name: str) -> list[tuple[str, str | None]]:
+    """Return the keys and the values that the folders of a file define; None is null."""
+    pairs: list[tuple[str, str | None]] = []
+    for folder in name.split("/")[:-1]:
+        key, separator, value = folder.partition("=")
+        if separator:
+            pairs.append((key, None if value == _NULL else unquote(value)))
+    return pairs
+
+
+def _infer_column(values: list[str | None]) -> Any:
+    """Return the values of a partition key as an array."""
+    column = pa.array(values, pa.string())
+    try:
+        return column.cast(pa.int32())
+    except pa.ArrowInvalid:
+        return column

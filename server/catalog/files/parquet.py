@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors, open_handle
 from .file_dataset import FileContents, FileDataset
+from .object_file import ObjectFile
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
@@ -72,9 +74,12 @@ class ParquetDataset(FileDataset):
         with map_read_errors(file.path, _FILE_TYPE), _open_parquet(file) as parquet:
             groups = _select_row_groups(file, parquet, selection)
             _check_sizes(file, parquet.metadata, groups, names, selection.budget.parquet_bytes)
-            for batch in parquet.iter_batches(batch_size=rows, row_groups=groups, columns=names):
-                file.check()
-                yield _select_columns(batch, selection, by_name=names is not None), None
+            # Prefetching a row group from an object store takes its memory until it is decoded.
+            steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
+            for step in steps:
+                for batch in parquet.iter_batches(batch_size=rows, row_groups=step, columns=names):
+                    file.check()
+                    yield _select_columns(batch, selection, by_name=names is not None), None
 
 
 @contextmanager
@@ -83,10 +88,12 @@ def _open_parquet(file: SourceFile) -> Generator[Any]:
 
     with closing(open_handle(file)) as handle:
         # Without a buffer size, pyarrow reads a whole column of a row group before decoding it.
+        # From an object store, it reads the columns of a row group in few large requests.
+        is_remote = isinstance(file, ObjectFile)
         parquet = pq.ParquetFile(
             handle,
-            pre_buffer=False,
-            buffer_size=_COLUMN_BUFFER,
+            pre_buffer=is_remote,
+            buffer_size=0 if is_remote else _COLUMN_BUFFER,
             coerce_int96_timestamp_unit=_INT96_UNIT,
         )
         with closing(parquet):
@@ -108,9 +115,12 @@ def _select_row_groups(file: SourceFile, parquet: Any, selection: Selection) -> 
 
     parquet_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=_INT96_UNIT)
     try:
-        fragment: Any = parquet_format.make_fragment(
-            f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem()
-        )
+        if isinstance(file, ObjectFile):
+            handle: Any = file.open_handle()
+            fragment: Any = parquet_format.make_fragment(handle)
+        else:
+            descriptor = f"/proc/self/fd/{file.fileno()}"
+            fragment = parquet_format.make_fragment(descriptor, fs.LocalFileSystem())
         matching = fragment.subset(filter=row_filter.expression).row_groups
         return sorted(group.id for group in matching if group.id in selected)
     except (pa.ArrowException, OSError, ValueError):
@@ -141,8 +151,8 @@ def _check_sizes(
             if nbytes > limit and (names is None or path.partition(".")[0] in names):
                 raise ExhaustedError(
                     f"the column {path!r} has {nbytes} bytes in row group {group} of "
-                    f"{file.path.name}; the limit is {format_size(limit)}: write smaller row "
-                    "groups, read other columns, or start the server with a larger parquet_bytes"
+                    f"{PurePath(file.path).name}; the limit is {format_size(limit)}: write smaller "
+                    "row groups, read other columns, or start the server with more parquet_bytes"
                 )
 
 

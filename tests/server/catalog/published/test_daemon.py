@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import flight
 
@@ -17,6 +18,7 @@ from helpers.publication import numbers, publish
 from helpers.waiting import wait_until
 from splitarrow.errors import RemoteError, SplitArrowError
 from splitarrow.protocol.request import Request
+from splitarrow.publication.storage.object_store import ObjectStorage
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.published import dataset as published_dataset
 from splitarrow.server.catalog.published.dataset import PublishedDataset
@@ -277,3 +279,20 @@ def test_a_daemon_refuses_a_location_that_it_cannot_serve(
         daemon({"x": location.format(folder=tmp_path)})
     assert reason in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_a_daemon_serves_the_objects_of_a_prefix(
+    daemon: StartDaemon, bucket: str, tmp_path: Path
+) -> None:
+    storage = ObjectStorage(bucket)
+    for number in range(2):
+        pq.write_table(numbers(number * 10), tmp_path / "local")
+        storage.put(f"year=202{number}/a.parquet", tmp_path / "local")
+    server = daemon({"flights": f"{bucket}/year=*/*.parquet"}, control="grpc://127.0.0.1:0")
+    with splitarrow.connect(server.control_uri) as client:
+        info = client.info("flights")
+        assert (info.kind, info.rows, len(info.endpoints)) == ("parquet objects", 20, 2)
+        for transport in ("tcp", "flight"):
+            with client.read("flights", transport=transport, filter="year = 2021") as stream:
+                assert stream.read_all()["n"].to_pylist() == list(range(10, 20))
+    assert server.stop() == 0
