@@ -152,7 +152,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"query"},
         {"messages"},
         {"files", "tables"},
-        {"published"},
+        {"delta", "published"},
         {"catalog"},
     ],
     "server.control": [

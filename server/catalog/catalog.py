@@ -16,6 +16,8 @@ from ...publication.patterns import has_wildcards
 from ...publication.storage.locations import is_object_url, is_storage_url, open_storage
 from ..config import ServerSettings
 from .dataset import Dataset, Writers
+from .delta.dataset import DeltaDataset
+from .delta.log import LOG_FOLDER
 from .files.directory import DirectoryDataset
 from .files.file_dataset import FileDataset
 from .files.file_types import open_file
@@ -24,6 +26,9 @@ from .published.dataset import PublishedDataset
 from .published.object_cache import ObjectCache, open_object_cache
 from .suggestions import suggest_names
 from .tables import ReaderDataset, TableDataset
+
+_DELTA = "delta:"
+"""What the location of a Delta table may begin with."""
 
 
 def open_dataset(
@@ -37,6 +42,7 @@ def open_dataset(
         - The path of an Arrow IPC file or stream, a Feather or a Parquet file, or of a directory
           of such files. The contents decide the type of a file.
         - A pattern for such files, such as ``trips/*.parquet``.
+        - The path or URL of a Delta table, perhaps after ``delta:``.
         - The path or URL of a published dataset; see `PublishedDataset`.
         - The URL of a prefix in an object store with such files as objects, or a pattern for them:
           ``s3://bucket/trips/*.parquet``.
@@ -87,6 +93,8 @@ def open_dataset(
 def _open_location(
     location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
 ) -> Dataset:
+    if isinstance(location, str) and location.startswith(_DELTA):
+        return DeltaDataset(location.removeprefix(_DELTA))
     if isinstance(location, str) and is_object_url(location):
         return _open_objects(location, cache)
     path = Path(location)
@@ -94,6 +102,8 @@ def _open_location(
         path = open_storage(location).folder or path
     if (path / VERSIONS).is_dir():
         return PublishedDataset(path, cache)
+    if (path / LOG_FOLDER).is_dir():
+        return DeltaDataset(str(path))
     if path.is_dir():
         return DirectoryDataset(path, refuse_writers=refuse_writers)
     if has_wildcards(str(path)) and not path.exists():
@@ -102,8 +112,12 @@ def _open_location(
 
 
 def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
-    if not has_wildcards(location) and open_storage(location).list_objects(VERSIONS):
-        return PublishedDataset(location, cache)
+    if not has_wildcards(location):
+        storage = open_storage(location)
+        if storage.list_objects(VERSIONS):
+            return PublishedDataset(location, cache)
+        if storage.list_objects(LOG_FOLDER):
+            return DeltaDataset(location)
     return DirectoryDataset(ObjectListing(location))
 
 

@@ -19,6 +19,7 @@ from ...protocol.request import Request
 from ...protocol.uri import Streams
 from ..auth.principal import ALL_DATASETS, Permission
 from ..auth.tickets import TicketClaims
+from ..catalog.delta.dataset import DeltaDataset, DeltaVersion
 from ..catalog.published.dataset import PublishedDataset
 from ..uploads.publish_request import PublishRequest, check_job
 from ..uploads.store import UploadStore
@@ -170,10 +171,11 @@ class ActionHandler:
         call.check_draining(request)
         server = call.server
         run = partial(to_thread.run_sync, limiter=server.threads)
-        if isinstance(dataset, PublishedDataset):
+        if isinstance(dataset, (DeltaDataset, PublishedDataset)):
             dataset = await run(dataset.resolve_version, request)
         version = await run(lambda: dataset.version)
-        request = replace(request, version=request.version or version)
+        if request.version is None or isinstance(dataset, DeltaVersion):
+            request = replace(request, version=version)
         shards = await run(lambda: len(dataset.shards))
         selected = range(shards) if request.shard is None else [request.shard]
         result = b""

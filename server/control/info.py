@@ -14,6 +14,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Dataset
+from ..catalog.delta.dataset import DeltaDataset
 from ..catalog.published.dataset import PublishedDataset
 from ..catalog.published.version import PublishedVersion
 from ..catalog.query.request_checks import check_version, select_shards
@@ -62,7 +63,7 @@ class FlightInfoBuilder:
             If the dataset or a column does not exist, or the caller may not read the dataset.
         """
         dataset = call.find_dataset(request.dataset)
-        if isinstance(dataset, PublishedDataset):
+        if isinstance(dataset, (DeltaDataset, PublishedDataset)):
             dataset = dataset.resolve_version(request)
         return _result_schema(call, request, dataset).serialize().to_pybytes()
 
@@ -108,6 +109,9 @@ class FlightInfoBuilder:
         published: PublishedVersion | None = None
         if isinstance(dataset, PublishedDataset):
             dataset = published = dataset.resolve_version(request)
+        elif isinstance(dataset, DeltaDataset):
+            dataset = dataset.resolve_version(request)
+            request = replace(request, version=dataset.version)
         schema = _result_schema(call, request, dataset)
         version = dataset.version
         check_version(request, version)

@@ -115,6 +115,21 @@ class ConcatenatedFiles:
             codecs=frozenset(d.index.codec or "none" for d in datasets if d.index is not None),
         )
 
+    @classmethod
+    def of_schema(cls, datasets: Sequence[FileDataset], schema: pa.Schema) -> ConcatenatedFiles:
+        """Concatenate files that are decoded; there may be none.
+
+        Parameters
+        ----------
+        datasets : sequence of FileDataset
+            The files.
+        schema : pyarrow.Schema
+            The schema of each file.
+        """
+        if datasets:
+            return cls.of(datasets, schema)
+        return cls((), schema, schema, index=None, codecs=frozenset())
+
     def open(self, request: Request, encoding: Encoding, label: str) -> GeneratorSource:
         """Open the files for one reader. The reader has one file open at a time.
 
