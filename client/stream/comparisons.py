@@ -7,9 +7,8 @@ is converted to the type of its column, or else the column is cast without check
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -136,11 +135,24 @@ def is_in(operand: Operand, values: Collection[Any]) -> Any:
         raise UsageError("the filter is invalid: the list of values after 'in' is empty")
     if len(values) <= _MAX_EQUALITIES:
         equalities = [compare("=", operand, literal(value)) for value in values]
-        return reduce(operator.or_, equalities)
+        return combine(operator.or_, equalities)
     array = pa.array([convert(value, operand.type).as_py() for value in values], operand.type)
     expression = operand.cast(operand.type)
     # Arrow's function is false for null. The comparison is null for null, and otherwise false.
     return expression.isin(array) | (expression < expression)
+
+
+def combine(operation: Callable[[Any, Any], Any], expressions: Sequence[Any]) -> Any:
+    """Return the expression that combines one or more others with an associative operation.
+
+    Arrow's Substrait doubles in size with every level of nesting, so the levels are as few as
+    possible.
+    """
+    if len(expressions) == 1:
+        return expressions[0]
+    half = len(expressions) // 2
+    left, right = combine(operation, expressions[:half]), combine(operation, expressions[half:])
+    return operation(left, right)
 
 
 def _common_type(left: Operand, right: Operand) -> Any:

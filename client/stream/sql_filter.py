@@ -13,7 +13,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from ...errors import UsageError
-from .comparisons import Operand, column, compare, convert, is_in, literal
+from .comparisons import Operand, column, combine, compare, convert, is_in, literal
 
 _DIALECT = "duckdb"
 _COMPARISONS = {
@@ -102,9 +102,9 @@ class _Translation:
             case exp.Paren():
                 return self.condition(node.this)
             case exp.And():
-                return self.condition(node.this) & self.condition(node.expression)
+                return combine(operator.and_, list(map(self.condition, node.flatten())))
             case exp.Or():
-                return self.condition(node.this) | self.condition(node.expression)
+                return combine(operator.or_, list(map(self.condition, node.flatten())))
             case exp.Not():
                 return ~self.condition(node.this)
             case exp.Between():

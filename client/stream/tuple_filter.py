@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 
 from ...errors import UsageError
-from .comparisons import COMPARISONS, column, compare, is_in, literal
+from .comparisons import COMPARISONS, column, combine, compare, is_in, literal
 
 
 def parse_tuples(filter: Any, schema: pa.Schema) -> Any:
@@ -33,8 +32,8 @@ def parse_tuples(filter: Any, schema: pa.Schema) -> Any:
     if isinstance(filter, tuple) or isinstance(filter[0], str):
         return _parse_tuple(filter, schema)
     if all(isinstance(item, tuple) for item in filter):
-        return reduce(operator.and_, (_parse_tuple(item, schema) for item in filter))
-    return reduce(operator.or_, (parse_tuples(item, schema) for item in filter))
+        return combine(operator.and_, [_parse_tuple(item, schema) for item in filter])
+    return combine(operator.or_, [parse_tuples(item, schema) for item in filter])
 
 
 def _parse_tuple(item: Any, schema: pa.Schema) -> Any:
