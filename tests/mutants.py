@@ -1,9 +1,10 @@
 """Plant changes in the code, one at a time, and report those that no test catches.
 
-``make mutants`` runs it. The changes are planted in a copy of the repository. A first run of the
-tests records which test executes which line, so each change is met by the tests of its line alone:
-first by those in the test module that mirrors the changed one, then by the others, the fastest
-first. A change of a line that no test executes is not caught. One that makes the tests hang is.
+``make mutants`` runs it. The changes are planted in copies of the repository, one for each job. A
+first run of the tests records which test executes which line, so each change is met by the tests of
+its line alone: first by those in the test module that mirrors the changed one, then by those of its
+folder, then by the others. A change of a line that no test executes is not caught. One that makes
+the tests hang is. Whatever the tests start is ended with them.
 
 ``equivalent_mutants.toml`` lists changes that change nothing that a test could see, each with the
 reason. They do not count.
@@ -12,9 +13,9 @@ reason. They do not count.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -23,21 +24,18 @@ import sys
 import tempfile
 import time
 import tomllib
-import traceback
-from collections.abc import Iterator
+from collections import Counter
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from isolation import adopt_orphans, in_child
+from judging import Judge, Verdict
 from planting import Mutant, choose_mutants
-from recording import OPTIONS, hash_tests, merge_records, record
+from recording import hash_tests, merge_records, record, update_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = [
-    *("protocol", "formats", "client", "server/auth"),
-    *("transport/tcp.py", "transport/socket_channel.py", "transport/framing.py"),
-    *("transport/frame_decoder.py", "transport/blocking.py", "transport/aio.py"),
-    *("transport/registry.py", "transport/base.py", "transport/inproc.py"),
-]
+PACKAGES = ["protocol", "formats", "transport", "client", "server/auth"]
 TESTS = [
     *("tests/protocol", "tests/formats", "tests/property", "tests/transport", "tests/contract"),
     *("tests/fault", "tests/client", "tests/server", "tests/publication", "tests/test_errors.py"),
@@ -47,63 +45,16 @@ PRELOADED = [
     *("pytest", "hypothesis", "pyarrow.compute", "pyarrow.flight", "numpy", "grpc", "anyio"),
     *("pydantic_settings", "joserfc", "structlog", "trustme"),
 ]
-FIRST_TESTS = 40
-TEST_SECONDS = 20
-RUN_SECONDS = 60
-SLOWDOWN = 5
-"""The factor by which tests may take longer than recorded before they hang."""
-MAX_SECONDS = 60
-"""The tests of a line that are run, by the time that they took when they were recorded."""
+RECORDED_MODULES = 8
+"""The number of test modules that a job records at a time."""
+RECORD_SECONDS = 3600
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
-STATEMENT_LINES = 8
 
 
 def read_equivalent(path: Path = EQUIVALENT) -> set[tuple[str, str, str]]:
     """Return the changes that change nothing: their files, lines of code and descriptions."""
     listed = tomllib.loads(path.read_text())["equivalent"]
     return {(each["file"], each["code"], each["change"]) for each in listed if each["reason"]}
-
-
-def run_tests(workplace: Path, tests: list[str]) -> int:
-    """Run tests until one fails; return the exit status of pytest."""
-    import pytest
-
-    selection = workplace / "selection.txt"
-    selection.write_text("\n".join(tests))
-    return int(pytest.main([*OPTIONS, "-x", f"--timeout={TEST_SECONDS}", f"@{selection}"]))
-
-
-def in_child(workplace: Path, seconds: float, function: Any, *arguments: Any) -> int | None:
-    """Run a function in a fork of this process; return its status, or None after a timeout."""
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        status = 70
-        try:
-            with open(workplace / "output.txt", "wb") as output:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-            os.environ["PYTHONPATH"] = str(workplace)
-            sys.path.insert(0, str(workplace))
-            os.chdir(workplace / "splitarrow")
-            status = function(workplace, *arguments) or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    deadline = time.monotonic() + seconds
-    done = status = 0
-    try:
-        while not done and time.monotonic() < deadline:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.02)
-        return os.waitstatus_to_exitcode(status) if done else None
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # What the tests left, or all of it.
-            os.killpg(pid, signal.SIGKILL)
-        if not done:
-            os.waitpid(pid, 0)
 
 
 def copy_repository(workplace: Path) -> None:
@@ -117,62 +68,53 @@ def copy_repository(workplace: Path) -> None:
             shutil.copy2(ROOT / name, target)
 
 
-class Judge:
-    """Decides whether the tests catch a change."""
+class Job:
+    """One of the processes that record and judge, each in a copy of the repository."""
 
-    def __init__(self, workplace: Path, recorded: dict[str, Any]) -> None:
-        self._workplace = workplace
-        self.root = workplace / "splitarrow"
-        """The copy of the repository."""
-        self._lines = recorded["lines"]
-        self._seconds = recorded["seconds"]
+    current: Job
+    """That of this process."""
 
-    def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that execute a line: those of its own test module first."""
-        lines, path = self._lines.get(mutant.file, {}), Path(mutant.file)
-        names: set[str] = set()
-        for line in range(mutant.line, mutant.line - STATEMENT_LINES, -1):
-            names = set(lines.get(str(line), ()))
-            if names:  # A line inside a statement may not count as executed.
-                break
-        if "" in names:  # It runs when the module is imported.
-            names = {name for contexts in lines.values() for name in contexts}
-            names |= {name for name in self._seconds if name.startswith(f"tests/{path.parent}/")}
-        mirror = str("tests" / path.parent / f"test_{path.stem}")
-        return sorted(
-            names & self._seconds.keys(),
-            key=lambda name: (not name.startswith(mirror), self._seconds[name]),
-        )
+    def __init__(self, folder: Path, recorded: dict[str, Any], deadline: float) -> None:
+        self._workplace = folder / str(os.getpid())
+        self._judge = Judge(self._workplace, recorded)
+        self._deadline = deadline
+        copy_repository(self._workplace)
 
-    def is_caught(self, mutant: Mutant) -> bool:
-        tests = self.tests_of(mutant)
-        if not tests:
-            return False
-        path = self.root / mutant.file
-        original = path.read_text()
-        path.write_text(mutant.source)
-        try:
-            return any(map(self._fails, self._parts(tests)))
-        finally:
-            path.write_text(original)
+    def record(self, modules: list[str]) -> dict[str, Any]:
+        """Record what the tests of some modules execute."""
+        recorded = self._workplace / "lines.json"
+        recorded.unlink(missing_ok=True)
+        in_child(self._workplace, RECORD_SECONDS, record, modules)
+        if not recorded.exists():
+            raise RuntimeError((self._workplace / "output.txt").read_text())
+        return json.loads(recorded.read_text())
 
-    def _parts(self, tests: list[str]) -> Iterator[list[str]]:
-        """Yield the first tests, and then the others as long as they are quick enough."""
-        yield tests[:FIRST_TESTS]
-        left = MAX_SECONDS
-        rest: list[str] = []
-        for test in tests[FIRST_TESTS:]:
-            left -= self._seconds[test]
-            if left < 0:
-                break
-            rest.append(test)
-        yield rest
+    def judge(self, number: int, mutant: Mutant) -> tuple[int, Verdict] | None:
+        """Judge a change, unless it is too late."""
+        if time.monotonic() > self._deadline:
+            return None
+        return number, self._judge.judge(mutant)
 
-    def _fails(self, tests: list[str]) -> bool:
-        if not tests:
-            return False
-        seconds = RUN_SECONDS + SLOWDOWN * sum(self._seconds[test] for test in tests)
-        return in_child(self._workplace, seconds, run_tests, tests) != 0
+
+def start_job(*arguments: Any) -> None:
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Job.current = Job(*arguments)
+
+
+def record_in_job(modules: list[str]) -> dict[str, Any]:
+    return Job.current.record(modules)
+
+
+def judge_in_job(numbered: tuple[int, Mutant]) -> tuple[int, Verdict] | None:
+    return Job.current.judge(*numbered)
+
+
+def start_jobs(count: int, folder: Path, recorded: dict[str, Any], deadline: float = 0) -> Pool:
+    """Start processes that each have a copy of the repository in a folder of their own."""
+    context = multiprocessing.get_context("fork")
+    return context.Pool(count, start_job, (folder, recorded, deadline))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -180,11 +122,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("packages", nargs="*", default=PACKAGES, help="files and folders to change")
     parser.add_argument("--samples", type=int, default=200, help="the number of changes")
     parser.add_argument("--seed", type=int, default=0, help="selects the changes")
+    parser.add_argument("--jobs", type=int, default=2, help="the number of changes at a time")
     parser.add_argument(
-        "--only",
-        type=int,
-        nargs="*",
-        help="plant only the changes with these numbers",
+        "--only", type=int, nargs="*", help="plant only the changes with these numbers"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--at-least", type=float, default=0, help="the percentage to require")
@@ -194,6 +134,7 @@ def parse_arguments() -> argparse.Namespace:
         type=Path,
         help="keep what the tests execute in this file; the next run records changed tests only",
     )
+    parser.add_argument("--verbose", action="store_true", help="print the caught changes as well")
     return parser.parse_args()
 
 
@@ -203,58 +144,71 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for name in PRELOADED:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        workplace = Path(folder)
-        copy_repository(workplace)
-        if arguments.lines is None or not arguments.lines.exists():
-            recorded = record_in_child(workplace, arguments.tests)
-        else:
-            recorded = json.loads(arguments.lines.read_text())
-            current = hash_tests(workplace / "splitarrow", arguments.tests)
-            changed = {m for m, digest in current.items() if recorded["modules"].get(m) != digest}
-            if changed:
-                new = record_in_child(workplace, sorted(changed))
-                recorded = merge_records(recorded, new, changed)
-        if arguments.lines is not None:
-            arguments.lines.write_text(json.dumps(recorded))
+    with tempfile.TemporaryDirectory(prefix="mut-", ignore_cleanup_errors=True) as folder:
+        recorded = find_lines(arguments, Path(folder))
         print(f"{len(recorded['seconds'])} tests, {len(recorded['failed'])} failed", flush=True)
-        report(arguments, Judge(workplace, recorded))
+        report(arguments, Path(folder), recorded)
 
 
-def record_in_child(workplace: Path, tests: list[str]) -> dict[str, Any]:
-    """Record what tests execute."""
-    print("recording which test executes which line", flush=True)
-    in_child(workplace, 3600, record, tests)
-    recorded = workplace / "lines.json"
-    if not recorded.exists():
-        sys.exit((workplace / "output.txt").read_text())
-    return json.loads(recorded.read_text())
+def find_lines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return which test executes which line: from a file, as far as tests have not changed."""
+    recorded: dict[str, Any] = {"lines": {}, "seconds": {}, "failed": []}
+    recorded |= {"modules": {}, "sources": {}}
+    if arguments.lines is not None and arguments.lines.exists():
+        recorded = update_lines(json.loads(arguments.lines.read_text()), ROOT)
+    current = hash_tests(ROOT, arguments.tests)
+    changed = sorted(m for m, digest in current.items() if recorded["modules"].get(m) != digest)
+    if changed:
+        print(f"recording which line {len(changed)} test modules execute", flush=True)
+        parts = [
+            changed[i : i + RECORDED_MODULES] for i in range(0, len(changed), RECORDED_MODULES)
+        ]
+        with start_jobs(arguments.jobs, folder, recorded) as jobs:
+            for new in jobs.imap_unordered(record_in_job, parts):
+                recorded = merge_records(recorded, new, set(new["modules"]))
+    if arguments.lines is not None:
+        arguments.lines.write_text(json.dumps(recorded))
+    return recorded
 
 
-def report(arguments: argparse.Namespace, judge: Judge) -> None:
+def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]) -> None:
+    """Plant changes and print those that are not caught, and how many are."""
+    mutants, equivalent = select_mutants(arguments)
     deadline = time.monotonic() + arguments.seconds
-    number = planted = caught = equivalent = 0
-    known = read_equivalent()
-    packages, samples, seed = arguments.packages, arguments.samples, arguments.seed
-    for mutant in choose_mutants(judge.root, packages, samples, seed):
-        if time.monotonic() > deadline:
-            break
-        number += 1
-        if arguments.only is not None and number not in arguments.only:
-            continue
-        if (mutant.file, mutant.code, mutant.change) in known:
-            equivalent += 1
-            continue
-        planted += 1
-        if judge.is_caught(mutant):
-            caught += 1
-        else:
-            reason = "not caught" if judge.tests_of(mutant) else "not executed"
-            print(f"{number}. {reason}: {mutant}\n    {mutant.code}", flush=True)
-    percentage = 100 * caught / max(planted, 1)
-    print(f"{caught} of {planted} changes caught: {percentage:.1f} %")
+    planted: Counter[str] = Counter()
+    caught: Counter[str] = Counter()
+    with start_jobs(arguments.jobs, folder, recorded, deadline) as jobs:
+        for number, verdict in filter(None, jobs.imap_unordered(judge_in_job, mutants)):
+            mutant = verdict.mutant
+            package = str(Path(mutant.file).parent)
+            planted[package] += 1
+            caught[package] += verdict.caught_by is not None
+            if verdict.caught_by is None:
+                reason = "not caught" if verdict.is_executed else "not executed"
+                print(f"{number}. {reason}: {mutant}\n    {mutant.code}", flush=True)
+            elif arguments.verbose:
+                print(f"{number}. {mutant}\n    caught by {verdict.caught_by}", flush=True)
+    for package in sorted(planted):
+        print(f"{package}: {caught[package]} of {planted[package]}")
+    percentage = 100 * caught.total() / max(planted.total(), 1)
+    print(f"{caught.total()} of {planted.total()} changes caught: {percentage:.1f} %")
     print(f"{equivalent} more change nothing")
     sys.exit(percentage < arguments.at_least)
+
+
+def select_mutants(arguments: argparse.Namespace) -> tuple[list[tuple[int, Mutant]], int]:
+    """Return the changes to plant with their numbers, and how many others change nothing."""
+    known = read_equivalent()
+    mutants: list[tuple[int, Mutant]] = []
+    equivalent = 0
+    chosen = choose_mutants(ROOT, arguments.packages, arguments.samples, arguments.seed)
+    for number, mutant in enumerate(chosen, 1):
+        if arguments.only is None or number in arguments.only:
+            is_known = (mutant.file, mutant.code, mutant.change) in known
+            equivalent += is_known
+            if not is_known:
+                mutants.append((number, mutant))
+    return mutants, equivalent
 
 
 if __name__ == "__main__":

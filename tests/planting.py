@@ -125,6 +125,8 @@ class Planter(ast.NodeTransformer):
 
 def _is_typing(node: ast.AST) -> bool:
     """Return whether a node only serves type checkers."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 

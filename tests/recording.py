@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-W", "default"]
+OPTIONS = [
+    *("-q", "-p", "no:cacheprovider"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # Some plugins are loaded already.
+]
 """Options of pytest."""
 
 
@@ -58,7 +62,29 @@ def merge_records(old: dict[str, Any], new: dict[str, Any], modules: set[str]) -
         "seconds": seconds | new["seconds"],
         "failed": failed + new["failed"],
         "modules": {m: h for m, h in old["modules"].items() if m not in modules} | new["modules"],
+        "sources": old["sources"] | new["sources"],
     }
+
+
+def update_lines(record: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Return a record whose lines are those of the present sources, as far as they are in both."""
+    lines: dict[str, dict[str, list[str]]] = {}
+    sources: dict[str, str] = {}
+    for file, contexts in record["lines"].items():
+        path = root / file
+        if not path.exists():
+            continue
+        old, sources[file] = record["sources"][file], path.read_text()
+        matcher = difflib.SequenceMatcher(None, old.splitlines(), sources[file].splitlines(), False)
+        lines[file] = {
+            str(block.b + offset + 1): contexts[str(block.a + offset + 1)]
+            for block in (matcher.get_matching_blocks() if old != sources[file] else ())
+            for offset in range(block.size)
+            if str(block.a + offset + 1) in contexts
+        }
+        if old == sources[file]:
+            lines[file] = contexts
+    return {**record, "lines": lines, "sources": sources}
 
 
 def record(workplace: Path, tests: list[str]) -> None:
@@ -72,7 +98,8 @@ def record(workplace: Path, tests: list[str]) -> None:
     )
     recording.start()
     recorder = Recorder(recording)
-    pytest.main([*OPTIONS, *tests], plugins=[recorder])
+    ignored = "ignore::coverage.exceptions.CoverageWarning"
+    pytest.main([*OPTIONS, "-W", ignored, *tests], plugins=[recorder])
     recording.stop()
     data = recording.get_data()
     lines = {
@@ -87,5 +114,6 @@ def record(workplace: Path, tests: list[str]) -> None:
         "seconds": usable,
         "failed": recorder.failed,
         "modules": hash_tests(package, tests),
+        "sources": {file: (package / file).read_text() for file in lines},
     }
     (workplace / "lines.json").write_text(json.dumps(found))

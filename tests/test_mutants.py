@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from mutants import ROOT, Judge, read_equivalent
+from judging import Judge
+from mutants import ROOT, read_equivalent
 from planting import Mutant, Planter
-from recording import merge_records
+from recording import merge_records, update_lines
 
 
 def changes_of(source: str) -> set[str]:
@@ -46,6 +50,7 @@ def test_each_kind_of_change_is_planted(source: str, expected: set[str]) -> None
         "from x import y",
         "def f(a: 'b < 1') -> c[1]:\n    ...",
         "if TYPE_CHECKING:\n    x = 1 < 2",
+        "@overload\ndef f(x: int = 1) -> int: ...",
         "x = 'text'",
     ],
 )
@@ -65,11 +70,53 @@ def test_a_change_is_met_by_the_tests_of_its_line() -> None:
     assert tests_of(1) == ["quick", "import", "slow"]
 
 
-def test_the_tests_of_the_mirrored_module_come_first() -> None:
-    own = "tests/formats/test_a.py::own"
-    lines = {"formats/a.py": {"7": ["quick", own]}}
-    judge = Judge(ROOT, {"lines": lines, "seconds": {"quick": 0.1, own: 2.0}})
-    assert judge.tests_of(Mutant("formats/a.py", 7, "", "")) == [own, "quick"]
+def test_the_tests_of_the_mirrored_module_come_first_and_then_those_of_its_folder() -> None:
+    own, near = "tests/formats/test_a.py::own", "tests/formats/test_b.py::near"
+    seconds = {"quick[1]": 0.1, "quick[2]": 0.2, "slow": 0.3, own: 3.0, near: 2.0}
+    judge = Judge(ROOT, {"lines": {"formats/a.py": {"7": list(seconds)}}, "seconds": seconds})
+    tests = judge.tests_of(Mutant("formats/a.py", 7, "", ""))
+    assert tests == [own, near, "quick[1]", "slow", "quick[2]"]
+
+
+START_A_DAEMON = """
+import subprocess, sys, time
+from pathlib import Path
+import isolation
+
+def start(workplace, ends):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    daemon = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    print(daemon.pid, flush=True)
+    while not ends:
+        time.sleep(1)
+    return 7
+
+workplace, ends = Path(sys.argv[1]), sys.argv[2] == "True"
+(workplace / "splitarrow").mkdir()
+output = workplace / "output.txt"
+
+class Clock:  # It jumps to the end once the test that hangs has started its daemon.
+    sleep = time.sleep
+    def monotonic(self):
+        return 1e9 if not ends and output.exists() and output.read_text() else 0
+
+isolation.time = Clock()
+isolation.adopt_orphans()
+print(isolation.in_child(workplace, 60, start, ends))
+"""
+
+
+@pytest.mark.parametrize(("ends", "status"), [(True, "7"), (False, "None")])
+def test_nothing_that_a_test_started_outlives_it(tmp_path: Path, ends: bool, status: str) -> None:
+    """Neither what a test leaves that ends, nor what one leaves that hangs."""
+    command = [sys.executable, "-c", START_A_DAEMON, str(tmp_path), str(ends)]
+    ended = subprocess.run(
+        command, cwd=ROOT / "tests", check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.strip() == status
+    daemon = int((tmp_path / "output.txt").read_text())
+    assert not Path(f"/proc/{daemon}").exists()
+    assert not (tmp_path / "t").exists()
 
 
 def test_the_record_of_changed_tests_is_replaced() -> None:
@@ -78,19 +125,32 @@ def test_the_record_of_changed_tests_is_replaced() -> None:
         "seconds": {"t/a.py::x": 1.0, "t/b.py::x": 2.0},
         "failed": ["t/a.py::y"],
         "modules": {"t/a.py": "0", "t/b.py": "1"},
+        "sources": {"a.py": "x"},
     }
     new = {
         "lines": {"a.py": {"1": ["", "t/a.py::z"]}},
         "seconds": {"t/a.py::z": 3.0},
         "failed": [],
         "modules": {"t/a.py": "2"},
+        "sources": {"a.py": "y"},
     }
     assert merge_records(old, new, {"t/a.py"}) == {
         "lines": {"a.py": {"1": ["", "t/b.py::x", "t/a.py::z"], "2": []}},
         "seconds": {"t/b.py::x": 2.0, "t/a.py::z": 3.0},
         "failed": [],
         "modules": {"t/a.py": "2", "t/b.py": "1"},
+        "sources": {"a.py": "y"},
     }
+
+
+def test_a_record_follows_the_lines_of_changed_sources(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import y\nx = 1\nz = 3\n")
+    (tmp_path / "b.py").write_text("x = 1\n")
+    old = {
+        "lines": {"a.py": {"1": ["one"], "2": ["two"]}, "b.py": {"1": ["b"]}, "c.py": {}},
+        "sources": {"a.py": "x = 1\nx = 2\n", "b.py": "x = 1\n", "c.py": ""},
+    }
+    assert update_lines(old, tmp_path)["lines"] == {"a.py": {"2": ["one"]}, "b.py": {"1": ["b"]}}
 
 
 def test_each_change_that_changes_nothing_is_one_of_the_code() -> None:

@@ -1,0 +1,154 @@
+"""Deciding whether the tests catch a change; see `mutants`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from isolation import in_child
+from planting import Mutant
+from recording import OPTIONS
+
+FIRST_TESTS = 40
+MAX_TESTS = 600
+MAX_SECONDS = 40
+"""The tests of a line that are run, by the time that they took when they were recorded."""
+TEST_SECONDS = 20
+RUN_SECONDS = 60
+SLOWDOWN = 5
+"""The factor by which tests may take longer than recorded before they hang."""
+QUICK_SECONDS = 0.5
+"""A test that takes longer must fail twice, because a busy machine can fail it once."""
+STATEMENT_LINES = 8
+IMPORT = "the import of the tests"
+
+
+class Verdict(NamedTuple):
+    """Whether the tests catch a change."""
+
+    mutant: Mutant
+    is_executed: bool
+    caught_by: str | None
+    """The test that fails with the change."""
+
+
+class Progress:
+    """A pytest plugin that writes the name of the running test to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._path.write_text(nodeid)
+
+
+def run_tests(workplace: Path, tests: list[str]) -> int:
+    """Run tests until one fails; return the exit status of pytest."""
+    import pytest
+
+    selection = workplace / "selection.txt"
+    selection.write_text("\n".join(tests))
+    return int(
+        pytest.main(
+            [*OPTIONS, "-x", f"--timeout={TEST_SECONDS}", f"@{selection}"],
+            plugins=[Progress(workplace / "progress.txt")],
+        )
+    )
+
+
+class Judge:
+    """Decides whether the tests catch a change, in a copy of the repository."""
+
+    def __init__(self, workplace: Path, recorded: dict[str, Any]) -> None:
+        self._workplace = workplace
+        self._lines = recorded["lines"]
+        self._seconds: dict[str, float] = recorded["seconds"]
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Return the tests that execute a line, those that most likely notice a change first.
+
+        The tests of the module that mirrors the changed one come first, and then those in folders
+        near its own. Within each group, the quickest run of each test function comes first.
+        """
+        lines, path = self._lines.get(mutant.file, {}), Path(mutant.file)
+        names: set[str] = set()
+        for line in range(mutant.line, mutant.line - STATEMENT_LINES, -1):
+            names = set(lines.get(str(line), ()))
+            if names:  # A line inside a statement may not count as executed.
+                break
+        if "" in names:  # It runs when the module is imported.
+            names = {name for contexts in lines.values() for name in contexts}
+            names |= {name for name in self._seconds if _distance(path, name) < len(path.parts) - 1}
+        runs: Counter[str] = Counter()
+        keys: dict[str, tuple[bool, int, int, float]] = {}
+        for name in sorted(names & self._seconds.keys(), key=lambda n: (self._seconds[n], n)):
+            function = name.partition("[")[0]
+            is_mirror, distance = name.startswith(_mirror(mutant)), _distance(path, name)
+            keys[name] = (not is_mirror, distance, runs[function], self._seconds[name])
+            runs[function] += 1
+        return sorted(keys, key=keys.__getitem__)
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Plant a change and run the tests of its line until one fails."""
+        if not self.tests_of(mutant):
+            return Verdict(mutant, False, None)
+        path = self._workplace / "splitarrow" / mutant.file
+        original = path.read_text()
+        path.write_text(mutant.source)
+        try:
+            failed = (test for part in self._parts(mutant) for test in self._failing(part))
+            return Verdict(mutant, True, next(failed, None))
+        finally:
+            path.write_text(original)
+
+    def _parts(self, mutant: Mutant) -> Iterator[list[str]]:
+        """Yield tests of the changed module, then some others, then those that are quick enough.
+
+        A few tests start in a fraction of the time that all take, and mostly suffice.
+        """
+        tests = self.tests_of(mutant)
+        own = sum(test.startswith(_mirror(mutant)) for test in tests[:FIRST_TESTS])
+        yield tests[:own]
+        yield tests[own : own + FIRST_TESTS]
+        left = MAX_SECONDS
+        rest: list[str] = []
+        for test in tests[own + FIRST_TESTS : MAX_TESTS]:
+            left -= self._seconds[test]
+            if left >= 0:
+                rest.append(test)
+        yield rest
+
+    def _failing(self, tests: list[str]) -> Iterator[str]:
+        """Yield the tests that fail."""
+        while tests:
+            failed = self._first_failing(tests)
+            if failed is None:
+                return
+            is_sure = failed not in tests or self._seconds[failed] < QUICK_SECONDS
+            if is_sure or self._first_failing([failed]) is not None:
+                yield failed
+            tests = tests[tests.index(failed) + 1 :] if failed in tests else []
+
+    def _first_failing(self, tests: list[str]) -> str | None:
+        progress = self._workplace / "progress.txt"
+        progress.write_text(IMPORT)
+        seconds = RUN_SECONDS + SLOWDOWN * sum(self._seconds[test] for test in tests)
+        if in_child(self._workplace, seconds, run_tests, tests) == 0:
+            return None
+        return progress.read_text()
+
+
+def _mirror(mutant: Mutant) -> str:
+    """Return how the names of the tests of a module begin."""
+    path = Path(mutant.file)
+    return f"tests/{path.parent}/test_{path.stem}"
+
+
+def _distance(path: Path, test: str) -> int:
+    """Return how many folders of a changed module do not lead to a test."""
+    folders, test_folders = path.parent.parts, Path(test.partition("::")[0]).parts[1:-1]
+    pairs = zip(folders, test_folders, strict=False)
+    return len(folders) - len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
