@@ -21,6 +21,7 @@ from .truncation import has_unions
 _PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 _ALIGNMENT = 8
 _MAX_GAP = 64
+_MAX_TEMPLATES = 16
 _PLACEHOLDER = 0x5EED_5EED_5EED
 _NODES, _BUFFERS, _VARIADIC = 6, 8, 12  # the slots of fields in the vtable of RecordBatch
 
@@ -153,7 +154,7 @@ class Projector:
         key = (message.Version(), codec, pairs, nodes, buffers, tuple(variadic))
         found = self._templates.get(key)
         if found is None:
-            if len(self._templates) > 16:
+            if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
             found = self._templates[key] = _MetadataTemplate(*key)
         return found
@@ -333,7 +334,7 @@ def _read_pairs(batch: Any, slot: int) -> Iterator[tuple[int, int]]:
         return iter(())
     begin = table.Vector(field)
     end = begin + 16 * table.VectorLen(field)
-    if not 0 <= begin <= end <= len(table.Bytes):
+    if end > len(table.Bytes):
         raise IndexError
     return struct.iter_unpack("<qq", memoryview(table.Bytes)[begin:end])  # pyright: ignore[reportReturnType]
 

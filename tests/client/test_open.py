@@ -169,6 +169,7 @@ async def test_conversions(server: Server, plane: str) -> None:
     assert stream.head(3) == TABLE.slice(0, 3)
     with pytest.raises(ClosedError):
         next(stream)
+    assert [splitarrow.open(uri).head(rows).num_rows for rows in (0, 1, 11)] == [0, 1, 10]
     async with aio.open(uri) as one:
         assert await one.to_arrow() == TABLE
     async with aio.open(uri) as one:

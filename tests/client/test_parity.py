@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 import splitarrow
 from splitarrow import aio
+from splitarrow.client.dataset.read_plan import ReadPlan
+from splitarrow.client.stream import blocking
+from splitarrow.client.stream.options import ReadOptions
 
 PAIRS = [
     (splitarrow.Stream, aio.AsyncStream),
@@ -43,15 +47,15 @@ def ids(pair: tuple[type, type]) -> str:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_both_forms_have_the_same_members(pair: tuple[type, type]) -> None:
-    blocking, asynchronous = map(public_members, pair)
-    assert blocking.keys() - BLOCKING_ONLY == asynchronous.keys() - ASYNC_ONLY
+    one, other = map(public_members, pair)
+    assert one.keys() - BLOCKING_ONLY == other.keys() - ASYNC_ONLY
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_members_have_the_same_types_and_parameters(pair: tuple[type, type]) -> None:
-    blocking, asynchronous = map(public_members, pair)
-    for name in blocking.keys() & asynchronous.keys():
-        one, other = blocking[name], asynchronous[name]
+    members, async_members = map(public_members, pair)
+    for name in members.keys() & async_members.keys():
+        one, other = members[name], async_members[name]
         assert isinstance(one, property) == isinstance(other, property), name
         if not isinstance(one, property):
             assert parameters(one) == parameters(other), name
@@ -63,6 +67,22 @@ def test_functions_have_the_same_parameters(name: str) -> None:
     assert parameters(getattr(splitarrow, name)) == parameters(getattr(aio, name))
 
 
+def test_each_option_has_one_default() -> None:
+    functions: list[Callable[..., Any]] = [
+        *(splitarrow.open, aio.open, blocking.open, ReadOptions, ReadPlan),
+        *(splitarrow.Client.read, aio.AsyncClient.read),
+        *(splitarrow.connect, aio.connect, splitarrow.ClusterClient),
+        *(splitarrow.Dataset.head, aio.AsyncDataset.head, splitarrow.Stream.head),
+    ]
+    defaults: dict[str, set[Any]] = {}
+    for parameter in itertools.chain.from_iterable(map(parameters, functions)):
+        if parameter.default is not parameter.empty:
+            defaults.setdefault(parameter.name, set()).add(parameter.default)
+    assert {name: values for name, values in defaults.items() if len(values) > 1} == {}
+    assert defaults["max_decoded_bytes"] == {1 << 30}
+    assert defaults["window_bytes"] == {256 << 20}
+
+
 def test_every_public_class_of_a_client_has_an_async_form() -> None:
     names = {name for name in splitarrow.__all__ if name.endswith(("Client", "Dataset", "Stream"))}
     assert {f"Async{name}" for name in names} | {"connect", "open"} == set(aio.__all__)
@@ -70,7 +90,7 @@ def test_every_public_class_of_a_client_has_an_async_form() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_both_forms_iterate_and_are_contexts(pair: tuple[type, type]) -> None:
-    blocking, asynchronous = pair
+    one, other = pair
     for special in ("enter", "exit", "iter", "next"):
-        has = hasattr(blocking, f"__{special}__")
-        assert has == hasattr(asynchronous, f"__a{special}__"), special
+        has = hasattr(one, f"__{special}__")
+        assert has == hasattr(other, f"__a{special}__"), special

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import ExhaustedError, ProtocolError
-from splitarrow.formats.flight_data import encode_varint, iter_protobuf_fields, parse_flight_data
+from splitarrow.formats.flight_data import (
+    encode_varint,
+    iter_protobuf_fields,
+    pack_flight_data,
+    parse_flight_data,
+)
 from splitarrow.proto import Flight_pb2 as pb
 from splitarrow.protocol.splitter import SourceMessage
 from splitarrow.server.control.do_get import build_flight_data as flight_data
@@ -24,6 +29,19 @@ def test_a_packed_message_is_flight_data(header: bytes, body: list[bytes] | None
     size = sum(map(len, body or ()))
     data = pb.FlightData.FromString(flight_data(SourceMessage(header, body, size)))
     assert data == pb.FlightData(data_header=header, data_body=b"".join(body or ()))
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 127, b"x" * 128])
+@pytest.mark.parametrize("field", ["descriptor", "header", "app_metadata", "body"])
+def test_each_field_is_packed_alone(field: str, value: bytes) -> None:
+    given: dict[str, Any] = {field: value}
+    if field == "body":
+        given = {"body": [value], "body_length": len(value)}
+    data = parse_flight_data(pack_flight_data(**given))
+    found = {name: bytes(getattr(data, name) or b"") for name in given if name != "body_length"}
+    assert found == {field: value}
+    assert sum(len(getattr(data, name) or b"") for name in data._fields) == len(value)
+    assert bool(pack_flight_data(**given)) is (field == "body" or bool(value))
 
 
 def test_parts_may_be_views_buffers_and_regions(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from splitarrow.protocol.frames import MessageRun
 from splitarrow.protocol.memory import BodyPool, ReceivedBody
 
 
@@ -17,6 +18,22 @@ def test_a_payload_is_aligned_and_has_headroom(nbytes: int, headroom: int) -> No
     assert body.payload().size == body.nbytes == nbytes
     assert body.payload().address % 64 == 0 or nbytes == 0
     assert not body.view.readonly
+
+
+def test_no_more_memory_is_reserved_than_alignment_needs() -> None:
+    for nbytes, headroom in [(0, 0), (1, 0), (64, 1), (65, 64), (4096, 65), (1 << 20, 128)]:
+        padded = (-(-headroom // 64) * 64, -(-nbytes // 64) * 64)
+        body = BodyPool().allocate(nbytes, headroom)
+        assert (body.start, body.buffer.size) == (padded[0], padded[0] + nbytes)
+        assert MessageRun.stride_of(nbytes, headroom) == sum(padded)
+        buffer = pa.allocate_buffer(3 * sum(padded))
+        run = MessageRun(7, b"m", nbytes, headroom, 3, buffer)
+        assert (run.start, run.stride) == (padded[0], sum(padded))
+        for index in range(3):
+            one = run.body(index)
+            assert (one.start, one.nbytes) == (padded[0], nbytes)
+            assert one.buffer.address == buffer.address + index * sum(padded)
+            assert len(one.view) == one.buffer.size == padded[0] + nbytes
 
 
 @pytest.mark.parametrize("headroom", [0, 100])

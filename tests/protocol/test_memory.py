@@ -65,6 +65,40 @@ def test_small_bodies_share_an_allocation_of_host_memory() -> None:
     assert addresses == [addresses[0] + 128 * index for index in range(10)]
 
 
+def test_bodies_share_an_allocation_up_to_the_limit_and_never_overlap() -> None:
+    allocator = RecordingAllocator()
+    pool = BodyPool(allocator)
+    shared = ARENA_BYTES // SMALL_BODY_BYTES
+    bodies = [pool.allocate(SMALL_BODY_BYTES - 64, headroom=64) for _ in range(shared + 1)]
+    assert allocator.sizes == [ARENA_BYTES] * 2
+    starts = [body.buffer.address for body in bodies]
+    first = allocator.buffers[0].address
+    assert starts[:shared] == [first + SMALL_BODY_BYTES * n for n in range(shared)]
+    assert starts[shared] == allocator.buffers[1].address
+    for number, body in enumerate(bodies):
+        body.view[:] = bytes([number]) * len(body.view)
+    assert [set(body.view) for body in bodies] == [{number} for number in range(shared + 1)]
+    pool.allocate(SMALL_BODY_BYTES - 63, headroom=64)
+    assert allocator.sizes[2:] == [SMALL_BODY_BYTES + 1]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "headroom", "start"),
+    [
+        (LARGE, 64 << 10, 64 << 10),
+        (64 << 10, 64 << 10, 64 << 10),
+        (100, 64 << 10, 64 << 10),
+        (100, (64 << 10) + 64, 0),
+        (128 << 10, (64 << 10) + 64, (64 << 10) + 64),
+    ],
+)
+def test_a_large_headroom_is_reserved_for_a_larger_body_only(
+    nbytes: int, headroom: int, start: int
+) -> None:
+    body = BodyPool().allocate(nbytes, headroom)
+    assert (body.start, body.buffer.size) == (start, start + nbytes)
+
+
 @pytest.mark.parametrize("nbytes", [0, 100, SMALL_BODY_BYTES, LARGE])
 def test_bodies_outside_host_memory_get_no_headroom_and_share_nothing(nbytes: int) -> None:
     allocator = RecordingAllocator(is_host=False)

@@ -113,7 +113,7 @@ def test_a_failure_is_bounded() -> None:
 
 def test_a_long_reason_is_truncated_to_the_limit_of_readers() -> None:
     error = parse_failure(pack_failure("INTERNAL", "\U0001f600" * 100_000), DEFAULT_LIMITS)
-    assert set(error.message) == {"\U0001f600"}
+    assert error.message == "\U0001f600" * 4000
 
 
 def test_a_reason_with_half_a_surrogate_pair_becomes_text() -> None:

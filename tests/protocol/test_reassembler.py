@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from helpers.crafting import (
@@ -92,6 +94,27 @@ def test_a_stream_in_order() -> None:
     assert ready[1].metadata == BATCH_METADATA
     assert ready[1].body is not None
     assert bytes(ready[1].body) == BODY
+
+
+def test_frames_in_order_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the schema, the first batch, metadata that changes, and the end."""
+    slow: list[IncomingFrame] = []
+    original = Reassembler._feed_out_of_order
+
+    def feed(self: Reassembler, frame: IncomingFrame, *others: Any) -> None:
+        slow.append(frame)
+        original(self, frame, *others)
+
+    monkeypatch.setattr(Reassembler, "_feed_out_of_order", feed)
+    reassembler, ready = Reassembler(FORMATS), list[Message]()
+    other = plain_batch(1, [(0, 0), (0, 8)], 8)
+    frames = [schema(), metadata(1), body(1)]
+    frames += [frame for n in range(2, 5) for frame in (metadata(n), body(n))]
+    frames += [metadata(5, other), body(5), metadata(6), body(6, b"x" * 32, BodyType.OFFSETS)]
+    feed_frames(reassembler, [*frames, end(7)], ready)
+    assert reassembler.finished
+    assert [message.sequence for message in ready] == list(range(7))
+    assert slow == [*frames[:3], end(7)]
 
 
 def test_a_schema_alone_is_a_stream() -> None:

@@ -79,6 +79,27 @@ def test_a_request_with_any_selection_is_not_plain(selection: dict[str, Any]) ->
     assert json.loads(request.ticket()) == {"dataset": "x", **selection}
 
 
+@pytest.mark.parametrize(
+    "selection",
+    [
+        {"limit": 0},
+        {"limit": (1 << 63) - 1},
+        {"batch_rows": 1},
+        {"batch_rows": (1 << 63) - 1},
+        {"offset": 0},
+        {"shard": 0},
+        {"version": "v" * 256},
+        {"filter": "A" * MAX_FILTER_CHARS},
+        {"batches": [0, 0]},
+        {"batches": [(1 << 63) - 1] * 2},
+    ],
+    ids=lambda selection: "-".join(selection),
+)
+def test_each_field_may_have_its_least_and_its_greatest_value(selection: dict[str, Any]) -> None:
+    request = Request.parse(json.dumps({"dataset": "x", **selection}).encode())
+    assert json.loads(request.ticket()) == {"dataset": "x", **selection}
+
+
 def test_null_means_absent() -> None:
     assert Request.parse(b'{"dataset": "x", "columns": null, "limit": null}') == Request("x")
 
@@ -130,6 +151,13 @@ def test_null_means_absent() -> None:
         (b'{"dataset": "x", "version": "\\ud800"}', "Unicode"),
         (b'{"dataset": "x", "version": "' + b"v" * 257 + b'"}', "characters"),
         (b'{"dataset": "x", "colums": ["a"]}', "colums"),
+        (b'{"dataset": "x", "batches": [-1, 0]}', "batches -1:0; the first must be 0 or more"),
+        (b'{"dataset": "x", "batches": [3, 2]}', "batches 3:2"),
+        (b'{"dataset": "x", "batches": [0, 9223372036854775808]}', "batches .* 64 bits"),
+        (b'{"dataset": "x", "batches": [0]}', "batches"),
+        (b'{"dataset": "x", "batches": [0, 1, 2]}', "batches"),
+        (b'{"dataset": "x", "batches": [false, 1]}', "batches"),
+        (b'{"dataset": "x", "batches": {"0": 1, "2": 3}}', "batches"),
     ],
 )
 def test_an_invalid_ticket_is_refused_with_its_problem(ticket: bytes, problem: str) -> None:

@@ -7,8 +7,11 @@ import pytest
 from splitarrow.errors import ProtocolError
 from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.tags import (
+    FREE_DATA,
+    KEEP_ALIVE,
     RESERVED_MASK,
     SEQUENCE_MASK,
+    WANT_DATA,
     BodyType,
     is_request_tag,
     pack_body_tag,
@@ -67,3 +70,14 @@ def test_no_body_tag_can_be_a_request_value(body_type: BodyType) -> None:
 def test_a_request_value_fits_in_64_bits() -> None:
     assert not is_request_tag(1 << 64 | 1 << 40)
     assert not is_request_tag(-1)
+
+
+def test_the_tags_of_a_listener_without_a_uri_never_change() -> None:
+    """The URIs of readers stay valid when the server restarts or moves."""
+    assert (WANT_DATA, FREE_DATA, KEEP_ALIVE) == (0x100_0000_0001, 0x100_0000_0002, 0x100_0000_0003)
+    assert all(map(is_request_tag, (WANT_DATA, FREE_DATA, KEEP_ALIVE)))
+
+
+def test_each_bit_that_no_body_tag_has_makes_a_request_tag() -> None:
+    assert [bit for bit in range(66) if is_request_tag(1 << bit)] == list(range(32, 56))
+    assert is_request_tag((1 << 64) - 1)

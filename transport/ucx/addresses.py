@@ -14,7 +14,7 @@ _IPV6 = struct.Struct("=H2s4x16sI")
 _DISCARD_PORT = 9
 
 
-def resolve(host: str, port: int, *, passive: bool = False) -> tuple[str, int]:
+def resolve(host: str, port: int) -> tuple[str, int]:
     """Return the first address of a host, as text, and the port.
 
     Raises
@@ -22,8 +22,7 @@ def resolve(host: str, port: int, *, passive: bool = False) -> tuple[str, int]:
     OSError
         If the name cannot be resolved.
     """
-    flags = socket.AI_PASSIVE if passive else 0
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return str(found[0][4][0]), port
 
 

@@ -66,7 +66,7 @@ class UcxListener:
         port = DEFAULT_PORT if uri.port is None else uri.port
         failure = f"cannot listen on {uri.scheme}://{addresses.format_address(host, port)}"
         try:
-            address, _ = addresses.resolve(host, port, passive=True)
+            address, _ = addresses.resolve(host, port)
             sockaddr = addresses.pack(address, port)
             self._loopback = addresses.is_loopback(address)
             self._worker = Worker(0, loopback=self._loopback)

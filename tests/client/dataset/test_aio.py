@@ -33,7 +33,7 @@ async def test_the_async_client_lists_reads_and_uploads(server: Running, table: 
             assert stream.transport == "tcp"
             assert stream.rows_received == table.num_rows
             assert stream.bytes_received
-            assert not stream.resumed
+            assert stream.resumed == 0
         async with client.read("table", transport="flight", limit=10) as stream:
             assert [batch.num_rows async for batch in stream] == [10]
         stored = await client.put("async", table)

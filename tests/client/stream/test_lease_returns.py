@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from typing import Any
 
@@ -69,6 +70,26 @@ def test_offsets_that_are_freed_together_are_returned_together(channel: Any) -> 
     assert channel.ended == []
     del lease
     wait_until(lambda: channel.messages[-1] == [99])
+
+
+class _Woken:
+    """Freed leases that note when they are flushed."""
+
+    def __init__(self, flushed: list[str], name: str) -> None:
+        self.flush = lambda: flushed.append(name)
+
+
+def test_all_connections_with_freed_leases_are_flushed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_returns, "COLLECT_SECONDS", 0)
+    woken, flushed = queue.SimpleQueue[Any](), list[str]()
+    one, other = _Woken(flushed, "1"), _Woken(flushed, "2")
+    for returns in (one, other, one):
+        woken.put(returns)
+    lease_returns._flush_next(woken)
+    assert sorted(flushed) == ["1", "2"]
+    assert woken.empty()
 
 
 def test_a_message_has_a_limited_number_of_offsets(

@@ -50,6 +50,11 @@ def test_a_value_at_its_bound_is_accepted(name: str, value: Any) -> None:
     assert getattr(ReadOptions(**{name: value}), name) == value
 
 
+def test_a_location_needs_some_time() -> None:
+    with pytest.raises(UsageError, match="location_timeout is 0; expected more than 0"):
+        ReadPlan(ReadOptions(), location_timeout=0)
+
+
 @pytest.mark.parametrize(
     ("name", "least"),
     [("resume_attempts", 0), ("parallel", 1), ("window_bytes", 1), ("location_timeout", 0.001)],

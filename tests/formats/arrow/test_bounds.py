@@ -129,6 +129,33 @@ def test_unshared_metadata_counts_at_its_own_size(pairs: int) -> None:
     assert read_schema(metadata, max_bytes=len(metadata)).equals(schema, check_metadata=True)
 
 
+def test_each_part_counts_at_its_exact_size_whenever_it_is_referred_to() -> None:
+    crafter = Crafter()
+    pair = crafter.pair(crafter.text("key"), crafter.text("value"))
+    pairs, none = crafter.vector([pair, pair]), crafter.text("")
+    zoned = crafter.field(none, TIMESTAMP, crafter.timestamp_type(crafter.text("zone")))
+    leaf = crafter.field(
+        crafter.text("leaf"), INT, crafter.int_type(), custom_metadata=pairs, dictionary=0
+    )
+    encoded = crafter.field(none, INT, crafter.int_type(), dictionary=crafter.encoding(7))
+    plain_zero = crafter.field(none, INT, crafter.int_type(), dictionary=crafter.encoding(0))
+    parent = crafter.field(none, STRUCT, crafter.empty_table(), [leaf, encoded, leaf])
+    fields = [zoned, parent, leaf, plain_zero, parent]
+    metadata = crafter.message(
+        SCHEMA, crafter.schema(fields, custom_metadata=pairs), custom_metadata=pairs
+    )
+    pairs_cost = 2 * (24 + len("key") + len("value"))
+    leaf_cost = 32 + len("leaf") + pairs_cost
+    parent_cost = 32 + leaf_cost + 32 + leaf_cost
+    cost = 2 * pairs_cost + 32 + len("zone") + parent_cost + leaf_cost + 32 + parent_cost
+    assert survey_schema(metadata, max_bytes=cost) == (11, [7, 0, 7])
+    with pytest.raises(LimitError, match=f"take more than {cost - 1} bytes when decoded"):
+        survey_schema(metadata, max_bytes=cost - 1)
+    assert survey_custom_metadata(metadata, max_bytes=pairs_cost) is False
+    with pytest.raises(LimitError):
+        survey_custom_metadata(metadata, max_bytes=pairs_cost - 1)
+
+
 def test_the_nesting_of_fields_is_limited() -> None:
     data_type = pa.int8()
     for _ in range(5):

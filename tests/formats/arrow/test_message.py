@@ -19,6 +19,7 @@ from helpers.crafting import (
     schema_of_ints,
 )
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
+from splitarrow.formats.arrow.bounds import survey_custom_metadata
 from splitarrow.formats.arrow.message import (
     BatchLayout,
     BufferSpan,
@@ -76,6 +77,19 @@ def test_a_dictionary_is_read(dictionary_id: int, is_delta: bool, codec: int | N
     assert (facts.dictionary_id, facts.is_delta, facts.rows) == (dictionary_id, is_delta, 3)
     assert facts.compressed is (codec is not None)
     assert read_batch_flags(metadata)[:2] == (HeaderType.DICTIONARY_BATCH, codec is not None)
+
+
+def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message() -> None:
+    """The bytes of the reference to the table, 14, are the size of this vtable too."""
+    slots = struct.pack("<IHHHHH", 14, 0, 4, 8, 12, 0)
+    header = struct.pack("<B3xIq", RECORD_BATCH, 8, 77)
+    metadata = slots + struct.pack("<i", 14) + header
+    assert read_message_info(metadata) == MessageInfo(HeaderType.RECORD_BATCH, 77)
+    assert survey_custom_metadata(metadata) is False
+    outside = slots + struct.pack("<i", 15) + header
+    for read in (read_message_info, survey_custom_metadata):
+        with pytest.raises(ProtocolError):
+            read(outside)
 
 
 def test_a_schema_has_no_buffers() -> None:

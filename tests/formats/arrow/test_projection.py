@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from helpers.crafting import RECORD_BATCH, Crafter
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError
+from splitarrow.formats.arrow.message import (
+    read_batch_layout,
+    read_custom_metadata,
+    read_message_info,
+)
 from splitarrow.formats.arrow.projection import Projector
 
 INTS = pa.schema([("a", pa.int64()), ("b", pa.int64())])
@@ -36,6 +43,65 @@ def test_a_column_without_buffers_has_an_empty_vector() -> None:
 def test_a_batch_that_lacks_columns_is_refused(nodes: int, buffers: int) -> None:
     with pytest.raises(InvalidDataError):
         Projector(INTS, [1]).project(crafted(nodes, buffers))
+
+
+@pytest.mark.parametrize(
+    ("buffers", "body", "spans"),
+    [
+        ([(0, 8), (8, 8)], [(0, 16, 0)], [(0, 8), (8, 8)]),
+        ([(0, 3), (8, 8)], [(0, 16, 0)], [(0, 3), (8, 8)]),
+        ([(0, 8), (64, 8)], [(0, 72, 0)], [(0, 8), (64, 8)]),
+        ([(0, 8), (72, 8)], [(0, 8, 0), (72, 8, 0)], [(0, 8), (8, 8)]),
+        ([(0, 8), (12, 8)], [(0, 8, 0), (12, 8, 0)], [(0, 8), (8, 8)]),
+        ([(3, 8), (11, 5)], [(3, 13, 3)], [(0, 8), (8, 5)]),
+        ([(8, 8), (0, 8)], [(8, 8, 0), (0, 8, 0)], [(0, 8), (8, 8)]),
+        ([(0, 16), (8, 8)], [(0, 16, 0), (8, 8, 0)], [(0, 16), (16, 8)]),
+        ([(0, 0), (120, 8)], [(120, 8, 0)], [(0, 0), (0, 8)]),
+        ([(0, 3), (0, 0)], [(0, 3, 5)], [(0, 3), (8, 0)]),
+        ([(0, 0), (128, 0)], [], [(0, 0), (0, 0)]),
+    ],
+)
+def test_buffers_with_small_gaps_are_one_range(
+    buffers: list[tuple[int, int]], body: list[Any], spans: list[tuple[int, int]]
+) -> None:
+    crafter = Crafter()
+    batch = crafter.batch(1, [(1, 0)] * 2, [(0, 9), (16, 0), *buffers])
+    projected = Projector(INTS, [1]).project(crafter.message(RECORD_BATCH, batch, 128))
+    assert projected.body == body
+    layout = read_batch_layout(projected.metadata)
+    assert [(span.offset, span.length) for span in layout.buffers] == spans
+    assert projected.body_length == sum(nbytes + pad for _, nbytes, pad in body)
+    assert read_message_info(projected.metadata).body_length == projected.body_length
+
+
+def test_an_empty_buffer_does_not_split_a_range() -> None:
+    crafter = Crafter()
+    batch = crafter.batch(1, [(1, 0)] * 2, [(0, 8), (64, 0), (8, 8), (16, 8)])
+    message = crafter.message(RECORD_BATCH, batch, 128)
+    assert Projector(INTS, [0, 1]).project(message).body == [(0, 24, 0)]
+    assert Projector(INTS, [1, 0]).project(message).body == [(8, 16, 0), (0, 8, 0)]
+
+
+@pytest.mark.parametrize("buffer", [(0, -1), (-8, 8), (121, 8), (129, 0), (0, 129), (-1, 0)])
+def test_a_buffer_outside_its_body_is_refused(buffer: tuple[int, int]) -> None:
+    crafter = Crafter()
+    batch = crafter.batch(1, [(1, 0)] * 2, [(0, 8), (8, 8), (16, 8), buffer])
+    message = crafter.message(RECORD_BATCH, batch, 128)
+    assert Projector(INTS, [0]).project(message).body == [(0, 16, 0)]
+    with pytest.raises(InvalidDataError, match="is outside its body of 128 bytes"):
+        Projector(INTS, [1]).project(message)
+
+
+def test_the_metadata_of_few_shapes_is_kept() -> None:
+    projector = Projector(INTS, [1])
+    for number in range(20):
+        crafter = Crafter()
+        pairs = crafter.vector([crafter.pair(crafter.text("k"), crafter.text(f"{number}"))])
+        batch = crafter.batch(number, [(number, 0)] * 2, [(0, 0)] * 4)
+        message = crafter.message(RECORD_BATCH, batch, custom_metadata=pairs)
+        assert projector.project(message) == projector.project(message)
+        assert read_custom_metadata(projector.project(message).metadata) == {b"k": b"%d" % number}
+        assert len(projector._templates) == number % 16 + 1
 
 
 @pytest.mark.parametrize("columns", [[0], [2], [2, 0], [1, 2]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import struct
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -42,3 +43,73 @@ def test_indices_outside_of_a_dictionary_are_refused() -> None:
     indices = pa.array([7], pa.int8())
     with pytest.raises(pa.ArrowInvalid):
         validate_memory(pa.DictionaryArray.from_arrays(indices, pa.array(["a"]), safe=False))
+
+
+OFFSETS = pa.py_buffer(struct.pack("<3i", 0, 1, 2))
+LARGE_OFFSETS = pa.py_buffer(struct.pack("<3q", 0, 1, 2))
+LENGTHS = pa.py_buffer(struct.pack("<2i", 1, 1))
+LARGE_LENGTHS = pa.py_buffer(struct.pack("<2q", 1, 1))
+CODES = pa.array([0, 1], pa.int8())
+
+
+def nest(leaf: Any) -> dict[str, Any]:
+    """Return arrays that contain two values, one for each way to nest them."""
+    value, build, keys = leaf.type, cast(Any, pa.Array).from_buffers, pa.array(["a", "b"])
+    item: Any = pa.field("item", value)
+    entries = pa.StructArray.from_arrays(
+        [keys, leaf], fields=[pa.field("key", pa.string(), False), pa.field("value", value)]
+    )
+    return {
+        "plain": leaf,
+        "list": build(pa.list_(item), 2, [None, OFFSETS], children=[leaf]),
+        "large list": build(pa.large_list(item), 2, [None, LARGE_OFFSETS], children=[leaf]),
+        "fixed-size list": build(pa.list_(item, 1), 2, [None], children=[leaf]),
+        "list view": build(pa.list_view(item), 2, [None, OFFSETS, LENGTHS], children=[leaf]),
+        "large list view": build(
+            pa.large_list_view(item), 2, [None, LARGE_OFFSETS, LARGE_LENGTHS], children=[leaf]
+        ),
+        "struct": pa.StructArray.from_arrays([keys, leaf], ["a", "b"]),
+        "map": build(pa.map_(pa.string(), value), 2, [None, OFFSETS], children=[entries]),
+        "sparse union": pa.UnionArray.from_sparse(CODES, [leaf, leaf]),
+        "dense union": pa.UnionArray.from_dense(CODES, pa.array([0, 1], pa.int32()), [leaf, leaf]),
+        "runs": build(
+            pa.run_end_encoded(pa.int32(), value),
+            2,
+            [None],
+            children=[pa.array([1, 2], pa.int32()), leaf],
+        ),
+        "dictionary": pa.DictionaryArray.from_arrays(CODES, leaf),
+        "list of lists": build(
+            pa.list_(pa.list_(item)),
+            1,
+            [None, pa.py_buffer(struct.pack("<2i", 0, 2))],
+            children=[build(pa.list_(item), 2, [None, OFFSETS], children=[leaf])],
+        ),
+    }
+
+
+def times(*seconds: int) -> Any:
+    numbers = pa.array(seconds, pa.int32())
+    return pa.Array.from_buffers(pa.time32("s"), len(seconds), numbers.buffers())
+
+
+@pytest.mark.parametrize("name", nest(times(1, 2)))
+def test_nested_values_out_of_range_are_safe(name: str) -> None:
+    assert validate_memory(nest(times(1, 86_399))[name])
+    assert not validate_memory(nest(times(1, 86_400))[name])
+    assert not validate_memory(pa.record_batch([nest(times(1, -1))[name]], ["n"]))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "storage", "good", "bad"),
+    [
+        (pa.date64(), pa.int64(), 86_400_000, 1),
+        (pa.time32("ms"), pa.int32(), 0, -1),
+        (pa.time64("us"), pa.int64(), 0, 86_400_000_000),
+        (pa.time64("ns"), pa.int64(), 1, -1),
+    ],
+)
+def test_each_type_with_a_range(data_type: Any, storage: Any, good: int, bad: int) -> None:
+    for value, is_valid in ((good, True), (bad, False)):
+        buffers = pa.array([value], storage).buffers()
+        assert validate_memory(pa.Array.from_buffers(data_type, 1, buffers)) is is_valid

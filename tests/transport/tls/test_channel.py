@@ -33,6 +33,7 @@ from splitarrow.protocol.frames import (
 )
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport import blocking
+from splitarrow.transport.framing import encode_frames
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.tls.channel import TlsChannel
 from splitarrow.transport.tls.options import build_client_context, build_server_context
@@ -350,6 +351,18 @@ def test_a_handshake_without_room_is_retried(pki: Pki) -> None:
         assert pair.server.receive_some() == []
         assert not pair.server.has_unsent_bytes
         assert pair.server.wake_at is None
+
+
+def test_small_parts_share_a_record(pki: Pki) -> None:
+    """A record takes 22 bytes more than its contents, which are 16 KiB at most."""
+    with make_connected_pair(pki) as pair:
+        before = pair.server.bytes_sent
+        frames: list[OutgoingFrame] = [UntaggedFrame(b"x" * 100)] * 300
+        plain = sum(len(bytes(part)) for part in encode_frames(frames))
+        pair.server.queue(frames)
+        assert pair.server.send_some()
+        assert (pair.server.bytes_sent - before - plain) / 22 == -(-plain // (16 << 10))
+        assert pair.server.send_waits_readable is False
 
 
 def test_limits_are_enforced(pki: Pki) -> None:
