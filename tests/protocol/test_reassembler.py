@@ -448,6 +448,14 @@ def test_no_more_bytes_wait_than_the_limit() -> None:
     assert isinstance(error, LimitError)
 
 
+def test_as_many_bytes_may_wait_as_the_limit() -> None:
+    frames = [schema(), metadata(2), body(2), metadata(3)]
+    nbytes = 2 * len(BATCH_METADATA) + len(BODY)
+    reassembler, _ = run(*frames, limits=Limits(pending_bytes=nbytes))
+    assert reassembler.pending_bytes == nbytes
+    assert isinstance(refused(*frames, limits=Limits(pending_bytes=nbytes - 1)), LimitError)
+
+
 def test_one_message_may_exceed_the_limit_of_pending_bytes() -> None:
     limits = Limits(pending_bytes=1)
     for halves in ([metadata(1), body(1)], [body(1), metadata(1)]):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -258,3 +259,30 @@ def test_files_far_behind_are_no_longer_lent(
     client.close()
     served.close()
     assert list_leased_files() == []
+
+
+def test_a_file_is_lent_until_its_pages_cannot_be_in_a_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket_channel, "_largest_flight", lambda: 100)
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=True, peer="peer", is_local=True)
+    events: list[str] = []
+
+    class Lent:
+        def __init__(self, name: str) -> None:
+            self.lend = lambda: events.append(f"lend {name}")
+            self.take_back = lambda: events.append(f"take {name}")
+            self.delays_writer = name == "b"
+
+    with theirs, closing(channel):
+        a, b, c = (cast(SourceFile, Lent(name)) for name in "abc")
+        channel.bytes_sent = 1000
+        channel._lent = {a: 899, b: 900}
+        assert channel.delays_writer
+        channel._borrow(c)
+        assert events == ["take a", "lend c"]
+        assert list(channel._lent.values()) == [900, 1000]
+        channel._return_files()
+        assert events[2:] == ["take c", "take b"]
+        assert not channel.delays_writer
