@@ -112,6 +112,11 @@ $(VENV)/torch: $(VENV)/installed-test
 test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
 	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch $(ARGS)
 
+.PHONY: gpu
+gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
+	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
+	@$(BIN)/python -m splitarrow.benchmarks.gpu
+
 .PHONY: long
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 	@$(BIN)/pytest -m long tests $(ARGS)
@@ -124,7 +129,7 @@ doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and
 .PHONY: coverage
 coverage: $(VENV)/installed-test ## measure the branches that quick and slow tests cover
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch" $(ARGS)
+	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch and not gpu" $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --include='protocol/*' --fail-under=100
 	@$(BIN)/coverage report --fail-under=90 --format=total

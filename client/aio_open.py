@@ -7,11 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.memory import DEFAULT_ALLOCATOR
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
 from .open import check_no_token, locate_dataset, open_dataset
 from .rpc.control_uri import is_control_uri
 from .stream.aio import AsyncStream
+from .stream.memory_argument import find_allocator, move_to_memory
 from .stream.options import ReadOptions, check_validation
 from .stream.uris import resolve_uris
 
@@ -38,6 +40,7 @@ def open(
     limits: Limits = DEFAULT_LIMITS,
     tls: TlsOptions | None = None,
     token: str | None = None,
+    memory: Any = None,
 ) -> AsyncStream | AsyncDatasetStream:
     """Open a data stream for reading; the parameters are those of `splitarrow.open`.
 
@@ -64,11 +67,12 @@ def open(
     ...     anyio.run(read_names, server.uri("numbers"))
     {'name': ['a', 'b', 'c']}
     """
+    host_memory = None if memory is None else find_allocator(memory)
     if isinstance(uri, (str, DataUri)) and is_control_uri(uri):
         locate_dataset(uri, ticket)
         from .dataset.aio_stream import AsyncDatasetStream
 
-        return AsyncDatasetStream(
+        dataset_stream = AsyncDatasetStream(
             partial(
                 open_dataset,
                 uri,
@@ -88,8 +92,10 @@ def open(
                 require_transport=require_transport,
                 limits=limits,
                 tls=tls,
+                memory=host_memory,
             )
         )
+        return move_to_memory(dataset_stream, memory)
     check_no_token(token)
     uris = resolve_uris(
         uri,
@@ -109,5 +115,6 @@ def open(
         require_transport=require_transport,
         limits=limits,
         tls=tls,
+        allocator=host_memory or DEFAULT_ALLOCATOR,
     )
-    return AsyncStream(uris, options, filter)
+    return move_to_memory(AsyncStream(uris, options, filter), memory)

@@ -12,6 +12,7 @@ from ..transport.tls.options import TlsOptions
 from .rpc.control_uri import is_control_uri, split_dataset
 from .stream import blocking
 from .stream.blocking import Stream
+from .stream.memory_argument import find_allocator, move_to_memory
 
 if TYPE_CHECKING:
     from .dataset.dataset_stream import DatasetStream
@@ -36,6 +37,7 @@ def open(
     limits: Limits = DEFAULT_LIMITS,
     tls: TlsOptions | None = None,
     token: str | None = None,
+    memory: Any = None,
 ) -> Stream | DatasetStream:
     """Open a data stream for reading.
 
@@ -93,6 +95,10 @@ def open(
         ``_KEY`` and ``_SERVER_NAME``.
     token : str, optional
         With a control plane, the bearer token that authenticates the caller.
+    memory : str, CudaMemory, PinnedMemory or Allocator, optional
+        Where the batches land: ``"pinned"`` for page-locked memory, ``"cuda:0"`` for the memory
+        of a CUDA device, or an object of `splitarrow.memory`. With a device, the result is a
+        `DeviceStream`. `None` is pageable host memory, or the server's own over ``shm``.
 
     Returns
     -------
@@ -136,9 +142,10 @@ def open(
         "tls": tls,
     }
     if isinstance(uri, (str, DataUri)) and is_control_uri(uri):
-        return open_dataset(uri, ticket, token, **options)
+        return open_dataset(uri, ticket, token, memory=memory, **options)
     check_no_token(token)
-    return blocking.open(uri, ticket, **options)
+    stream = blocking.open(uri, ticket, allocator=find_allocator(memory), **options)
+    return move_to_memory(stream, memory)
 
 
 def open_dataset(
@@ -163,7 +170,8 @@ def open_dataset(
     except BaseException:
         client.close()
         raise
-    stream.on_close = client.close
+    source: Any = getattr(stream, "source", stream)  # the stream in a `DeviceStream`
+    source.on_close = client.close
     return stream
 
 

@@ -94,10 +94,15 @@ class ReceivedBody:
         return cls(buffer, memoryview(buffer).cast("B"), 0, buffer.size)
 
     @classmethod
-    def copy(cls, payload: bytes | memoryview, headroom: int = 0) -> ReceivedBody:
-        """Return a body with a copy of `payload`, in host memory."""
+    def copy(
+        cls,
+        payload: bytes | memoryview,
+        headroom: int = 0,
+        allocator: Allocator = DEFAULT_ALLOCATOR,
+    ) -> ReceivedBody:
+        """Return a body with a copy of `payload`, in host memory that the allocator supplies."""
         data = memoryview(payload).cast("B")
-        body = BodyPool().allocate(data.nbytes, headroom)
+        body = BodyPool(allocator).allocate(data.nbytes, headroom)
         body.view[body.start :] = data
         return body
 
@@ -158,8 +163,8 @@ class BodyPool:
                 start = 0
             try:
                 buffer = self._allocate(start + nbytes)
-            except MemoryError:
-                raise _out_of_memory(nbytes, tag) from None
+            except MemoryError as error:
+                raise _out_of_memory(nbytes, tag, error) from None
             view = memoryview(buffer).cast("B") if self._is_host else memoryview(b"")
             return ReceivedBody(buffer, view, start, nbytes)
         begin = self._end
@@ -177,8 +182,8 @@ class BodyPool:
         """Return a buffer of `nbytes` bytes; the errors are those of `allocate`."""
         try:
             return self._allocate(nbytes)
-        except MemoryError:
-            raise _out_of_memory(nbytes, tag) from None
+        except MemoryError as error:
+            raise _out_of_memory(nbytes, tag, error) from None
 
 
 def _allocate_checked(allocator: Allocator, nbytes: int) -> pa.Buffer:
@@ -191,5 +196,6 @@ def _allocate_checked(allocator: Allocator, nbytes: int) -> pa.Buffer:
     return buffer
 
 
-def _out_of_memory(nbytes: int, tag: int | None) -> LimitError:
-    return LimitError(f"cannot allocate {nbytes} bytes for a body", tag=tag)
+def _out_of_memory(nbytes: int, tag: int | None, error: MemoryError) -> LimitError:
+    reason = f": {error}" if str(error) else ""
+    return LimitError(f"cannot allocate {nbytes} bytes for a body{reason}", tag=tag)

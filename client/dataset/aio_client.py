@@ -15,6 +15,7 @@ from ...protocol.request import Request
 from ..rpc.info import DatasetInfo
 from ..rpc.results import PublishResult, ShardUploadResult, UploadResult
 from ..rpc.upload import Progress
+from ..stream.memory_argument import find_allocator, move_to_memory
 from .aio_dataset import AsyncDataset
 from .aio_stream import AsyncDatasetStream
 from .base_client import BaseClient
@@ -128,6 +129,7 @@ class AsyncBaseClient(Generic[C]):
         shards: Iterable[int] | None = None,
         batches: tuple[int, int] | None = None,
         version: str | None = None,
+        memory: Any = None,
     ) -> AsyncDatasetStream:
         """Open a dataset for reading; the parameters are those of `Client.read`.
 
@@ -137,7 +139,7 @@ class AsyncBaseClient(Generic[C]):
             A stream that connects when it is entered with ``async with``. Entering it raises the
             errors of `Client.read`.
         """
-        return AsyncDatasetStream(
+        stream = AsyncDatasetStream(
             partial(
                 self._entered.read,
                 name,
@@ -161,8 +163,10 @@ class AsyncBaseClient(Generic[C]):
                 shards=shards,
                 batches=batches,
                 version=version,
+                memory=None if memory is None else find_allocator(memory),
             )
         )
+        return move_to_memory(stream, memory)
 
     async def sql(self, query: str) -> pa.Table:
         """Return the result of a SELECT statement over datasets; see `Client.sql`."""

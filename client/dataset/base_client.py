@@ -13,6 +13,7 @@ from ...errors import NotFoundError, UsageError
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.request import Request
 from ..rpc.info import DatasetInfo
+from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
 from ..stream.uris import check_batches, column_names
 from .dataset import Dataset
@@ -160,6 +161,7 @@ class BaseClient(ABC):
         shards: Iterable[int] | None = None,
         batches: tuple[int, int] | None = None,
         version: str | None = None,
+        memory: Any = None,
     ) -> DatasetStream:
         """Open a dataset for reading.
 
@@ -220,6 +222,9 @@ class BaseClient(ABC):
             `shards`, which then names one shard, they are counted in that shard.
         version : str, optional
             The version to read, as `info` reports it. `None` reads the current version.
+        memory : str, CudaMemory, PinnedMemory or Allocator, optional
+            Where the batches land; see `splitarrow.open`. With a device, the result is a
+            `DeviceStream`.
 
         Returns
         -------
@@ -254,6 +259,7 @@ class BaseClient(ABC):
             max_decoded_bytes=max_decoded_bytes,
             require_transport=require_transport,
             limits=limits,
+            allocator=find_allocator(memory),
         )
         plan = ReadPlan(
             options, transport, location_timeout, resume_attempts, parallel, window_bytes
@@ -277,7 +283,7 @@ class BaseClient(ABC):
         schema, endpoints = self._plan_endpoints(request, selected, plan)
         several = len(endpoints) > 1
         channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
-        return DatasetStream(
+        stream = DatasetStream(
             name,
             schema,
             endpoints,
@@ -286,6 +292,7 @@ class BaseClient(ABC):
             limit=limit if several or selected is not None else None,
             holds=[channel.hold_dataset(name) for channel in channels],
         )
+        return move_to_memory(stream, memory)
 
     def sql(self, query: str) -> pa.Table:
         """Return the result of a SELECT statement over datasets. DuckDB runs it in this process.

@@ -123,7 +123,7 @@ class FlightStream:
             )
         headroom = len(encapsulate(metadata))
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
-        received = ReceivedBody.copy(body, headroom)
+        received = ReceivedBody.copy(body, headroom, self._options.allocator)
         return Message(sequence, metadata, received, BodyType.PACKED)
 
     def _convert_error(self, error: grpc.RpcError) -> SplitArrowError:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...errors import ClosedError, SplitArrowError, TransportError
 from ...protocol.limits import DEFAULT_LIMITS, Limits
+from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ...protocol.uri import DataUri
 from ...transport import blocking as driver
 from ...transport.registry import find_transport
@@ -215,6 +216,7 @@ def open(
     require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     tls: TlsOptions | None = None,
+    allocator: Allocator = DEFAULT_ALLOCATOR,
 ) -> Stream:
     """Open the data stream of a ``want_data`` URI; see `splitarrow.open`."""
     text = None
@@ -245,5 +247,6 @@ def open(
         require_transport=require_transport,
         limits=limits,
         tls=tls,
+        allocator=allocator,
     )
     return Stream(uris, options)

@@ -1,4 +1,4 @@
-"""The allocator of a reader decides where bodies land."""
+"""The argument `memory` of a read decides where bodies land."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
-from splitarrow.client.stream.blocking import Stream
-from splitarrow.client.stream.options import ReadOptions
-from splitarrow.client.stream.uris import resolve_uris
 
 TABLE = pa.table({"n": pa.array(range(100_000), pa.int64())})
 
@@ -33,13 +30,31 @@ class RecordingAllocator:
         )
 
 
-@pytest.mark.parametrize("scheme", ["tcp://127.0.0.1:0", "ucx://127.0.0.1:0"])
+@pytest.mark.parametrize("scheme", ["tcp", "ucx"])
 def test_batches_are_views_of_the_allocator_s_memory(scheme: str) -> None:
     allocator = RecordingAllocator()
-    with splitarrow.serve({"data": TABLE}, listen=[scheme]) as server:
-        uris = resolve_uris(server.uri("data"), None)
-        with Stream(uris, ReadOptions(allocator=allocator)) as stream:
-            batches = list(stream)
+    with (
+        splitarrow.serve({"data": TABLE}, listen=[f"{scheme}://127.0.0.1:0"]) as server,
+        splitarrow.open(server.uri("data"), memory=allocator) as stream,
+    ):
+        batches = list(stream)
+    check(batches, allocator)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "flight"])
+def test_the_memory_of_a_dataset_is_the_allocator_s(transport: str) -> None:
+    allocator = RecordingAllocator()
+    control = "grpc://127.0.0.1:0"
+    with (
+        splitarrow.serve({"data": TABLE}, listen="tcp://127.0.0.1:0", control=control) as server,
+        splitarrow.connect(server.control_uri or "") as client,
+        client.read("data", transport=transport, memory=allocator) as stream,
+    ):
+        batches = list(stream)
+    check(batches, allocator)
+
+
+def check(batches: list[pa.RecordBatch], allocator: RecordingAllocator) -> None:
     assert pa.Table.from_batches(batches) == TABLE
     for batch in batches:
         data = batch.column(0).buffers()[1]

@@ -1,0 +1,170 @@
+"""How fast record batches reach the memory of a GPU, beside plain copies of CUDA.
+
+Run it with ``make gpu``, on a host with a CUDA device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from ..client.open import open as open_stream
+from ..errors import SplitArrowError
+from ..memory import CudaMemory, DeviceMemory
+from ..memory.device_batch import DeviceBatch
+from ..server.embedded import serve
+
+COLUMNS = 8
+ROUNDS = 5
+BATCH_BYTES = (1 << 20, 8 << 20, 64 << 20)
+TOTAL_BYTES = 2 << 30
+STEP_SECONDS = 0.020
+STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The rates of one size of batches, in bytes per second."""
+
+    batch_bytes: int
+    plain: float
+    """Plain copies from page-locked memory, with an event for each."""
+    copier: float
+    """The same batches, as `DeviceBatch`."""
+    streams: dict[str, float]
+    """Streams, by their transport, from the request to the last copy."""
+
+
+def make_batch(nbytes: int, memory: DeviceMemory) -> pa.RecordBatch:
+    """Return a batch of float64 columns, in one allocation of the staging memory."""
+    rows = nbytes // (8 * COLUMNS)
+    body = memory.staging.allocate(rows * 8 * COLUMNS)
+    arrays = [
+        pa.Array.from_buffers(pa.float64(), rows, [None, body.slice(index * rows * 8, rows * 8)])
+        for index in range(COLUMNS)
+    ]
+    return pa.record_batch(arrays, names=[f"c{index}" for index in range(COLUMNS)])
+
+
+def measure(run: Callable[[], int]) -> float:
+    """Return the best rate of several rounds, in bytes per second; `run` returns its bytes."""
+    rates: list[float] = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        nbytes = run()
+        rates.append(nbytes / (time.perf_counter() - begin))
+    return max(rates)
+
+
+def copy_plainly(memory: DeviceMemory, batch: pa.RecordBatch, count: int) -> int:
+    """Copy a batch several times to two areas of the device in turn, and wait for all."""
+    device, nbytes = memory.device, batch.nbytes
+    data = batch.column(0).buffers()[1]
+    assert data is not None
+    targets = [device.allocate(nbytes) for _ in range(2)]
+    try:
+        for index in range(count):
+            device.copy_in(targets[index % 2], data.address, nbytes)
+            device.record()
+        device.synchronize()
+    finally:
+        for target in targets:
+            device.free(target)
+    return count * nbytes
+
+
+def copy_batches(memory: DeviceMemory, batch: pa.RecordBatch, count: int) -> int:
+    """Copy a batch several times with a copier, holding two results, and wait for the last."""
+    copier = memory.open_copier()
+    held: list[DeviceBatch] = []
+    for _ in range(count):
+        held = [*held[-1:], copier.copy(batch)]
+    held[-1].wait()
+    return count * batch.nbytes
+
+
+def read_stream(uri: str, memory: DeviceMemory) -> int:
+    """Read a stream to the device, and wait for the last copy."""
+    nbytes, last = 0, None
+    with open_stream(uri, memory=memory) as stream:
+        for last in stream:
+            nbytes += last.num_rows * 8 * COLUMNS
+    assert isinstance(last, DeviceBatch)
+    last.wait()
+    return nbytes
+
+
+def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
+    """Return the rates for batches of a size.
+
+    Parameters
+    ----------
+    memory : DeviceMemory
+        The memory of the device.
+    nbytes : int
+        The size of a batch, in bytes.
+    total : int
+        The bytes to copy in each round.
+    """
+    batch = make_batch(nbytes, memory)
+    count = max(2, total // batch.nbytes)
+    plain = measure(lambda: copy_plainly(memory, batch, count))
+    copier = measure(lambda: copy_batches(memory, batch, count))
+    table = pa.Table.from_batches([batch] * count)
+    streams: dict[str, float] = {}
+    with serve({"data": table}, listen=["tcp://127.0.0.1:0", "shm://"]) as server:
+        for scheme in ("tcp", "shm"):
+            uri = server.uri("data", scheme)
+            streams[scheme] = measure(lambda uri=uri: read_stream(uri, memory))
+    return Figure(batch.nbytes, plain, copier, streams)
+
+
+def measure_waiting(batches: Iterator[DeviceBatch], step: Callable[[DeviceBatch], None]) -> float:
+    """Return the share of the time that a loop over `batches` waits for the next one."""
+    begin, waited = time.perf_counter(), 0.0
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            break
+        batch.wait()
+        waited += time.perf_counter() - asked
+        step(batch)
+    return waited / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    console = Console()
+    try:
+        memory = CudaMemory(budget="4GiB")
+    except SplitArrowError as error:
+        console.print(f"[red]{error}[/]")
+        raise SystemExit(1) from None
+    table = Table("batch", "plain copies", "copier", "share", "tcp", "shm")
+    for nbytes in BATCH_BYTES:
+        figure = measure_size(memory, nbytes, TOTAL_BYTES)
+        rates = (figure.plain, figure.copier, *figure.streams.values())
+        plain, copier, *streams = [f"{rate / 1e9:.1f} GB/s" for rate in rates]
+        share = f"{figure.copier / figure.plain:.0%}"
+        table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, share, *streams)
+    console.print(table)
+    batch = make_batch(8 << 20, memory)
+    data = pa.Table.from_batches([batch] * STEPS)
+    with (
+        serve({"data": data}, listen="tcp://127.0.0.1:0") as server,
+        open_stream(server.uri("data"), memory=memory, prefetch_bytes=64 << 20) as stream,
+    ):
+        batches: Iterator[DeviceBatch] = iter(stream)  # pyright: ignore[reportAssignmentType]
+        share = measure_waiting(batches, lambda _: time.sleep(STEP_SECONDS))
+    step = f"{STEP_SECONDS * 1e3:.0f} ms"
+    console.print(f"{STEPS} steps of {step} waited for {share:.2%} of the time")
+
+
+if __name__ == "__main__":
+    main()

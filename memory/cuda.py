@@ -1,0 +1,197 @@
+"""CUDA, through cuda-bindings: page-locked memory, and a device with its queue of copies."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from ..errors import MissingExtraError, SplitArrowError, UsageError
+
+_DEVICE_CUDA = 2
+
+
+@functools.cache
+def load_runtime() -> Any:
+    """Return the module ``cuda.bindings.runtime``.
+
+    Raises
+    ------
+    MissingExtraError
+        If cuda-bindings is not installed.
+    UsageError
+        If there is no CUDA device, or its driver is too old.
+    """
+    try:
+        runtime: Any = import_module("cuda.bindings.runtime")
+    except ImportError:
+        raise MissingExtraError(
+            "CUDA memory needs cuda-bindings: pip install 'splitarrow[gpu]'"
+        ) from None
+    error, count = runtime.cudaGetDeviceCount()
+    if error or not count:
+        reason = "there is no device" if not error else _explain(runtime, error)
+        raise UsageError(f"CUDA memory cannot be used on this host: {reason}")
+    return runtime
+
+
+def call(function: str, *args: Any) -> Any:
+    """Call a function of the CUDA runtime, and return its result, if it has one.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    SplitArrowError
+        If the call fails in another way.
+    """
+    runtime = load_runtime()
+    error, *results = getattr(runtime, function)(*args)
+    if not error:
+        return results[0] if results else None
+    if error == runtime.cudaError_t.cudaErrorMemoryAllocation:
+        raise MemoryError(_explain(runtime, error))
+    raise SplitArrowError(f"CUDA failed in {function}: {_explain(runtime, error)}")
+
+
+def _explain(runtime: Any, error: Any) -> str:
+    text: bytes = runtime.cudaGetErrorString(error)[1]
+    return text.decode(errors="replace")
+
+
+def allocate_pinned(nbytes: int) -> int:
+    """Return the address of new page-locked memory, which all devices can read."""
+    flags = load_runtime().cudaHostAllocPortable
+    return int(call("cudaHostAlloc", nbytes, flags))
+
+
+def free_pinned(address: int) -> None:
+    """Free page-locked memory."""
+    call("cudaFreeHost", address)
+
+
+class CudaEvent:
+    """An event of a CUDA device; see `Event`.
+
+    Parameters
+    ----------
+    device : CudaDevice
+        The device.
+    stream : int
+        The stream after whose present work it happens.
+    """
+
+    def __init__(self, device: CudaDevice, stream: int) -> None:
+        self._device = device
+        runtime = load_runtime()
+        with device.current():
+            flags = runtime.cudaEventDisableTiming
+            self._event = call("cudaEventCreateWithFlags", flags)
+            weakref.finalize(self, call, "cudaEventDestroy", self._event).atexit = False
+            call("cudaEventRecord", self._event, stream)
+
+    @property
+    def handle(self) -> int:
+        """The address of the ``cudaEvent_t``; it is valid as long as this object."""
+        return int(self._event.getPtr())
+
+    def is_done(self) -> bool:
+        """Return whether the device has reached it."""
+        runtime = load_runtime()
+        (error,) = runtime.cudaEventQuery(self._event)
+        if error and error != runtime.cudaError_t.cudaErrorNotReady:
+            raise SplitArrowError(f"CUDA failed in cudaEventQuery: {_explain(runtime, error)}")
+        return not error
+
+    def wait(self) -> None:
+        """Wait until the device has reached it."""
+        call("cudaEventSynchronize", self._event)
+
+    def delay(self, stream: int) -> None:
+        """Make a stream wait for it."""
+        with self._device.current():
+            call("cudaStreamWaitEvent", stream, self._event, 0)
+
+
+class CudaDevice:
+    """A CUDA device, with a stream of its own for copies; see `Device`.
+
+    Parameters
+    ----------
+    index : int
+        The number of the device.
+
+    Raises
+    ------
+    UsageError
+        If it does not exist.
+    """
+
+    type_code = _DEVICE_CUDA
+
+    def __init__(self, index: int) -> None:
+        runtime = load_runtime()
+        count = call("cudaGetDeviceCount")
+        if not 0 <= index < count:
+            raise UsageError(f"there is no device cuda:{index}; this host has {count}")
+        self.index = index
+        self.name = f"cuda:{index}"
+        with self.current():
+            self._stream = call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        weakref.finalize(self, call, "cudaStreamDestroy", self._stream).atexit = False
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        """Make it the current device of this thread for a while."""
+        previous = call("cudaGetDevice")
+        if previous == self.index:
+            yield
+            return
+        call("cudaSetDevice", self.index)
+        try:
+            yield
+        finally:
+            call("cudaSetDevice", previous)
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory of the device."""
+        with self.current():
+            return int(call("cudaMalloc", nbytes))
+
+    def free(self, address: int) -> None:
+        """Free memory of the device, after all work that may use it."""
+        with self.current():
+            call("cudaFree", address)
+
+    def copy_in(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy to the device. It is asynchronous if the source is page-locked."""
+        kind = load_runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
+        with self.current():
+            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+
+    def copy_out(self, target: int, source: int, nbytes: int) -> None:
+        """Copy from the device, and wait."""
+        kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
+        with self.current():
+            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+            call("cudaStreamSynchronize", self._stream)
+
+    def record(self) -> CudaEvent:
+        """Return an event after all copies queued so far."""
+        return CudaEvent(self, self._stream)
+
+    def record_stream(self, stream: int) -> CudaEvent:
+        """Return an event after the present work of a consumer's stream."""
+        return CudaEvent(self, stream)
+
+    def wait_for(self, event: Any) -> None:
+        """Let later copies wait for an event."""
+        event.delay(self._stream)
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device."""
+        with self.current():
+            call("cudaDeviceSynchronize")

@@ -1,0 +1,252 @@
+"""Record batches in the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import SplitArrowError, UsageError
+from ..representation import describe_as_html, describe_object
+from .array_layout import ArrayLayout
+from .device import Device, Event
+from .interfaces import DeviceCapsules, array_interface, device_capsules, dlpack_capsule
+from .pool import Block
+
+_LEGACY_DEFAULT_STREAM = 1
+_NO_SYNCHRONIZATION = -1
+
+
+class Residence:
+    """Where the buffers of a batch are, and when they are there.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    blocks : list of Block
+        The memory. It returns to its pool when the batch and all that was made of it are gone.
+    ready : Event
+        The end of the copies.
+    """
+
+    def __init__(self, device: Device, blocks: list[Block], ready: Event) -> None:
+        self.device = device
+        self.ready = ready
+        self._streams: set[int] = set()
+        self._is_unknown = False
+        for block in blocks:
+            block.on_return = self._end_use
+
+    def hand_over(self, stream: int) -> None:
+        """Make a consumer's stream wait for the copies, and remember that it uses the memory."""
+        if stream != _NO_SYNCHRONIZATION:
+            self.ready.delay(stream)
+            self._streams.add(stream)
+        else:
+            self._is_unknown = True
+
+    def export(self) -> None:
+        """Remember that streams use the memory that only the consumer knows."""
+        self._is_unknown = True
+
+    def _end_use(self) -> Callable[[], None] | None:
+        """Return how to wait, before the memory is used again, until nothing uses it any more."""
+        device = self.device
+        if self._is_unknown:
+            return device.synchronize
+        try:
+            ends = [device.record_stream(stream) for stream in self._streams]
+        except SplitArrowError:  # a consumer has destroyed its stream
+            return device.synchronize
+        if not ends:
+            return None
+
+        def wait() -> None:
+            for end in ends:
+                device.wait_for(end)
+
+        return wait
+
+
+class DeviceColumn:
+    """A column in the memory of a device.
+
+    PyTorch, CuPy and JAX take it without a copy: ``torch.from_dlpack(batch["x"])``. That works for
+    integers and floating-point numbers without nulls, and with ``__cuda_array_interface__`` also
+    for lists of them of a fixed size. All other columns are exported with the whole batch, by
+    Arrow's C device interface.
+    """
+
+    def __init__(self, name: str, array: ArrayLayout, residence: Residence) -> None:
+        self._name = name
+        self._array = array
+        self._residence = residence
+
+    @property
+    def type(self) -> pa.DataType:
+        """The type."""
+        return self._array.type
+
+    @property
+    def null_count(self) -> int:
+        """The number of nulls."""
+        return self._array.null_count
+
+    @property
+    def device(self) -> str:
+        """The name of the device: ``cuda:0``."""
+        return self._residence.device.name
+
+    def __len__(self) -> int:
+        return self._array.length
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the type and the number of the device, as DLPack counts them."""
+        device = self._residence.device
+        return device.type_code, device.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a DLPack capsule. The consumer's stream waits for the copies to the device.
+
+        Raises
+        ------
+        BufferError
+            If a copy, or another device, is requested.
+        UsageError
+            If the column has nulls, or is not one of numbers.
+        """
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(f"a column on {self.device} is exported there, without a copy")
+        self._check_numbers()
+        capsule = dlpack_capsule(self._array, self._residence.device, max_version)
+        self._residence.hand_over(_LEGACY_DEFAULT_STREAM if stream is None else stream)
+        return capsule
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The column for libraries that know this interface of Numba, of version 3."""
+        if self._residence.device.name.partition(":")[0] != "cuda":
+            raise AttributeError("__cuda_array_interface__")
+        self._check_numbers()
+        interface = array_interface(self._array)
+        self._residence.hand_over(_LEGACY_DEFAULT_STREAM)
+        return {**interface, "stream": _LEGACY_DEFAULT_STREAM}
+
+    def _check_numbers(self) -> None:
+        array = self._array
+        while pa.types.is_fixed_size_list(array.storage_type) and not array.null_count:
+            array = array.children[0]
+        kind = array.type
+        if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            reason = f"{array.null_count} nulls" if array.null_count else f"the type {kind}"
+            raise UsageError(
+                f"the column {self._name!r} has {reason}; only numbers without nulls can leave as "
+                "an array, all else through __arrow_c_device_array__ of the batch"
+            )
+
+    def __repr__(self) -> str:
+        return f"<splitarrow.DeviceColumn {self._name!r}: {self.type}, {len(self):,} rows>"
+
+
+class DeviceBatch:
+    """A record batch in the memory of a device.
+
+    A stream opened with ``memory="cuda:0"`` yields such batches. cuDF and other libraries take one
+    through Arrow's C device interface, and arrays of its columns through DLPack.
+
+    The copies to the device may still run. Consumers that take the data through these interfaces
+    wait for them on the device. The memory is used again after the batch, and all that was made of
+    it, are gone.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, columns: list[ArrayLayout], num_rows: int, residence: Residence
+    ) -> None:
+        self.schema = schema
+        """The schema."""
+        self.num_rows = num_rows
+        """The number of rows."""
+        self._columns = columns
+        self._residence = residence
+
+    @property
+    def device(self) -> str:
+        """The name of the device: ``cuda:0``."""
+        return self._residence.device.name
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, name: str) -> DeviceColumn:
+        """Return a column by its name.
+
+        Raises
+        ------
+        KeyError
+            If no column, or more than one, has the name.
+        """
+        index = self.schema.get_field_index(name)
+        if index < 0:
+            raise KeyError(f"no column, or more than one, is called {name!r}")
+        return DeviceColumn(name, self._columns[index], self._residence)
+
+    def wait(self) -> None:
+        """Wait until the copies to the device have ended."""
+        self._residence.ready.wait()
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a copy in host memory."""
+        device = self._residence.device
+        self.wait()
+
+        def fetch(buffer: pa.Buffer) -> pa.Buffer:
+            target = pa.allocate_buffer(buffer.size)
+            device.copy_out(target.address, buffer.address, buffer.size)
+            return target
+
+        columns = [column.move(fetch).to_array() for column in self._columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def __arrow_c_schema__(self) -> object:
+        """Export the schema through the Arrow C data interface."""
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_device_array__(self, requested_schema: object = None, **_: Any) -> DeviceCapsules:
+        """Export the batch through the Arrow C device interface.
+
+        The event in it happens after the copies. The device has to finish all its work before the
+        memory is used again, because this interface does not say which streams use it.
+
+        Raises
+        ------
+        UsageError
+            If another schema is requested: casts would need the values.
+        """
+        if requested_schema is not None:
+            requested = pa.Schema._import_from_c_capsule(requested_schema)
+            if not requested.equals(self.schema):
+                raise UsageError("a batch on a device is exported with its own schema only")
+        residence = self._residence
+        capsules = device_capsules(
+            self.schema, self._columns, self.num_rows, residence.device, residence.ready
+        )
+        residence.export()
+        return capsules
+
+    def __repr__(self) -> str:
+        return describe_object("DeviceBatch", self.schema, self._facts())
+
+    def _repr_html_(self) -> str:
+        return describe_as_html("DeviceBatch", self.schema, self._facts())
+
+    def _facts(self) -> list[str]:
+        return [self.device, f"{self.num_rows:,} rows"]

@@ -1,0 +1,158 @@
+"""Blocks of memory that are expensive to allocate: kept for reuse, up to a budget."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from ..units import format_bytes, format_size
+
+_SMALLEST = 64 << 10
+_CLASSES_PER_DOUBLING = 4
+
+
+class Block:
+    """Memory of a pool, which gets it back when the block is collected.
+
+    Parameters
+    ----------
+    pool : BlockPool
+        The pool.
+    address : int
+        Where the memory begins.
+    nbytes : int
+        Its size in bytes.
+    """
+
+    __slots__ = ("_pool", "address", "nbytes", "on_return")
+
+    def __init__(self, pool: BlockPool, address: int, nbytes: int) -> None:
+        self._pool = pool
+        self.address = address
+        self.nbytes = nbytes
+        self.on_return: Callable[[], Callable[[], None] | None] | None = None
+        """Called when the block is collected. It may return what to do before the next use."""
+
+    def __del__(self) -> None:
+        before_use = None if self.on_return is None else self.on_return()
+        self._pool.give_back(self.address, self.nbytes, before_use)
+
+
+class BlockPool:
+    """Hands out blocks, and keeps those that come back for reuse.
+
+    Any thread may use it, and blocks may be collected in any thread at any time.
+
+    Parameters
+    ----------
+    allocate : callable
+        Returns the address of new memory of a size in bytes. It raises `MemoryError` if there is
+        none.
+    free : callable
+        Frees memory at an address.
+    budget : int
+        The limit on all memory, whether in use or kept, in bytes.
+    name : str
+        How errors name the memory.
+    """
+
+    def __init__(
+        self,
+        allocate: Callable[[int], int],
+        free: Callable[[int], None],
+        budget: int,
+        name: str,
+    ) -> None:
+        self._allocate = allocate
+        self._free = free
+        self.budget = budget
+        self._name = name
+        self._lock = threading.Lock()
+        self._returned: deque[tuple[int, int, Callable[[], None] | None]] = deque()
+        """Blocks that came back. A collector may add one while this thread holds the lock."""
+        self._idle: dict[int, list[tuple[int, Callable[[], None] | None]]] = defaultdict(list)
+        """Addresses of blocks to use again, by their sizes."""
+        self.allocated_bytes = 0
+        """The size of all memory, whether in use or kept, in bytes."""
+
+    def acquire(self, nbytes: int) -> Block:
+        """Return a block of at least `nbytes` bytes.
+
+        Raises
+        ------
+        MemoryError
+            If the budget is spent, or there is no more memory.
+        """
+        size = _round_up(nbytes)
+        with self._lock:
+            self._collect()
+            if not self._idle[size]:
+                self._make_room(size)
+                address, before_use = self._allocate(size), None
+                self.allocated_bytes += size
+            else:
+                address, before_use = self._idle[size].pop()
+        block = Block(self, address, size)
+        if before_use is not None:
+            before_use()
+        return block
+
+    def give_back(self, address: int, nbytes: int, before_use: Callable[[], None] | None) -> None:
+        """Take a block back: what `Block` calls when it is collected."""
+        self._returned.append((address, nbytes, before_use))
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of the blocks that are in use, in bytes."""
+        with self._lock:
+            self._collect()
+            return self._count_used()
+
+    def trim(self) -> None:
+        """Free all memory that is not in use."""
+        with self._lock:
+            self._collect()
+            self._free_idle(0)
+
+    def _collect(self) -> None:
+        while self._returned:
+            address, nbytes, before_use = self._returned.popleft()
+            self._idle[nbytes].append((address, before_use))
+
+    def _count_used(self) -> int:
+        idle = sum(nbytes * len(blocks) for nbytes, blocks in self._idle.items())
+        return self.allocated_bytes - idle
+
+    def _make_room(self, nbytes: int) -> None:
+        """Free idle blocks until another of `nbytes` bytes fits into the budget."""
+        self._free_idle(max(0, self.budget - nbytes))
+        if self.allocated_bytes + nbytes > self.budget:
+            raise MemoryError(
+                f"the budget of {format_size(self.budget)} of {self._name} is spent: "
+                f"{format_bytes(self._count_used())} are in use by batches that are still held"
+            )
+
+    def _free_idle(self, target: int) -> None:
+        """Free idle blocks, the largest first, until no more than `target` bytes are allocated."""
+        for nbytes in sorted(self._idle, reverse=True):
+            blocks = self._idle[nbytes]
+            while blocks and self.allocated_bytes > target:
+                address, before_use = blocks.pop()
+                if before_use is not None:
+                    before_use()
+                self._free(address)
+                self.allocated_bytes -= nbytes
+
+    def __del__(self) -> None:
+        # No block is in use any more: each one refers to the pool.
+        self._collect()
+        self._free_idle(0)
+
+
+def _round_up(nbytes: int) -> int:
+    """Return the size of the block for `nbytes` bytes: at most a quarter more, from 64 KiB."""
+    if nbytes <= _SMALLEST:
+        return _SMALLEST
+    step = (1 << ((nbytes - 1).bit_length() - 1)) // _CLASSES_PER_DOUBLING
+    return -(-nbytes // step) * step

@@ -1,0 +1,137 @@
+"""A device whose memory the processor cannot touch: reading or writing it ends the process."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import deque
+
+from splitarrow.memory.device import Event
+from splitarrow.memory.device_memory import DeviceMemory
+from splitarrow.protocol.memory import DEFAULT_ALLOCATOR, Allocator
+
+_PROT_NONE = 0
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class TrapEvent:
+    """An event that happens when the device has made its queued copies."""
+
+    handle = 0
+
+    def __init__(self, device: TrapDevice, copies: int) -> None:
+        self._device = device
+        self._copies = copies
+        self.streams: list[int] = []
+
+    def is_done(self) -> bool:
+        return self._device.copied >= self._copies
+
+    def wait(self) -> None:
+        self._device.run(self._copies)
+
+    def delay(self, stream: int) -> None:
+        self.streams.append(stream)
+        self._device.delayed.append(stream)
+
+
+class TrapDevice:
+    """A device of the type kDLExtDev. Its copies wait until something waits for them.
+
+    The memory is that of a file in memory. Its addresses are mapped without any right to use them;
+    the copies go through the file.
+    """
+
+    name = "trap:0"
+    index = 0
+    type_code = 12
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[int, int]] = {}
+        self._queue: deque[tuple[int, int, int]] = deque()
+        self.queued = self.copied = self.frees = self.synchronizations = 0
+        self.delayed: list[int] = []
+        self.recorded: list[int] = []
+        self.waits: list[Event] = []
+
+    def allocate(self, nbytes: int) -> int:
+        descriptor = os.memfd_create("trap")
+        os.ftruncate(descriptor, nbytes)
+        address = _libc.mmap(None, nbytes, _PROT_NONE, mmap.MAP_SHARED, descriptor, 0)
+        assert address not in (None, ctypes.c_void_p(-1).value)
+        self._files[address] = (descriptor, nbytes)
+        return address
+
+    def free(self, address: int) -> None:
+        descriptor, nbytes = self._files.pop(address)
+        os.close(descriptor)
+        _libc.munmap(address, nbytes)
+        self.frees += 1
+
+    def _locate(self, address: int) -> tuple[int, int]:
+        for begin, (descriptor, nbytes) in self._files.items():
+            if begin <= address < begin + nbytes:
+                return descriptor, address - begin
+        raise AssertionError(f"{address:#x} is not memory of the device")
+
+    def copy_in(self, target: int, source: int, nbytes: int) -> None:
+        self._queue.append((target, source, nbytes))
+        self.queued += 1
+
+    def run(self, until: int) -> None:
+        """Make the queued copies, up to a number of all copies so far."""
+        while self.copied < until:
+            target, source, nbytes = self._queue.popleft()
+            descriptor, offset = self._locate(target)
+            assert os.pwrite(descriptor, ctypes.string_at(source, nbytes), offset) == nbytes
+            self.copied += 1
+
+    def copy_out(self, target: int, source: int, nbytes: int) -> None:
+        self.run(self.queued)
+        descriptor, offset = self._locate(source)
+        ctypes.memmove(target, os.pread(descriptor, nbytes, offset), nbytes)
+
+    def record(self) -> TrapEvent:
+        return TrapEvent(self, self.queued)
+
+    def record_stream(self, stream: int) -> TrapEvent:
+        self.recorded.append(stream)
+        return TrapEvent(self, self.queued)
+
+    def wait_for(self, event: Event) -> None:
+        self.waits.append(event)
+
+    def synchronize(self) -> None:
+        self.run(self.queued)
+        self.synchronizations += 1
+
+
+class HostDevice(TrapDevice):
+    """A device that says that it is the processor, so that pyarrow and NumPy accept its arrays."""
+
+    name = "cpu:0"
+    type_code = 1
+
+    def allocate(self, nbytes: int) -> int:
+        address = super().allocate(nbytes)
+        assert _libc.mprotect(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+        return address
+
+
+class TrapMemory(DeviceMemory):
+    """The memory of a `TrapDevice`."""
+
+    device: TrapDevice
+
+    def __init__(
+        self,
+        budget: int | str = "64MiB",
+        staging: Allocator = DEFAULT_ALLOCATOR,
+        device: TrapDevice | None = None,
+    ) -> None:
+        super().__init__(device or TrapDevice(), budget, staging)

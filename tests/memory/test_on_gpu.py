@@ -1,0 +1,74 @@
+"""The memory of a real CUDA device. ``make gpu`` runs these tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from helpers.arrow_data import make_arrays_of_all_types
+from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
+
+pytestmark = pytest.mark.gpu
+
+ARRAYS = make_arrays_of_all_types()
+TABLE = pa.table({"n": pa.array(range(1_000_000), pa.int64()), "s": ["a", "b"] * 500_000})
+
+
+@pytest.fixture(scope="module")
+def memory() -> CudaMemory:
+    return CudaMemory(budget="1GiB")
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_every_type_comes_back_as_it_was(memory: CudaMemory, name: str) -> None:
+    batch = pa.record_batch({"c": ARRAYS[name]})
+    moved = memory.open_copier().copy(batch)
+    assert moved.device == "cuda:0"
+    assert moved.to_arrow().equals(batch)
+
+
+@pytest.mark.parametrize("scheme", ["tcp://127.0.0.1:0", "ucx://127.0.0.1:0", "shm://"])
+def test_streams_land_on_the_device(memory: CudaMemory, scheme: str) -> None:
+    with (
+        splitarrow.serve({"data": TABLE}, listen=[scheme]) as server,
+        splitarrow.open(server.uri("data"), batch_rows=50_000, memory=memory) as stream,
+    ):
+        batches: list[Any] = list(stream)
+    assert all(isinstance(batch, DeviceBatch) for batch in batches)
+    assert pa.Table.from_batches([batch.to_arrow() for batch in batches]) == TABLE
+    batches.clear()
+    assert memory.used_bytes == 0
+
+
+def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: CudaMemory) -> None:
+    torch: Any = pytest.importorskip("torch")
+    sums: list[Any] = []
+    with (
+        splitarrow.serve({"data": TABLE}, listen=["tcp://127.0.0.1:0"]) as server,
+        splitarrow.open(server.uri("data"), batch_rows=10_000, memory=memory) as stream,
+    ):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for batch in stream:
+                tensor = torch.from_dlpack(batch["n"])  # type: ignore[index]
+                torch.cuda._sleep(10_000_000)
+                sums.append(tensor.sum())
+                del tensor, batch
+    side.synchronize()
+    assert int(sum(int(each) for each in sums)) == 499_999_500_000
+
+
+def test_page_locked_memory_is_what_bodies_are_received_into() -> None:
+    pinned = PinnedMemory("256MiB")
+    with (
+        splitarrow.serve({"data": TABLE}, listen=["tcp://127.0.0.1:0"]) as server,
+        splitarrow.open(server.uri("data"), memory=pinned) as stream,
+    ):
+        table = stream.read_all()
+    assert pinned.used_bytes > table.nbytes * 0.9
+    assert table == TABLE
+    del table
+    assert pinned.used_bytes == 0
