@@ -312,6 +312,7 @@ def test_a_body_for_the_schema_is_refused(frames: tuple[IncomingFrame, ...]) -> 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_an_end_that_counts_too_few_is_refused(count: int) -> None:
     refused(schema(), metadata(1), body(1), metadata(2), end(count))
+    refused(schema(), metadata(1), body(1), metadata(2), body(2), end(count))
 
 
 def test_an_end_before_the_schema_is_refused() -> None:

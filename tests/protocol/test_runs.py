@@ -166,6 +166,13 @@ def test_runs_may_arrive_in_any_order(arrangement: str) -> None:
     assert reassembler.duplicates == (118 if arrangement == "twice" else 0)
 
 
+def test_a_run_that_is_due_is_delivered_whole() -> None:
+    frames = received(wire(60))
+    ready: list[Message | MessageRun] = []
+    Reassembler(FORMATS).feed(frames, ready)
+    assert [item for item in ready if isinstance(item, MessageRun)] == runs_of(frames) != []
+
+
 @pytest.mark.parametrize("validate", ["full", "cheap", "off"])
 def test_a_run_decodes_to_its_batches(validate: str) -> None:
     frames = received(wire(500))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,3 +287,22 @@ def test_a_file_is_lent_until_its_pages_cannot_be_in_a_socket(
         channel._return_files()
         assert events[2:] == ["take c", "take b"]
         assert not channel.delays_writer
+
+
+def test_the_buffers_of_sockets_are_twice_the_limits_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contents = {"tcp_wmem": "1 2 300", "tcp_rmem": "1 2 40", "wmem_max": "5", "rmem_max": "6"}
+
+    def open_limit(path: str, encoding: str) -> io.StringIO:
+        if path.rpartition("/")[2] not in contents:
+            raise FileNotFoundError(path)
+        return io.StringIO(contents[path.rpartition("/")[2]] + "\n")
+
+    monkeypatch.setattr(socket_channel, "open", open_limit, raising=False)
+    measure = socket_channel._largest_flight.__wrapped__
+    assert measure() == 2 * (300 + 40 + 5 + 6)
+    del contents["tcp_wmem"]
+    assert measure() == (64 << 20) + 2 * (40 + 5 + 6)
+    contents.clear()
+    assert measure() == 4 * (64 << 20)

@@ -357,11 +357,12 @@ def test_small_parts_share_a_record(pki: Pki) -> None:
     """A record takes 22 bytes more than its contents, which are 16 KiB at most."""
     with make_connected_pair(pki) as pair:
         before = pair.server.bytes_sent
-        frames: list[OutgoingFrame] = [UntaggedFrame(b"x" * 100)] * 300
+        frames: list[OutgoingFrame] = [TaggedFrame(1 << 40, 100, (b"x" * 50, b"y" * 50))] * 300
         plain = sum(len(bytes(part)) for part in encode_frames(frames))
         pair.server.queue(frames)
         assert pair.server.send_some()
-        assert (pair.server.bytes_sent - before - plain) / 22 == -(-plain // (16 << 10))
+        records = (pair.server.bytes_sent - before - plain) / 22
+        assert records in (least := -(-plain // (16 << 10)), least + 1)
         assert pair.server.send_waits_readable is False
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import _thread
 import logging
 import os
+import resource
 import select
 import socket
 import struct
 import threading
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 
 from helpers.clock import Clock
 from helpers.waiting import wait_until
-from splitarrow.errors import LimitError, ProtocolError, UriError
+from splitarrow.errors import LimitError, ProtocolError, TransportError, UriError
 from splitarrow.log_limiter import LogLimiter
 from splitarrow.protocol.bodies import pack_spans, parse_spans
 from splitarrow.protocol.frames import UntaggedFrame
@@ -36,6 +38,7 @@ from splitarrow.transport.ucx import (
     receiving,
     remote_reads,
     timers,
+    worker,
 )
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, OK, StatusError, ffi
 from splitarrow.transport.ucx.lanes import lanes_pin_memory, lanes_read_remotely
@@ -545,8 +548,8 @@ class Library:
 
 @pytest.fixture
 def receiver() -> Any:
-    worker: Any = SimpleNamespace(handle="worker", events=SimpleNamespace())
-    return Receiver(worker, "endpoint", Limits(), expects_farewell=True)
+    stub: Any = SimpleNamespace(handle="worker", events=SimpleNamespace())
+    return Receiver(stub, "endpoint", Limits(), expects_farewell=True)
 
 
 def test_large_metadata_arrives_at_once_or_later(
@@ -656,3 +659,17 @@ def test_the_size_of_a_read_is_limited() -> None:
     read = remote_reads.RemoteRead
     with pytest.raises(ProtocolError):
         read(7, memoryview(b"short"), SimpleNamespace(size=1), Limits(), BodyPool(), 0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_enough"),
+    [(resource.RLIM_INFINITY, True), (164, True), (163, False), (0, False)],
+)
+def test_a_worker_needs_64_free_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_enough: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 100)
+    context = nullcontext() if is_enough else pytest.raises(TransportError, match="fewer than 64")
+    with context:
+        worker._check_free_descriptors()
