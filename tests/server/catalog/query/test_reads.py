@@ -134,7 +134,7 @@ def test_another_version_is_refused(tmp_path: Path, dataset_type: str) -> None:
 
 
 def _path(source: Any) -> Path:
-    return source.path
+    return Path(source.location)
 
 
 def test_a_record_batch_reader_has_one_shard_and_accepts_an_offset() -> None:
