@@ -116,7 +116,7 @@ def fetch(
         if sql is None:
             source = _control_source(address, name, token, options | of_dataset, quiet=quiet)
         else:
-            source = _query_source(address, sql, token, connect_timeout)
+            source = _query_source(address, sql, token, options | of_dataset)
     else:
         unfit = [*of_dataset, *([] if token is None else ["token"])]
         unfit += [] if sql is None else ["sql"]
@@ -162,18 +162,16 @@ def _control_source(
 
 @contextmanager
 def _query_source(
-    uri: str, query: str, token: str | None, connect_timeout: float
+    uri: str, query: str, token: str | None, options: dict[str, Any]
 ) -> Generator[Source]:
     """Run a query over the datasets of a control plane."""
-    from .query_result import QueryResult
-
-    with open_client(uri, token, connect_timeout) as client:
-        yield "query", None, lambda: QueryResult(client.sql(query))
+    with open_client(uri, token, options["connect_timeout"]) as client:
+        yield "query", None, partial(client.read, sql=query, **options)
 
 
 def _check_no_selection(uri: str, name: str | None, options: dict[str, Any]) -> None:
     """Refuse options that select from one dataset beside a query."""
-    names = ("columns", "filter", "limit", "batches", "shards", "version", "transport", "parallel")
+    names = ("columns", "filter", "limit", "batches", "shards", "version")
     given = [f"--{each}" for each in names if options.get(each) is not None]
     if name is not None:
         given.insert(0, repr(name))

@@ -25,7 +25,6 @@ from .progress import TransferProgress
 if TYPE_CHECKING:
     from ..client.dataset.dataset_stream import DatasetStream
     from ..client.stream.blocking import Stream
-    from .query_result import QueryResult
 
 STANDARD_OUTPUT = "-"
 """The name of the output that is standard output."""
@@ -54,7 +53,7 @@ class Transfer:
 
 
 def transfer(
-    open_stream: Callable[[], Stream | DatasetStream | QueryResult],
+    open_stream: Callable[[], Stream | DatasetStream],
     output: str | None,
     progress: TransferProgress,
     text_format: str | None = None,
@@ -115,7 +114,7 @@ def transfer(
 def _open_output(
     output: str | None,
     file: OutputFile | None,
-    stream: Stream | DatasetStream | QueryResult,
+    stream: Stream | DatasetStream,
     text_format: str | None,
 ) -> Generator[Sink | None]:
     if output is None:

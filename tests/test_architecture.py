@@ -78,7 +78,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"locations"},
         {"resumable_endpoint"},
         {"dataset_stream"},
-        {"aio_stream", "dataset", "sql"},
+        {"aio_stream", "dataset", "query_stream", "sql"},
         {"aio_dataset", "base_client"},
         {"client"},
         {"aio_client"},

@@ -107,7 +107,7 @@ class AsyncBaseClient(Generic[C]):
 
     def read(
         self,
-        name: str,
+        name: str | None = None,
         *,
         columns: str | Sequence[str] | None = None,
         filter: Any = None,
@@ -130,6 +130,7 @@ class AsyncBaseClient(Generic[C]):
         batches: tuple[int, int] | None = None,
         version: str | None = None,
         memory: Any = None,
+        sql: str | None = None,
     ) -> AsyncDatasetStream:
         """Open a dataset for reading; the parameters are those of `Client.read`.
 
@@ -164,6 +165,7 @@ class AsyncBaseClient(Generic[C]):
                 batches=batches,
                 version=version,
                 memory=None if memory is None else find_allocator(memory),
+                sql=sql,
             )
         )
         return move_to_memory(stream, memory)

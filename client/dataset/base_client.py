@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +19,11 @@ from ..stream.options import ReadOptions, check_validation
 from ..stream.uris import check_batches, column_names
 from .dataset import Dataset
 from .dataset_stream import DatasetStream
+from .query_stream import QueryStream, check_no_selection
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request, check_name
 from .resumable_endpoint import ResumableEndpoint
+from .sql import run_query
 
 
 class BaseClient(ABC):
@@ -139,7 +142,7 @@ class BaseClient(ABC):
 
     def read(
         self,
-        name: str,
+        name: str | None = None,
         *,
         columns: str | Sequence[str] | None = None,
         filter: Any = None,
@@ -162,13 +165,14 @@ class BaseClient(ABC):
         batches: tuple[int, int] | None = None,
         version: str | None = None,
         memory: Any = None,
+        sql: str | None = None,
     ) -> DatasetStream:
         """Open a dataset for reading.
 
         Parameters
         ----------
-        name : str
-            The dataset.
+        name : str, optional
+            The dataset. Leave it out with `sql`.
         columns : str or sequence of str, optional
             The columns to read, in this order. `None` reads all columns.
         filter : str, tuples, or expression, optional
@@ -225,6 +229,11 @@ class BaseClient(ABC):
         memory : str, CudaMemory, PinnedMemory or Allocator, optional
             Where the batches land; see `splitarrow.open`. With a device, the result is a
             `DeviceStream`.
+        sql : str, optional
+            A SELECT statement whose result to read; see `sql`. It excludes `memory` and the
+            arguments that select: the name, `columns`, `filter`, `limit`, `batch_rows`, `shards`,
+            `batches` and `version`. The other arguments apply to each dataset that it reads. The
+            result is held in memory.
 
         Returns
         -------
@@ -251,6 +260,39 @@ class BaseClient(ABC):
         ...         stream.read_all()["carrier"].to_pylist()
         ['BB', 'CC']
         """
+        if sql is not None:
+            check_no_selection(
+                name,
+                {
+                    "columns": columns,
+                    "filter": filter,
+                    "limit": limit,
+                    "batch_rows": batch_rows,
+                    "shards": shards,
+                    "batches": batches,
+                    "version": version,
+                    "memory": memory,
+                },
+            )
+            read = partial(
+                self.read,
+                compression=compression,
+                transport=transport,
+                validate=validate,
+                connect_timeout=connect_timeout,
+                location_timeout=location_timeout,
+                stall_timeout=stall_timeout,
+                prefetch_bytes=prefetch_bytes,
+                max_decoded_bytes=max_decoded_bytes,
+                require_transport=require_transport,
+                window_bytes=window_bytes,
+                parallel=parallel,
+                resume_attempts=resume_attempts,
+                limits=limits,
+            )
+            return QueryStream(run_query(sql, self.schema, read))
+        if name is None:
+            raise UsageError("name a dataset to read, or give sql='SELECT …'")
         options = ReadOptions(
             validate=check_validation(validate),
             connect_timeout=connect_timeout,
@@ -314,8 +356,6 @@ class BaseClient(ABC):
         RemoteError
             If the server refuses; `NotFoundError` if a dataset does not exist.
         """
-        from .sql import run_query
-
         return run_query(query, self.schema, self.read)
 
     def _serialize_filter(self, name: str, filter: Any) -> str | None:

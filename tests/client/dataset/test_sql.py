@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import splitarrow
 from splitarrow import Client, aio
-from splitarrow.errors import DeniedError, NotFoundError, UsageError
+from splitarrow.errors import ClosedError, DeniedError, NotFoundError, UsageError
 
 FLIGHTS = pa.table({"Carrier": ["AA", "BB", "AA"], "delay": [70, 90, 5], "id": [1, 2, 3]})
 NAMES = pa.table({"code": ["AA", "BB"], "name": ["Alpha", "Beta"]})
@@ -100,3 +101,53 @@ async def test_queries_in_the_async_api() -> None:
     with splitarrow.serve({"flights": FLIGHTS}, control="grpc://127.0.0.1:0") as server:
         async with aio.connect(server.control_uri or "") as client:
             assert (await client.sql("SELECT min(delay) AS m FROM flights"))["m"][0].as_py() == 5
+
+
+def test_read_returns_the_result_of_a_query_as_a_stream(client: Client) -> None:
+    query = "SELECT id, delay FROM flights WHERE delay > 60 ORDER BY id"
+    choices: list[dict[str, Any]] = [{}, {"transport": "tcp", "parallel": 1}]
+    for options in choices:
+        with client.read(sql=query, **options) as stream:
+            assert stream.schema.names == ["id", "delay"]
+            assert stream.transport == "sql"
+            assert stream.read_all().to_pylist() == [
+                {"id": 1, "delay": 70},
+                {"id": 2, "delay": 90},
+            ]
+            assert (stream.rows_received, stream.is_exhausted) == (2, True)
+    stream = client.read(sql=query)
+    assert stream.head(1).num_rows == 1
+    with pytest.raises(ClosedError):
+        next(stream)
+    assert client.read(sql="SELECT * FROM flights WHERE false").read_all().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"name": "flights"}, "'flights'"),
+        ({"columns": "id", "limit": 3}, "columns, limit"),
+        ({"filter": "id > 1"}, "filter"),
+        ({"version": "x", "shards": [0], "batches": (0, 1)}, "shards, batches, version"),
+    ],
+)
+def test_read_refuses_a_selection_beside_a_query(
+    client: Client, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=f"sql selects by itself; leave {named} out"):
+        client.read(sql="SELECT * FROM flights", **options)
+    with pytest.raises(UsageError, match="name a dataset to read, or give sql="):
+        client.read()
+
+
+def test_the_options_of_a_query_apply_to_its_datasets(client: Client) -> None:
+    with pytest.raises(UsageError, match="'flights' is not available over 'ucx'"):
+        client.read(sql="SELECT * FROM flights", transport="ucx")
+
+
+async def test_the_asynchronous_read_takes_a_query(client: Client) -> None:
+    async with (
+        aio.connect(client.uri) as asynchronous,
+        asynchronous.read(sql="SELECT max(delay) AS m FROM flights") as stream,
+    ):
+        assert (await stream.read_all()).to_pylist() == [{"m": 90}]
