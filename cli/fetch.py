@@ -44,7 +44,6 @@ from .fetch_options import (
     Version,
 )
 from .formatting import escape_text, format_bytes, format_count, format_duration, format_rate
-from .progress import TransferProgress
 from .terminal import is_closed, is_terminal, print_message, standard_output
 
 if TYPE_CHECKING:
@@ -125,9 +124,11 @@ def fetch(
             raise UsageError(f"{flags}: only for a control plane, as in grpc://host:8815/NAME")
         uris = [uri] if name_or_body_uri is None else [uri, name_or_body_uri]
         source = _data_source(uris, ticket, options)
-    from .transfer import transfer
-
     with signals.raise_on_signals(), source as (name, rows, open_stream):
+        # A fetch that fails to connect needs none of these.
+        from .progress import TransferProgress
+        from .transfer import transfer
+
         total = _expected_rows(rows, limit, is_filtered=bool(filter or batches or shards))
         progress = TransferProgress(name, total, enabled=not quiet)
         result = transfer(open_stream, output, progress, None if format == "arrows" else format)
