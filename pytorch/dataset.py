@@ -10,7 +10,6 @@ from typing import Any, cast
 import pyarrow as pa
 
 from ..client.connect import connect
-from ..client.rpc.forks import OPEN_CHANNELS
 from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
@@ -18,7 +17,8 @@ from .blocks import BatchPlan, BlockReader
 from .device import check_device, move
 from .loader_state import find_dataset_state
 from .order import Division, EpochOrder, Even, Share
-from .plan import DatasetPlan, Selection, make_plan
+from .plan import DatasetPlan, Selection
+from .planning import plan_dataset
 from .position import Order, Position, Progress
 from .shared_batch import SharedBatch
 from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch
@@ -145,8 +145,7 @@ class StreamDataset(_IterableDataset):
         self._shuffle = shuffle
         columns = None if columns is None else tuple(columns)
         selection = Selection(name, columns, filter, version or "", {"transport": transport})
-        with self._connect() as client:
-            self._plan = make_plan(client, selection, window_rows, categories or {})
+        self._plan = plan_dataset(self._connect, selection, window_rows, categories or {})
         if transform is None:
             check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
         # Workers that persist get a new epoch through shared memory.
@@ -207,7 +206,7 @@ class StreamDataset(_IterableDataset):
         ------
         UsageError
             If the loader has workers, and ``device`` is set, or they were forked while this
-            process had an open connection to a control plane.
+            process used gRPC.
         SplitArrowError
             As `Client.read` does.
         """
@@ -217,12 +216,6 @@ class StreamDataset(_IterableDataset):
             raise UsageError(
                 f"device={str(self._device)!r} needs a loader without workers; move the batches in "
                 "the training loop instead"
-            )
-        if worker is not None and OPEN_CHANNELS.were_open_at_fork:
-            raise UsageError(
-                "the loader forked its workers while the trainer had an open connection to a "
-                "control plane, which can make gRPC hang: close all clients and iterators first, "
-                "or pass multiprocessing_context='forkserver' to the loader"
             )
         first = position.current.steps + (number or 0)
         if self._next_batch is not None:

@@ -231,8 +231,11 @@ def _range(count: int) -> Any:
 
 @lru_cache(maxsize=1)
 def _numbers(count: int) -> Any:
-    return pa.array(range(count), pa.uint64())
+    ones = pa.repeat(_uint64(1), count)
+    return pc.subtract(pc.cumulative_sum(ones), _uint64(1))
 
 
 def _uint64(value: int) -> Any:
-    return pa.scalar(value, pa.uint64())
+    # pyarrow.scalar and pyarrow.array import pandas, which takes longer than an epoch may.
+    memory = pa.py_buffer(value.to_bytes(8, "little"))
+    return pa.Array.from_buffers(pa.uint64(), 1, [None, memory])[0]

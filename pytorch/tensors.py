@@ -79,14 +79,9 @@ def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categori
     UsageError
         If a column does not.
     """
-    arrays = [_make_empty(field.type) for field in schema]
+    # pyarrow.array would import pandas, if it is installed.
+    arrays = [pa.nulls(0, field.type) for field in schema]
     convert_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), options, categories)
-
-
-def _make_empty(data_type: Any) -> Any:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(data_type, pa.array([], data_type.storage_type))
-    return pa.array([], data_type)
 
 
 class _Converter:
@@ -155,12 +150,12 @@ class _Converter:
                 f"the column {name!r} has the value {value!r}, which the first record batches do "
                 f"not have; pass categories={{{name!r}: [...]}} with all values"
             )
-        return _shared(codes.fill_null(0))
+        return _shared(_filled(codes, 0))
 
     def _texts(self, name: str, array: Any) -> Iterator[tuple[str, Any]]:
         if self._options.strings == "list":
             empty = b"" if "binary" in str(array.type) else ""
-            yield name, (array.fill_null(empty) if array.null_count else array).to_pylist()
+            yield name, _filled(array, empty).to_pylist()
             return
         offsets = _offsets(array)
         begin, end = int(offsets[0]), int(offsets[-1])
@@ -213,7 +208,7 @@ def _fixed(name: str, array: Any, options: TensorOptions) -> Any:
     """
     kind = array.type
     if pa.types.is_boolean(kind):
-        return _bool_tensor(array.fill_null(False))
+        return _bool_tensor(_filled(array, False))
     if not pa.types.is_fixed_size_list(kind):
         return _shared(_fill(_as_numbers(name, array), options))
     size = kind.list_size
@@ -245,9 +240,16 @@ def _as_numbers(name: str, array: Any) -> Any:
 
 def _fill(array: Any, options: TensorOptions) -> Any:
     """Return an array without nulls."""
-    if not array.null_count:
-        return _without_validity(array)
-    return array.fill_null(_fill_value(pa.types.is_floating(array.type), options))
+    value = _fill_value(pa.types.is_floating(array.type), options)
+    return _filled(array, value) if array.null_count else _without_validity(array)
+
+
+def _filled(array: Any, value: Any) -> Any:
+    """Return an array with a value in place of nulls.
+
+    pyarrow imports pandas to convert the value, so it must not convert it in vain.
+    """
+    return array.fill_null(value) if array.null_count else array
 
 
 def _fill_value(is_floating: bool, options: TensorOptions) -> float:

@@ -24,7 +24,16 @@ MAX_LINES = 400
 LAYERS: dict[str, list[set[str]]] = {
     "": [
         {"errors"},
-        {"atomic_files", "fbs", "log_limiter", "proto", "reloadable", "representation", "units"},
+        {
+            "atomic_files",
+            "fbs",
+            "grpc_usage",
+            "log_limiter",
+            "proto",
+            "reloadable",
+            "representation",
+            "units",
+        },
         {"formats"},
         {"protocol"},
         {"memory", "transport"},
@@ -66,7 +75,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"aio", "blocking"},
     ],
     "client.rpc": [
-        {"connect_failures", "control_uri", "forks", "info", "probe", "results"},
+        {"connect_failures", "control_uri", "info", "probe", "results"},
         {"errors"},
         {"channel"},
         {"download", "row_counts", "upload"},
@@ -108,7 +117,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "pytorch": [
         {"loader_state", "order", "plan", "torch_module"},
-        {"device", "position", "shared_batch", "tensors"},
+        {"device", "planning", "position", "shared_batch", "tensors"},
         {"blocks"},
         {"dataset"},
     ],

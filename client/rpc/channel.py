@@ -16,11 +16,11 @@ from ...errors import (
     UsageError,
 )
 from ...formats.flight_data import KEEP_ALIVE_HEADER
+from ...grpc_usage import GRPC_USAGE
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.tls.options import TlsOptions
 from .errors import convert_grpc_error
-from .forks import OPEN_CHANNELS
 from .probe import explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
@@ -53,7 +53,8 @@ class DatasetHold:
 
     def release(self) -> None:
         """End the hold. Idempotent."""
-        self._call.cancel()
+        if not GRPC_USAGE.is_blocked:
+            self._call.cancel()
 
 
 class FlightChannel:
@@ -73,7 +74,8 @@ class FlightChannel:
     Raises
     ------
     UsageError
-        If the token is not printable ASCII, or a TLS option cannot be used.
+        If the token is not printable ASCII, a TLS option cannot be used, or this process was forked
+        while its parent used gRPC.
     """
 
     def __init__(
@@ -91,9 +93,9 @@ class FlightChannel:
         self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
         if self._token is not None:
             self._metadata.append(("authorization", f"Bearer {self._token}"))
+        GRPC_USAGE.add(self)
         self._channel = _open_channel(uri, tls)
         self._closed = False
-        OPEN_CHANNELS.add(self)
 
     def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
         """Call a method that has one response, and return the response.
@@ -207,13 +209,15 @@ class FlightChannel:
     def _call_options(self) -> dict[str, Any]:
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed")
+        GRPC_USAGE.check_process()
         return {"metadata": self._metadata}
 
     def close(self) -> None:
         """Cancel all calls and close the channel. Idempotent."""
         self._closed = True
-        self._channel.close()
-        OPEN_CHANNELS.discard(self)
+        if not GRPC_USAGE.is_blocked:
+            self._channel.close()
+        GRPC_USAGE.discard(self)
 
 
 def _open_channel(uri: DataUri, tls: TlsOptions | None) -> Any:

@@ -12,6 +12,7 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from ...errors import ConfigError, MissingExtraError
+from ...grpc_usage import GRPC_USAGE
 from ...protocol.uri import DataUri
 from ...transport.port_guard import PortGuard
 from ...transport.tls.options import TlsServerOptions
@@ -145,6 +146,7 @@ class ControlPlane:
         if server is not None:
             with anyio.CancelScope(shield=True):
                 await server.stop(grace)
+            GRPC_USAGE.discard(self)
         if self._store is not None:
             self._store.close()
 
@@ -181,6 +183,7 @@ class ControlPlane:
             "grpc.server_handshake_timeout_ms": int(1000 * settings.handshake_seconds),
             "grpc.max_connection_idle_ms": int(1000 * settings.idle_seconds),
         }
+        GRPC_USAGE.add(self)
         server = grpc.aio.server(
             handlers=[service.handler(self._interceptor), self._health.handler()],
             options=list(options.items()),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import pytest
+
 NEED_TORCH = [
     "test_dataset.py",
     "test_loaders.py",
@@ -11,3 +13,9 @@ NEED_TORCH = [
     "test_tensors.py",
 ]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
+
+
+@pytest.fixture
+def plans_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describe datasets as where loaders do not fork, which takes less time for many of them."""
+    monkeypatch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "spawn")

@@ -24,7 +24,7 @@ from splitarrow.client.cluster.publish import publish_shards
 from splitarrow.pytorch import StreamDataset
 from splitarrow.testing import Daemon
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("plans_in_this_process")]
 
 ROWS = 5_000
 

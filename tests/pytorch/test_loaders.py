@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import random
 import subprocess
@@ -182,31 +183,12 @@ def deliver_in_two_parts(
 WAYS = [(1, 4, "fork"), (2, 1, "fork"), (8, 0, None), (2, 2, "spawn"), (8, 1, "fork")]
 
 
+@pytest.mark.usefixtures("plans_in_this_process")
 @pytest.mark.parametrize("number", range(len(WAYS)))
 def test_each_row_arrives_once_in_two_parts(server: Daemon, number: int) -> None:
     before, after = WAYS[number], WAYS[number - 1]
     delivered = deliver_in_two_parts(server, random.Random(number), before, after)
     assert sorted(delivered) == list(range(ROWS))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_each_row_arrives_once_after_50_resumes(
-    pytestconfig: pytest.Config, server: Daemon, ranks: int, workers: int, method: str
-) -> None:
-    choose = random.Random(ranks * 100 + workers)
-    # A process that is spawned imports PyTorch, which takes seconds.
-    scale: Any = pytestconfig.getoption("--scale")
-    for _ in range(max(1, round((50 if method == "fork" else 5) * scale))):
-        others = choose.choice([number for number in (0, 1, 2, 3, 4) if number != workers])
-        after = (choose.choice([1, 2, 8]), others, method)
-        delivered = deliver_in_two_parts(server, choose, (ranks, workers, method), after)
-        assert len(delivered) == ROWS
-        assert sum(delivered) == ROWS * (ROWS - 1) // 2
-        assert sorted(delivered) == list(range(ROWS))
 
 
 KILL_A_WORKER = """
@@ -218,18 +200,18 @@ dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64, transport="shm")
 iterator = iter(DataLoader(dataset, batch_size=None, num_workers=2))
 next(iterator)
 os.kill(iterator._workers[0].pid, signal.SIGKILL)
-try:
-    rows = sum(len(batch["n"]) for batch in iterator)
-except RuntimeError as error:
-    print(error)
+sum(len(batch["n"]) for batch in iterator)
 """
 
 
 def test_a_worker_that_is_killed_ends_the_epoch_with_an_error(server: Daemon) -> None:
     # PyTorch raises its error in whatever the main thread runs then, so this is a process.
     command = [sys.executable, "-W", "ignore", "-c", KILL_A_WORKER, str(server.control_uri)]
-    error = subprocess.check_output(command, text=True, timeout=60)
-    assert "killed by signal: Killed" in error or "exited unexpectedly" in error
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    # It is another error if PyTorch was receiving memory from the worker.
+    reasons = ("killed by signal: Killed", "exited unexpectedly", "EOFError", "Connection")
+    assert any(reason in done.stderr for reason in reasons), done.stderr
     with splitarrow.connect(server.control_uri) as client:
         wait_until(lambda: client.status()["stats"]["leases"] == 0)
 
@@ -249,6 +231,11 @@ def test_workers_continue_at_a_replica(tmp_path: Path, daemons: StartDaemons) ->
     assert sorted(got) == list(range(6 * 700))
 
 
+def test_errors_of_planning_arrive(server: Daemon) -> None:
+    with pytest.raises(errors.NotFoundError, match="lost"):
+        StreamDataset(server.control_uri, "lost")
+
+
 def test_a_device_needs_the_process_of_the_trainer(server: Daemon) -> None:
     loader = data.DataLoader(open_dataset(server, device="meta"), batch_size=None, num_workers=1)
     with pytest.raises(errors.UsageError, match="needs a loader without workers"):
@@ -259,13 +246,58 @@ def test_forks_beside_an_open_connection_are_refused(server: Daemon) -> None:
     dataset = open_dataset(server)
     with splitarrow.connect(server.control_uri):
         forked = data.DataLoader(dataset, batch_size=None, num_workers=1)
-        with pytest.raises(errors.UsageError, match="pass multiprocessing_context='forkserver'"):
+        with pytest.raises(errors.UsageError, match="multiprocessing_context='forkserver'"):
             next(iter(forked))
         loader = data.DataLoader(
             dataset, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
         )
         assert len(numbers(loader)) == ROWS
     assert len(numbers(data.DataLoader(dataset, batch_size=None, num_workers=1))) == ROWS
+
+
+FORK_BESIDE_A_CLIENT = """
+import sys
+import splitarrow
+from torch.utils.data import DataLoader
+from splitarrow.pytorch import StreamDataset
+
+with splitarrow.connect(sys.argv[1]) as client:
+    rows = client.info("trips").rows
+    dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert sum(len(batch["n"]) for batch in loader) == rows
+    assert client.info("trips").rows == rows
+"""
+
+
+def test_forks_beside_an_open_connection_work_with_support_of_grpc(server: Daemon) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK_BESIDE_A_CLIENT, str(server.control_uri)]
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "1"}
+    subprocess.run(command, env=environment, check=True, timeout=120)
+
+
+PLAN_AND_FORK = """
+import os, sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from splitarrow.pytorch import StreamDataset
+
+def list_threads():
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if name.startswith(("event_engine", "grpc", "lifeguard"))]
+
+dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64)
+assert not list_threads()
+for _ in range(2):
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert sum(len(batch["n"]) for batch in loader) == dataset.rows
+    assert not list_threads()
+"""
+
+
+def test_a_trainer_with_workers_starts_no_grpc(server: Daemon) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PLAN_AND_FORK, str(server.control_uri)]
+    subprocess.run(command, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("change", ["ranks", "main"])
