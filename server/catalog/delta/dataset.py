@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ....errors import DatasetError
+from ....errors import DatasetError, remote_error
 from ....protocol.request import Request
 from ....publication.storage.locations import is_object_url
 from ....publication.storage.object_store import ObjectStorage
@@ -19,7 +19,7 @@ from ..dataset import Encoding, Shard
 from ..files.concatenated import ConcatenatedFiles
 from ..files.origins import FileOrigin, LocalOrigin, ObjectOrigin
 from ..messages.generator_source import GeneratorSource
-from ..query.request_checks import check_version, select_shards
+from ..query.request_checks import select_shards
 from .data_file import DeltaFileDataset
 from .log import DeltaFile, DeltaLog, DeltaSnapshot
 
@@ -148,8 +148,11 @@ class DeltaDataset:
             older = self._find_old(int(number), newest)
             if older is not None and wanted in (older.version, number):
                 return older
-        check_version(request, newest.version)
-        return newest
+        raise remote_error(
+            "FAILED_PRECONDITION",
+            f"the table does not have the version {wanted}; the newest is {newest.version}",
+            stream=request.dataset,
+        )
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open a version for one reader; see `Dataset.open`."""
