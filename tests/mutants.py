@@ -13,6 +13,7 @@ reason. They do not count.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -25,11 +26,12 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Generator
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
-from isolation import adopt_orphans, in_child
+from isolation import adopt_orphans, end_descendants, in_child
 from judging import Judge, Verdict
 from planting import Mutant, choose_mutants
 from recording import hash_tests, merge_records, record, update_lines
@@ -98,9 +100,15 @@ class Job:
 
 def start_job(*arguments: Any) -> None:
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, stop_job)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Job.current = Job(*arguments)
+
+
+def stop_job(*_: Any) -> None:
+    """End at once, with all tests: an exception could be lost, and the job go on."""
+    end_descendants()
+    os._exit(1)
 
 
 def record_in_job(modules: list[str]) -> dict[str, Any]:
@@ -111,10 +119,16 @@ def judge_in_job(numbered: tuple[int, Mutant]) -> tuple[int, Verdict] | None:
     return Job.current.judge(*numbered)
 
 
-def start_jobs(count: int, folder: Path, recorded: dict[str, Any], deadline: float = 0) -> Pool:
+@contextlib.contextmanager
+def start_jobs(
+    count: int, folder: Path, recorded: dict[str, Any], deadline: float = 0
+) -> Generator[Pool]:
     """Start processes that each have a copy of the repository in a folder of their own."""
     context = multiprocessing.get_context("fork")
-    return context.Pool(count, start_job, (folder, recorded, deadline))
+    with context.Pool(count, start_job, (folder, recorded, deadline)) as jobs:
+        yield jobs
+        jobs.close()
+        jobs.join()
 
 
 def parse_arguments() -> argparse.Namespace:
