@@ -110,7 +110,7 @@ $(VENV)/torch: $(VENV)/installed-test
 
 .PHONY: test-torch
 test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
-	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs $(ARGS)
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
@@ -123,7 +123,7 @@ long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 
 .PHONY: doctest
 doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs
-	@$(BIN)/pytest tests/test_examples.py $(ARGS)
+	@$(BIN)/pytest -m "not long and not torch" tests/test_examples.py tests/docs $(ARGS)
 
 # Processes that tests start are measured too.
 .PHONY: coverage
@@ -155,6 +155,10 @@ format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format
 docs: $(VENV)/installed-docs ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+.PHONY: docs-deploy
+docs-deploy: $(VENV)/installed-docs ## add a version to the branch gh-pages; ARGS='0.1 latest'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy $(ARGS)
 
 # --- generated FlatBuffers readers -------------------------------------------------------------
 

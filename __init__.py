@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from .client.dataset.dataset import Dataset
     from .client.dataset.dataset_stream import DatasetStream
     from .client.open import open
-    from .client.rpc.info import DatasetInfo
+    from .client.rpc.info import DatasetInfo, Endpoint
     from .client.stream.blocking import Stream
     from .protocol.limits import Limits
+    from .server.config.arguments import ServeArguments
     from .server.embedded import Server, serve
     from .transport.tls.options import TlsOptions
 
@@ -41,7 +42,9 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "DatasetStream",
+    "Endpoint",
     "Limits",
+    "ServeArguments",
     "Server",
     "Stream",
     "TlsOptions",
@@ -59,7 +62,9 @@ _MODULES = {
     "Dataset": ".client.dataset.dataset",
     "DatasetInfo": ".client.rpc.info",
     "DatasetStream": ".client.dataset.dataset_stream",
+    "Endpoint": ".client.rpc.info",
     "Limits": ".protocol.limits",
+    "ServeArguments": ".server.config.arguments",
     "Server": ".server.embedded",
     "Stream": ".client.stream.blocking",
     "TlsOptions": ".transport.tls.options",

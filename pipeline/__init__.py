@@ -1,6 +1,7 @@
 """PySpark: a data source that reads from daemons, a sink, and a publishing job.
 
-The package needs the extra ``spark``::
+Publishing from Python (`VersionStore`, `publish_folder`, `publish_shards`) needs no extra. All else
+needs the extra ``spark``::
 
     from splitarrow import pipeline
 
@@ -45,29 +46,48 @@ from .spark.java import Java, find_java
 from .spark.session import prepare_environment, register, require_pyspark, session
 
 if TYPE_CHECKING:
+    from ..client.cluster.publish import ClusterPublishResult, publish_shards
+    from ..client.cluster.rendezvous import assign_shards
+    from ..publication.version_store import VersionStore
+    from .folder_publication import publish_folder
     from .sink.dictionaries import dictionary_columns
     from .source.filters import filter_option
 
 __all__ = [
+    "ClusterPublishResult",
     "Java",
+    "VersionStore",
+    "assign_shards",
     "dictionary_columns",
     "filter_option",
     "find_java",
     "prepare_environment",
+    "publish_folder",
+    "publish_shards",
     "register",
     "session",
 ]
+
+_MODULES = {
+    "ClusterPublishResult": "..client.cluster.publish",
+    "VersionStore": "..publication.version_store",
+    "assign_shards": "..client.cluster.rendezvous",
+    "publish_folder": ".folder_publication",
+    "publish_shards": "..client.cluster.publish",
+}
+"""The modules of the names that are imported on first use."""
 
 _REQUIRE_PYSPARK = {
     "dictionary_columns": ".sink.dictionaries",
     "filter_option": ".source.filters",
 }
-"""The modules of the names that are imported on first use, because they import PySpark."""
+"""The same for names that import PySpark."""
 
 
 def __getattr__(name: str) -> Any:
-    module = _REQUIRE_PYSPARK.get(name)
+    module = {**_MODULES, **_REQUIRE_PYSPARK}.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_pyspark()
+    if name in _REQUIRE_PYSPARK:
+        require_pyspark()
     return getattr(import_module(module, __name__), name)

@@ -1,8 +1,7 @@
-"""The examples of docstrings, of the README and of the documentation run as they are typed."""
+"""The examples of docstrings run as they are typed. Those of pages are in tests/docs."""
 
 from __future__ import annotations
 
-import ast
 import doctest
 import re
 from importlib import import_module
@@ -15,7 +14,6 @@ import pytest
 from helpers.package import ROOT, source_files
 
 PROMPT = re.compile(r"^ *>>> ", re.MULTILINE)
-FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
 def module_name(path: Path) -> str:
@@ -24,7 +22,6 @@ def module_name(path: Path) -> str:
 
 
 MODULES = [module_name(path) for path in source_files() if PROMPT.search(path.read_text())]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(test: doctest.DocTest) -> int:
-    """Run the examples of one docstring or page; return how many there are."""
+    """Run the examples of one docstring; return how many there are."""
     failures: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(test, out=failures.append, clear_globs=False)
@@ -52,20 +49,3 @@ def test_docstrings(name: str) -> None:
     module = import_module(name)
     found = doctest.DocTestFinder(exclude_empty=True).find(module)
     assert sum(run(test) for test in found) > 0
-
-
-@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_pages(path: Path) -> None:
-    """Sessions at the prompt run; all other Python is at least valid."""
-    text, page = path.read_text(), path.name
-    names: dict[str, object] = {}
-    for number, fence in enumerate(FENCE.finditer(text)):
-        language, code = fence[2], fence[3]
-        line = text.count("\n", 0, fence.start()) + 1
-        if PROMPT.search(code):
-            parser = doctest.DocTestParser()
-            test = parser.get_doctest(code, names, f"{page}[{number}]", page, line)
-            run(test)
-            names = test.globs
-        elif language in ("python", "py"):
-            compile("\n" * line + code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

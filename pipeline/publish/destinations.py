@@ -15,7 +15,7 @@ from ...errors import DatasetError
 from ...publication.layout import format_data_folder
 from ...publication.manifest import Manifest
 from ...publication.version_store import VersionStore
-from ..publish_folder import publish_folder
+from ..folder_publication import publish_folder
 from .job import PublishJob, PublishJobResult
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from pyspark.sql import datasource as ds
 from helpers.files import write_shards
 from helpers.publication import read_version
 from helpers.waiting import PATIENCE, wait_until
+from splitarrow.pipeline.folder_publication import publish_folder
 from splitarrow.pipeline.options import Options
-from splitarrow.pipeline.publish_folder import publish_folder
 from splitarrow.pipeline.source.reader import OPTIONS, DatasetReader, dataset_schema
 from splitarrow.pipeline.source.remote_dataset import RemoteDataset
 from splitarrow.publication.version_store import VersionStore

@@ -52,7 +52,7 @@ def rows(name: str) -> list[list[str]]:
 def hexadecimal(name: str) -> bytes:
     """Return the bytes of a block in hexadecimal digits, without its remarks."""
     lines = block(name).splitlines()
-    assert (lines[0], lines[-1]) == ("```", "```")
+    assert (lines[0], lines[-1]) == ("```text", "```")
     return bytes.fromhex(" ".join(line.partition("#")[0] for line in lines[1:-1]))
 
 

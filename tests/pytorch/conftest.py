@@ -9,7 +9,6 @@ import pytest
 NEED_TORCH = [
     "test_dataset.py",
     "test_loaders.py",
-    "test_page.py",
     "test_tensors.py",
 ]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH

@@ -23,7 +23,7 @@ from splitarrow import errors
 from splitarrow.client.cluster.client import ClusterClient
 from splitarrow.client.cluster.publish import publish_shards
 from splitarrow.client.connect import connect
-from splitarrow.pipeline.publish_folder import publish_folder
+from splitarrow.pipeline.folder_publication import publish_folder
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 

@@ -55,7 +55,7 @@ def publish_folder(
     job : str, optional
         The identifier of the publication. The default for a published dataset is the job that
         wrote the version; so a version is published only once, however often this function runs.
-        For a list see `splitarrow.client.cluster.publish.publish_shards`.
+        For a list see `splitarrow.pipeline.publish_shards`.
     snapshot : str, optional
         The snapshot that the daemons share. The default for a published dataset is the snapshot
         of the version.
@@ -83,7 +83,7 @@ def publish_folder(
     DatasetError
         If the version does not exist, a shard differs from its manifest, or a commit failed.
     SplitArrowError
-        Any other error of `splitarrow.client.cluster.publish.publish_shards`.
+        Any other error of `splitarrow.pipeline.publish_shards`.
     """
     options: dict[str, Any] = {
         "replicas": replicas,
