@@ -158,7 +158,7 @@ docs: $(VENV)/installed-docs ## build the documentation into site/
 
 .PHONY: docs-deploy
 docs-deploy: $(VENV)/installed-docs ## add a version to the branch gh-pages; ARGS='0.1 latest'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy $(ARGS)
+	@PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy $(ARGS)
 
 # --- generated FlatBuffers readers -------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from helpers.terminal import TerminalCommand
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.testing import Daemon
 
-COMMAND_SECONDS = 250.0
+COMMAND_SECONDS = 600.0
 _AUTHORITY = re.compile(r"\b(\w+(?:\+tls)?)://([\w.,:-]+)|(?<![\w/.-])(host:8815)\b")
 _THIS_HOST = {"127.0.0.1", "localhost"}
 _ANYWHERE = "0.0.0.0"
