@@ -27,6 +27,10 @@ _JWKS = "$ splitarrow serve flights=flights.arrow --control grpc://127.0.0.1:881
 # The blocks that do not run, by their page and the beginning of their code.
 NOT_RUN = {
     ("docs/getting-started.md", "$ python3 -m venv"): "creates an environment",
+    ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
+    ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
+    ("docs/guide/serving.md", "$ pip install '.[object-store]'"): "a real object store",
+    ("docs/guide/serving.md", "$ pip install '.[delta]'"): "a Delta table with 41 versions",
     ("docs/guide/spark.md", "$ JOB="): "clusters of Spark, with YARN and Kubernetes",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",

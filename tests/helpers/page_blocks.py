@@ -46,8 +46,14 @@ class Block:
 def read_blocks(page: Path) -> list[Block]:
     """Return the code blocks of a page, in order."""
     blocks: list[Block] = []
+    paragraph = ""
     for token in _PARSER.parse(page.read_text()):
-        if token.type in ("fence", "code_block"):
+        if token.type == "inline":
+            paragraph = token.content
+        # What is indented after "!!!" is an admonition of MkDocs.
+        if token.type == "fence" or (
+            token.type == "code_block" and not paragraph.startswith("!!!")
+        ):
             assert token.map is not None
             line = token.map[0] + (2 if token.type == "fence" else 1)
             blocks.append(Block(name_page(page), line, token.info.strip(), token.content))
