@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
 from .blocks import BatchPlan, BlockReader
-from .device import check_device, move
+from .device import check_device, check_host_memory, move
 from .loader_state import find_dataset_state
 from .order import Division, EpochOrder, Even, Share
 from .plan import DatasetPlan, Selection
@@ -91,6 +91,11 @@ class StreamDataset(_IterableDataset):
         As in `Client.read`.
     prefetch_blocks : int
         The number of blocks that each worker reads ahead of their use.
+    memory : str, PinnedMemory or Allocator, optional
+        The host memory that record batches are received into; see `splitarrow.open`. A batch whose
+        rows are consecutive in one record batch stays there. All others are put together in
+        pageable memory. A loader with spawned workers needs ``"pinned"``, or one that can be
+        pickled.
 
     Raises
     ------
@@ -126,6 +131,7 @@ class StreamDataset(_IterableDataset):
         tls: TlsOptions | None = None,
         transport: str = "auto",
         prefetch_blocks: int = 2,
+        memory: Any = None,
     ) -> None:
         super().__init__()
         if interleave is None:
@@ -145,7 +151,9 @@ class StreamDataset(_IterableDataset):
         self._shuffle = shuffle
         columns = None if columns is None else tuple(columns)
         selection = Selection(name, columns, filter, version or "", {"transport": transport})
-        self._plan = plan_dataset(self._connect, selection, window_rows, categories or {})
+        check_host_memory(memory)
+        plan = plan_dataset(self._connect, selection, window_rows, categories or {})
+        self._plan = plan.with_options(memory=memory)
         if transform is None:
             check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
         # Workers that persist get a new epoch through shared memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
+from ..memory.selection import DeviceMemory, select_memory
 from .torch_module import torch
 
 
@@ -25,6 +26,25 @@ def check_device(device: Any) -> Any:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {str(found)!r}, but PyTorch finds no CUDA device")
     return found
+
+
+def check_host_memory(memory: Any) -> None:
+    """Check that an argument ``memory`` names host memory.
+
+    Raises
+    ------
+    UsageError
+        If it names the memory of a device, or is invalid.
+    """
+    if memory is None:
+        return
+    selected = select_memory(memory)
+    if isinstance(selected, DeviceMemory):
+        name = selected.device.name
+        raise UsageError(
+            f"memory is that of {name}; tensors are made in host memory, so pass device={name!r}, "
+            "and memory='pinned' for faster copies"
+        )
 
 
 def move(value: Any, device: Any) -> Any:

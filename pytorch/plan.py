@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -72,6 +72,11 @@ class DatasetPlan:
     """A checksum of the blocks. Positions in an epoch are valid for equal layouts only."""
     categories: Categories
     """The categories of the dictionary columns."""
+
+    def with_options(self, **options: Any) -> DatasetPlan:
+        """Return the plan with further arguments of `Client.read`."""
+        selection = replace(self.selection, options={**self.selection.options, **options})
+        return replace(self, selection=selection)
 
 
 def make_plan(

@@ -18,6 +18,7 @@ from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
 from helpers.control_plane import CANARY, TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_parquet, write_shards, write_stream
+from helpers.trap_device import TrapMemory
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.client.cluster.publish import publish_shards
@@ -313,3 +314,31 @@ def test_a_dataset_that_can_be_read_once_is_refused() -> None:
     server = splitarrow.serve({"once": reader}, control="grpc://127.0.0.1:0")
     with server, pytest.raises(errors.RemoteError, match="no random access"):
         StreamDataset(str(server.control_uri), "once")
+
+
+class CountingMemory:
+    """Host memory that counts what it allocates, and holds the addresses."""
+
+    is_host = True
+
+    def __init__(self) -> None:
+        self.ranges: list[range] = []
+
+    def allocate(self, nbytes: int) -> pa.Buffer:
+        buffer = pa.allocate_buffer(nbytes)
+        self.ranges.append(range(buffer.address, buffer.address + nbytes))
+        return buffer
+
+
+def test_tensors_share_the_memory_that_bodies_are_received_into(server: Daemon) -> None:
+    memory = CountingMemory()
+    dataset = open_dataset(server, batch_rows=300, window_rows=1, transport="tcp", memory=memory)
+    tensors = [batch["n"] for batch in dataset]
+    assert sum(len(tensor) for tensor in tensors) == ROWS
+    for tensor in tensors:
+        assert any(tensor.data_ptr() in each for each in memory.ranges)
+
+
+def test_the_memory_of_a_device_is_refused(server: Daemon) -> None:
+    with pytest.raises(errors.UsageError, match="so pass device='trap:0', and memory='pinned'"):
+        open_dataset(server, memory=TrapMemory())
