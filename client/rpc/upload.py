@@ -11,7 +11,6 @@ import grpc
 import pyarrow as pa
 
 from ...errors import ClosedError, ProtocolError, UsageError
-from ...formats.arrow.pyarrow_version import find_view_problem
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
 from .channel import FlightChannel
@@ -211,8 +210,6 @@ def _encode_messages(
     compression: str | None,
 ) -> Iterator[bytes]:
     """Yield serialized FlightData; the first one carries the descriptor."""
-    if (problem := find_view_problem(schema)) is not None:
-        raise UsageError(problem)
     sink = _MessageSink()
     options = pa.ipc.IpcWriteOptions(
         compression=cast(Any, compression), emit_dictionary_deltas=True

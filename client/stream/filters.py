@@ -9,10 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import MissingExtraError, UsageError
-from ...formats.arrow.pyarrow_version import read_major_version
-
-_TEXT_FUNCTIONS_VERSION = 25
-"""The first version of pyarrow that puts functions such as ``starts_with`` into Substrait."""
 
 
 def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
@@ -36,11 +32,6 @@ def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
     try:
         plan = expression.to_substrait(schema)
     except (pa.ArrowException, ValueError, KeyError, NotImplementedError) as error:
-        if read_major_version() < _TEXT_FUNCTIONS_VERSION and "conversion function" in str(error):
-            raise UsageError(
-                f"the filter compares parts of texts, as LIKE does, which needs pyarrow "
-                f"{_TEXT_FUNCTIONS_VERSION} or newer; this is pyarrow {pa.__version__}"
-            ) from None
         raise UsageError(f"the filter does not fit {name!r}: {error}") from None
     return base64.urlsafe_b64encode(memoryview(plan)).rstrip(b"=").decode()
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 from ...errors import InvalidDataError, UsageError
 from .framing import parse_prefix
 from .message import HeaderType, read_message_info
-from .pyarrow_version import find_view_problem
 from .truncation import has_unions, truncate
 
 CODECS = ("lz4", "zstd")
@@ -73,8 +72,6 @@ class MessageEncoder:
     def __init__(self, schema: pa.Schema, compression: str | None = None) -> None:
         if compression is not None and compression not in CODECS:
             raise UsageError(f"unknown compression {compression!r}; known are {', '.join(CODECS)}")
-        if (problem := find_view_problem(schema)) is not None:
-            raise InvalidDataError(problem)
         options = pa.ipc.IpcWriteOptions(
             compression=compression,
             allow_64bit=True,

@@ -10,7 +10,6 @@ from contextlib import suppress
 import pyarrow as pa
 
 from ...errors import DatasetError, RemoteError, UsageError, remote_error
-from ...formats.arrow.pyarrow_version import find_view_problem
 from ...formats.arrow.schema_difference import describe_difference
 from ...formats.arrow.truncation import needs_truncation, truncate
 from ...protocol.request import Request
@@ -37,8 +36,7 @@ class TableDataset:
     Raises
     ------
     UsageError
-        If there is no batch, and therefore no schema, or the schemas of the batches differ, or
-        pyarrow is too old for the type of a column.
+        If there is no batch, and therefore no schema, or the schemas of the batches differ.
     """
 
     kind = "table"
@@ -50,8 +48,6 @@ class TableDataset:
         else:
             batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
             self.schema = _common_schema(batches)
-        if (problem := find_view_problem(self.schema)) is not None:
-            raise UsageError(problem)
         self._batches = list(_slice_large(batches, truncates=needs_truncation(self.schema)))
         self.rows: int | None = sum(batch.num_rows for batch in batches)
         self.nbytes: int | None = sum(batch.nbytes for batch in self._batches)

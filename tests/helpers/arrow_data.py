@@ -11,10 +11,6 @@ import pyarrow as pa
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from splitarrow.formats.arrow.pyarrow_version import VIEWS_VERSION, read_major_version
-
-WRITES_VIEWS = read_major_version() >= VIEWS_VERSION
-"""Whether pyarrow can slice and write views."""
 INNER = pa.dictionary(pa.int8(), pa.string())
 
 
@@ -194,7 +190,7 @@ def make_arrays_of_all_types() -> dict[str, pa.Array]:
         _numbers,
         _times,
         _bytes_and_texts,
-        *([_views] if WRITES_VIEWS else []),
+        _views,
         _nested,
         _unions,
         _run_ends,
@@ -229,6 +225,8 @@ _LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.float64(): st.floats(allow_nan=False),
     pa.string(): st.text(max_size=20),
     pa.large_binary(): st.binary(max_size=20),
+    pa.string_view(): st.text(max_size=20),
+    pa.binary_view(): st.binary(max_size=20),
     pa.binary(4): st.binary(min_size=4, max_size=4),
     pa.timestamp("us", "UTC"): st.integers(-(1 << 50), 1 << 50),
     pa.date32(): st.integers(-10_000, 10_000),
@@ -237,9 +235,6 @@ _LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.dictionary(pa.int16(), pa.string()): st.text(max_size=3),
     pa.dictionary(pa.int32(), pa.int64()): st.integers(0, 5),
 }
-if WRITES_VIEWS:
-    _LEAVES[pa.string_view()] = st.text(max_size=20)
-    _LEAVES[pa.binary_view()] = st.binary(max_size=20)
 
 
 def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
@@ -261,7 +256,7 @@ def _wrap(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataTyp
     return st.one_of(
         inner.map(pa.list_),
         inner.map(pa.large_list),
-        inner.map(pa.list_view if WRITES_VIEWS else pa.list_),
+        inner.map(pa.list_view),
         inner.map(lambda data_type: pa.list_(data_type, 2)),
         inner.map(lambda data_type: pa.map_(pa.string(), data_type)),
         st.lists(inner, min_size=1, max_size=3).map(

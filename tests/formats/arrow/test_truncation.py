@@ -7,16 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from helpers.arrow_data import WRITES_VIEWS, make_arrays_of_all_types
+from helpers.arrow_data import make_arrays_of_all_types
 from splitarrow.formats.arrow.encoder import MessageEncoder
 from splitarrow.formats.arrow.truncation import has_offsets, has_unions, needs_truncation, truncate
 
 ROWS = 3000
 VIEW = pa.string_view()
-
-pytestmark = pytest.mark.skipif(
-    not WRITES_VIEWS, reason="this version of pyarrow refuses views, and misreads sliced unions"
-)
 
 
 def text(number: int) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from helpers.arrow_data import WRITES_VIEWS, make_arrays_of_all_types
+from helpers.arrow_data import make_arrays_of_all_types
 from helpers.catalog import (
     DEFAULTS,
     batch_without_columns,
@@ -17,9 +17,7 @@ from helpers.catalog import (
     requests,
     to_table,
 )
-from splitarrow.errors import DatasetError, InvalidDataError, NotFoundError, RemoteError, UsageError
-from splitarrow.formats.arrow import pyarrow_version
-from splitarrow.formats.arrow.encoder import MessageEncoder
+from splitarrow.errors import DatasetError, NotFoundError, RemoteError, UsageError
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Encoding
@@ -96,30 +94,12 @@ def test_very_large_batches_are_sent_in_slices() -> None:
     assert max(sizes) <= BATCH_BYTES
 
 
-@pytest.mark.skipif(not WRITES_VIEWS, reason="this version of pyarrow refuses views")
 def test_slices_of_views_carry_only_their_rows() -> None:
     texts = pa.array([f"a text that is not inlined {n}" for n in range(10_000)], pa.string_view())
     dataset = open_dataset(pa.table({"t": texts}).slice(100, 10))
     assert read_dataset(dataset).messages[1].body_length < 1000
     result = read_dataset(open_dataset(pa.table({"t": texts})), batch_rows=10, limit=100)
     assert all(message.body_length < 1000 for message in result.messages)
-
-
-@pytest.mark.parametrize(
-    "data_type",
-    [pa.string_view(), pa.list_(pa.binary_view()), pa.struct([("x", pa.list_view(pa.int8()))])],
-    ids=str,
-)
-def test_views_are_refused_by_a_pyarrow_that_cannot_write_them(
-    monkeypatch: pytest.MonkeyPatch, data_type: pa.DataType
-) -> None:
-    monkeypatch.setattr(pyarrow_version, "read_major_version", lambda: 24)
-    table = pa.table({"n": [1], "v": pa.array([None], data_type)})
-    with pytest.raises(UsageError, match=r"the column 'v' is .*, which needs pyarrow 25 or newer"):
-        open_dataset(table)
-    with pytest.raises(InvalidDataError, match="needs pyarrow 25 or newer; this is pyarrow"):
-        MessageEncoder(table.schema)
-    assert open_dataset(table.drop(["v"])).rows == 1
 
 
 def test_other_objects_are_refused() -> None:

@@ -209,11 +209,12 @@ def test_columns_of_every_type_can_be_filtered_and_skipped(tmp_path: Path, name:
         (pc.field("n") == 0) | (pc.field("n") == 2), pa.schema({"n": pa.int8(), "x": pa.bool_()})
     )
     result = read_dataset(source, filter=row_filter)
-    values = _rows(batch)  # pyarrow 24 misreads slices of sparse unions
-    found = [row for part in result.batches for row in _rows(part)]
-    assert found == (values[:1] + values[2:3]) * 2
+    expected = [batch.slice(0, 1), batch.slice(2, 1)] * 2
+    assert [row for part in result.batches for row in _rows(part)] == [
+        row for part in expected for row in _rows(part)
+    ]
     result = read_dataset(source, offset=len(array) + 1)
-    assert [_rows(part) for part in result.batches] == [values[1:]]
+    assert [_rows(part) for part in result.batches] == [_rows(batch.slice(1))]
 
 
 def _rows(batch: pa.RecordBatch) -> list[Any]:
