@@ -423,17 +423,17 @@ def test_contributing_draws_the_imports() -> None:
     assert set(re.findall(r"(\w+) --> (\w+)", drawing)) == drawn_imports()
 
 
-def test_contributing_names_places_that_exist() -> None:
-    section = (ROOT / "CONTRIBUTING.md").read_text().split("\n## Layout")[1].split("\n## ")[0]
+def test_the_readme_names_places_that_exist() -> None:
+    section = (ROOT / "README.md").read_text().split("\n## Source code")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?) \| (.+) \|$", section, re.MULTILINE)
     assert len(rows) > 15
     for folders, contents in rows:
         roots = [ROOT / name for name in re.findall(r"`([^`]+)`", folders)]
         for root in roots:
-            assert root.exists(), f"CONTRIBUTING.md: no {root.name}"
+            assert root.exists(), f"README.md: no {root.name}"
         for name in re.findall(r"`([a-z_/]+)`", contents):
             places = [path for root in roots for path in (root / name, root / f"{name}.py")]
-            assert any(path.exists() for path in places), f"CONTRIBUTING.md: no {name} in {folders}"
+            assert any(path.exists() for path in places), f"README.md: no {name} in {folders}"
 
 
 def test_every_package_is_listed() -> None:

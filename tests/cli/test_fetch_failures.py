@@ -143,7 +143,8 @@ def test_a_server_that_goes_silent(fails: Fails, served: Served, relay: Any) -> 
 
 @pytest.mark.parametrize("limit", [8, 500, HALF])
 def test_a_connection_that_breaks(fails: Fails, served: Served, relay: Any, limit: int) -> None:
-    fails(1, ("closed the connection",), served.uri("table", relay(limit, cut=True)))
+    # The connection is closed, or reset because the request was not read.
+    fails(1, ("; missing: ",), served.uri("table", relay(limit, cut=True)))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
