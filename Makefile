@@ -123,7 +123,7 @@ long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 
 .PHONY: doctest
 doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs
-	@$(BIN)/pytest -m "not long and not torch" tests/test_examples.py tests/docs $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "not torch" tests/test_examples.py tests/docs $(ARGS)
 
 # Processes that tests start are measured too.
 .PHONY: coverage

@@ -26,6 +26,7 @@ from splitarrow.publication.version_store import VersionStore
 _JWKS = "$ splitarrow serve flights=flights.arrow --control grpc://127.0.0.1:8815 \\\n    --jwks"
 # The blocks that do not run, by their page and the beginning of their code.
 NOT_RUN = {
+    ("CONTRIBUTING.md", "$ .venv/bin/pytest"): "the tests themselves",
     ("docs/getting-started.md", "$ python3 -m venv"): "creates an environment",
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
@@ -45,13 +46,13 @@ _ILLUSTRATIONS = {"mermaid", "text"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/pytorch.md": "torch",
-    "docs/guide/several-daemons.md": "slow",
-    "docs/guide/spark.md": "slow",
-    "docs/operations.md": "slow",
-    "docs/security.md": "slow",
-    "docs/transports.md": "slow",
+    "docs/guide/several-daemons.md": "long",
+    "docs/guide/spark.md": "long",
+    "docs/operations.md": "long",
+    "docs/security.md": "long",
+    "docs/transports.md": "long",
 }
-_SLOW = re.compile(r"s3://|splitarrow\.benchmarks|pipeline\.session")
+_LONG = re.compile(r"s3://|splitarrow\.benchmarks|pipeline\.session")
 _DEFERRED = re.compile(r"\bspark\b|torch|StreamDataset")
 # What holds after the Python of a page has run.
 _CHECKS = {
@@ -61,14 +62,14 @@ _CHECKS = {
 
 
 def find_level(block: Block) -> str:
-    """Return which tests run a block: the quick ones, the slow ones, or those with PyTorch.
+    """Return which tests run a block: the quick ones, the long ones, or those with PyTorch.
 
-    Commands are slow: each is a process, and many are several.
+    Commands take long: each is a process, and many are several.
     """
     if "import torch" in block.code:
         return "torch"
-    slow = block.language == "console" or _SLOW.search(block.code)
-    return "slow" if slow else _LEVELS.get(block.page, "quick")
+    takes_long = block.language == "console" or _LONG.search(block.code)
+    return "long" if takes_long else _LEVELS.get(block.page, "quick")
 
 
 def is_run(block: Block) -> bool:
@@ -99,7 +100,7 @@ def make_cases() -> Iterator[Any]:
         for level in sorted(levels):
             marks = {
                 "quick": [],
-                "slow": [pytest.mark.slow, pytest.mark.timeout(1200)],
+                "long": [pytest.mark.long, pytest.mark.timeout(1200)],
                 "torch": [pytest.mark.torch, pytest.mark.timeout(1200)],
             }[level]
             yield pytest.param(page, level, id=f"{page}-{level}", marks=marks)
