@@ -41,7 +41,7 @@ _DEFAULT_PORTS = {"grpc": 8815, "tcp": 8816}
 class PageSession:
     """The folder, the addresses, the daemons and the names of one page.
 
-    The addresses of a page are those of loopback interfaces that belong to this session, so that
+    The addresses of a page are those of loopback interfaces of its own, so that
     pages run side by side with the ports that they name. Paths such as ``/data`` are in the folder.
 
     A host that a page reads from without starting a daemon on it has one with `datasets`.
@@ -106,7 +106,7 @@ class PageSession:
     # --- addresses and paths ---------------------------------------------------------------------
 
     def translate(self, text: str) -> str:
-        """Return a text with the addresses and the folders of this session."""
+        """Return a text with the addresses and the folders of the page."""
         text = _AUTHORITY.sub(self._translate_authority, text)
         return _ROOT_FOLDERS.sub(rf"{self._folder}/root/\1/", text)
 
