@@ -109,12 +109,6 @@ class BlockPool:
             self._collect()
             return self._count_used()
 
-    def trim(self) -> None:
-        """Free all memory that is not in use."""
-        with self._lock:
-            self._collect()
-            self._free_idle(0)
-
     def _collect(self) -> None:
         while self._returned:
             address, nbytes, before_use = self._returned.popleft()

@@ -95,14 +95,6 @@ def test_idle_blocks_of_other_sizes_make_room() -> None:
     assert held.nbytes == 160 * KIB
 
 
-def test_trimming_frees_what_is_idle() -> None:
-    heap = Heap(1 << 20)
-    held = heap.pool.acquire(1)
-    heap.pool.acquire(200 * KIB)
-    heap.pool.trim()
-    assert list(heap.sizes.values()) == [held.nbytes]
-
-
 def test_all_memory_is_freed_with_the_last_block_of_a_pool() -> None:
     heap = Heap(1 << 20)
     held = heap.pool.acquire(1)
