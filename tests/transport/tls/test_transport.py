@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import registry
 from splitarrow.transport.base import ConnectOptions, ListenOptions
 from splitarrow.transport.registry import find_transport
+from splitarrow.transport.tls import transport as tls_transport
 from splitarrow.transport.tls.channel import TlsChannel
 from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions, load_server_context
 from splitarrow.transport.tls.transport import TlsListener, TlsTransport
@@ -128,6 +130,23 @@ def test_the_name_may_differ_from_the_host(pki: Pki) -> None:
             read(uri, pki.make_client_options(server_name="other.example"))
         with pytest.raises(ConnectError, match="cannot connect to tcp"):
             read(uri, pki.make_client_options(server_name=".bad"))
+
+
+def test_a_name_that_cannot_be_right_leaves_no_socket(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected: list[socket.socket] = []
+    connect_socket = tls_transport.connect_socket
+
+    def connect(*arguments: Any) -> socket.socket:
+        connected.append(connect_socket(*arguments))
+        return connected[-1]
+
+    monkeypatch.setattr(tls_transport, "connect_socket", connect)
+    options = pki.make_client_options(server_name=".bad")
+    with serving(pki.make_server_options()) as uri, pytest.raises(ConnectError):
+        tls_transport.TRANSPORT.connect(uri, ConnectOptions(tls=options))
+    assert [sock.fileno() for sock in connected] == [-1]
 
 
 def test_clients_present_certificates(pki: Pki) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -321,6 +322,16 @@ def test_connecting_to_another_protocol_fails_in_time() -> None:
         assert time.monotonic() - began < 2
 
 
+@pytest.mark.parametrize("timeout", [0.2, 0.7])
+def test_connecting_to_a_silent_server_fails_in_time(timeout: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = DataUri.parse(f"ucx://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(ConnectError, match=f"no answer within {timeout} s"):
+            find_transport(uri).connect(uri, ConnectOptions(timeout=timeout))
+        assert timeout <= time.monotonic() - began < timeout + 5
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -354,6 +365,7 @@ def test_hundreds_of_connections_leak_nothing() -> None:
         assert resident() - memory < 100 << 20
 
 
+@pytest.mark.slow
 def test_concurrent_streams_never_mix() -> None:
     """Run 64 streams at a time, each with its own pattern."""
     tables = {
@@ -394,6 +406,7 @@ sys.stdin.read()
 LANES = [pytest.param("^sysv", id="shared memory"), pytest.param("tcp", id="tcp")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_reader_notices_a_dead_server(lanes: str) -> None:
     with program(SERVER, ADDRESS, UCX_TLS=lanes) as server:
@@ -427,6 +440,7 @@ def test_a_server_notices_a_dead_reader(lanes: str) -> None:
             assert stream.read_all() == table
 
 
+@pytest.mark.slow
 def test_readers_that_leave_early_do_not_disturb_others() -> None:
     """All readers are sent the same memory."""
     with program(SERVER, ADDRESS) as server:
