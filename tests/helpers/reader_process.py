@@ -135,10 +135,18 @@ def wait_for_file(path: Path) -> None:
 def repeat(job: Job, report: Report) -> Result:
     """Read the stream again and again, until the file ``until`` exists.
 
-    The result counts the outcomes and, for complete reads, the checksums.
+    The result counts the outcomes and, for complete reads, the checksums. The job reports
+    ``reading`` once, because a test that does not receive events for long would stop its readers.
     """
     outcomes, checksums = Counter[str](), Counter[str]()
     messages: dict[str, str] = {}
+    reported = set[str]()
+
+    def report_once(event: str) -> None:
+        if event not in reported:
+            reported.add(event)
+            report(event)
+
     size, longest = 0, 0.0
     begin = time.monotonic()
     until, client = Path(job["until"]), None
@@ -147,7 +155,7 @@ def repeat(job: Job, report: Report) -> Result:
         try:
             if "control" in job and client is None:
                 client = splitarrow.connect(job["control"])
-            done = read(job, report, client)
+            done = read(job, report_once, client)
         except SplitArrowError as error:
             done = {"outcome": type(error).__name__, "message": str(error), "bytes": 0}
         outcomes[done["outcome"]] += 1
