@@ -126,6 +126,7 @@ def test_drain_seconds_bound_the_drain(daemon: StartDaemon, big: tuple[Path, int
             list(stream)
 
 
+@pytest.mark.slow
 def test_workers_share_the_port(daemon: StartDaemon, small: tuple[Path, pa.Table]) -> None:
     path, table = small
     running = daemon({"small": path}, workers=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
@@ -18,7 +19,7 @@ def test_streams_share_the_memory_for_messages_that_are_prepared_ahead(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
     """Each stream held two chunks of 1.5 MiB, however many streams there were."""
-    table = pa.table({"n": pa.array(range(1_000_000), pa.int64())})
+    table = pa.table({"n": pa.array(np.arange(1_000_000))})
     path = write_file(tmp_path / "numbers.arrow", table, batch_rows=2000)
     server = daemon({"numbers": path}, control="grpc://127.0.0.1:0")
     location = server.control_uri.replace("grpc://", "grpc+tcp://")

@@ -197,6 +197,7 @@ def test_a_reader_gets_one_state_of_a_file_that_changes(
                 assert isinstance(error, RemoteError | DatasetError | ConnectionLostError), error
 
 
+@pytest.mark.slow
 def test_writers_are_allowed_at_the_operators_risk(
     start: Callable[..., Read], data: tuple[Path, list[tuple[int, int]]]
 ) -> None:
@@ -215,6 +216,7 @@ def test_writers_are_allowed_at_the_operators_risk(
         assert states[0] not in (None, 127)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [BATCHES, 400], ids=["in the sockets", "beyond the sockets"])
 @pytest.mark.parametrize("scheme", ["tcp", "shm", pytest.param("ucx", marks=pytest.mark.slow)])
 def test_a_writer_does_not_wait_for_a_reader_that_pauses(

@@ -123,6 +123,7 @@ WRITER = """if True:
 """
 
 
+@pytest.mark.slow
 def test_concurrent_processes_commit_a_version_each(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -155,7 +156,7 @@ def test_streams_of_one_principal_are_limited(tmp_path: Path) -> None:
         )
     )
     tokens.chmod(0o600)
-    big = pa.table({"n": pa.array(range(4_000_000), pa.int64())})
+    big = pa.table({"n": pa.array(np.arange(4_000_000))})
     settings: dict[str, Any] = {"token_file": tokens, "max_streams_per_principal": 1}
     with splitarrow.serve({"big": big}, control="grpc://127.0.0.1:0", **settings) as server:
         uri = server.control_uri

@@ -113,6 +113,7 @@ def test_a_reload_drops_no_stream(daemon: StartDaemon, tmp_path: Path) -> None:
         assert rows + stream.read_all().num_rows == 2_000_000
 
 
+@pytest.mark.slow
 def test_workers_reload(daemon: StartDaemon, tmp_path: Path) -> None:
     config = tmp_path / "splitarrow.toml"
     path = write_file(tmp_path / "a.arrow", table(5))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -17,7 +18,7 @@ from splitarrow.errors import RemoteError
 from splitarrow.server.metrics import Metrics
 from splitarrow.server.streams import RunningStream, StreamRegistry
 
-BIG = pa.table({"x": pa.array(range(8_000_000))})
+BIG = pa.table({"x": pa.array(np.arange(8_000_000))})
 PATIENCE = 30.0
 
 

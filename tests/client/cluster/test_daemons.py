@@ -232,6 +232,7 @@ def test_a_read_continues_at_a_replica_when_a_daemon_dies(
     assert got.equals(whole(big))
 
 
+@pytest.mark.slow
 def test_a_read_without_replicas_fails_when_a_daemon_dies(
     daemons: StartDaemons, big_files: list[Path]
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_read_without_replicas_fails_when_a_daemon_dies(
         assert [info.kind for info in client.datasets()] == ["incomplete"]
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_down_does_not_matter_while_its_shards_have_replicas(
     daemons: StartDaemons, files: list[Path], tables: list[pa.Table]
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -417,7 +418,7 @@ def test_a_read_resumes_when_a_killed_server_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backoff, "FIRST_PAUSE_SECONDS", 0.2)
-    big = pa.table({"n": pa.array(range(8_000_000), pa.int64())})
+    big = pa.table({"n": pa.array(np.arange(8_000_000))})
     big = pa.Table.from_batches(big.to_batches(50_000))
     rows = -(-big.num_rows // shards)
     folder = tmp_path / "big"
@@ -437,7 +438,7 @@ def test_a_read_resumes_when_a_killed_server_restarts(
 
 
 def test_a_read_fails_when_a_killed_server_stays_down(daemon: StartDaemon, tmp_path: Path) -> None:
-    big = pa.table({"n": pa.array(range(4_000_000), pa.int64())})
+    big = pa.table({"n": pa.array(np.arange(4_000_000))})
     server = daemon({"big": write_file(tmp_path / "big.arrow", big)}, control=CONTROL)
     with (
         connect(server.control_uri) as client,

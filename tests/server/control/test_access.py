@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -205,7 +206,7 @@ def test_a_flight_can_be_cancelled_before_it_is_read(server: Running) -> None:
 
 
 def test_a_flight_can_be_cancelled_while_it_is_read(access: AccessControl) -> None:
-    big = pa.table({"x": pa.array(range(8_000_000))})
+    big = pa.table({"x": pa.array(np.arange(8_000_000))})
     with (
         running({"flights": big}, access=access) as server,
         server.client() as client,

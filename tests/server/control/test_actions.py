@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -64,7 +65,7 @@ def test_rows_are_counted_shard_by_shard(table: pa.Table, tmp_path: Path) -> Non
 
 
 def test_a_stream_can_be_cancelled_by_its_number() -> None:
-    big = pa.table({"x": pa.array(range(8_000_000))})
+    big = pa.table({"x": pa.array(np.arange(8_000_000))})
     with running({"big": big}) as server, server.client() as client:
         reader = client.do_get(flight.Ticket(b'{"dataset": "big", "batch_rows": 1000}'))
         assert reader.read_chunk().data.num_rows == 1000

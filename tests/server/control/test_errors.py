@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -112,7 +113,7 @@ def test_a_removed_file_is_data_loss(server: Running, arrow_file: Path) -> None:
 
 def test_a_file_that_shrinks_during_a_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "big.arrow"
-    table = pa.table({"x": pa.array(range(4_000_000))})
+    table = pa.table({"x": pa.array(np.arange(4_000_000))})
     write_file(path, table, batch_rows=200_000)
     with running({"big": path}) as server, server.client() as client:
         reader = client.do_get(flight.Ticket(b"big"))
@@ -138,7 +139,7 @@ def test_details_of_unexpected_errors_stay_in_the_log(
 
 def test_draining_refuses_calls_and_lets_streams_finish(tmp_path: Path) -> None:
     path = tmp_path / "big.arrow"
-    table = pa.table({"x": pa.array(range(4_000_000))})
+    table = pa.table({"x": pa.array(np.arange(4_000_000))})
     write_file(path, table, batch_rows=100_000)
     with running({"big": path}) as server, server.client() as client:
         reader = client.do_get(flight.Ticket(b"big"))
@@ -152,7 +153,7 @@ def test_draining_refuses_calls_and_lets_streams_finish(tmp_path: Path) -> None:
 
 def test_cutting_ends_running_streams(tmp_path: Path) -> None:
     path = tmp_path / "big.arrow"
-    table = pa.table({"x": pa.array(range(4_000_000))})
+    table = pa.table({"x": pa.array(np.arange(4_000_000))})
     write_file(path, table, batch_rows=100_000)
     with running({"big": path}) as server, server.client() as client:
         reader = client.do_get(flight.Ticket(b"big"))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -160,7 +161,7 @@ def test_large_batches_are_read_from_the_file(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_read_does_not_affect_the_next(tmp_path: Path) -> None:
-    many = pa.table({"x": pa.array(range(2_000_000))})
+    many = pa.table({"x": pa.array(np.arange(2_000_000))})
     path = write_file(tmp_path / "many.arrow", many)
     with running({"many": path}) as server, server.client() as client:
         reader = client.do_get(flight.Ticket(b'{"dataset": "many", "batch_rows": 1000}'))

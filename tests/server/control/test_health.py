@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pyarrow as pa
 import pytest
 from grpc_health.v1 import health_pb2
@@ -73,7 +74,7 @@ def test_an_unknown_service_is_not_found(server: Running) -> None:
 
 
 def test_draining_is_reported_to_checks_and_watches() -> None:
-    big = pa.table({"x": pa.array(range(8_000_000))})
+    big = pa.table({"x": pa.array(np.arange(8_000_000))})
     with running({"big": big}) as server, server.channel() as channel, server.client() as client:
         watched = watch(channel, FLIGHT)
         assert next(watched).status == SERVING

@@ -81,7 +81,13 @@ def elsewhere(change: Callable[[Path], None], path: Path) -> None:
     subprocess.run([sys.executable, "-I", "-c", code, str(path)], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("other_process", [False, True], ids=["this process", "another"])
+@pytest.mark.parametrize(
+    "other_process",
+    [
+        pytest.param(False, id="this process", marks=pytest.mark.slow),
+        pytest.param(True, id="another"),
+    ],
+)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_reader_survives_changes(
     serve: Serve,

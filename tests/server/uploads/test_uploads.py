@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -121,7 +122,7 @@ def test_uploads_survive_a_restart_and_incomplete_ones_do_not(
 
 
 def test_running_reads_keep_the_replaced_dataset(server: Running, table: pa.Table) -> None:
-    old = pa.table({"x": pa.array(range(3_000_000))})
+    old = pa.table({"x": pa.array(np.arange(3_000_000))})
     with server.client() as client:
         put(client, "x", old, max_chunksize=100_000)
         reader = client.do_get(flight.Ticket(b"x"))
@@ -134,7 +135,7 @@ def test_running_reads_keep_the_replaced_dataset(server: Running, table: pa.Tabl
 
 
 def test_running_reads_keep_the_dropped_dataset(server: Running, writable: Path) -> None:
-    old = pa.table({"x": pa.array(range(3_000_000))})
+    old = pa.table({"x": pa.array(np.arange(3_000_000))})
     with server.client() as client:
         put(client, "x", old, max_chunksize=100_000)
         reader = client.do_get(flight.Ticket(b"x"))
@@ -234,7 +235,7 @@ def test_a_server_without_a_directory_refuses_uploads(table: pa.Table) -> None:
             list(client.do_action(flight.Action("drop", b"a")))
 
 
-BIG = pa.table({"x": pa.array(range(1_000_000))})
+BIG = pa.table({"x": pa.array(np.arange(1_000_000))})
 
 
 @pytest.mark.parametrize("setting", ["writable_bytes", "upload_bytes"])

@@ -516,6 +516,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_reader_notices_a_dead_server(tmp_path: Path) -> None:
     table = numbers_file(tmp_path / "d.arrow")
     with program(SERVER, str(tmp_path / "d.arrow")) as server:
