@@ -26,10 +26,9 @@ from splitarrow.errors import (
 )
 from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.uri import DataUri
-from splitarrow.transport import registry
+from splitarrow.transport import registry, tcp
 from splitarrow.transport.base import ConnectOptions, ListenOptions
 from splitarrow.transport.registry import find_transport
-from splitarrow.transport.tls import transport as tls_transport
 from splitarrow.transport.tls.channel import TlsChannel
 from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions, load_server_context
 from splitarrow.transport.tls.transport import TlsListener, TlsTransport
@@ -136,16 +135,15 @@ def test_a_name_that_cannot_be_right_leaves_no_socket(
     pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connected: list[socket.socket] = []
-    connect_socket = tls_transport.connect_socket
 
     def connect(*arguments: Any) -> socket.socket:
-        connected.append(connect_socket(*arguments))
+        connected.append(tcp.connect_socket(*arguments))
         return connected[-1]
 
-    monkeypatch.setattr(tls_transport, "connect_socket", connect)
+    monkeypatch.setattr("splitarrow.transport.tls.transport.connect_socket", connect)
     options = pki.make_client_options(server_name=".bad")
     with serving(pki.make_server_options()) as uri, pytest.raises(ConnectError):
-        tls_transport.TRANSPORT.connect(uri, ConnectOptions(tls=options))
+        TlsTransport().connect(uri, ConnectOptions(tls=options))
     assert [sock.fileno() for sock in connected] == [-1]
 
 
