@@ -96,6 +96,10 @@ class DeviceCopier:
             self._pending.popleft()
         self._pending_bytes = 0
 
+    def __del__(self) -> None:
+        # The device may still read host memory that somebody else would get otherwise.
+        self.close()
+
 
 def _find_areas(buffers: list[pa.Buffer]) -> list[_Area]:
     """Return the areas to copy: one for each allocation, or for each buffer if far apart."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..errors import UsageError
 from ..units import parse_size
 from .cuda import allocate_pinned, free_pinned, load_runtime
-from .pool import BlockPool
+from .pool import BlockPool, wrap_block
 
 DEFAULT_BUDGET = 1 << 30
 
@@ -53,7 +53,7 @@ class PinnedMemory:
     def allocate(self, nbytes: int) -> pa.Buffer:
         """Return a buffer; see `Allocator.allocate`."""
         block = self._pool.acquire(nbytes)
-        return pa.foreign_buffer(block.address, nbytes, block)
+        return wrap_block(block, nbytes)
 
 
 def check_budget(budget: int | str) -> int:

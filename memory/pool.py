@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
 
 from ..units import format_bytes, format_size
 
@@ -142,6 +146,16 @@ class BlockPool:
         # No block is in use any more: each one refers to the pool.
         self._collect()
         self._free_idle(0)
+
+
+def wrap_block(block: Block, nbytes: int) -> pa.Buffer:
+    """Return a mutable buffer of `nbytes` bytes in a block of host memory, which it keeps alive.
+
+    ``pyarrow.foreign_buffer`` would return an immutable one.
+    """
+    memory: Any = (ctypes.c_char * nbytes).from_address(block.address)
+    memory.block = block
+    return pa.py_buffer(memory)
 
 
 def _round_up(nbytes: int) -> int:

@@ -133,6 +133,17 @@ def test_consumers_of_old_versions_of_dlpack_are_served() -> None:
     assert '"dltensor"' in repr(batch["n"].__dlpack__())
 
 
+def test_a_batch_becomes_arrays_of_numpy() -> None:
+    columns: dict[str, Any] = {"n": [1, 2], "m": MATRIX, "s": ["a", None]}
+    batch = copy(pa.record_batch(columns))
+    arrays = batch.to_numpy()
+    assert list(arrays) == ["n", "m", "s"]
+    assert arrays["n"].tolist() == [1, 2]
+    assert arrays["m"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert arrays["s"].tolist() == ["a", None]
+    assert batch["m"].to_numpy().shape == (2, 2)
+
+
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(KeyError, match="'x'"):
         copy(NUMBERS)["x"]
@@ -178,6 +189,15 @@ def test_host_memory_is_kept_until_its_copy_has_ended() -> None:
     copier.copy(NUMBERS)
     assert not Watched.alive
     assert moved.to_arrow().column(0).to_numpy().tolist() == data.tolist()
+
+
+def test_a_copier_ends_with_its_copies() -> None:
+    memory = TrapMemory()
+    copier = memory.open_copier()
+    copier.copy(pa.record_batch({"n": [1, 2, 3]}))
+    assert memory.device.copied == 0
+    del copier
+    assert memory.device.copied == 1
 
 
 def test_the_error_beyond_the_budget_names_it() -> None:
