@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import SplitArrowError, UsageError
+from ..formats.arrow.numpy_arrays import column_to_numpy, columns_to_numpy, require_numpy
 from ..representation import describe_as_html, describe_object
 from .array_layout import ArrayLayout
 from .device import Device, Event
@@ -50,6 +51,17 @@ class Residence:
     def export(self) -> None:
         """Remember that streams use the memory that only the consumer knows."""
         self._is_unknown = True
+
+    def fetch(self, array: ArrayLayout) -> Any:
+        """Return a copy of an array in host memory, once the copies to the device have ended."""
+        self.ready.wait()
+
+        def copy(buffer: pa.Buffer) -> pa.Buffer:
+            target = pa.allocate_buffer(buffer.size)
+            self.device.copy_out(target.address, buffer.address, buffer.size)
+            return target
+
+        return array.move(copy).to_array()
 
     def _end_use(self) -> Callable[[], None] | None:
         """Return how to wait, before the memory is used again, until nothing uses it any more."""
@@ -131,6 +143,11 @@ class DeviceColumn:
         self._residence.hand_over(_LEGACY_DEFAULT_STREAM if stream is None else stream)
         return capsule
 
+    def to_numpy(self) -> Any:
+        """Return a copy in host memory as a NumPy array; see `DeviceBatch.to_numpy`."""
+        require_numpy()
+        return column_to_numpy(self._residence.fetch(self._array))
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The column for libraries that know this interface of Numba, of version 3."""
@@ -205,16 +222,24 @@ class DeviceBatch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a copy in host memory."""
-        device = self._residence.device
-        self.wait()
-
-        def fetch(buffer: pa.Buffer) -> pa.Buffer:
-            target = pa.allocate_buffer(buffer.size)
-            device.copy_out(target.address, buffer.address, buffer.size)
-            return target
-
-        columns = [column.move(fetch).to_array() for column in self._columns]
+        columns = [self._residence.fetch(column) for column in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Return copies of all columns in host memory, as NumPy arrays by their names.
+
+        Lists of a fixed size and tensors, of numbers without nulls, become arrays of more
+        dimensions. For all else, pyarrow's ``to_numpy`` decides.
+
+        Raises
+        ------
+        MissingExtraError
+            If NumPy is not installed. Nothing was copied then.
+        UsageError
+            If several columns have one name.
+        """
+        require_numpy()
+        return columns_to_numpy(self.to_arrow())
 
     def __arrow_c_schema__(self) -> object:
         """Export the schema through the Arrow C data interface."""

@@ -63,6 +63,11 @@ class AsyncDataset:
         async with self.read(**options) as stream:
             return await stream.to_polars()
 
+    async def to_numpy(self, **options: Any) -> dict[str, Any]:
+        """Read into NumPy arrays by column; the options are those of `Client.read`."""
+        async with self.read(**options) as stream:
+            return await stream.to_numpy()
+
     async def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""
         async with self.read(**options) as stream:

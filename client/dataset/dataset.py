@@ -78,6 +78,11 @@ class Dataset:
         with self.read(**options) as stream:
             return stream.to_polars()
 
+    def to_numpy(self, **options: Any) -> dict[str, Any]:
+        """Read into NumPy arrays by column; the options are those of `Client.read`."""
+        with self.read(**options) as stream:
+            return stream.to_numpy()
+
     def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""
         with self.read(**options) as stream:

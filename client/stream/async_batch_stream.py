@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from anyio import to_thread
 
+from ...formats.arrow.numpy_arrays import columns_to_numpy
 from .batch_stream import check_unread
 from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
 from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
@@ -66,6 +67,10 @@ class AsyncBatchStream(ABC):
     async def to_polars(self) -> Any:
         """Read the rest of the stream into a data frame; see `BatchStream.to_polars`."""
         return await to_thread.run_sync(to_polars, await self.read_all())
+
+    async def to_numpy(self) -> dict[str, Any]:
+        """Read the rest of the stream into NumPy arrays; see `BatchStream.to_numpy`."""
+        return await to_thread.run_sync(columns_to_numpy, await self.read_all())
 
     async def to_duckdb(self, connection: Any = None) -> Any:
         """Read the rest of the stream into a relation; see `BatchStream.to_duckdb`."""

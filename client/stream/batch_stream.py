@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import ClosedError
+from ...formats.arrow.numpy_arrays import columns_to_numpy
 from ...representation import describe_as_html, describe_object
 from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
 from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
@@ -90,6 +91,23 @@ class BatchStream(ABC):
     def to_polars(self) -> Any:
         """Read the rest of the stream into a ``polars.DataFrame``; raises as `to_pandas` does."""
         return to_polars(self)
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Read the rest of the stream into NumPy arrays, by the names of their columns.
+
+        Lists of a fixed size and tensors, of numbers without nulls, become arrays of more
+        dimensions. For all else, pyarrow's ``to_numpy`` decides.
+
+        Raises
+        ------
+        ClosedError
+            If the stream was read to its end before.
+        MissingExtraError
+            If NumPy is not installed.
+        UsageError
+            If several columns have one name.
+        """
+        return columns_to_numpy(self.read_all())
 
     def to_duckdb(self, connection: Any = None) -> Any:
         """Read the rest of the stream into a table, and return a DuckDB relation over it.

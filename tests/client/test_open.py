@@ -131,7 +131,7 @@ def test_a_stream_that_was_read_to_its_end(server: Server, plane: str, prefetch_
     assert "read to its end" in repr(stream)
     assert (stream.rows_received, stream.schema) == (10, TABLE.schema)
     assert next(stream, None) is None
-    for method in ("read_all", "to_pandas", "to_polars", "head", "to_reader"):
+    for method in ("read_all", "to_pandas", "to_polars", "to_numpy", "head", "to_reader"):
         with pytest.raises(ClosedError, match="already read to its end; open it again"):
             getattr(stream, method)()
     stream.close()
@@ -165,6 +165,7 @@ async def test_conversions(server: Server, plane: str) -> None:
         (8, "name 8"),
         (9, "name 9"),
     ]
+    assert splitarrow.open(uri, batch_rows=3).to_numpy()["n"].tolist() == list(range(10))
     stream = splitarrow.open(uri, batch_rows=2)
     assert stream.head(3) == TABLE.slice(0, 3)
     with pytest.raises(ClosedError):
@@ -178,5 +179,7 @@ async def test_conversions(server: Server, plane: str) -> None:
         assert (await one.to_polars())["n"].to_list() == list(range(10))
     async with aio.open(uri) as one:
         assert (await one.to_duckdb()).fetchall()[0] == (0, "name 0")
+    async with aio.open(uri) as one:
+        assert (await one.to_numpy())["name"][9] == "name 9"
     async with aio.open(uri, batch_rows=2) as one:
         assert await one.head(3) == TABLE.slice(0, 3)

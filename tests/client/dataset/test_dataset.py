@@ -34,6 +34,7 @@ def test_a_dataset_reads_many_times(server: Server) -> None:
         assert numbers.head(2, columns="n", filter="n > 3")["n"].to_pylist() == [4, 5]
         assert numbers.to_pandas(limit=3).equals(TABLE.slice(0, 3).to_pandas())
         assert numbers.to_polars()["n"].to_list() == list(range(10))
+        assert numbers.to_numpy(columns="n")["n"].tolist() == list(range(10))
         assert pl.DataFrame(numbers)["n"].to_list() == list(range(10))
         assert pa.table(numbers) == TABLE
         assert numbers.to_duckdb(columns="n").fetchall() == [(n,) for n in range(10)]
@@ -49,6 +50,7 @@ async def test_a_dataset_in_the_async_api(server: Server) -> None:
         assert await numbers.head(2) == TABLE.slice(0, 2)
         assert (await numbers.to_pandas()).equals(TABLE.to_pandas())
         assert (await numbers.to_polars())["n"].to_list() == list(range(10))
+        assert (await numbers.to_numpy(columns="n"))["n"].tolist() == list(range(10))
         assert (await numbers.to_duckdb()).fetchall()[0] == (0, "<b>0")
         assert sum([batch.num_rows async for batch in numbers]) == 10
 

@@ -1,0 +1,112 @@
+"""Columns as arrays of NumPy, which is optional."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from ...errors import MissingExtraError, UsageError
+
+
+def columns_to_numpy(data: pa.RecordBatch | pa.Table) -> dict[str, Any]:
+    """Return the columns of a batch or table as NumPy arrays, by their names.
+
+    Numbers without nulls share the memory of a record batch, and are then read-only. All else
+    becomes what `column_to_numpy` describes.
+
+    Raises
+    ------
+    MissingExtraError
+        If NumPy is not installed.
+    UsageError
+        If several columns have one name, or pyarrow cannot convert the values of one.
+    """
+    require_numpy()
+    names = data.schema.names
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise UsageError(
+            f"several columns are called {min(repeated)!r}; select columns with different names"
+        )
+    return {name: column_to_numpy(data.column(name)) for name in names}
+
+
+def column_to_numpy(column: Any) -> Any:
+    """Return an array or a chunked array as a NumPy array.
+
+    Lists of a fixed size and tensors, of numbers without nulls, become arrays of more dimensions:
+    ``(rows, size)``. For all else, pyarrow's ``to_numpy`` decides: integers with nulls become
+    floating-point numbers, and texts and other lists become Python objects.
+
+    Raises
+    ------
+    MissingExtraError
+        If NumPy is not installed.
+    UsageError
+        If pyarrow cannot convert the values.
+    """
+    numpy = require_numpy()
+    if isinstance(column, pa.ChunkedArray):
+        if _find_shape(column.type) is None:
+            return _convert(column)
+        # One chunk without rows determines the shape of a column without chunks.
+        chunks = column.chunks or [pa.array([], column.type)]
+        arrays = [column_to_numpy(chunk) for chunk in chunks]
+        return arrays[0] if len(arrays) == 1 else numpy.concatenate(arrays)
+    shape, values = _find_shape(column.type), column
+    if shape is None:
+        return _convert(column)
+    if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:
+        return column.to_numpy_ndarray()
+    while isinstance(values.type, pa.BaseExtensionType) or pa.types.is_fixed_size_list(values.type):
+        if values.null_count:
+            return _convert(column)
+        is_extension = isinstance(values.type, pa.BaseExtensionType)
+        values = values.storage if is_extension else values.flatten()
+    if values.null_count:
+        return _convert(column)
+    return _convert(values).reshape((len(column), *shape))
+
+
+def require_numpy() -> Any:
+    """Return the module ``numpy``.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed.
+    """
+    try:
+        return import_module("numpy")
+    except ImportError as error:
+        if error.name != "numpy":
+            raise
+        raise MissingExtraError(
+            "numpy is not installed; install it with: pip install numpy"
+        ) from None
+
+
+def _convert(column: Any) -> Any:
+    try:
+        return column.to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"a column of the type {column.type} has no form in NumPy: {error}"
+        ) from None
+
+
+def _find_shape(kind: Any) -> tuple[int, ...] | None:
+    """Return the shape of a value of a column; None if the values are not arrays of numbers."""
+    shape: list[int] = []
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size)
+            kind = kind.value_type
+        else:
+            break
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return tuple(shape) if shape and is_number else None
