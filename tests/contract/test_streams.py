@@ -208,6 +208,19 @@ def test_scripted_peer_is_understood(scripted: Any, table: pa.Table) -> None:
         assert stream.read_all().equals(table)
 
 
+def test_batches_before_a_violation_arrive(scripted: Any, scheme: str, table: pa.Table) -> None:
+    def script(splitter: Splitter, messages: list[SourceMessage]) -> list[OutgoingFrame]:
+        return [*all_frames(splitter, messages)[:-1], UntaggedFrame(b"\x7f\0\0\0\0")]
+
+    with scripted(script) as uri, splitarrow.open(uri) as stream:
+        arrived: list[pa.RecordBatch] = []
+        with pytest.raises(ProtocolError):
+            arrived.extend(stream)
+        # Over ucx, the violation overtakes bodies.
+        count = len(arrived) if scheme == "ucx" else len(table.to_batches())
+        assert arrived == table.to_batches()[:count]
+
+
 def test_cut_at_every_message(scripted: Any, table: pa.Table) -> None:
     total = 2 * len(table.to_batches()) + 2
     for kept in range(total):

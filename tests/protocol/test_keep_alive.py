@@ -65,6 +65,15 @@ def test_a_keep_alive_is_no_progress() -> None:
     assert reassembler.position == before
 
 
+@pytest.mark.parametrize("streams", Streams)
+def test_every_other_frame_is_progress(streams: Streams) -> None:
+    reassembler = make_reassembler()
+    for frame in frames_with_keep_alives(streams):
+        before = reassembler.position
+        feed_frames(reassembler, [frame], [], streams)
+        assert (reassembler.position == before) is (frame == KEEP_ALIVE)
+
+
 def test_a_reader_without_the_tag_refuses_keep_alives() -> None:
     with pytest.raises(ProtocolError, match="reserved bits"):
         feed_frames(Reassembler(FORMATS), [KEEP_ALIVE], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -67,6 +68,37 @@ def test_silent_peers_are_disconnected_in_time_and_accepted_ones_are_not(port: P
     clock.now += 6
     assert guard.check_if_due(accepted) == 1
     assert port.open == [True, False, False]
+    guard.close()
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_no_connection(port: Port) -> None:
+    guard = PortGuard(port.number, handshake_seconds=10, clock=Clock())
+    port.connect()
+    descriptor = port.servers[0].fileno()
+    assert guard._peer(descriptor) == make_address(*port.clients[0].getsockname())
+    port.servers[0].close()
+    assert guard._peer(descriptor) is None
+    guard.close()
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_not_disconnected(port: Port) -> None:
+    guard = PortGuard(port.number, handshake_seconds=10, clock=Clock())
+    connection = port_guard._Connection(1 << 20, 1, port.connect())
+    guard._disconnect(connection)
+    assert port.open == [True]
+    guard.close()
+
+
+def test_its_descriptors_are_not_inherited(port: Port) -> None:
+    guard = PortGuard(port.number, handshake_seconds=10, clock=Clock())
+    port.connect()
+    for _ in range(2):
+        guard.check_if_due(set())
+        assert not os.get_inheritable(guard._slot)
+        duplicate = guard._duplicate(port.servers[0].fileno())
+        assert duplicate is not None
+        assert not os.get_inheritable(guard._slot)
+        guard._release(duplicate)
     guard.close()
 
 

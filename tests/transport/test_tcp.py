@@ -55,3 +55,13 @@ def test_a_failed_connection_leaves_no_socket(
         with pytest.raises(expected):
             tcp.TRANSPORT.connect(listener.uri, ConnectOptions())
         gc.collect()  # A socket that was left open would warn.
+
+
+@pytest.mark.parametrize(("host", "text"), [("127.0.0.1", "127.0.0.1:"), ("::1", "[::1]:")])
+def test_the_address_of_a_peer_is_written_as_in_a_uri(host: str, text: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as client,
+    ):
+        assert tcp.format_peer(client) == f"{text}{listener.getsockname()[1]}"

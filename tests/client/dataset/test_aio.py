@@ -47,6 +47,14 @@ async def test_the_async_client_lists_reads_and_uploads(server: Running, table: 
         await client.datasets()
 
 
+async def test_the_async_client_states_its_address(server: Running) -> None:
+    client = connect(server.uri)
+    with pytest.raises(errors.ClosedError):
+        _ = client.uri
+    async with client:
+        assert client.uri == server.uri
+
+
 async def test_a_client_or_stream_that_was_not_entered_is_closed(server: Running) -> None:
     client = connect(server.uri)
     with pytest.raises(errors.ClosedError):

@@ -66,6 +66,7 @@ class Server:
         self.answers = list(answers)
         self.version = version
         self.connects = 0
+        self.channels: list[Any] = []
         self.describes = 0
 
     def describe(self, request: Request) -> DatasetInfo:
@@ -75,6 +76,7 @@ class Server:
 
     def open_endpoint(self, *arguments: Any) -> Reader:
         self.connects += 1
+        self.channels.append(arguments[0])
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, SplitArrowError):
             raise answer
@@ -110,6 +112,19 @@ def test_a_broken_connection_is_resumed_with_a_new_ticket(server: Start) -> None
     assert [endpoint.next(), endpoint.next(), endpoint.next()] == [BATCH, BATCH, None]
     assert (running.connects, running.describes, endpoint.resumed) == (2, 1, 1)
     assert endpoint.footer_metadata == {b"k": b"v"}
+
+
+def test_a_read_is_resumed_at_another_server_first(server: Start) -> None:
+    started = server(Reader(LOST), Reader(None))
+    channels = [cast(FlightChannel, Channel()), cast(FlightChannel, Channel())]
+    first = Endpoint(b"ticket", ())
+    replicas = [
+        Replica(channel, started.describe, Request("d"), "7", None, endpoint)
+        for channel, endpoint in zip(channels, (first, None), strict=True)
+    ]
+    endpoint = ResumableEndpoint(replicas, "d", ReadPlan(ReadOptions()))
+    assert endpoint.next() == endpoint.next() == BATCH
+    assert started.channels == channels
 
 
 def test_a_dataset_without_a_version_is_not_resumed(server: Start) -> None:

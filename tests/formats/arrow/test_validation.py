@@ -101,6 +101,32 @@ def test_nested_values_out_of_range_are_safe(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "code", "has_sizes"),
+    [
+        (pa.list_, "i", False),
+        (pa.large_list, "q", False),
+        (pa.list_view, "i", True),
+        (pa.large_list_view, "q", True),
+    ],
+)
+@pytest.mark.parametrize("offset", [1, 7, -1])
+def test_bad_offsets_are_refused_beside_values_out_of_range(
+    make: Any, code: str, has_sizes: bool, offset: int
+) -> None:
+    """The second check, of an array without ranges, reads the offsets as the first one does."""
+    offsets = (0, offset) if has_sizes else (0, offset, 2)
+    parts = [offsets, (1, 1)] if has_sizes else [offsets]
+    buffers = [None, *(pa.py_buffer(struct.pack(f"<{len(p)}{code}", *p)) for p in parts)]
+    build = cast(Any, pa.Array).from_buffers
+    array = build(make(pa.time32("s")), 2, buffers, children=[times(1, 86_400)])
+    if offset == 1:
+        assert not validate_memory(array)
+    else:
+        with pytest.raises(pa.ArrowInvalid):
+            validate_memory(array)
+
+
+@pytest.mark.parametrize(
     ("data_type", "storage", "good", "bad"),
     [
         (pa.date64(), pa.int64(), 86_400_000, 1),

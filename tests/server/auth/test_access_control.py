@@ -84,6 +84,19 @@ async def test_a_token_file_makes_tickets_signed(token_file: Path) -> None:
     access.close()
 
 
+async def test_a_reload_does_not_change_whether_tokens_are_required(token_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings())
+    access.load(load_settings(token_file=token_file))()
+    assert not access.requires_token
+    assert await access.authenticate({}) is ANYONE
+    access = AccessControl.from_settings(load_settings(token_file=token_file))
+    access.load(load_settings())()
+    assert access.requires_token
+    with pytest.raises(DeniedError):
+        await access.authenticate({})
+    access.close()
+
+
 def test_servers_with_the_same_keys_redeem_one_stream_each(key_file: Path) -> None:
     settings = load_settings(ticket_key_file=key_file)
     metadata, body = (AccessControl.from_settings(settings) for _ in range(2))

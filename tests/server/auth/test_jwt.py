@@ -260,6 +260,15 @@ def test_a_malformed_key_set_is_refused(tmp_path: Path, content: bytes) -> None:
     assert "Y2FuYXJ5" not in str(caught.value)
 
 
+def test_a_key_set_has_1_mib_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_bytes(key_set(EC).ljust(1 << 20))
+    FileKeys(path)
+    path.write_bytes(key_set(EC).ljust((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="more than 1048576 bytes"):
+        FileKeys(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the keys in .*none"):
         open_key_source(str(tmp_path / "none"))
@@ -401,7 +410,7 @@ def test_keys_are_fetched_over_http(web: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_unreachable_issuer_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(ConfigError, match=r"cannot fetch the keys from http://127\.0\.0\.1:1/: "):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:1/: \[Errno \d+\] Conn"):
         UrlKeys("http://127.0.0.1:1/")
 
 

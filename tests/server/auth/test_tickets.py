@@ -373,6 +373,11 @@ def test_the_replay_cache_is_bounded_and_forgets_no_valid_ticket(clock: Clock) -
     assert signer.redeem(signer.sign(Request("data"), "x"), BOTH)
 
 
+def test_a_replay_cache_is_passed_on_to_new_processes_only() -> None:
+    with pytest.raises(RuntimeError, match="inheritance"):
+        pickle.dumps(ReplayCache(64))
+
+
 def test_a_closed_signer_redeems_nothing(signer: TicketSigner) -> None:
     ticket = signer.sign(Request("data"), "x")
     signer.close()

@@ -19,6 +19,7 @@ from helpers.pki import Pki
 from splitarrow.errors import (
     ConnectionLostError,
     DatasetError,
+    NotAPeerError,
     ProtocolError,
     SplitArrowError,
     StallError,
@@ -33,7 +34,7 @@ from splitarrow.protocol.frames import (
 )
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport import blocking
-from splitarrow.transport.framing import encode_frames
+from splitarrow.transport.framing import PREFACE, encode_frames
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.tls.channel import TlsChannel
 from splitarrow.transport.tls.options import build_client_context, build_server_context
@@ -458,3 +459,17 @@ def test_interrupt_ends_a_wait(pki: Pki) -> None:
         with pytest.raises(TransportError):
             blocking.receive(client, 20)
         timer.join()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n", "the client does not use TLS"),
+        (PREFACE, "the client uses plain tcp; its URI must begin with tcp\\+tls"),
+    ],
+)
+def test_a_client_without_tls_is_named(pki: Pki, data: bytes, why: str) -> None:
+    with closing(Pair(pki)) as pair:
+        pair.server_end.send(data)
+        with pytest.raises(NotAPeerError, match=why):
+            pair.server.shake_hands()

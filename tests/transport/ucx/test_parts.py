@@ -40,6 +40,7 @@ from splitarrow.transport.ucx import (
     timers,
     worker,
 )
+from splitarrow.transport.ucx import ffi as ucx_library
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, OK, StatusError, ffi
 from splitarrow.transport.ucx.lanes import lanes_pin_memory, lanes_read_remotely
 from splitarrow.transport.ucx.memory import AnnouncedRegion
@@ -148,6 +149,19 @@ def test_the_loopback_is_local(host: str, is_loopback: bool) -> None:
     assert addresses.is_loopback(host) is is_loopback
     assert addresses.is_local(host) is is_loopback
     assert not addresses.is_local("2001:db8::7%1")
+
+
+def test_an_address_of_an_interface_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Probe(socket.socket):
+        def connect(self, address: Any) -> None: ...
+        def getsockname(self) -> Any:
+            return ("10.1.2.3", 4321) if self.family == socket.AF_INET else ("fe80::7%eth0", 4321)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert addresses.is_local("10.1.2.3")
+    assert not addresses.is_local("10.1.2.4")
+    assert addresses.is_local("fe80::7")
+    assert not addresses.is_local("fe80::8")
 
 
 # Lanes and hints.
@@ -647,6 +661,53 @@ def test_a_read_fails_with_its_first_failure(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(remote_reads, "get_status", lambda _: -3)
     with pytest.raises(StatusError):
         read_of([(0, 1)]).start("endpoint", "param")
+
+
+def test_an_abandoned_read_frees_its_requests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library("a", "b")
+    monkeypatch.setattr(remote_reads, "ucp", library)
+    monkeypatch.setattr(remote_reads, "get_status", lambda _: IN_PROGRESS)
+    read = read_of([(0, 65), (1 << 20, 10)])
+    read.start("endpoint", "param")
+    assert read.abandon() is read.abandon()
+    assert library.freed == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["metadata", "rendezvous", "refusal"])
+def test_each_kind_of_event_is_work(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A channel with work does not wait for its descriptor."""
+    library: Any = Library()
+    library.ucp_tag_probe_nb = lambda *_: ffi.NULL
+    monkeypatch.setattr(receiving, "ucp", library)
+    events = SimpleNamespace(metadata=[], rendezvous=[], refusal=None)
+    stub: Any = SimpleNamespace(handle="worker", events=events)
+    receiver = Receiver(stub, "endpoint", Limits(), expects_farewell=True)
+    assert not receiver.has_work
+    setattr(events, name, ["event"])
+    assert receiver.has_work
+
+
+@pytest.mark.parametrize(("value", "prefers"), [(None, False), ("false", False), ("true", True)])
+def test_the_library_of_the_system_is_chosen_on_request(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, prefers: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(ucx_library, "ffi", SimpleNamespace(dlopen=opened.append))
+    monkeypatch.delenv(ucx_library.PREFER_SYSTEM, raising=False)
+    if value is not None:
+        monkeypatch.setenv(ucx_library.PREFER_SYSTEM, value)
+    ucx_library._load("libucp.so")
+    assert [Path(name).is_absolute() for name in opened] == [not prefers]
+
+
+def test_a_worker_that_cannot_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [OK, -15, -3]
+    monkeypatch.setattr(worker, "ucp", SimpleNamespace(ucp_worker_arm=lambda _: statuses.pop(0)))
+    stub: Any = SimpleNamespace(handle="worker")
+    assert worker.Worker.arm(stub) is True
+    assert worker.Worker.arm(stub) is False  # there is work already
+    with pytest.raises(TransportError, match="cannot wait for events"):
+        worker.Worker.arm(stub)
 
 
 def test_the_size_of_a_read_is_limited() -> None:
