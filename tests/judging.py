@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
@@ -70,8 +71,10 @@ class Judge:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute a line, those that most likely notice a change first.
 
-        The tests of the module that mirrors the changed one come first, and then those in folders
-        near its own. Within each group, the quickest run of each test function comes first.
+        Of a line that runs when its module is imported, the tests that execute a use of what it
+        defines come first. The tests of the module that mirrors the changed one come next, and
+        then those in folders near its own. Within each group, the quickest run of each test
+        function comes first.
         """
         lines, path = self._lines.get(mutant.file, {}), Path(mutant.file)
         names: set[str] = set()
@@ -79,15 +82,20 @@ class Judge:
             names = set(lines.get(str(line), ()))
             if names:  # A line inside a statement may not count as executed.
                 break
+        users: set[str] = set()
         if "" in names:  # It runs when the module is imported.
+            source = (self._workplace / "splitarrow" / mutant.file).read_text()
+            for line in find_uses(source, mutant.line):
+                users.update(lines.get(str(line), ()))
             names = {name for contexts in lines.values() for name in contexts}
             names |= {name for name in self._seconds if _distance(path, name) < len(path.parts) - 1}
         runs: Counter[str] = Counter()
-        keys: dict[str, tuple[bool, int, int, float]] = {}
+        keys: dict[str, tuple[bool, bool, int, int, float]] = {}
         for name in sorted(names & self._seconds.keys(), key=lambda n: (self._seconds[n], n)):
             function = name.partition("[")[0]
             is_mirror, distance = name.startswith(_mirror(mutant)), _distance(path, name)
-            keys[name] = (not is_mirror, distance, runs[function], self._seconds[name])
+            order = (not is_mirror, distance, runs[function], self._seconds[name])
+            keys[name] = (name not in users, *order)
             runs[function] += 1
         return sorted(keys, key=keys.__getitem__)
 
@@ -139,6 +147,43 @@ class Judge:
         if in_child(self._workplace, seconds, run_tests, tests) == 0:
             return None
         return progress.read_text()
+
+
+def find_uses(source: str, line: int) -> set[int]:
+    """Return the lines that use what a line outside of functions defines.
+
+    They are those that name a variable that it assigns, or the body of a function in whose head
+    it is.
+    """
+    tree = ast.parse(source)
+    uses: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or not _first_line(node) <= line <= _end_line(node):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if line < node.body[0].lineno:
+                uses.update(range(node.body[0].lineno, _end_line(node) + 1))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = (each for target in targets for each in ast.walk(target))
+            names = {each.id for each in found if isinstance(each, ast.Name)}
+            uses.update(
+                each.lineno
+                for each in ast.walk(tree)
+                if (isinstance(each, ast.Name) and each.id in names and each.lineno != line)
+                or (isinstance(each, ast.Attribute) and each.attr in names)
+            )
+    return uses
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min(each.lineno for each in (node, *decorators))
+
+
+def _end_line(node: ast.stmt) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno
 
 
 def _mirror(mutant: Mutant) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from judging import Judge
+from judging import Judge, find_uses
 from mutants import ROOT, read_equivalent
 from planting import Mutant, Planter
 from recording import merge_records, update_lines
@@ -58,9 +58,12 @@ def test_words_and_types_stay(source: str) -> None:
     assert changes_of(source) == set()
 
 
-def test_a_change_is_met_by_the_tests_of_its_line() -> None:
-    lines = {"a.py": {"1": ["", "import"], "7": ["slow", "quick"], "9": []}}
-    judge = Judge(ROOT, {"lines": lines, "seconds": {"slow": 2.0, "quick": 0.1, "import": 1.0}})
+def test_a_change_is_met_by_the_tests_of_its_line(tmp_path: Path) -> None:
+    (tmp_path / "splitarrow").mkdir()
+    (tmp_path / "splitarrow" / "a.py").write_text("a = 1\nb = 2\n" + "\n" * 4 + "print(b)\n")
+    lines = {"a.py": {"1": ["", "import"], "2": [""], "7": ["slow", "quick"], "9": []}}
+    lines["b.py"] = {"7": ["unrelated"]}
+    judge = Judge(tmp_path, {"lines": lines, "seconds": {"slow": 2.0, "quick": 0.1, "import": 1.0}})
 
     def tests_of(line: int) -> list[str]:
         return judge.tests_of(Mutant("a.py", line, "", ""))
@@ -68,6 +71,7 @@ def test_a_change_is_met_by_the_tests_of_its_line() -> None:
     assert tests_of(7) == tests_of(8) == ["quick", "slow"]
     assert tests_of(20) == []
     assert tests_of(1) == ["quick", "import", "slow"]
+    assert tests_of(2) == ["quick", "slow", "import"]
 
 
 def test_the_tests_of_the_mirrored_module_come_first_and_then_those_of_its_folder() -> None:
@@ -157,3 +161,25 @@ def test_each_change_that_changes_nothing_is_one_of_the_code() -> None:
     for file, code, _ in read_equivalent():
         lines = (ROOT / file).read_text().splitlines()
         assert code in [line.strip() for line in lines], (file, code)
+
+
+SOURCE = """\
+LIMIT = 1 << 20
+class C:
+    size: int = 2
+    @decorate(3)
+    def read(
+        self, count: int = 4
+    ) -> int:
+        if count > LIMIT:
+            return self.size
+def other():
+    return C().size
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"), [(1, {8}), (3, {9, 11}), (4, {8, 9}), (6, {8, 9}), (8, set[int]())]
+)
+def test_the_uses_of_a_line_outside_of_functions_are_found(line: int, uses: set[int]) -> None:
+    assert find_uses(SOURCE, line) == uses
