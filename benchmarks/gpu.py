@@ -124,6 +124,24 @@ def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
     return Figure(batch.nbytes, plain, copier, streams)
 
 
+def serve_from_device(memory: DeviceMemory, nbytes: int, total: int) -> dict[str, float]:
+    """Return the rates at which a dataset on the device reaches the host, by transport."""
+    moved = memory.open_copier().copy(make_batch(nbytes, memory))
+    count = max(1, total // nbytes)
+    rates: dict[str, float] = {}
+    for scheme in ("tcp", "ucx"):
+        with serve({"data": [moved] * count}, listen=f"{scheme}://127.0.0.1:0") as server:
+            uri = server.uri("data")
+            rates[scheme] = measure(lambda uri=uri: count_bytes(uri))
+    return rates
+
+
+def count_bytes(uri: str) -> int:
+    """Read a stream into host memory; return its size in bytes."""
+    with open_stream(uri) as stream:
+        return sum(batch.num_rows * 8 * COLUMNS for batch in stream)
+
+
 def measure_waiting(batches: Iterator[DeviceBatch], step: Callable[[DeviceBatch], None]) -> float:
     """Return the share of the time that a loop over `batches` waits for the next one."""
     begin, waited = time.perf_counter(), 0.0
@@ -154,6 +172,9 @@ def main() -> None:
         share = f"{figure.copier / figure.plain:.0%}"
         table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, share, *streams)
     console.print(table)
+    served = serve_from_device(memory, 64 << 20, TOTAL_BYTES)
+    rates = ", ".join(f"{scheme} {rate / 1e9:.1f} GB/s" for scheme, rate in served.items())
+    console.print(f"a dataset on the device, read into host memory: {rates}")
     batch = make_batch(8 << 20, memory)
     data = pa.Table.from_batches([batch] * STEPS)
     with (

@@ -72,6 +72,40 @@ class ArrayLayout:
             dictionary=self.dictionary and self.dictionary.move(place),
         )
 
+    def slice(self, begin: int, length: int) -> ArrayLayout:
+        """Return some of the rows, in the same buffers, which are not read.
+
+        The null counts become unknown. Offsets keep their values, and so refer to the whole values.
+
+        Parameters
+        ----------
+        begin : int
+            The first row, a multiple of 8, so that it begins at a byte of a bitmap.
+        length : int
+            The number of rows.
+        """
+        kind, own, children = self.storage_type, list(self.buffers), self.children
+
+        def cut(index: int, bits: int, count: int = length) -> None:
+            buffer = own[index]
+            if buffer is not None and buffer.size:
+                own[index] = buffer.slice(begin * bits // 8, -(-count * bits // 8))
+
+        cut(0, 1)
+        if self.dictionary is not None:
+            cut(1, kind.index_type.bit_width)
+        elif (width := find_offset_width(kind)) is not None:
+            cut(1, 8 * width, length + 1)
+        elif pa.types.is_struct(kind):
+            children = tuple(child.slice(begin, length) for child in children)
+        elif pa.types.is_fixed_size_list(kind):
+            size = kind.list_size
+            children = (children[0].slice(begin * size, length * size),)
+        elif len(own) > 1:
+            cut(1, kind.bit_width)
+        count = self.null_count and _UNKNOWN
+        return replace(self, length=length, null_count=count, buffers=tuple(own), children=children)
+
     def without_values(self) -> ArrayLayout:
         """Return an array of the same structure and no rows, with the same buffers."""
         return replace(
@@ -97,6 +131,15 @@ class ArrayLayout:
         return _from_buffers(
             kind, self.length, list(self.buffers), self.null_count, 0, children or None
         )
+
+
+def find_offset_width(kind: Any) -> int | None:
+    """Return the size of an offset in bytes; None if arrays of the type have no offsets."""
+    types = pa.types
+    if types.is_string(kind) or types.is_binary(kind) or types.is_list(kind) or types.is_map(kind):
+        return 4
+    is_large = types.is_large_string(kind) or types.is_large_binary(kind)
+    return 8 if is_large or types.is_large_list(kind) else None
 
 
 def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:

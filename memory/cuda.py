@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MissingExtraError, SplitArrowError, UsageError
 
-_DEVICE_CUDA = 2
+_DEVICE_CUDA, _DEVICE_CUDA_MANAGED = 2, 13
 
 
 @functools.cache
@@ -71,6 +71,14 @@ def allocate_pinned(nbytes: int) -> int:
 def free_pinned(address: int) -> None:
     """Free page-locked memory."""
     call("cudaFreeHost", address)
+
+
+def find_pointer_device(address: int) -> tuple[int, int]:
+    """Return the type of the memory at an address, as in DLPack, and the number of its device."""
+    runtime = load_runtime()
+    attributes = call("cudaPointerGetAttributes", address)
+    is_managed = attributes.type == runtime.cudaMemoryType.cudaMemoryTypeManaged
+    return _DEVICE_CUDA_MANAGED if is_managed else _DEVICE_CUDA, int(attributes.device)
 
 
 class CudaEvent:
@@ -142,6 +150,10 @@ class CudaDevice:
         with self.current():
             self._stream = call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         weakref.finalize(self, call, "cudaStreamDestroy", self._stream).atexit = False
+
+    def activate(self) -> None:
+        """Make it the current device of this thread."""
+        call("cudaSetDevice", self.index)
 
     @contextmanager
     def current(self) -> Generator[None]:

@@ -50,6 +50,10 @@ class Device(Protocol):
         """Its type: the same number in DLPack and in Arrow's C device interface; 2 is CUDA."""
         ...
 
+    def activate(self) -> None:
+        """Make it the device of libraries that this thread calls from now on."""
+        ...
+
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, which is aligned to 64 bytes or more.
 

@@ -15,6 +15,15 @@ from typing import Any
 import pyarrow as pa
 
 from .array_layout import ArrayLayout
+from .c_structures import (
+    ArrowArray,
+    DLDevice,
+    DLManagedTensor,
+    DLTensor,
+    find_child,
+    find_pointer,
+    read_device_array,
+)
 from .device import Device, Event
 
 DeviceCapsules = tuple[object, object]
@@ -23,58 +32,6 @@ DeviceCapsules = tuple[object, object]
 _DLPACK_READ_ONLY = 1
 _SCRATCH = pa.py_buffer(bytes(64))
 """What the buffers of an array without rows need to hold: an offset of 0."""
-
-
-class _DLDevice(ctypes.Structure):
-    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
-
-
-class _DLTensor(ctypes.Structure):
-    """The first members of DLTensor, with which DLManagedTensor begins."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("device", _DLDevice))
-
-
-class _DLManagedTensor(ctypes.Structure):
-    """The first members of DLManagedTensorVersioned."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint32 * 2),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    )
-
-
-class _ArrowArray(ctypes.Structure):
-    _fields_ = (
-        ("length", ctypes.c_int64),
-        ("null_count", ctypes.c_int64),
-        ("offset", ctypes.c_int64),
-        ("n_buffers", ctypes.c_int64),
-        ("n_children", ctypes.c_int64),
-        ("buffers", ctypes.c_void_p),
-        ("children", ctypes.c_void_p),
-        ("dictionary", ctypes.c_void_p),
-        ("release", ctypes.c_void_p),
-        ("private_data", ctypes.c_void_p),
-    )
-
-
-class _ArrowDeviceArray(ctypes.Structure):
-    _fields_ = (
-        ("array", _ArrowArray),
-        ("device_id", ctypes.c_int64),
-        ("device_type", ctypes.c_int32),
-        ("sync_event", ctypes.c_void_p),
-        ("reserved", ctypes.c_int64 * 3),
-    )
-
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def dlpack_capsule(
@@ -101,12 +58,12 @@ def dlpack_capsule(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             capsule = numbers.__dlpack__()
-        tensor = _DLTensor.from_address(_find(capsule, b"dltensor"))
+        tensor = DLTensor.from_address(find_pointer(capsule, b"dltensor"))
     else:
-        managed = _DLManagedTensor.from_address(_find(capsule, b"dltensor_versioned"))
+        managed = DLManagedTensor.from_address(find_pointer(capsule, b"dltensor_versioned"))
         managed.flags &= ~_DLPACK_READ_ONLY  # nobody else has this memory
         tensor = managed.tensor
-    tensor.device = _DLDevice(device.type_code, device.index)
+    tensor.device = DLDevice(device.type_code, device.index)
     return capsule
 
 
@@ -151,12 +108,12 @@ def device_capsules(
     exported_schema, exported = pa.RecordBatch.from_arrays(
         empty, schema=schema
     ).__arrow_c_device_array__()
-    array = _ArrowDeviceArray.from_address(_find(exported, b"arrow_device_array"))
+    array = read_device_array(exported)
     array.device_type, array.device_id = device.type_code, device.index
     array.sync_event = ready.handle or None
     array.array.length = rows
     for index, column in enumerate(columns):
-        _fill(_child(array.array, index), column)
+        _fill(find_child(array.array, index), column)
     return exported_schema, exported
 
 
@@ -165,7 +122,7 @@ def _shadow(buffer: pa.Buffer) -> pa.Buffer:
     return pa.foreign_buffer(_SCRATCH.address, _SCRATCH.size, buffer)
 
 
-def _fill(target: _ArrowArray, source: ArrayLayout) -> None:
+def _fill(target: ArrowArray, source: ArrayLayout) -> None:
     """Write the length and the addresses of an array into an exported structure."""
     target.length, target.null_count = source.length, source.null_count
     own = list(source.buffers)
@@ -181,17 +138,6 @@ def _fill(target: _ArrowArray, source: ArrayLayout) -> None:
         numbers = (ctypes.c_int64 * len(sizes)).from_address(pointers[count] or 0)
         numbers[:] = sizes
     for index, child in enumerate(source.children):
-        _fill(_child(target, index), child)
+        _fill(find_child(target, index), child)
     if source.dictionary is not None:
-        _fill(_ArrowArray.from_address(target.dictionary), source.dictionary)
-
-
-def _child(array: _ArrowArray, index: int) -> _ArrowArray:
-    pointers = (ctypes.c_void_p * array.n_children).from_address(array.children)
-    return _ArrowArray.from_address(pointers[index] or 0)
-
-
-def _find(capsule: object, name: bytes) -> int:
-    address: int | None = _capsule_pointer(capsule, name)
-    assert address is not None
-    return address
+        _fill(ArrowArray.from_address(target.dictionary), source.dictionary)

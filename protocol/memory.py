@@ -63,6 +63,34 @@ class HostAllocator:
 DEFAULT_ALLOCATOR: Allocator = HostAllocator()
 
 
+class DeviceSpan:
+    """A part of an outgoing body that is in the memory of a device.
+
+    Parameters
+    ----------
+    address : int
+        Where it begins, in the address space of this process.
+    nbytes : int
+        Its size in bytes.
+    type_code : int
+        The type of the memory, as in DLPack: 1 is the processor's, 2 is CUDA's.
+    owner : object
+        What keeps the memory allocated.
+    """
+
+    __slots__ = ("address", "nbytes", "owner", "type_code")
+
+    def __init__(self, address: int, nbytes: int, type_code: int, owner: object) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.type_code = type_code
+        self.owner = owner
+
+    def slice(self, nbytes: int) -> DeviceSpan:
+        """Return the first `nbytes` bytes."""
+        return DeviceSpan(self.address, nbytes, self.type_code, self.owner)
+
+
 class ReceivedBody:
     """The payload of a received tagged message.
 

@@ -56,6 +56,8 @@ class Capabilities:
     remote_reads: bool = False
     """Whether the reader's channel copies bodies of type 1 into its own memory and frees their
     leases. Otherwise the reader maps the memory and frees the leases itself."""
+    devices: frozenset[int] = frozenset()
+    """The types of devices, as in DLPack, whose memory this end can send from: `DeviceSpan`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

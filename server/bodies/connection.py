@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyio import CapacityLimiter
 
@@ -67,3 +67,9 @@ class Connection:
     """The server's metrics."""
     threads: CapacityLimiter
     """The worker threads on which datasets are opened."""
+
+    @property
+    def packed_encoding(self) -> Encoding:
+        """The defaults for packed bodies, which may be in memory that the channel can send from."""
+        devices = self.channel.capabilities.devices
+        return replace(self.encoding, devices=devices) if devices else self.encoding

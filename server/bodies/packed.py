@@ -35,7 +35,7 @@ class PackedBodySender:
         """Open a dataset, encoded by the server's defaults."""
         connection = self._connection
         return await to_thread.run_sync(
-            dataset.open, request, connection.encoding, limiter=connection.threads
+            dataset.open, request, connection.packed_encoding, limiter=connection.threads
         )
 
     async def send(self, messages: list[SourceMessage]) -> None:

@@ -19,6 +19,7 @@ from ...protocol.frames import OutgoingFrame, TaggedFrame
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import FileSpan, SourceFile
+from ..catalog.catalog import find_device_type
 from ..catalog.dataset import Dataset, Source
 from .access import AccessMethod
 from .connection import Connection
@@ -45,6 +46,7 @@ class RemoteBodySender:
         self._carries_bodies = connection.uri.stream.carries_bodies
         self._splitter = Splitter(connection.uri.stream)
         self._locator = BufferLocator()
+        self._is_packed = False
         self._region: SourceFile | None = None
         self._withheld: list[OutgoingFrame] = []
 
@@ -56,6 +58,12 @@ class RemoteBodySender:
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset so that each body is one span of a region."""
         connection = self._connection
+        if find_device_type(dataset) in connection.channel.capabilities.devices:
+            # The transport sends from the device by itself; a region would be a copy on the host.
+            self._is_packed = True
+            return await to_thread.run_sync(
+                dataset.open, request, connection.packed_encoding, limiter=connection.threads
+            )
         open_source = partial(
             connection.regions.open, dataset, request, copy=self._access.requires_copy
         )
@@ -75,7 +83,9 @@ class RemoteBodySender:
                     frames, pending_bytes = [], 0
                 pending_bytes += message.body_length
                 is_remote = (
-                    message.body is not None and message.body_length >= access.min_body_bytes
+                    message.body is not None
+                    and message.body_length >= access.min_body_bytes
+                    and not self._is_packed
                 )
                 if not self._carries_bodies:
                     frames += self._splitter.split([message])

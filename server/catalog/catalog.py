@@ -11,6 +11,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from ...errors import ConfigError, NotFoundError, SplitArrowError, UsageError
+from ...memory.imports import find_staging, import_device_data
 from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
 from ...publication.storage.locations import is_object_url, is_storage_url, open_storage
@@ -18,6 +19,7 @@ from ..config import ServerSettings
 from .dataset import Dataset, Writers
 from .delta.dataset import DeltaDataset
 from .delta.log import LOG_FOLDER
+from .device_table import DeviceTable
 from .files.directory import DirectoryDataset
 from .files.file_dataset import FileDataset
 from .files.file_types import open_file
@@ -49,6 +51,9 @@ def open_dataset(
         - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
         - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
           ``__arrow_c_array__``. It is read into memory now.
+        - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
+          ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
+          to arrays. See `import_device_data`. The data stays there.
         - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
     cache : ObjectCache, optional
         The cache for shards from object stores. Default: one in the user's cache folder.
@@ -80,9 +85,11 @@ def open_dataset(
         batches = cast("list[Any]", source)
         if all(isinstance(batch, pa.RecordBatch) for batch in batches):
             return TableDataset(batches)
-    elif hasattr(source, "__arrow_c_stream__"):
+    if (parts := import_device_data(source)) is not None:
+        return DeviceTable(parts, find_staging(parts[0]))
+    if hasattr(source, "__arrow_c_stream__"):
         return TableDataset(pa.table(source))
-    elif hasattr(source, "__arrow_c_array__"):
+    if hasattr(source, "__arrow_c_array__"):
         return TableDataset(pa.record_batch(source))
     raise UsageError(
         f"cannot serve an object of the type {type(source).__name__}; expected a path, an Arrow "
@@ -127,6 +134,11 @@ def find_writers(dataset: Dataset) -> Writers | None:
     None means that no process may: the dataset is published or not in files.
     """
     return dataset.writers if isinstance(dataset, (FileDataset, DirectoryDataset)) else None
+
+
+def find_device_type(dataset: Dataset) -> int | None:
+    """Return the type of the device that has a dataset, as in DLPack; None for the host."""
+    return dataset.device_type if isinstance(dataset, DeviceTable) else None
 
 
 def open_catalog(

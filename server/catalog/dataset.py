@@ -55,6 +55,8 @@ class Encoding:
     """Whether to send every body of a file as one region of the file, even if it is small."""
     budget: Budget = DEFAULT_BUDGET
     """Bounds on reading the dataset."""
+    devices: frozenset[int] = frozenset()
+    """The types of devices, as in DLPack, whose memory bodies may be in: as `DeviceSpan`."""
 
 
 class Writers(Enum):

@@ -29,6 +29,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "$ .venv/bin/pytest"): "the tests themselves",
     ("docs/getting-started.md", "$ python3 -m venv"): "creates an environment",
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
+    ("docs/guide/gpu.md", "import cupy"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
     ("docs/guide/serving.md", "$ pip install '.[object-store]'"): "a real object store",
     ("docs/guide/serving.md", "$ pip install '.[delta]'"): "a Delta table with 41 versions",

@@ -54,6 +54,7 @@ class TrapDevice:
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
         self._queue: deque[tuple[int, int, int]] = deque()
+        self.activations = self.reads = 0
         self.queued = self.copied = self.frees = self.synchronizations = 0
         self.delayed: list[int] = []
         self.recorded: list[int] = []
@@ -66,6 +67,9 @@ class TrapDevice:
         assert address not in (None, ctypes.c_void_p(-1).value)
         self._files[address] = (descriptor, nbytes)
         return address
+
+    def activate(self) -> None:
+        self.activations += 1
 
     def free(self, address: int) -> None:
         descriptor, nbytes = self._files.pop(address)
@@ -93,6 +97,7 @@ class TrapDevice:
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
         self.run(self.queued)
+        self.reads += 1
         descriptor, offset = self._locate(source)
         ctypes.memmove(target, os.pread(descriptor, nbytes, offset), nbytes)
 
@@ -109,6 +114,16 @@ class TrapDevice:
     def synchronize(self) -> None:
         self.run(self.queued)
         self.synchronizations += 1
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return the bytes at an address, as the device sees them."""
+        descriptor, offset = self._locate(address)
+        return os.pread(descriptor, nbytes, offset)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write bytes, as the device does."""
+        descriptor, offset = self._locate(address)
+        assert os.pwrite(descriptor, data, offset) == len(data)
 
 
 class HostDevice(TrapDevice):

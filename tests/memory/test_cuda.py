@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,30 @@ def test_a_missing_extra_is_named(memory: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'splitarrow\[gpu\]'"):
         splitarrow.open("tcp://127.0.0.1:1/data", memory=memory)
+
+
+def list_calls() -> list[tuple[str, int]]:
+    """Return the functions of CUDA that the module calls, with the number of arguments."""
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse(inspect.getsource(cuda))):
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name == "call" and isinstance(node.args[0], ast.Constant):
+                found.append((str(node.args[0].value), len(node.args) - 1))
+            elif name.startswith("cuda"):
+                found.append((name, len(node.args)))
+    return found
+
+
+def test_the_calls_have_the_parameters_of_the_library() -> None:
+    runtime: Any = pytest.importorskip("cuda.bindings.runtime")
+    calls = list_calls()
+    assert len(calls) > 15
+    for name, count in calls:
+        signature = str(getattr(runtime, name).__doc__).splitlines()[0]
+        parameters = signature.partition("(")[2].rpartition(")")[0]
+        assert signature.startswith(f"{name}("), signature
+        assert len([each for each in parameters.split(",") if each]) == count, signature
 
 
 def has_cuda() -> bool:

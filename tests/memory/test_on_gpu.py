@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pyarrow as pa
@@ -59,6 +60,56 @@ def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: Cu
                 del tensor, batch
     side.synchronize()
     assert int(sum(int(each) for each in sums)) == 499_999_500_000
+
+
+@pytest.mark.parametrize("scheme", ["tcp://127.0.0.1:0", "ucx://127.0.0.1:0", "shm://"])
+def test_batches_on_the_device_are_served(memory: CudaMemory, scheme: str) -> None:
+    (batch,) = TABLE.combine_chunks().to_batches()
+    moved = memory.open_copier().copy(batch)
+    with splitarrow.serve({"data": moved}, listen=scheme) as server:
+        for columns in (["n"], ["n", "s"]):
+            with splitarrow.open(server.uri("data"), columns=columns) as stream:
+                assert stream.read_all() == TABLE.select(columns)
+
+
+def test_ucx_knows_the_memory_of_the_device() -> None:
+    context = importlib.import_module("splitarrow.transport.ucx.context")
+    device_memory = importlib.import_module("splitarrow.transport.ucx.device_memory")
+    CudaMemory()
+    assert {1, 2} <= device_memory.list_device_types(context.get_context(loopback=True))
+
+
+def test_tensors_of_pytorch_are_served() -> None:
+    torch: Any = pytest.importorskip("torch")
+    matrix = torch.arange(600_000, device="cuda:0").reshape(-1, 2)
+    numbers = torch.arange(300_000, device="cuda:0", dtype=torch.float32)
+    for scheme in ("tcp://127.0.0.1:0", "ucx://127.0.0.1:0"):
+        source = {"m": matrix, "n": numbers}
+        with (
+            splitarrow.serve({"data": source}, listen=scheme) as server,
+            splitarrow.open(server.uri("data")) as stream,
+        ):
+            arrays = stream.to_numpy()
+        assert (arrays["m"] == matrix.cpu().numpy()).all()
+        assert (arrays["n"] == numbers.cpu().numpy()).all()
+
+
+class CudaArray:
+    """A tensor as libraries without DLPack describe it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+
+def test_an_array_without_dlpack_is_served() -> None:
+    torch: Any = pytest.importorskip("torch")
+    tensor = torch.arange(1000, device="cuda:0")
+    with (
+        splitarrow.serve({"data": CudaArray(tensor)}) as server,
+        splitarrow.open(server.uri("data")) as stream,
+    ):
+        assert stream.read_all()["values"].to_pylist() == list(range(1000))
 
 
 def test_page_locked_memory_is_what_bodies_are_received_into() -> None:

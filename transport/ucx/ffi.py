@@ -51,6 +51,15 @@ typedef struct {
 
 typedef struct {
     uint64_t field_mask;
+    size_t request_size;
+    int thread_mode;
+    uint64_t memory_types;
+    char name[32];
+    size_t device_counter_size;
+} ucp_context_attr_t;
+
+typedef struct {
+    uint64_t field_mask;
     int thread_mode;
     ucs_cpu_set_t cpu_mask;
     unsigned events;
@@ -152,6 +161,7 @@ void ucp_config_release(ucp_config_t *config);
 ucs_status_t ucp_config_modify(ucp_config_t *config, const char *name, const char *value);
 ucs_status_t ucp_init_version(unsigned major, unsigned minor, const ucp_params_t *params,
     const ucp_config_t *config, ucp_context_h *context);
+ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr);
 void ucp_cleanup(ucp_context_h context);
 ucs_status_t ucp_worker_create(ucp_context_h context, const ucp_worker_params_t *params,
     ucp_worker_h *worker);

@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from ...errors import DatasetError, ProtocolError, UsageError
 from ...protocol.frames import OutgoingFrame, TaggedFrame, UntaggedFrame
+from ...protocol.memory import DeviceSpan
 from ...protocol.messages import MetadataType
 from ...protocol.regions import RegionAnnouncement
 from ..base import FileMapper
 from ..memory.files import FileSpan
+from .device_memory import MEMORY_TYPES
 from .ffi import (
     IN_PROGRESS,
     NULL,
@@ -72,8 +74,6 @@ class Sender:
         self._must_flush = False
         self._contiguous = _send_params()
         self._gathered = _send_params(gathered=True)
-        self._contiguous_on_device = _send_params(on_host=False)
-        self._gathered_on_device = _send_params(on_host=False, gathered=True)
         self.bytes_sent = 0
         """The bytes of payload that were handed to UCX."""
 
@@ -161,7 +161,6 @@ class Sender:
             self._unsynced_bytes = 0
             send = ucp.ucp_tag_send_sync_nbx
         buffers = [self._resolve(part) for part in frame.buffers]
-        # The library finds the type of memory itself where it may be a device's.
         on_host = not any(map(is_on_device, buffers))
         if len(buffers) > 1 and nbytes <= _MAX_JOINED_BYTES and on_host:
             buffers = [b"".join(memoryview(buffer) for buffer in buffers)]
@@ -169,11 +168,11 @@ class Sender:
         vector = None
         if len(spans) <= 1:
             address, size = spans[0] if spans else (NULL, 0)
-            param = self._contiguous if on_host else self._contiguous_on_device
+            param = self._contiguous if on_host else _device_params(buffers, gathered=False)
             request = send(self._endpoint, address, size, frame.tag, param)
         else:
             vector = ffi.new("ucp_dt_iov_t[]", spans)
-            param = self._gathered if on_host else self._gathered_on_device
+            param = self._gathered if on_host else _device_params(buffers, gathered=True)
             request = send(self._endpoint, vector, len(spans), frame.tag, param)
         if request != NULL:
             self._track(request, nbytes, (frame.buffers, buffers, spans, vector))
@@ -248,23 +247,35 @@ class Sender:
         return memory
 
 
-def _send_params(*, gathered: bool = False, on_host: bool = True) -> Any:
+def _send_params(*, gathered: bool = False, memory_type: int | None = 0) -> Any:
     """Return the parameters of send requests.
 
     Naming the type of the memory, which is the host's by default, spares the library a look-up.
+    For `None`, it finds the type itself.
     """
     params = ffi.new("ucp_request_param_t *")
-    if on_host:
+    if memory_type is not None:
         params.op_attr_mask |= REQUEST_FIELD_MEMORY_TYPE
+        params.memory_type = memory_type
     if gathered:
         params.op_attr_mask |= REQUEST_FIELD_DATATYPE
         params.datatype = _DATATYPE_IOV
     return params
 
 
+def _device_params(buffers: list[Any], *, gathered: bool) -> Any:
+    """Return the parameters to send from the memory of a device, which all buffers share."""
+    codes = {getattr(buffer, "type_code", None) for buffer in buffers}
+    if len(codes) > 1:
+        raise UsageError("a body has buffers in different memory")
+    code = codes.pop()
+    memory_type = None if code is None else MEMORY_TYPES.get(code)
+    return _send_params(gathered=gathered, memory_type=memory_type)
+
+
 def is_on_device(buffer: Any) -> bool:
-    """Return whether a buffer describes its own memory, as arrays on devices do."""
-    return hasattr(buffer, "__cuda_array_interface__")
+    """Return whether a buffer is a `DeviceSpan`, or describes its own memory."""
+    return isinstance(buffer, DeviceSpan) or hasattr(buffer, "__cuda_array_interface__")
 
 
 def get_address(buffer: Any) -> tuple[Any, int]:
@@ -272,7 +283,7 @@ def get_address(buffer: Any) -> tuple[Any, int]:
 
     Parameters
     ----------
-    buffer : pyarrow.Buffer, bytes-like, or an object with ``__cuda_array_interface__``
+    buffer : pyarrow.Buffer, DeviceSpan, bytes-like, or an object with ``__cuda_array_interface__``
         The buffer. An array must be contiguous.
 
     Raises
@@ -282,6 +293,8 @@ def get_address(buffer: Any) -> tuple[Any, int]:
     """
     if isinstance(buffer, pa.Buffer):
         return ffi.cast("void *", buffer.address), buffer.size
+    if isinstance(buffer, DeviceSpan):
+        return ffi.cast("void *", buffer.address), buffer.nbytes
     if is_on_device(buffer):
         interface = buffer.__cuda_array_interface__
         nbytes = int(interface["typestr"][2:]) * math.prod(interface["shape"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...protocol.limits import Limits
 from ...protocol.regions import RegionAnnouncement
-from ..base import FileMapper
+from ..base import Capabilities, FileMapper
 from ..memory.files import SourceFile
 from ..memory.mapped_region import MappedRegion
-from .channel import REMOTE_CAPABILITIES, Link, UcxChannel
+from .channel import Link, UcxChannel
+from .device_memory import list_device_types
 from .ffi import OK
 from .lanes import lanes_pin_memory
 from .memory import register
@@ -44,8 +45,12 @@ class UcxServerChannel(UcxChannel):
         sender = Sender(link.worker, link.endpoint, mapper)
         receiver = Receiver(link.worker, link.endpoint, limits, expects_farewell=False)
         super().__init__(link, sender, receiver)
-        if offers_remote_bodies:
-            self.capabilities = REMOTE_CAPABILITIES
+        remote = offers_remote_bodies
+        self.capabilities = Capabilities(
+            offset_bodies=remote,
+            remote_reads=remote,
+            devices=list_device_types(link.worker.context),
+        )
 
     @property
     def pins_memory(self) -> bool:

@@ -1,0 +1,200 @@
+"""Datasets in the memory of a device."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+
+from ...errors import ExhaustedError, UsageError
+from ...formats.arrow.encoder import MessageEncoder
+from ...formats.arrow.schema_difference import describe_difference
+from ...memory.array_layout import ArrayLayout
+from ...memory.device import Device
+from ...memory.imported_arrays import copy_buffer, fetch_array, with_null_count
+from ...memory.imports import DeviceData
+from ...memory.stand_in import encode_on_device, has_fixed_width
+from ...protocol.memory import Allocator, DeviceSpan
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage
+from .dataset import Encoding, Shard
+from .messages.generator_source import GeneratorSource, MessageGroups
+from .messages.reencoding import Batches, count_matches, encode_groups
+from .query.request_checks import check_batches, check_version, select_shards
+from .query.selection import Selection
+
+BATCH_BYTES = 16 << 20
+"""The approximate size in bytes of the slices that a batch is sent in."""
+_PADDING_BYTES = 64
+_PAGEABLE_BYTES = 16 << 10
+"""The size below which a buffer is copied to pageable memory."""
+
+
+class DeviceTable:
+    """Record batches in the memory of a device, which the caller keeps unchanged. See `Dataset`.
+
+    A connection that can send from that memory gets the bodies of batches of fixed-width columns
+    from there, and no processor reads them. Everything else is copied to host memory, a slice at a
+    time.
+
+    Parameters
+    ----------
+    parts : sequence of DeviceData
+        The batches, at least one, with one schema and on one device.
+    staging : Allocator
+        The host memory that slices are copied to.
+
+    Raises
+    ------
+    UsageError
+        If the schemas or the devices differ.
+    """
+
+    kind = "device table"
+
+    def __init__(self, parts: Sequence[DeviceData], staging: Allocator) -> None:
+        first = parts[0]
+        self.schema: pa.Schema = first.schema
+        for number, part in enumerate(parts):
+            if (difference := describe_difference(self.schema, part.schema)) is not None:
+                raise UsageError(f"record batch {number} differs from the first one: {difference}")
+            if (part.type_code, part.device.name) != (first.type_code, first.device.name):
+                raise UsageError(
+                    f"record batch {number} is on {part.device.name}, and the first one on "
+                    f"{first.device.name}; serve the batches of each device separately"
+                )
+        self.device_type = first.type_code
+        """The type of the memory, as in DLPack."""
+        self._device: Device = first.device
+        self._staging = staging
+        self._slices = [each for part in parts for each in _slice(part)]
+        self.rows: int | None = sum(part.num_rows for part in parts)
+        self.nbytes: int | None = sum(part.nbytes for part in parts)
+        self.version: str = uuid.uuid4().hex
+        self._padding = _allocate_zeros(first.device, first.type_code)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The table as a single shard."""
+        return (Shard(self.rows, self.nbytes),)
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the table for one reader; see `Dataset.open`.
+
+        Raises
+        ------
+        ExhaustedError
+            While it is read: if the budget of the host memory is spent. The error names it.
+        """
+        check_version(request, self.version)
+        select_shards(request, self.shards)
+        selection = Selection.resolve(request, encoding, self.schema)
+        check_batches(request, len(self._slices))
+        if self.device_type in encoding.devices and _is_unchanged(selection):
+            return GeneratorSource(self._encode_on_device(selection), blocking=False)
+        batches = self._read_batches(selection.for_reading(self.schema))
+        groups = encode_groups(selection, batches, "the device table")
+        return GeneratorSource(groups, blocking=True)
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each slice contributes; see `Dataset.count_rows`."""
+        check_version(request, self.version)
+        select_shards(request, self.shards)
+        rows = [each.num_rows for each in self._slices]
+        if request.filter is None:
+            return rows
+        selection = Selection.for_counting(request, encoding, self.schema)
+        return count_matches(selection, self._read_batches, rows, "the device table", is_valid=True)
+
+    def close(self) -> None:
+        """Drop the table. Open sources stay usable."""
+        self._slices = []
+
+    def _encode_on_device(self, selection: Selection) -> MessageGroups:
+        """Yield messages whose bodies are in the memory of the device."""
+        encoder = MessageEncoder(selection.schema)
+        yield [SourceMessage(*encoder.schema_message)]
+        for part in self._slices[selection.first_batch : selection.end_batch]:
+            columns = _select_columns(part, selection)
+            arguments = (selection.schema, columns, self.device_type, self._padding)
+            message = encode_on_device(encoder, *arguments)
+            # The transport uses the device on this thread.
+            self._device.activate()
+            yield [SourceMessage(*message)]
+        encoder.close()
+
+    def _read_batches(self, selection: Selection) -> Batches:
+        """Yield copies of the slices in host memory."""
+        copy = partial(_copy_to_host, self._device, self._staging)
+        dictionaries: dict[int, ArrayLayout] = {}
+        for part in self._slices[selection.first_batch : selection.end_batch]:
+            arrays = [
+                fetch_array(column, copy, dictionaries)
+                for column in _select_columns(part, selection)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
+
+
+def _copy_to_host(device: Device, staging: Allocator, source: pa.Buffer) -> pa.Buffer:
+    if source.size < _PAGEABLE_BYTES:
+        return copy_buffer(device, source)
+    try:
+        target = staging.allocate(source.size)
+    except MemoryError as error:
+        raise ExhaustedError(
+            f"data of {device.name} cannot be copied to the host: {error}"
+        ) from None
+    device.copy_out(target.address, source.address, source.size)
+    return target
+
+
+def _is_unchanged(selection: Selection) -> bool:
+    """Return whether the reader gets the slices as they are, in columns of fixed width."""
+    return (
+        selection.codec is None
+        and selection.filter is None
+        and selection.limit is None
+        and selection.batch_rows is None
+        and not selection.offset
+        and all(has_fixed_width(field.type) for field in selection.schema)
+    )
+
+
+def _select_columns(part: DeviceData, selection: Selection) -> list[ArrayLayout]:
+    if selection.columns is None:
+        return part.columns
+    return [part.columns[index] for index in selection.columns]
+
+
+def _slice(part: DeviceData) -> Iterator[DeviceData]:
+    """Yield the slices of a batch, each at a multiple of 64 rows, where its bitmaps are aligned."""
+    rows, nbytes = part.num_rows, part.nbytes
+    step = rows
+    if nbytes > BATCH_BYTES:
+        step = max(BATCH_BYTES * rows // nbytes & ~63, 64)
+    if step >= rows:
+        yield part
+        return
+    for begin in range(0, rows, step):
+        count = min(step, rows - begin)
+        columns = [
+            with_null_count(column.slice(begin, count), part.device) for column in part.columns
+        ]
+        yield DeviceData(part.schema, columns, count, part.device, part.type_code)
+
+
+def _allocate_zeros(device: Device, type_code: int) -> DeviceSpan:
+    zeros = pa.py_buffer(bytes(_PADDING_BYTES))
+    address = device.allocate(_PADDING_BYTES)
+    owner = _Owner()
+    weakref.finalize(owner, device.free, address).atexit = False
+    device.copy_in(address, zeros.address, _PADDING_BYTES)
+    device.synchronize()
+    return DeviceSpan(address, _PADDING_BYTES, type_code, owner)
+
+
+class _Owner:
+    """What keeps memory of a device allocated."""
