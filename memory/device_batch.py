@@ -134,11 +134,17 @@ class DeviceColumn:
         BufferError
             If a copy, or another device, is requested.
         UsageError
-            If the column has nulls, or is not one of numbers.
+            If the column has nulls, or is not one of numbers, or has more than one dimension.
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"a column on {self.device} is exported there, without a copy")
         self._check_numbers()
+        if self._array.children:
+            raise UsageError(
+                f"the column {self._name!r} has the type {self.type}, which leaves through "
+                "__cuda_array_interface__ or __arrow_c_device_array__ only; DLPack exports columns "
+                "of one dimension"
+            )
         capsule = dlpack_capsule(self._array, self._residence.device, max_version)
         self._residence.hand_over(_LEGACY_DEFAULT_STREAM if stream is None else stream)
         return capsule

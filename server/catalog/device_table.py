@@ -14,7 +14,7 @@ from ...formats.arrow.encoder import MessageEncoder
 from ...formats.arrow.schema_difference import describe_difference
 from ...memory.array_layout import ArrayLayout
 from ...memory.device import Device
-from ...memory.imported_arrays import copy_buffer, fetch_array, with_null_count
+from ...memory.imported_arrays import BufferCopy, copy_buffer, fetch_array, with_null_count
 from ...memory.imports import DeviceData
 from ...memory.stand_in import encode_on_device, has_fixed_width
 from ...protocol.memory import Allocator, DeviceSpan
@@ -94,7 +94,8 @@ class DeviceTable:
         selection = Selection.resolve(request, encoding, self.schema)
         check_batches(request, len(self._slices))
         if self.device_type in encoding.devices and _is_unchanged(selection):
-            return GeneratorSource(self._encode_on_device(selection), blocking=False)
+            groups = self._encode_on_device(self._select(selection), selection)
+            return GeneratorSource(groups, blocking=False)
         batches = self._read_batches(selection.for_reading(self.schema))
         groups = encode_groups(selection, batches, "the device table")
         return GeneratorSource(groups, blocking=True)
@@ -113,11 +114,14 @@ class DeviceTable:
         """Drop the table. Open sources stay usable."""
         self._slices = []
 
-    def _encode_on_device(self, selection: Selection) -> MessageGroups:
+    def _select(self, selection: Selection) -> list[DeviceData]:
+        return self._slices[selection.first_batch : selection.end_batch]
+
+    def _encode_on_device(self, parts: list[DeviceData], selection: Selection) -> MessageGroups:
         """Yield messages whose bodies are in the memory of the device."""
         encoder = MessageEncoder(selection.schema)
         yield [SourceMessage(*encoder.schema_message)]
-        for part in self._slices[selection.first_batch : selection.end_batch]:
+        for part in parts:
             columns = _select_columns(part, selection)
             arguments = (selection.schema, columns, self.device_type, self._padding)
             message = encode_on_device(encoder, *arguments)
@@ -127,15 +131,17 @@ class DeviceTable:
         encoder.close()
 
     def _read_batches(self, selection: Selection) -> Batches:
-        """Yield copies of the slices in host memory."""
         copy = partial(_copy_to_host, self._device, self._staging)
-        dictionaries: dict[int, ArrayLayout] = {}
-        for part in self._slices[selection.first_batch : selection.end_batch]:
-            arrays = [
-                fetch_array(column, copy, dictionaries)
-                for column in _select_columns(part, selection)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
+        return _fetch(self._select(selection), selection, copy)
+
+
+def _fetch(parts: list[DeviceData], selection: Selection, copy: BufferCopy) -> Batches:
+    """Yield copies of slices in host memory."""
+    dictionaries: dict[int, ArrayLayout] = {}
+    for part in parts:
+        columns = _select_columns(part, selection)
+        arrays = [fetch_array(column, copy, dictionaries) for column in columns]
+        yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
 
 
 def _copy_to_host(device: Device, staging: Allocator, source: pa.Buffer) -> pa.Buffer:

@@ -121,6 +121,11 @@ def test_other_columns_do_not_leave_as_arrays(array: pa.Array, reason: str) -> N
         copy(pa.record_batch({"c": array}))["c"].__dlpack__()
 
 
+def test_lists_do_not_leave_through_dlpack() -> None:
+    with pytest.raises(UsageError, match=r"the column 'm' .* leaves through __cuda_array_inter"):
+        copy(pa.record_batch({"m": MATRIX}))["m"].__dlpack__()
+
+
 @pytest.mark.parametrize("request_", [{"copy": True}, {"dl_device": (1, 0)}])
 def test_a_copy_is_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(BufferError, match="on trap:0 is exported there, without a copy"):

@@ -181,6 +181,22 @@ def test_ucx_sends_from_the_device(sending_memory: TrapMemory, body: str | None)
     assert table == pa.table(NUMBERS)
 
 
+@pytest.mark.parametrize("devices", [frozenset({TRAP}), frozenset[int]()])
+def test_a_source_outlives_its_dataset(memory: TrapMemory, devices: frozenset[int]) -> None:
+    dataset = open_dataset(move(NUMBERS, memory))
+    source = dataset.open(Request("data"), Encoding(devices=devices))
+    dataset.close()
+    assert sum(message.rows for group in source for message in group) == ROWS
+
+
+@pytest.mark.parametrize("devices", [frozenset({TRAP}), frozenset[int]()])
+def test_a_batch_without_rows_is_served(memory: TrapMemory, devices: frozenset[int]) -> None:
+    dataset = open_dataset(move(NUMBERS.slice(0, 0), memory))
+    messages = [m for g in dataset.open(Request("data"), Encoding(devices=devices)) for m in g]
+    assert [message.rows for message in messages] == [0, 0]
+    assert read_all(move(MIXED.slice(0, 0), memory)) == pa.table(MIXED.slice(0, 0))
+
+
 def test_arrays_are_columns(memory: TrapMemory) -> None:
     batch = move(NUMBERS, memory)
     assert read_all(batch["n"]).to_pydict() == {"values": list(range(ROWS))}
