@@ -41,6 +41,15 @@ def describe_lines(title: str, facts: Sequence[str], second_line: str) -> str:
     return f"<splitarrow.{title}: {', '.join(facts)}>\n  {second_line}"
 
 
+def describe_rows(rows: int, *, ended: bool) -> str:
+    """Return the number of rows that a stream has delivered.
+
+    >>> describe_rows(1, ended=False), describe_rows(2000, ended=True)
+    ('1 row so far', '2,000 rows')
+    """
+    return f"{rows:,} row{'' if rows == 1 else 's'}{'' if ended else ' so far'}"
+
+
 def describe_as_html(title: str, schema: Any, facts: Sequence[str]) -> str:
     """Return the title, the facts and a table of the columns as HTML."""
     rows = "".join(
@@ -62,6 +71,11 @@ def html_list(title: str, facts: Sequence[str], items: Sequence[str]) -> str:
     """Return the title, the facts and a list as HTML."""
     listed = "".join(f"<li><code>{escape(item)}</code></li>" for item in items)
     return f"{html_title(title, facts)}<ul>{listed}</ul>"
+
+
+def html_lines(title: str, facts: Sequence[str], second_line: str) -> str:
+    """Return the title, the facts and another line as HTML."""
+    return f"{html_title(title, facts)}<p>{escape(second_line)}</p>"
 
 
 def _shorten(name: str) -> str:

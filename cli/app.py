@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperCommand, TyperGroup
 
 from . import errors
+from .completion import complete_for_bash, is_bash_completion
+from .conversion import Command, CommandGroup
 from .options import as_paragraphs, flag
 from .terminal import standard_output
 from .variables import check_variables
 
-_COMMANDS = {
+COMMANDS = {
     "serve": "Serve datasets until SIGTERM or Ctrl-C.",
     "ls": "List the datasets that you can read.",
     "info": "Show the columns, size and locations of a dataset.",
@@ -36,16 +37,16 @@ Each is a function in the module of the same name, with underscores for hyphens.
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     """Imports the module of a subcommand when it runs, so that each, and help, starts quickly."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command that help can list. `resolve_command` loads the command itself."""
-        text = _COMMANDS.get(cmd_name)
-        return None if text is None else TyperCommand(cmd_name, help=text)
+        text = COMMANDS.get(cmd_name)
+        return None if text is None else Command(cmd_name, help=text)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name, and the arguments that follow."""
@@ -58,7 +59,7 @@ def load_command(name: str) -> Any:
     module_name = name.replace("-", "_")
     function = getattr(import_module(f".{module_name}", __package__), module_name)
     single = typer.Typer(add_completion=False, **_SETTINGS)
-    single.command(name, help=as_paragraphs(function))(function)
+    single.command(name, cls=Command, help=as_paragraphs(function))(function)
     return typer.main.get_command(single)
 
 
@@ -112,6 +113,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     # gRPC reads the variable on import. It would otherwise print to standard error itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     command = typer.main.get_command(app)
+    if arguments is None and is_bash_completion():
+        return complete_for_bash(command)
     try:
         given = None if arguments is None else list(arguments)
         status = command.main(args=given, prog_name="splitarrow", standalone_mode=False)

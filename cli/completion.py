@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+import io
+import os
+from collections.abc import MutableMapping
+from contextlib import redirect_stdout
+from itertools import pairwise
 from typing import Any
 
+_VARIABLE = "_SPLITARROW_COMPLETE"
 _SECONDS = 1.0
 """How long completion may wait for a server, in seconds."""
 _TRANSPORTS = ("auto", "tcp", "tcp+tls", "shm", "ucx", "flight")
+
+
+def is_bash_completion() -> bool:
+    """Return whether bash has started this process to complete a command line."""
+    return os.environ.get(_VARIABLE) == "complete_bash"
+
+
+def complete_for_bash(command: Any) -> int:
+    """Print the completions of a command line for bash, which splits words at colons, too."""
+    hidden = join_words(os.environ)
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output):
+            command.main(prog_name="splitarrow")
+    except SystemExit:
+        pass  # typer exits once it has printed the completions
+    for line in output.getvalue().splitlines():
+        print(line.removeprefix(hidden))
+    return 0
+
+
+def join_words(environ: MutableMapping[str, str]) -> str:
+    """Join what bash has split at colons; return the part of the last word that bash hides.
+
+    bash replaces only what follows the last colon.
+
+    Examples
+    --------
+    >>> words = ["splitarrow", "fetch", "grpc", ":", "//host", ":", "8815/fl"]
+    >>> environ = {"COMP_WORDS": chr(10).join(words), "COMP_CWORD": "6"}
+    >>> join_words(environ), environ["COMP_WORDS"].split(), environ["COMP_CWORD"]
+    ('grpc://host:', ['splitarrow', 'fetch', 'grpc://host:8815/fl'], '2')
+    """
+    words = environ["COMP_WORDS"].split("\n")[: int(environ["COMP_CWORD"]) + 1]
+    joined = words[:1]
+    for before, word in pairwise(words):
+        if word == ":" or before == ":":
+            joined[-1] += word
+        else:
+            joined.append(word)
+    environ["COMP_WORDS"] = "\n".join(joined)
+    environ["COMP_CWORD"] = str(len(joined) - 1)
+    head, colon, _ = joined[-1].rpartition(":")
+    return head + colon
 
 
 def complete_transport(incomplete: str) -> list[str]:

@@ -175,7 +175,8 @@ Compression = Annotated[
 Validate = Annotated[
     Literal["strict", "full", "cheap", "off"] | None,
     option(
-        help="Check values and their ranges, values, only the sizes of buffers, or nothing.",
+        help="Check values and their ranges (strict), values (full), only the sizes of buffers "
+        "(cheap), or nothing (off).",
         default="full; cheap from a server on this host",
         panel=PANEL,
     ),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import typer
-from rich.markup import escape
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +42,8 @@ def as_markup(text: str) -> str:
     >>> as_markup("Listen on `tcp://host`.")
     'Listen on [cyan]tcp://host[/cyan].'
     """
+    from rich.markup import escape
+
     return re.sub(r"`([^`]+)`", r"[cyan]\1[/cyan]", escape(text))
 
 

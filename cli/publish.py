@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -43,12 +43,8 @@ To = Annotated[
     ),
 ]
 Format = Annotated[
-    str | None,
-    option(
-        help="The format of SOURCE: parquet, csv, json, orc or table.",
-        metavar="FORMAT",
-        panel=_ROWS,
-    ),
+    Literal["parquet", "csv", "json", "orc", "table"] | None,
+    option(help="The format of SOURCE.", default="that of the file names", panel=_ROWS),
 ]
 Select = Annotated[
     str | None,
@@ -101,8 +97,8 @@ BytesPerShard = Annotated[
     option(help="The size of a shard.", default="128MiB", metavar="SIZE", panel=_SHARDS),
 ]
 Compression = Annotated[
-    str,
-    option(help="The compression of shards: none, lz4 or zstd.", metavar="CODEC", panel=_SHARDS),
+    Literal["none", "lz4", "zstd"],
+    option(help="The compression of shards.", panel=_SHARDS),
 ]
 Dictionary = Annotated[
     str,
@@ -113,12 +109,10 @@ Dictionary = Annotated[
     ),
 ]
 Mode = Annotated[
-    str,
+    Literal["append", "overwrite", "error", "ignore"] | None,
     option(
-        help="What to do if the dataset exists: append, overwrite, error or ignore. Old versions "
-        "are kept in any case.",
+        help="What to do if the dataset exists. Old versions are kept in any case.",
         default="error; for daemons overwrite",
-        metavar="MODE",
     ),
 ]
 JobId = Annotated[
@@ -181,7 +175,7 @@ def publish(
     bytes_per_shard: BytesPerShard = None,
     compression: Compression = "none",
     dictionary: Dictionary = "none",
-    mode: Mode = "",
+    mode: Mode = None,
     job_id: JobId = None,
     replicas: Replicas = 1,
     staging: Staging = None,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
-from .cluster.client import ClusterClient
 from .dataset.client import Client
 from .rpc.control_uri import parse_control_uris
 
-AnyClient = Client | ClusterClient
+if TYPE_CHECKING:
+    from .cluster.client import ClusterClient
+
+AnyClient: TypeAlias = "Client | ClusterClient"
 """The clients that `connect` returns for any URI."""
 
 
@@ -92,5 +94,7 @@ def connect(
     """
     uris = parse_control_uris(uri)
     if len(uris) > 1:
+        from .cluster.client import ClusterClient
+
         return ClusterClient(uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
     return Client(uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from anyio.from_thread import start_blocking_portal
 
+from ..errors import UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..representation import describe_lines, html_list
 from .catalog.catalog import open_catalog
@@ -185,6 +186,8 @@ def serve(
         If a setting is wrong or an address cannot be bound.
     DatasetError
         If a dataset cannot be read.
+    UsageError
+        If the datasets have no names.
 
     Examples
     --------
@@ -195,6 +198,11 @@ def serve(
     ...         stream.read_all().num_rows
     3
     """
+    if not isinstance(datasets, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"the datasets are a {type(datasets).__name__}; expected a dict from names to data, "
+            "as in serve({'flights': 'flights.arrow'})"
+        )
     listeners = (listen,) if isinstance(listen, str) else tuple(listen)
     chosen = load_settings(listen=listeners, control=control, **settings)
     catalog = open_catalog(datasets, chosen)

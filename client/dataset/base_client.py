@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -18,12 +18,12 @@ from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
 from ..stream.uris import check_batches, column_names
 from .dataset import Dataset
-from .dataset_stream import DatasetStream
-from .query_stream import QueryStream, check_no_selection
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request, check_name
-from .resumable_endpoint import ResumableEndpoint
-from .sql import run_query
+
+if TYPE_CHECKING:
+    from .dataset_stream import DatasetStream
+    from .resumable_endpoint import ResumableEndpoint
 
 
 class BaseClient(ABC):
@@ -261,19 +261,12 @@ class BaseClient(ABC):
         ['BB', 'CC']
         """
         if sql is not None:
-            check_no_selection(
-                name,
-                {
-                    "columns": columns,
-                    "filter": filter,
-                    "limit": limit,
-                    "batch_rows": batch_rows,
-                    "shards": shards,
-                    "batches": batches,
-                    "version": version,
-                    "memory": memory,
-                },
-            )
+            from .query_stream import QueryStream, check_no_selection
+            from .sql import run_query
+
+            selection = {"columns": columns, "filter": filter, "limit": limit, "shards": shards}
+            selection |= {"batches": batches, "batch_rows": batch_rows, "version": version}
+            check_no_selection(name, selection | {"memory": memory})
             read = partial(
                 self.read,
                 compression=compression,
@@ -325,6 +318,8 @@ class BaseClient(ABC):
         schema, endpoints = self._plan_endpoints(request, selected, plan)
         several = len(endpoints) > 1
         channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
+        from .dataset_stream import DatasetStream  # not needed by a call that fails
+
         stream = DatasetStream(
             name,
             schema,
@@ -356,6 +351,8 @@ class BaseClient(ABC):
         RemoteError
             If the server refuses; `NotFoundError` if a dataset does not exist.
         """
+        from .sql import run_query
+
         return run_query(query, self.schema, self.read)
 
     def _serialize_filter(self, name: str, filter: Any) -> str | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
-from ...representation import describe_lines, html_list
+from ...representation import describe_lines, html_lines
 from ...transport.tls.options import TlsOptions
 from ..rpc.channel import FlightChannel
 from ..rpc.control_uri import parse_control_uri
@@ -28,8 +28,12 @@ from .descriptions import Descriptions
 from .read_plan import ReadPlan
 from .replicas import Replica
 from .requests import check_name, encode_command, pin_version
-from .resumable_endpoint import ResumableEndpoint
 from .shards import list_ordinals, select_endpoints
+
+if TYPE_CHECKING:
+    from .resumable_endpoint import ResumableEndpoint
+
+_USAGE = "list(client) lists the names of the datasets; client[NAME] is one dataset"
 
 
 class Client(BaseClient):
@@ -153,6 +157,8 @@ class Client(BaseClient):
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
         info = self.describe(request)
+        from .resumable_endpoint import ResumableEndpoint  # needed by reads alone
+
         several = len(info.endpoints) > 1
 
         def plan_endpoint(index: int) -> ResumableEndpoint:
@@ -169,6 +175,8 @@ class Client(BaseClient):
         self, request: Request, shards: frozenset[int], plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
         """Plan to read some record batches of one shard, whose ticket is requested later."""
+        from .resumable_endpoint import ResumableEndpoint
+
         info = self._descriptions.get(replace(request, batches=None, limit=None), self.describe)
         (index,) = select_endpoints(info, shards)
         shard = index if len(info.endpoints) > 1 else None
@@ -358,11 +366,10 @@ class Client(BaseClient):
         return self._copy, ()
 
     def __repr__(self) -> str:
-        return describe_lines("Client", [f"of {self.uri}"], self._usage())
+        return describe_lines("Client", self._facts(), _USAGE)
 
-    def _usage(self) -> str:
-        access = "with a token" if self._copy.args[1] else "without a token"
-        return f"{access}; list(client) lists the datasets, client[NAME] is one of them"
+    def _facts(self) -> list[str]:
+        return [self.uri, "with a token" if self._copy.args[1] else "without a token"]
 
     def _repr_html_(self) -> str:
-        return html_list("Client", [f"of {self.uri}"], [self._usage()])
+        return html_lines("Client", self._facts(), _USAGE)

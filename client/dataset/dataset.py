@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ..rpc.info import DatasetInfo
-from .dataset_stream import DatasetStream
+
+if TYPE_CHECKING:
+    from .dataset_stream import DatasetStream
 
 
 class Dataset:

@@ -9,6 +9,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from ...errors import ClosedError, InvalidDataError, SplitArrowError
+from ...representation import describe_rows
 from ..rpc.channel import DatasetHold
 from ..rpc.download import TRANSPORT as DO_GET
 from ..stream.batch_stream import BatchStream
@@ -234,8 +235,9 @@ class DatasetStream(BatchStream):
 
     def _facts(self) -> list[str]:
         state = "read to its end" if self._exhausted else "closed" if self._closed else "open"
-        parts = f"{len(self._endpoints):,} endpoints"
-        return [state, self.transport, f"{self.rows_received:,} rows so far", parts]
+        parts = len(self._endpoints)
+        facts = [state, self.transport, describe_rows(self.rows_received, ended=self._exhausted)]
+        return [*facts, f"{parts:,} parts"] if parts > 1 else facts
 
     def _title(self) -> str:
         return f"DatasetStream {self._name!r}"

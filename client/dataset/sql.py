@@ -69,7 +69,7 @@ def _import_duckdb() -> Any:
         import sqlglot  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise MissingExtraError(
-            f"SQL needs the package {error.name}: pip install duckdb sqlglot"
+            f"SQL needs the package {error.name!r}: pip install 'splitarrow[sql]'"
         ) from None
     return duckdb
 

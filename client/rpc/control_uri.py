@@ -121,7 +121,10 @@ def parse_control_uris(uris: str | DataUri | Sequence[str | DataUri]) -> list[Da
 
 def _split_hosts(text: str) -> list[str]:
     """Split a comma-separated list of hosts into URIs."""
-    scheme = "grpc" if _is_bare(text) else text.partition("://")[0]
+    scheme, separator, _ = text.partition("://")
+    if not separator and not _is_bare(text):
+        raise UriError(f"{text!r} is not the URI of a control plane; {_EXPECTED}")
+    scheme = scheme if separator else "grpc"
     hosts = [host.strip() for host in text.split(",")]
     if not all(hosts):
         raise UriError(f"{text!r}: an address is missing next to a comma")

@@ -23,6 +23,7 @@ from ...protocol.messages import Message, expand_messages
 from ...protocol.reassembler import Reassembler
 from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
 from ...protocol.uri import DataUri, Streams
+from ...representation import describe_rows
 from ...transport.base import Channel
 from .custom_metadata import CustomMetadata
 from .decoders import FORMATS, Decoder, open_decoder
@@ -108,7 +109,7 @@ class Reader:
     def facts(self) -> list[str]:
         """Return the state, the transport and the number of rows, for people."""
         state = "read to its end" if self.is_exhausted else self.state.value
-        return [state, self.transport, f"{self.rows:,} rows so far"]
+        return [state, self.transport, describe_rows(self.rows, ended=self.is_exhausted)]
 
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
         """Add a connected channel, which the reader closes; return the frames to send on it.

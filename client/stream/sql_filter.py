@@ -76,6 +76,8 @@ def parse_sql_filter(text: str, schema: pa.Schema) -> Any:
     except ParseError as error:
         details = error.errors[0] if error.errors else {}
         reason = str(details.get("description") or error).rstrip(".")
+        if reason.startswith("Required keyword"):
+            reason = "a value is missing"
         near = f" near {details['highlight']!r}" if details.get("highlight") else ""
         raise UsageError(f"the filter {text!r} is malformed{near}: {reason}") from None
     except SqlglotError as error:

@@ -163,14 +163,20 @@ def test_the_shell_completes_names(control: str) -> None:
 
 
 def test_the_shell_asks_the_program(run_process: Run, control: str) -> None:
-    words = f"splitarrow fetch {control} fl"
-    environment = {
-        "_SPLITARROW_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": "3",
-        "PATH": "/usr/bin:/bin",
-    }
-    assert run_process(env=environment).stdout.split() == ["flights", "flows"]
+    port = control.rpartition(":")[2]
+    address = ["grpc", ":", "//127.0.0.1", ":"]  # as bash splits it
+    for last, expected in (
+        ([port, "fl"], ["flights", "flows"]),
+        ([f"{port}/fl"], [f"{port}/flights", f"{port}/flows"]),
+    ):
+        words = ["splitarrow", "fetch", *address, *last]
+        environment = {
+            "_SPLITARROW_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+            "PATH": "/usr/bin:/bin",
+        }
+        assert run_process(env=environment).stdout.split() == expected
 
 
 def test_the_banner_leads_with_the_control_plane(

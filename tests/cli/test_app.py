@@ -8,7 +8,7 @@ import pytest
 
 import splitarrow
 from helpers.cli import Run
-from splitarrow.cli.app import _COMMANDS, load_command
+from splitarrow.cli.app import COMMANDS, load_command
 from splitarrow.cli.app import run as run_here
 
 PEER = "tcp://127.0.0.1:1?want_data=0x10000000001&ticket=table"
@@ -104,7 +104,7 @@ def test_completion_can_be_shown(run: Run) -> None:
     assert "_SPLITARROW_COMPLETE=complete_bash" in done.stdout
 
 
-@pytest.mark.parametrize("name", list(_COMMANDS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_help_lists_the_first_line_of_each_command(name: str) -> None:
     first = load_command(name).help.partition("\n")[0]
-    assert _COMMANDS[name] == first
+    assert COMMANDS[name] == first

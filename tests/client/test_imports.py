@@ -16,6 +16,11 @@ COMMANDS = {"splitarrow.cli", "typer", "rich", "pydantic"}
 CONTROL = {"grpc", "google.protobuf", "splitarrow.client.dataset", "splitarrow.client.cluster"}
 FILTERS = {"sqlglot", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"}
 OTHERS = {"pandas", "polars", "duckdb", "torch", "obstore", "importlib.metadata"}
+READING = {
+    "splitarrow.client.cluster.client",
+    "splitarrow.client.dataset.dataset_stream",
+    "splitarrow.client.stream.reader",
+}
 EVERYTHING = SERVER | COMMANDS | CONTROL | FILTERS | OTHERS
 
 
@@ -49,4 +54,13 @@ def test_the_package_alone() -> None:
 def test_help_loads_no_command(arguments: str) -> None:
     script = f"from splitarrow.cli.app import run\ntry: run({arguments})\nexcept SystemExit: pass"
     commands = {f"splitarrow.cli.{name}" for name in ("serve", "fetch", "bench", "publish")}
-    assert loaded(script) & (SERVER | CONTROL | FILTERS | commands | {"pyarrow"}) == set()
+    unneeded = SERVER | CONTROL | FILTERS | OTHERS | commands | {"pyarrow", "pydantic"}
+    assert loaded(script) & unneeded == set()
+
+
+def test_a_fetch_that_cannot_connect() -> None:
+    """It loads neither what reads data nor pydantic, which typer loads to convert values."""
+    arguments = "['fetch', 'grpc://127.0.0.1:1/a']"
+    script = f"from splitarrow.cli.app import run\nassert run({arguments}) == 1"
+    unneeded = SERVER | FILTERS | READING | {"rich", "pydantic", "pandas", "polars", "duckdb"}
+    assert loaded(script) & unneeded == set()

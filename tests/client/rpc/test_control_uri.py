@@ -54,6 +54,11 @@ def test_several_uris_are_listed_once(uris: Any, hosts: list[str]) -> None:
     assert [uri.address for uri in parse_control_uris(uris)] == hosts
 
 
+def test_a_name_is_not_taken_for_a_host() -> None:
+    with pytest.raises(UriError, match=r"^'flights' is not the URI of a control plane"):
+        parse_control_uris("flights")
+
+
 @pytest.mark.parametrize("uris", [[], "grpc://a,", "grpc://a,,b", ""])
 def test_a_missing_address_is_an_error(uris: Any) -> None:
     with pytest.raises(UriError):
