@@ -1,15 +1,20 @@
-"""docs/reference.md lists every public name."""
+"""docs/reference lists every public name once, and every command with its options."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from importlib import import_module
 
 import pytest
 
 from helpers.package import ROOT
+from splitarrow.cli.app import COMMANDS, load_command
 
-LISTED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+LISTED = [
+    name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+]
 
 
 @pytest.mark.parametrize(
@@ -17,6 +22,7 @@ LISTED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text()
     [
         "splitarrow",
         "splitarrow.aio",
+        "splitarrow.memory",
         "splitarrow.pipeline",
         "splitarrow.pytorch",
         "splitarrow.testing",
@@ -32,3 +38,28 @@ def test_every_public_name_is_listed(module: str) -> None:
 def test_every_listed_name_is_public(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     assert attribute in import_module(module).__all__
+
+
+def test_no_name_is_listed_twice() -> None:
+    assert sorted(set(LISTED)) == sorted(LISTED)
+
+
+def test_the_overview_names_every_page() -> None:
+    overview = (ROOT / "docs" / "reference" / "index.md").read_text()
+    linked = set(re.findall(r"\]\((\w+\.md)\)", overview))
+    assert linked == {page.name for page in PAGES} - {"index.md"}
+
+
+def test_the_page_of_commands_describes_every_option() -> None:
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "command_pages.py"))
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    text = hook["on_page_markdown"](page)
+    assert hook["on_page_markdown"]("another page") == "another page"
+    assert "<!--" not in text
+    assert not re.search(r"\[/?(cyan|dim)\]", text)
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [section.split()[0] for section in sections] == [*COMMANDS]
+    for name, section in zip(COMMANDS, sections, strict=True):
+        for parameter in load_command(name).params:
+            if parameter.param_type_name == "option":
+                assert ", ".join(f"`{name}`" for name in parameter.opts) in section
