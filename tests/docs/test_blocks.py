@@ -14,34 +14,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import trustme
-from pyarrow import csv
+from deltalake import write_deltalake
+from pyarrow import csv, fs
 
 from helpers.cli import read
 from helpers.files import write_file
+from helpers.issuer import serve_keys
 from helpers.page_blocks import PAGES, Block, name_page, read_blocks
 from helpers.page_session import PageSession
 from splitarrow.cli.demo_table import write_trips
 from splitarrow.publication.version_store import VersionStore
 
-_JWKS = "$ splitarrow serve flights=flights.arrow --control grpc://127.0.0.1:8815 \\\n    --jwks"
 # The blocks that do not run, by their page and the beginning of their code.
 NOT_RUN = {
-    ("CONTRIBUTING.md", "$ .venv/bin/pytest"): "the tests themselves",
-    ("docs/getting-started.md", "$ python3 -m venv"): "creates an environment",
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
     ("docs/guide/gpu.md", "import cupy"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
-    ("docs/guide/serving.md", "$ pip install '.[object-store]'"): "a real object store",
-    ("docs/guide/serving.md", "$ pip install '.[delta]'"): "a Delta table with 41 versions",
     ("docs/guide/spark.md", "$ JOB="): "clusters of Spark, with YARN and Kubernetes",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
     ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",
-    ("docs/security.md", _JWKS): "an issuer of JSON Web Tokens; see tests/server/auth",
 }
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 TOKEN = "a-token-of-the-tests"
+ISSUER = "login.example.com"
+Issuer = tuple[dict[str, str], dict[str, str]]
+"""The hosts that stand in for the one that a page names, and the variables of its commands."""
+DELTA_PAGE = "docs/guide/serving.md"
 # Not code. Other tests compare the drawings and the bytes with the code.
 _ILLUSTRATIONS = {"mermaid", "text"}
 # Pages on which a block needs those before it.
@@ -65,7 +65,7 @@ _CHECKS = {
 def find_level(block: Block) -> str:
     """Return which tests run a block: the quick ones, the long ones, or those with PyTorch.
 
-    Commands take long: each is a process, and many are several.
+    Commands take a while: each is a process, and many are several.
     """
     if "import torch" in block.code:
         return "torch"
@@ -101,8 +101,8 @@ def make_cases() -> Iterator[Any]:
         for level in sorted(levels):
             marks = {
                 "quick": [],
-                "long": [pytest.mark.long, pytest.mark.timeout(1200)],
-                "torch": [pytest.mark.torch, pytest.mark.timeout(1200)],
+                "long": [pytest.mark.long, pytest.mark.timeout(2400)],
+                "torch": [pytest.mark.torch, pytest.mark.timeout(2400)],
             }[level]
             yield pytest.param(page, level, id=f"{page}-{level}", marks=marks)
 
@@ -169,7 +169,29 @@ def object_store(
         store = VersionStore(f"s3://lake/{name}")
         shard = store.write_shard("stock", "0.arrow", trips.schema, trips.to_batches())
         store.commit("stock", trips.schema, [shard], append=False)
+    pq.write_table(trips, "lake/trips/0.parquet", filesystem=_open_store(variables))
     return variables
+
+
+def _open_store(variables: dict[str, str]) -> fs.S3FileSystem:
+    return fs.S3FileSystem(
+        endpoint_override=variables["AWS_ENDPOINT_URL"],
+        access_key=variables["AWS_ACCESS_KEY_ID"],
+        secret_key=variables["AWS_SECRET_ACCESS_KEY"],
+        region=variables["AWS_REGION"],
+    )
+
+
+@pytest.fixture
+def issuer(
+    page: str, level: str, tmp_path: Path
+) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """The issuer of tokens that this page names, if it names one."""
+    if not any(f"https://{ISSUER}" in block.code for block in blocks_to_run(page, level)):
+        yield {}, {}
+        return
+    with serve_keys(tmp_path) as (host, authority):
+        yield {ISSUER: host}, {"SSL_CERT_FILE": str(authority)}
 
 
 @pytest.fixture
@@ -178,6 +200,7 @@ def session(
     level: str,
     stock: Path,
     object_store: dict[str, str],
+    issuer: Issuer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[PageSession]:
     # The paths of sockets must be short.
@@ -190,10 +213,21 @@ def session(
         for file in ("flights.arrow", "trips.arrow"):
             if not re.search(rf"(?:=|serve |flights\": \"){file}", code):
                 (folder / file).unlink()  # `serve` names another file in its hints if this exists
+        if page == DELTA_PAGE and level == "long":
+            write_delta_versions(folder / "root" / "data" / "trips", 42)
         datasets = {name: folder / "data" / f"{name}.arrow" for name in ("flights", "trips")}
-        with PageSession(folder, datasets, {"HOME": temporary, **object_store}) as session:
+        hosts, variables = issuer
+        variables |= {"HOME": temporary, **object_store}
+        with PageSession(folder, datasets, variables, hosts) as session:
             write_certificates(folder, session.this_host)
             yield session
+
+
+def write_delta_versions(folder: Path, versions: int) -> None:
+    """Write a Delta table in the place of a folder."""
+    shutil.rmtree(folder)
+    for number in range(versions):
+        write_deltalake(folder, pa.table({"fare": [float(number)]}), mode="append")
 
 
 def write_certificates(folder: Path, host: str) -> None:

@@ -10,6 +10,7 @@ import linecache
 import os
 import random
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from helpers.terminal import TerminalCommand
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.testing import Daemon
 
-COMMAND_SECONDS = 600.0
+COMMAND_SECONDS = 1200.0
+"""The longest time for a command, in seconds. Some start Spark, beside whatever else runs."""
 _AUTHORITY = re.compile(r"\b(\w+(?:\+tls)?)://([\w.,:-]+)|(?<![\w/.-])(host:8815)\b")
 _THIS_HOST = {"127.0.0.1", "localhost"}
 _ANYWHERE = "0.0.0.0"
@@ -45,14 +47,20 @@ class PageSession:
     pages run side by side with the ports that they name. Paths such as ``/data`` are in the folder.
 
     A host that a page reads from without starting a daemon on it has one with `datasets`.
+    `web_hosts` maps the hosts of https URLs to those that stand in for them.
     """
 
     def __init__(
-        self, folder: Path, datasets: dict[str, Path], environment: dict[str, str]
+        self,
+        folder: Path,
+        datasets: dict[str, Path],
+        environment: dict[str, str],
+        web_hosts: dict[str, str] | None = None,
     ) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self._folder = folder
         self._datasets = datasets
+        self._web_hosts = web_hosts or {}
         self._network = _find_free_network()
         self.this_host = f"{self._network}.1"
         """The address in the place of 127.0.0.1."""
@@ -115,6 +123,8 @@ class PageSession:
             return f"{self._address('host')}:8815"
         if match[1] == "ucx":  # UCX knows only one address of the loopback interface
             return f"ucx://127.0.0.1:{self._ucx_port}"
+        if match[1] == "https":
+            return f"https://{self._web_hosts.get(match[2], match[2])}"
         if match[1].split("+")[0] not in _DEFAULT_PORTS:
             return match[0]
         places = (place.partition(":") for place in match[2].split(","))
@@ -212,7 +222,9 @@ class PageSession:
         if "splitarrow: error:" in shown:
             assert running.wait(COMMAND_SECONDS) != 0
         else:
-            assert running.wait_for("Press Ctrl-C to stop."), f"{typed}\n{running.output}"
+            assert running.wait_for("Press Ctrl-C to stop.", COMMAND_SECONDS), (
+                f"{typed}\n{running.output}"
+            )
             self._daemons[host] = running
         self._compare(typed, shown, running.output)
 
@@ -285,8 +297,13 @@ def check_instead(command: str) -> bool:
         return True
     if found := re.match(r"make\b([^#]*)", command):
         rules = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        for word in found[1].split():
+        for word in shlex.split(found[1]):
             assert word in rules or "=" in word, command
+        return True
+    if found := re.match(r"\.venv/bin/pytest\b([^#]*)", command):
+        arguments = [*shlex.split(found[1]), "--collect-only", "-qq"]
+        done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
+        assert done.returncode == 0, command
         return True
     return False
 

@@ -66,9 +66,11 @@ class TerminalCommand:
         self._thread.join(PATIENCE)
         return status
 
-    def wait_for(self, text: str) -> bool:
+    def wait_for(self, text: str, seconds: float = PATIENCE) -> bool:
         """Wait until the terminal shows a text; return whether it did before the command ended."""
-        wait_until(lambda: text in self.output or self._process.poll() is not None, repr(text))
+        wait_until(
+            lambda: text in self.output or self._process.poll() is not None, repr(text), seconds
+        )
         if self._process.poll() is not None:
             self._thread.join(PATIENCE)
         return text in self.output
