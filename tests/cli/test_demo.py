@@ -22,6 +22,7 @@ def temporary(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
 
 
+@pytest.mark.slow
 def test_the_demonstration(run_process: Run, temporary: dict[str, str], tmp_path: Path) -> None:
     arguments = ("--rows", 100_000, "--repeat", 1, "--keep", "kept")
     done = run_process("demo", *arguments, env=temporary)
@@ -38,6 +39,7 @@ def test_the_demonstration(run_process: Run, temporary: dict[str, str], tmp_path
     assert os.listdir(tmp_path / "tmp") == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it_and_all_it_started(
     start: Start, temporary: dict[str, str], tmp_path: Path
 ) -> None:

@@ -147,7 +147,13 @@ def test_a_connection_that_breaks(fails: Fails, served: Served, relay: Any, limi
     fails(1, ("; missing: ",), served.uri("table", relay(limit, cut=True)))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        signal.SIGINT,
+        *(pytest.param(sent, marks=pytest.mark.slow) for sent in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_ends_it_quietly(
     start: Start, served: Served, relay: Any, before: Path, sent: signal.Signals
 ) -> None:
@@ -178,6 +184,7 @@ def test_a_stream_on_standard_output_that_breaks_cannot_pass_for_whole(
             reader.read_all()
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(run_process: Run, served: Served, before: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, HALF))
@@ -188,7 +195,10 @@ def test_a_file_that_may_not_grow(run_process: Run, served: Served, before: Path
     assert before.read_text() == "before"
 
 
-@pytest.mark.parametrize("suffix", ["arrow", "arrows", "parquet"])
+@pytest.mark.parametrize(
+    "suffix",
+    ["arrow", *(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("arrows", "parquet"))],
+)
 def test_a_full_disk(served: Served, tmp_path: Path, suffix: str) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("no unshare")
@@ -204,7 +214,16 @@ def test_a_full_disk(served: Served, tmp_path: Path, suffix: str) -> None:
     assert done.stderr == f"splitarrow: error: {tmp_path}/out.{suffix}: No space left on device\n"
 
 
-@pytest.mark.parametrize("more", [["-o", "-"], ["--json", "--quiet"], ["--quiet"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["-o", "-"],
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in (["--json", "--quiet"], ["--quiet"])
+        ),
+    ],
+)
 def test_a_full_standard_output(served: Served, more: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

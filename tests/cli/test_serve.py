@@ -157,7 +157,13 @@ def test_an_address_that_is_taken(run: Run, words: pa.Table) -> None:
     assert (done.returncode, done.stderr) == (1, said)
 
 
-@pytest.mark.parametrize("harm", ["vanished", "truncated", "forbidden"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "vanished",
+        *(pytest.param(harm, marks=pytest.mark.slow) for harm in ("truncated", "forbidden")),
+    ],
+)
 def test_a_file_that_goes_bad_while_it_is_served(
     start: Start, run: Run, words: pa.Table, tmp_path: Path, harm: str
 ) -> None:

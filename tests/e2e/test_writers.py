@@ -177,7 +177,10 @@ def test_a_file_that_is_mapped_for_writing_is_refused(
     assert states[0] not in (None, 127)
 
 
-@pytest.mark.parametrize("program", [PWRITE, RENAME], ids=["pwrite", "rename"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(PWRITE, id="pwrite", marks=pytest.mark.slow), pytest.param(RENAME, id="rename")],
+)
 @each_transport
 def test_a_reader_gets_one_state_of_a_file_that_changes(
     start: Callable[..., Read],
