@@ -168,10 +168,14 @@ class Stream(BatchStream):
         return batch
 
     def cancel(self) -> None:
-        """Interrupt a read that waits in another thread: it raises `ClosedError`."""
+        """Interrupt a read that waits in another thread: it raises `ClosedError`.
+
+        A stream that was read to its end keeps the connection over which its batches are leased.
+        """
         self._cancelled = True
-        for channel in self._reader.channels.values():
-            channel.interrupt()
+        if not self.is_exhausted:
+            for channel in self._reader.channels.values():
+                channel.interrupt()
 
     def close(self) -> None:
         """Close the connection. Batches that were returned stay valid. Idempotent."""

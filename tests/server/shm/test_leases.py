@@ -135,6 +135,38 @@ def test_batches_outlive_a_stream_that_was_read_to_its_end(serve: Serve) -> None
     assert has_no_leases(server)()
 
 
+def test_batches_outlive_the_stream_of_a_client(serve: Serve) -> None:
+    sent = make_number_batches(8)
+    server = serve({"data": sent}, control="grpc://127.0.0.1:0")
+    with splitarrow.connect(str(server.control_uri)) as client:
+        with client.read("data", transport="shm") as stream:
+            batches = list(stream)
+            assert server.stats()["leases"] == 8
+        table = client.read("data", transport="shm", prefetch_bytes=1 << 20).read_all()
+    assert server.stats()["leases"] == 16
+    assert batches == sent
+    assert table == make_table(sent)
+    del batches[1:], table
+    wait_until(lambda: server.stats()["leases"] == 1)
+    batches.clear()
+    wait_until(lambda: server.stats()["connections"] == 0)
+
+
+async def test_batches_outlive_the_stream_of_an_asynchronous_client(serve: Serve) -> None:
+    sent = make_number_batches(8)
+    server = serve({"data": sent}, control="grpc://127.0.0.1:0")
+    async with (
+        splitarrow.aio.connect(str(server.control_uri)) as client,
+        client.read("data", transport="shm") as stream,
+    ):
+        batches = [batch async for batch in stream]
+    assert server.stats()["leases"] == 8
+    assert batches == sent
+    del stream
+    batches.clear()
+    wait_until(lambda: server.stats()["connections"] == 0)
+
+
 def test_closing_a_stream_early_frees_everything(serve: Serve) -> None:
     """Batches that were read stay valid: their memory is mapped, and nobody writes to it."""
     sent = make_number_batches(20_000, 4)  # more than the socket buffers
