@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, cast
 
@@ -20,8 +21,9 @@ from .order import Division, EpochOrder, Even, Share
 from .plan import DatasetPlan, Selection
 from .planning import plan_dataset
 from .position import Order, Position, Progress
-from .shared_batch import SharedBatch
+from .shared_batch import SharedBatch, pass_regions
 from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch
+from .threads import map_in_threads
 from .torch_module import torch
 
 DEFAULT_INTERLEAVE = 24
@@ -90,7 +92,11 @@ class StreamDataset(_IterableDataset):
     transport : str
         As in `Client.read`.
     prefetch_blocks : int
-        The number of blocks that each worker reads ahead of their use.
+        The number of blocks that each worker reads ahead of their use, each in a thread.
+    threads : int
+        The number of threads that convert batches, and call `transform` and `collate`, ahead of the
+        training loop. As many blocks are read ahead at least. With 0, the thread that iterates
+        converts. The order and the state do not depend on it.
     memory : str, PinnedMemory or Allocator, optional
         The host memory that record batches are received into; see `splitarrow.open`. A batch whose
         rows are consecutive in one record batch stays there. All others are put together in
@@ -131,6 +137,7 @@ class StreamDataset(_IterableDataset):
         tls: TlsOptions | None = None,
         transport: str = "auto",
         prefetch_blocks: int = 2,
+        threads: int = 0,
         memory: Any = None,
     ) -> None:
         super().__init__()
@@ -139,6 +146,8 @@ class StreamDataset(_IterableDataset):
         for label, value in (("window_rows", window_rows), ("prefetch_blocks", prefetch_blocks)):
             if value < 1:
                 raise UsageError(f"{label} is {value}; expected 1 or more")
+        if threads < 0:
+            raise UsageError(f"threads is {threads}; expected 0 or more")
         self.rank, world_size = _find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
         self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
@@ -146,7 +155,8 @@ class StreamDataset(_IterableDataset):
         self._transform = transform
         self._collate = collate
         self._device = check_device(device)
-        self._prefetch_blocks = prefetch_blocks
+        self._prefetch_blocks = max(prefetch_blocks, threads)
+        self._threads = threads
         self._seed = seed
         self._shuffle = shuffle
         columns = None if columns is None else tuple(columns)
@@ -225,6 +235,8 @@ class StreamDataset(_IterableDataset):
                 f"device={str(self._device)!r} needs a loader without workers; move the batches in "
                 "the training loop instead"
             )
+        if worker is not None and self._collate is None:
+            pass_regions()
         first = position.current.steps + (number or 0)
         if self._next_batch is not None:
             first, self._next_batch = self._next_batch, None
@@ -242,16 +254,19 @@ class StreamDataset(_IterableDataset):
         with (
             self._connect() as client,
             BlockReader(client, self._plan, order, self._prefetch_blocks) as reader,
+            closing(map_in_threads(self._convert, reader.read(batches), self._threads)) as results,
         ):
-            for batch, rows in reader.read(batches):
-                result = self._convert(rows)
-                del rows
+            for number, result in results:
                 assert self._progress is not None
-                self._progress = self._progress.advanced(batch.number + workers)
+                self._progress = self._progress.advanced(number + workers)
                 yield result
                 del result  # its memory may be leased
 
-    def _convert(self, batch: pa.RecordBatch) -> Any:
+    def _convert(self, batch: tuple[BatchPlan, pa.RecordBatch]) -> tuple[int, Any]:
+        """Return the number of a batch and what the dataset yields for it."""
+        return batch[0].number, self._make_batch(batch[1])
+
+    def _make_batch(self, batch: pa.RecordBatch) -> Any:
         if self._transform is not None:
             batch = self._transform(batch)
         result = convert_batch(batch, self._tensor_options, self._plan.categories)

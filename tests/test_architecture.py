@@ -116,9 +116,10 @@ LAYERS: dict[str, list[set[str]]] = {
         {"submit"},
     ],
     "pytorch": [
-        {"loader_state", "order", "plan", "torch_module"},
-        {"device", "planning", "position", "shared_batch", "tensors"},
-        {"blocks"},
+        {"loader_state", "order", "plan", "threads", "torch_module"},
+        {"device", "mapped_tensors", "planning", "position", "tensors"},
+        {"blocks", "held_batches", "worker_connections"},
+        {"shared_batch"},
         {"dataset"},
     ],
     "publication": [

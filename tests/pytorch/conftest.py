@@ -9,7 +9,9 @@ import pytest
 NEED_TORCH = [
     "test_dataset.py",
     "test_loaders.py",
+    "test_mapped_batches.py",
     "test_tensors.py",
+    "test_threads.py",
 ]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
 

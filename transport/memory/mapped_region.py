@@ -9,6 +9,7 @@ import mmap
 import os
 import stat
 import threading
+from collections.abc import Generator
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from ...errors import (
     SplitArrowError,
 )
 from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
+from .region_directory import REGIONS
 from .revocation import REVOCATIONS
 
 F_GET_SEALS = 1034
@@ -78,6 +80,7 @@ class MappedRegion:
         self._buffers: dict[int, tuple[int, int]] = {}
         self._keys = itertools.count()
         self._loss: SplitArrowError | None = None
+        self._number = -1
         self.registrations: dict[Any, Any] = {}
         """The registrations of the region for peers, by transport context.
 
@@ -95,7 +98,10 @@ class MappedRegion:
             if size:
                 self._address = map_shared(descriptor, size)
                 self._view = view_bytes(self._address, size)
-            if self._is_sealed or revocation >= 0:
+            self._is_constant = self._is_sealed or revocation >= 0
+            if REGIONS.is_open:
+                self._number = REGIONS.add(self)
+            elif self._is_constant:
                 self._close_descriptor()  # only `check` of an unguarded file needs it
             if revocation >= 0:
                 REVOCATIONS.add(revocation, self)
@@ -110,6 +116,27 @@ class MappedRegion:
     def address(self) -> int:
         """The address in this process; 0 if the region is empty."""
         return self._address
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was revoked. Buffers have copies of its pages then."""
+        return self._loss is not None
+
+    @contextlib.contextmanager
+    def hold_descriptors(self) -> Generator[list[int]]:
+        """Return the descriptors from which another process can map the region.
+
+        The context lends them: those of the region, and of its revocation socket if it has one.
+        The file is not revoked meanwhile. `REGIONS` must have been open when the region was mapped.
+
+        Raises
+        ------
+        DatasetError, ConnectionLostError
+            As `check` does.
+        """
+        with self._lock:
+            self.check()
+            yield [each for each in (self._descriptor, self._revocation) if each >= 0]
 
     def populate(self, offset: int, nbytes: int) -> None:
         """Enter a span into the page tables, before another process copies from it."""
@@ -127,7 +154,7 @@ class MappedRegion:
         """
         if self._loss is not None:
             raise self._loss
-        if self._descriptor < 0:
+        if self._is_constant:
             return  # the memory is sealed, or the file is revoked before it changes
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != self._identity:
@@ -185,6 +212,7 @@ class MappedRegion:
             for begin, end in find_page_ranges(list(self._buffers.values()), mmap.PAGESIZE):
                 with contextlib.suppress(OSError):  # without memory, the pages stay mapped
                     replace_with_copy(self._address + begin, end - begin)
+            self._close_descriptor()  # it may share the file lease of a server that has died
             self._close_revocation()
 
     def close(self) -> None:
@@ -207,9 +235,11 @@ class MappedRegion:
 
     def __del__(self) -> None:
         self.registrations.clear()
+        REGIONS.remove(self._number)
         self.close()
-        if self._address:
-            unmap(self._address, self.size)
+        address, self._address = self._address, 0
+        if address:
+            unmap(address, self.size)
 
 
 def _check_seals(descriptor: int) -> bool:
