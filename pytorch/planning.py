@@ -16,6 +16,7 @@ from typing import Any
 from ..client.connect import AnyClient
 from ..errors import ConnectionLostError, SplitArrowError
 from ..grpc_usage import GRPC_USAGE
+from ..pandas_import import prevent_pandas_import
 from .plan import DatasetPlan, Selection, make_plan
 
 Connect = Callable[[], AnyClient]
@@ -90,6 +91,7 @@ def run_task() -> None:
     output = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
     task: Task = pickle.load(sys.stdin.buffer)
+    prevent_pandas_import()  # which has no effect if the task contains objects of pandas
     connect, selection, window_rows, categories = task
     try:
         with connect() as client:

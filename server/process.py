@@ -17,12 +17,12 @@ from anyio.abc import TaskGroup
 
 from ..atomic_files import write_atomic
 from ..errors import ConfigError, SplitArrowError
+from ..pandas_import import prevent_pandas_import
 from .catalog.catalog import open_catalog
 from .config import Configuration
 from .daemon import Daemon
 from .logs import configure_logs, get_logger
 from .notify import notify, watchdog_seconds
-from .pandas_import import prevent_pandas_import
 from .signals import Drainable, run_until_signalled
 from .workers import WorkerPool, bind_shared_sockets
 

@@ -16,6 +16,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from ..errors import ConfigError, SplitArrowError
+from ..pandas_import import prevent_pandas_import
 from ..transport.registry import find_transport
 from ..transport.tcp import bind_socket
 from .auth.access_control import AccessControl
@@ -25,7 +26,6 @@ from .config import ServerSettings
 from .config.uris import listener_uri
 from .daemon import Daemon
 from .logs import configure_logs, get_logger
-from .pandas_import import prevent_pandas_import
 from .signals import run_until_signalled
 
 _RESTART_SECONDS = 1.0

@@ -36,6 +36,14 @@ ROWS = 6_000
 BATCH_ROWS = 64
 RANKS = [1, 2, 8]
 WORKERS = [0, 1, 4]
+WAYS: dict[str, dict[str, Any]] = {
+    "shuffled": {"shuffle": True},
+    "threads": {"shuffle": True, "threads": 2},
+    "mapped": {"transport": "shm", "interleave": 4},
+}
+"""Ways to read, with the options of the dataset. The last passes batches without a copy."""
+Datasets = dict[tuple[str, int], list[Any]]
+"""The datasets of each rank, by the way and the number of ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +52,24 @@ def trips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     path = write_file(tmp_path_factory.mktemp("data") / "trips.arrow", table, batch_rows=250)
     listen = ["tcp://127.0.0.1:0", "shm://"]
     with Daemon({"trips": path}, listen=listen, control="grpc://127.0.0.1:0") as daemon:
-        (dataset,) = open_ranks(daemon, 1)
+        (dataset,) = open_ranks(daemon, 1, "mapped")
         for workers in (1, 0):  # starts what Python and PyTorch keep until the process ends
             numbers(load(dataset, workers, "spawn"))
         yield daemon
 
 
 @pytest.fixture(scope="module")
-def datasets(trips: Daemon) -> dict[int, list[Any]]:
-    """The datasets of each rank, for each number of ranks."""
+def datasets(trips: Daemon) -> Datasets:
+    """The datasets of each rank, for each way to read and number of ranks."""
     with pytest.MonkeyPatch.context() as patch:  # without a process for each
         patch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "spawn")
-        return {number: open_ranks(trips, number) for number in RANKS}
+        return {(way, number): open_ranks(trips, number, way) for way in WAYS for number in RANKS}
 
 
-def open_ranks(server: Daemon, ranks: int) -> list[Any]:
+def open_ranks(server: Daemon, ranks: int, way: str) -> list[Any]:
     """Return the dataset of each rank."""
     stream_dataset = import_module("splitarrow.pytorch").StreamDataset
-    options = {"batch_rows": BATCH_ROWS, "window_rows": 500, "shuffle": True, "even": "uneven"}
+    options = {"batch_rows": BATCH_ROWS, "window_rows": 500, "even": "uneven", **WAYS[way]}
     return [
         stream_dataset(server.control_uri, "trips", rank=rank, world_size=ranks, **options)
         for rank in range(ranks)
@@ -79,7 +87,7 @@ def numbers(batches: Any) -> list[int]:
 
 
 def deliver_in_two_parts(
-    choose: random.Random, datasets: dict[int, list[Any]], before: tuple[int, int], method: str
+    choose: random.Random, datasets: Datasets, before: tuple[int, int], method: str, way: str
 ) -> list[int]:
     """Read a part of an epoch, save the state, and read the rest with other ranks and workers.
 
@@ -89,7 +97,7 @@ def deliver_in_two_parts(
     delivered: list[int] = []
     state: Any = None
     steps, chosen = choose.randrange(-(-ROWS // ranks // BATCH_ROWS) + 1), choose.randrange(ranks)
-    for rank, dataset in enumerate(datasets[ranks]):
+    for rank, dataset in enumerate(datasets[way, ranks]):
         loader = load(copy.deepcopy(dataset), workers if rank == chosen else 0, method)
         iterator = iter(loader)
         for _ in range(steps):
@@ -101,7 +109,7 @@ def deliver_in_two_parts(
     ranks = choose.choice(RANKS)
     workers = choose.choice([number for number in (0, 1, 2, 3, 4) if number != workers])
     chosen = choose.randrange(ranks)
-    for rank, dataset in enumerate(datasets[ranks]):
+    for rank, dataset in enumerate(datasets[way, ranks]):
         dataset = copy.deepcopy(dataset)
         dataset.load_state_dict(state)
         delivered += numbers(load(dataset, workers if rank == chosen else 0, method))
@@ -114,7 +122,7 @@ def deliver_in_two_parts(
 def test_loaders(
     battery: Battery,
     trips: Daemon,
-    datasets: dict[int, list[Any]],
+    datasets: Datasets,
     ranks: int,
     workers: int,
     method: str,
@@ -123,8 +131,9 @@ def test_loaders(
     choose = random.Random(f"{ranks} {workers} {method}")
     # A process that is spawned imports PyTorch, which takes seconds.
     resumes = battery.count(50 if method == "fork" else 10)
-    for _ in range(resumes):
-        delivered = deliver_in_two_parts(choose, datasets, (ranks, workers), method)
+    for number in range(resumes):
+        way = list(WAYS)[number % len(WAYS)]
+        delivered = deliver_in_two_parts(choose, datasets, (ranks, workers), method, way)
         assert len(delivered) == ROWS
         assert sum(delivered) == ROWS * (ROWS - 1) // 2
         assert sorted(delivered) == list(range(ROWS))

@@ -342,3 +342,27 @@ def test_tensors_share_the_memory_that_bodies_are_received_into(server: Daemon) 
 def test_the_memory_of_a_device_is_refused(server: Daemon) -> None:
     with pytest.raises(errors.UsageError, match="so pass device='trap:0', and memory='pinned'"):
         open_dataset(server, memory=TrapMemory())
+
+
+NO_PANDAS = """
+import sys
+from splitarrow.pytorch import planning
+
+plan = planning.make_plan
+def make_plan(*arguments):
+    result = plan(*arguments)
+    assert "pandas" not in sys.modules
+    return result
+
+planning.make_plan = make_plan
+planning.run_task()
+"""
+
+
+def test_the_process_that_plans_does_not_import_pandas(
+    server: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "fork")
+    program = "import pickle, sys\nsys.path[:] = pickle.load(sys.stdin.buffer)\n" + NO_PANDAS
+    monkeypatch.setattr("splitarrow.pytorch.planning._PROGRAM", program)
+    assert open_dataset(server, filter="n < 1000").rows == 1000

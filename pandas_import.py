@@ -1,7 +1,8 @@
 """Keeping pyarrow from importing pandas, which takes seconds and 60 MiB.
 
 pyarrow looks for pandas when it first turns a Python object into a scalar or an array, even if
-that object is a number. A server never hands it an object of pandas.
+that object is a number. A server never hands it an object of pandas, and neither does the process
+that plans a `splitarrow.pytorch.StreamDataset`.
 """
 
 from __future__ import annotations
