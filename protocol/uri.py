@@ -194,7 +194,8 @@ def _check_scheme(text: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator or not scheme:
         raise UriError(
-            f"{text.partition('?')[0]!r} is not a URI; expected tcp://host:port?want_data=…"
+            f"{text.partition('?')[0]!r} is not a URI; expected grpc://host:port and a name, "
+            "or tcp://host:port/name"
         )
     authority = _AUTHORITY.match(rest)
     if authority and "@" in authority.group():

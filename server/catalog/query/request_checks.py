@@ -42,8 +42,8 @@ def check_version(request: Request, version: str) -> None:
     if request.version not in (None, version):
         raise remote_error(
             "FAILED_PRECONDITION",
-            f"the dataset {request.dataset!r} has changed: its version is {version}, "
-            f"not {request.version}; request a new ticket",
+            f"the dataset {request.dataset!r} has changed, or never had the version "
+            f"{request.version}: its version is {version}; request a new ticket",
             stream=request.dataset,
         )
 
