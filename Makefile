@@ -108,9 +108,26 @@ $(VENV)/torch: $(VENV)/installed-test
 	@$(BIN)/python -c 'import torch, torchdata' 2>/dev/null || $(PIP) install '$(TORCH)' torchdata
 	@touch $@
 
+# What pages of the documentation use besides PyTorch. The tests name what could not be installed.
+$(VENV)/frameworks: $(VENV)/torch $(UV)
+	@for package in lightning 'ray[train]' datasets jax; do \
+	    $(UV) pip install --quiet --python $(BIN)/python "$$package" || \
+	        echo "$$package could not be installed"; done
+	@touch $@
+
+# The peers of the benchmark of loaders, which names those that could not be installed. Mosaic
+# Streaming allows no newer NumPy than 2.1, and its modules for numbers need no torchvision.
+.PHONY: bench-loader
+bench-loader: $(VENV)/torch $(VENV)/installed-bench $(UV) ## measure PyTorch's loaders beside their peers
+	@printf '%s\n' 'numpy>=2' transformers "torchvision; sys_platform == 'never'" > $(VENV)/overrides
+	@for package in mosaicml-streaming datasets webdataset; do \
+	    $(UV) pip install --quiet --python $(BIN)/python --override $(VENV)/overrides \
+	        "$$package" || echo "$$package could not be installed"; done
+	@$(BIN)/python -m splitarrow.benchmarks.loader $(ARGS)
+
 .PHONY: test-torch
-test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
-	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs $(ARGS)
+test-torch: $(VENV)/frameworks ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
+	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs tests/benchmarks $(ARGS)
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs

@@ -87,6 +87,14 @@ def read_memory(pid: int) -> ProcessMemory:
     return ProcessMemory(fields.get("VmHWM"), fields.get("RssAnon"))
 
 
+def read_shared_memory(pid: int) -> int:
+    """Return the memory of a process, with its share of pages that several processes use (PSS).
+
+    That of a process that has exited is 0.
+    """
+    return _read_fields(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
+
+
 def reset_peak(pid: int) -> None:
     """Reset the peak of a process to its current memory, if the kernel permits it."""
     try:

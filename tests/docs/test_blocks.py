@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,24 @@ DELTA_PAGE = "docs/guide/serving.md"
 _ILLUSTRATIONS = {"mermaid", "text"}
 # Pages on which a block needs those before it.
 _LEVELS = {
+    "docs/guide/arrays.md": "torch",
+    "docs/guide/hugging-face.md": "torch",
+    "docs/guide/lightning.md": "torch",
     "docs/guide/pytorch.md": "torch",
+    # A cluster of Ray takes a minute.
+    "docs/guide/ray-train.md": "ray",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",
     "docs/operations.md": "long",
     "docs/security.md": "long",
     "docs/transports.md": "long",
+}
+# The packages of pages that `make test-torch` installs, if it can.
+_PACKAGES = {
+    "docs/guide/arrays.md": "jax",
+    "docs/guide/hugging-face.md": "datasets",
+    "docs/guide/lightning.md": "lightning",
+    "docs/guide/ray-train.md": "ray",
 }
 _LONG = re.compile(r"s3://|splitarrow\.benchmarks|pipeline\.session")
 _DEFERRED = re.compile(r"\bspark\b|torch|StreamDataset")
@@ -63,11 +76,11 @@ _CHECKS = {
 
 
 def find_level(block: Block) -> str:
-    """Return which tests run a block: the quick ones, the long ones, or those with PyTorch.
+    """Return which tests run a block: the quick ones, the long ones, those with PyTorch, or Ray's.
 
     Commands take a while: each is a process, and many are several.
     """
-    if "import torch" in block.code:
+    if "import torch" in block.code and _LEVELS.get(block.page) != "ray":
         return "torch"
     takes_long = block.language == "console" or _LONG.search(block.code)
     return "long" if takes_long else _LEVELS.get(block.page, "quick")
@@ -103,6 +116,7 @@ def make_cases() -> Iterator[Any]:
                 "quick": [],
                 "long": [pytest.mark.long, pytest.mark.timeout(2400)],
                 "torch": [pytest.mark.torch, pytest.mark.timeout(2400)],
+                "ray": [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(2400)],
             }[level]
             yield pytest.param(page, level, id=f"{page}-{level}", marks=marks)
 
@@ -243,9 +257,12 @@ def write_certificates(folder: Path, host: str) -> None:
 
 @pytest.mark.parametrize(("page", "level"), [*make_cases()])
 def test_the_blocks_of_a_page_run(page: str, level: str, session: PageSession) -> None:
+    package = _PACKAGES.get(page)
+    if package is not None and find_spec(package) is None:
+        pytest.skip(f"the package {package} is not installed")
     for block in blocks_to_run(page, level):
         try:
-            deferred = block.language == "python" and _DEFERRED.search(block.code)
+            deferred = block.language == "python" and (package or _DEFERRED.search(block.code))
             (session.defer if deferred else session.run)(block)
         except BaseException as error:
             error.add_note(f"in the block at {block.place}")
