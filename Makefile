@@ -126,8 +126,12 @@ bench-loader: $(VENV)/torch $(VENV)/installed-bench $(UV) ## measure PyTorch's l
 	@$(BIN)/python -m splitarrow.benchmarks.loader $(ARGS)
 
 .PHONY: test-torch
-test-torch: $(VENV)/frameworks ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
+test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
 	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs tests/benchmarks $(ARGS)
+
+.PHONY: test-frameworks
+test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and others, which it installs
+	@$(BIN)/pytest -m torch tests/docs -k 'arrays or hugging or lightning or ray' $(ARGS)
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs

@@ -59,7 +59,7 @@ _LEVELS = {
     "docs/security.md": "long",
     "docs/transports.md": "long",
 }
-# The packages of pages that `make test-torch` installs, if it can.
+# The packages of pages that `make test-frameworks` installs, if it can.
 _PACKAGES = {
     "docs/guide/arrays.md": "jax",
     "docs/guide/hugging-face.md": "datasets",
