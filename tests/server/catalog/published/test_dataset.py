@@ -183,9 +183,7 @@ def test_a_new_version_in_a_folder_is_served_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["1-0000000000000000", "7-00", "x", "-", "9" * 50, "²-1"])
 def test_a_version_that_does_not_exist_is_refused(dataset: PublishedDataset, version: str) -> None:
-    with pytest.raises(
-        RemoteError, match=r"never had the version .*: its version is 1-"
-    ) as caught:
+    with pytest.raises(RemoteError, match=r"never had the version .*: its version is 1-") as caught:
         dataset.open(Request("name", version=version), DEFAULTS)
     assert caught.value.code == "FAILED_PRECONDITION"
 
