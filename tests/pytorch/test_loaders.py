@@ -277,13 +277,16 @@ def test_forks_beside_an_open_connection_work_with_support_of_grpc(server: Daemo
 
 
 PLAN_AND_FORK = """
-import os, sys
+import contextlib, os, sys
 from pathlib import Path
 from torch.utils.data import DataLoader
 from splitarrow.pytorch import StreamDataset
 
 def list_threads():
-    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append((task / "comm").read_text())
     return [name for name in names if name.startswith(("event_engine", "grpc", "lifeguard"))]
 
 dataset = StreamDataset(sys.argv[1], "trips", batch_rows=64)
