@@ -18,6 +18,7 @@ from ..errors import DatasetError
 from .order import EpochOrder, Piece
 from .plan import Block, DatasetPlan
 
+_Rows = pa.RecordBatch | pa.Table
 CONNECT_ATTEMPTS = 8
 """The attempts to start reading a block. `Client.read` itself continues reads that break."""
 
@@ -56,7 +57,7 @@ class BlockReader:
         self._order = order
         self._depth = depth
         self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
-        self._tables: dict[int, Future[pa.Table]] = {}
+        self._tables: dict[int, Future[_Rows]] = {}
         self._unused: set[int] = set()
         self._users: Counter[int] = Counter()
         self._lanes: dict[int, int] = {}
@@ -79,12 +80,12 @@ class BlockReader:
                 return
             batch = ahead.popleft()
             self._unused.difference_update(piece.block for piece in batch.pieces)
-            tables = [
+            parts = [
                 self._tables[piece.block].result().slice(piece.begin, piece.end - piece.begin)
                 for piece in batch.pieces
             ]
             self._release(batch)
-            yield batch, _join(tables)
+            yield batch, _join(parts)
 
     def _request(self, batch: BatchPlan) -> None:
         """Start reading the blocks of a batch, unless they are in memory."""
@@ -112,8 +113,11 @@ class BlockReader:
         if not self._users[block]:
             del self._users[block], self._tables[block]
 
-    def _read_block(self, index: int) -> pa.Table:
-        """Return the rows of a block, in the order of the epoch."""
+    def _read_block(self, index: int) -> _Rows:
+        """Return the rows of a block, in the order of the epoch.
+
+        A record batch is sliced in a fraction of the time that a table takes.
+        """
         block = self._plan.blocks[index]
         table = self._fetch(block)
         if table.num_rows != block.rows:
@@ -124,9 +128,10 @@ class BlockReader:
             )
         permutation = self._order.permutation(index)
         if permutation is None:
-            return table
+            batches = table.to_batches()
+            return batches[0] if len(batches) == 1 else table
         (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
-        return pa.Table.from_batches([batch.take(permutation)])
+        return batch.take(permutation)
 
     def _fetch(self, block: Block) -> pa.Table:
         selection = self._plan.selection
@@ -152,9 +157,15 @@ class BlockReader:
         self._tables.clear()
 
 
-def _join(tables: list[pa.Table]) -> pa.RecordBatch:
-    """Return tables as one record batch, without a copy if there is one with one chunk."""
-    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+def _join(parts: list[_Rows]) -> pa.RecordBatch:
+    """Return rows as one record batch, without a copy if they are consecutive in one."""
+    first = parts[0]
+    if len(parts) == 1 and isinstance(first, pa.RecordBatch):
+        return first
+    table = pa.concat_tables(
+        pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+        for part in parts
+    )
     batches = table.to_batches()
     if len(batches) > 1:
         batches = table.unify_dictionaries().combine_chunks().to_batches()

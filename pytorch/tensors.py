@@ -67,8 +67,21 @@ def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Cat
     converter = _Converter(options, categories)
     tensors: Tensors = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        tensors.update(converter.convert(field, array))
+        if _is_plain(field, array, options):
+            tensors[field.name] = torch.from_dlpack(array)
+        else:
+            tensors.update(converter.convert(field, array))
     return tensors
+
+
+def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
+    """Return whether an array is a tensor as it is, which this finds out for most columns."""
+    return (
+        array.type in _DTYPES
+        and len(array) > 0
+        and array.buffers()[0] is None
+        and not (options.on_null == "mask" and field.nullable)
+    )
 
 
 def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categories) -> None:
