@@ -11,6 +11,7 @@ import pytest
 
 import splitarrow
 from splitarrow import Client, aio
+from splitarrow.client.dataset.query_stream import check_no_selection
 from splitarrow.errors import ClosedError, DeniedError, NotFoundError, UsageError
 
 FLIGHTS = pa.table({"Carrier": ["AA", "BB", "AA"], "delay": [70, 90, 5], "id": [1, 2, 3]})
@@ -151,3 +152,9 @@ async def test_the_asynchronous_read_takes_a_query(client: Client) -> None:
         asynchronous.read(sql="SELECT max(delay) AS m FROM flights") as stream,
     ):
         assert (await stream.read_all()).to_pylist() == [{"m": 90}]
+
+
+def test_the_error_lists_what_to_leave_out() -> None:
+    with pytest.raises(UsageError, match="leave 'trips', columns, limit out"):
+        check_no_selection("trips", {"columns": ["a"], "filter": None, "limit": 3})
+    check_no_selection(None, {"columns": None})

@@ -31,6 +31,7 @@ from splitarrow.protocol.tags import BodyType, is_request_tag
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.ucx import (
     addresses,
+    context,
     diagnostics,
     lanes,
     library_log,
@@ -162,6 +163,18 @@ def test_an_address_of_an_interface_is_local(monkeypatch: pytest.MonkeyPatch) ->
     assert not addresses.is_local("10.1.2.4")
     assert addresses.is_local("fe80::7")
     assert not addresses.is_local("fe80::8")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "only_tcp"),
+    [("tcp", True), ("tcp,self", True), ("self,tcp", True), ("tcp,posix", False), ("all", False)],
+)
+def test_the_lanes_that_a_user_chooses(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, only_tcp: bool
+) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    assert context._has_only_tcp_lanes(loopback=False) is only_tcp
+    assert context._has_only_tcp_lanes(loopback=True) is only_tcp
 
 
 # Lanes and hints.
