@@ -57,7 +57,7 @@ class BlockReader:
         self._order = order
         self._depth = depth
         self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
-        self._tables: dict[int, Future[_Rows]] = {}
+        self._rows: dict[int, Future[_Rows]] = {}
         self._unused: set[int] = set()
         self._users: Counter[int] = Counter()
         self._lanes: dict[int, int] = {}
@@ -81,7 +81,7 @@ class BlockReader:
             batch = ahead.popleft()
             self._unused.difference_update(piece.block for piece in batch.pieces)
             parts = [
-                self._tables[piece.block].result().slice(piece.begin, piece.end - piece.begin)
+                self._rows[piece.block].result().slice(piece.begin, piece.end - piece.begin)
                 for piece in batch.pieces
             ]
             self._release(batch)
@@ -91,9 +91,9 @@ class BlockReader:
         """Start reading the blocks of a batch, unless they are in memory."""
         for block in {piece.block for piece in batch.pieces}:
             self._users[block] += 1
-            if block not in self._tables:
+            if block not in self._rows:
                 self._unused.add(block)
-                self._tables[block] = self._threads.submit(self._read_block, block)
+                self._rows[block] = self._threads.submit(self._read_block, block)
 
     def _release(self, batch: BatchPlan) -> None:
         """Drop the blocks that neither a lane nor a batch ahead is in any more."""
@@ -111,7 +111,7 @@ class BlockReader:
     def _drop(self, block: int) -> None:
         self._users[block] -= 1
         if not self._users[block]:
-            del self._users[block], self._tables[block]
+            del self._users[block], self._rows[block]
 
     def _read_block(self, index: int) -> _Rows:
         """Return the rows of a block, in the order of the epoch.
@@ -154,7 +154,7 @@ class BlockReader:
     ) -> None:
         self._stopped.set()
         self._threads.shutdown(cancel_futures=True)
-        self._tables.clear()
+        self._rows.clear()
 
 
 def _join(parts: list[_Rows]) -> pa.RecordBatch:

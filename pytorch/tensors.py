@@ -75,7 +75,7 @@ def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Cat
 
 
 def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
-    """Return whether an array is a tensor as it is, which this finds out for most columns."""
+    """Return whether an array becomes a tensor as it is, like most columns of numbers."""
     return (
         array.type in _DTYPES
         and len(array) > 0
