@@ -16,7 +16,7 @@ from recording import OPTIONS
 FIRST_TESTS = 40
 MAX_TESTS = 600
 MAX_SECONDS = 40
-"""The tests of a line that are run, by the time that they took when they were recorded."""
+"""The seconds of other tests that a change is met by, as they took when they were recorded."""
 TEST_SECONDS = 20
 RUN_SECONDS = 60
 SLOWDOWN = 5
@@ -63,8 +63,11 @@ def run_tests(workplace: Path, tests: list[str]) -> int:
 class Judge:
     """Decides whether the tests catch a change, in a copy of the repository."""
 
-    def __init__(self, workplace: Path, recorded: dict[str, Any]) -> None:
+    def __init__(
+        self, workplace: Path, recorded: dict[str, Any], patience: float = MAX_SECONDS
+    ) -> None:
         self._workplace = workplace
+        self._patience = patience
         self._lines = recorded["lines"]
         self._seconds: dict[str, float] = recorded["seconds"]
 
@@ -121,7 +124,7 @@ class Judge:
         own = sum(test.startswith(_mirror(mutant)) for test in tests[:FIRST_TESTS])
         yield tests[:own]
         yield tests[own : own + FIRST_TESTS]
-        left = MAX_SECONDS
+        left = self._patience
         rest: list[str] = []
         for test in tests[own + FIRST_TESTS : MAX_TESTS]:
             left -= self._seconds[test]

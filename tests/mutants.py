@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from isolation import adopt_orphans, end_descendants, in_child
-from judging import Judge, Verdict
+from judging import MAX_SECONDS, Judge, Verdict
 from planting import Mutant, choose_mutants
 from recording import hash_tests, merge_records, record, update_lines
 
@@ -76,9 +76,11 @@ class Job:
     current: Job
     """That of this process."""
 
-    def __init__(self, folder: Path, recorded: dict[str, Any], deadline: float) -> None:
+    def __init__(
+        self, folder: Path, recorded: dict[str, Any], deadline: float, patience: float
+    ) -> None:
         self._workplace = folder / str(os.getpid())
-        self._judge = Judge(self._workplace, recorded)
+        self._judge = Judge(self._workplace, recorded, patience)
         self._deadline = deadline
         copy_repository(self._workplace)
 
@@ -121,11 +123,15 @@ def judge_in_job(numbered: tuple[int, Mutant]) -> tuple[int, Verdict] | None:
 
 @contextlib.contextmanager
 def start_jobs(
-    count: int, folder: Path, recorded: dict[str, Any], deadline: float = 0
+    count: int,
+    folder: Path,
+    recorded: dict[str, Any],
+    deadline: float = 0,
+    patience: float = MAX_SECONDS,
 ) -> Generator[Pool]:
     """Start processes that each have a copy of the repository in a folder of their own."""
     context = multiprocessing.get_context("fork")
-    with context.Pool(count, start_job, (folder, recorded, deadline)) as jobs:
+    with context.Pool(count, start_job, (folder, recorded, deadline, patience)) as jobs:
         yield jobs
         jobs.close()
         jobs.join()
@@ -141,6 +147,12 @@ def parse_arguments() -> argparse.Namespace:
         "--only", type=int, nargs="*", help="plant only the changes with these numbers"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=MAX_SECONDS,
+        help="the seconds of slower tests that each change is met by",
+    )
     parser.add_argument("--at-least", type=float, default=0, help="the percentage to require")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="the tests to run")
     parser.add_argument(
@@ -191,7 +203,8 @@ def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]
     deadline = time.monotonic() + arguments.seconds
     planted: Counter[str] = Counter()
     caught: Counter[str] = Counter()
-    with start_jobs(arguments.jobs, folder, recorded, deadline) as jobs:
+    limits = deadline, arguments.patience
+    with start_jobs(arguments.jobs, folder, recorded, *limits) as jobs:
         for number, verdict in filter(None, jobs.imap_unordered(judge_in_job, mutants)):
             mutant = verdict.mutant
             package = str(Path(mutant.file).parent)
