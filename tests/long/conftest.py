@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,6 +36,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def _children() -> set[int]:
+    multiprocessing.active_children()  # reaps loader workers that PyTorch has stopped waiting for
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
