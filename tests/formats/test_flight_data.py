@@ -111,6 +111,27 @@ def test_varints_round_trip(value: int) -> None:
     assert list(iter_protobuf_fields(b"\x08" + encode_varint(value))) == [(1, value)]
 
 
+@pytest.mark.parametrize(
+    ("value", "packed"),
+    [(0, "00"), (127, "7f"), (128, "8001"), ((1 << 64) - 1, "ffffffffffffffffff01")],
+)
+def test_a_varint_has_as_few_bytes_as_it_needs(value: int, packed: str) -> None:
+    assert encode_varint(value).hex() == packed
+
+
+def test_a_varint_has_at_most_10_bytes() -> None:
+    assert list(iter_protobuf_fields(b"\x08" + b"\x80" * 9 + b"\x00")) == [(1, 0)]
+    for number in (b"\x80" * 10 + b"\x00", b"\x80" * 3):
+        with pytest.raises(ProtocolError, match="a number is truncated or too long"):
+            list(iter_protobuf_fields(b"\x08" + number))
+
+
+def test_a_body_without_parts_is_an_empty_field() -> None:
+    data = pack_flight_data(body=())
+    assert data == bytes.fromhex("c23e00")
+    assert pb.FlightData.FromString(data) == pb.FlightData(data_body=b"")
+
+
 def arrows_declaration() -> descriptor_pb2.FileDescriptorProto:
     """Return the declaration of Flight that is built into pyarrow."""
     start = b"\n\x0cFlight.proto\x12\x15arrow.flight.protocol"

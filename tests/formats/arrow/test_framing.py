@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from splitarrow.errors import ProtocolError
-from splitarrow.formats.arrow.framing import align, encapsulate, parse_prefix
+from splitarrow.formats.arrow.framing import END_OF_STREAM, align, encapsulate, parse_prefix
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 100])
@@ -29,3 +29,19 @@ def test_the_framing_before_arrow_0_15_is_read() -> None:
 def test_a_short_or_negative_prefix_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_prefix(data)
+
+
+@pytest.mark.parametrize("length", [4, 5, 7])
+def test_a_marker_without_a_length_is_too_short(length: int) -> None:
+    with pytest.raises(ProtocolError, match=f"has only {length} bytes"):
+        parse_prefix(b"\xff" * length)
+
+
+def test_the_metadata_is_padded_with_zeros() -> None:
+    assert encapsulate(b"x" * 9) == b"\xff" * 4 + b"\x10\0\0\0" + b"x" * 9 + bytes(7)
+    assert encapsulate(memoryview(b"x" * 8)) == b"\xff" * 4 + b"\x08\0\0\0" + b"x" * 8
+
+
+def test_a_stream_ends_with_a_message_of_no_bytes() -> None:
+    assert END_OF_STREAM.hex() == "ffffffff00000000"
+    assert parse_prefix(END_OF_STREAM) == (8, 0)
