@@ -20,7 +20,7 @@ from helpers.crafting import (
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError, ProtocolError
 from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.headers import RowCountReader, read_header
+from splitarrow.formats.arrow.headers import BatchHeader, RowCountReader, read_header
 from splitarrow.formats.arrow.message import HeaderType
 
 
@@ -137,6 +137,119 @@ def test_the_compression_of_arrow_0_17_is_recognized() -> None:
     batch = crafter.batch(1, [(1, 0)], [(0, 0), (0, 8)])
     metadata = crafter.message(RECORD_BATCH, batch, 8, custom_metadata=custom_metadata)
     assert read_header(metadata).codec == "lz4"
+
+
+def lay_out(
+    rows: int = 5,
+    *,
+    vtable: int = 4,
+    body_length_at: int = 32,
+    inner_vtable: int = 40,
+    inner: int = 48,
+    rows_at: int = 56,
+    size: int = 96,
+) -> bytes:
+    """Return a record batch with a body of 64 bytes, whose parts are at the given offsets."""
+    data = bytearray(size)
+    outer = 16
+    struct.pack_into("<6H", data, vtable, 12, 0, 0, 4, 8, body_length_at - outer)
+    struct.pack_into("<3H", data, inner_vtable, 6, 0, rows_at - inner)
+    struct.pack_into("<i", data, inner, inner - inner_vtable)
+    struct.pack_into("<q", data, rows_at, rows)
+    struct.pack_into("<q", data, body_length_at, 64)
+    struct.pack_into("<I", data, 0, outer)
+    struct.pack_into("<iB3xI", data, outer, outer - vtable, RECORD_BATCH, inner - (outer + 8))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "is_before", "is_behind"),
+    [
+        ("body_length_at", 56, 57),
+        ("vtable", 52, 53),
+        ("inner_vtable", 58, 59),
+        ("inner", 60, 61),
+    ],
+)
+def test_the_row_count_has_an_offset_only_if_all_that_determines_it_is_before(
+    offset: str, is_before: int, is_behind: int
+) -> None:
+    """The rows are a multiple of 256, because parts that overlap share a byte, which is zero."""
+    for place in (is_before, is_behind):
+        metadata = lay_out(5 << 8, rows_at=64, **{offset: place})
+        header = read_header(metadata)
+        assert (header.rows, header.body_length) == (5 << 8, 64)
+        assert (header.field_offsets is None) is (place == is_behind)
+        message = encapsulate(metadata)
+        reader = RowCountReader()
+        for _ in range(2):
+            assert reader.read(message, 0, len(message), 64) == 5 << 8
+
+
+def test_a_vtable_before_the_start_is_not_looked_up_from_the_end() -> None:
+    metadata = bytearray(lay_out(inner_vtable=90))
+    struct.pack_into("<i", metadata, 48, 48 + 6)
+    with pytest.raises(InvalidDataError, match="not an Arrow IPC batch"):
+        read_header(metadata)
+
+
+def test_a_vtable_may_be_at_the_very_start() -> None:
+    """The reference to the outer table, 16, and the size of its vtable, 12, belong to it too."""
+    metadata = bytearray(lay_out(rows_at=60))
+    struct.pack_into("<i", metadata, 48, 48)
+    assert read_header(metadata).rows == 5
+    assert read_header(metadata).field_offsets == (32, 60)
+
+
+def test_messages_of_one_layout_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = RowCountReader()
+    message = encapsulate(lay_out(5))
+    assert reader.read(message, 0, len(message), 64) == 5
+    refused = InvalidDataError("parsed")
+
+    def refuse(metadata: bytes) -> None:
+        raise refused
+
+    monkeypatch.setattr("splitarrow.formats.arrow.headers.read_header", refuse)
+    for rows in (0, 1, 77):
+        message = bytes(24) + encapsulate(lay_out(rows)) + bytes(8)
+        assert reader.read(message, 24, len(message) - 32, 64) == rows
+    for metadata in (lay_out(-1), lay_out(5, body_length_at=28), lay_out(5, rows_at=60)):
+        message = encapsulate(metadata)
+        with pytest.raises(InvalidDataError, match="parsed"):
+            reader.read(message, 0, len(message), 64)
+
+
+@pytest.mark.parametrize("at", [4, 28, 44])
+def test_a_change_of_the_layout_is_noticed_in_every_part(at: int) -> None:
+    reader = RowCountReader()
+    message = bytearray(encapsulate(lay_out(5)))
+    assert reader.read(bytes(message), 0, len(message), 64) == 5
+    message[8 + at] = 0xFF  # in the vtable, the reference to the batch and the batch's vtable
+    with pytest.raises(ProtocolError):
+        reader.read(bytes(message), 0, len(message), 65)
+
+
+def test_a_message_without_its_marker_is_not_taken_for_one_of_the_same_layout() -> None:
+    reader = RowCountReader()
+    message = encapsulate(lay_out(5))
+    assert reader.read(message, 0, len(message), 64) == 5
+    with pytest.raises(ProtocolError):
+        reader.read(b"\x10\0\0\0" + message[4:], 0, len(message), 64)
+
+
+def test_every_prefix_of_a_batch_is_read_or_refused() -> None:
+    reasons: set[str] = set()
+    crafter = Crafter()
+    inner = crafter.batch(7, [(7, 0)], [(0, 64)], codec=1)
+    dictionary = crafter.message(DICTIONARY_BATCH, crafter.dictionary(3, inner), 64)
+    for metadata in (plain_batch(5, [(0, 64)], 64), dictionary, lay_out(5)):
+        for length in range(len(metadata)):
+            try:
+                assert isinstance(read_header(metadata[:length]), BatchHeader)
+            except ProtocolError as error:
+                reasons.add(str(error))
+    assert "the metadata is not an Arrow IPC batch" in reasons
 
 
 @given(st.binary(max_size=150), st.integers(0, 3))
