@@ -23,7 +23,7 @@ _ALIGNMENT = 8
 _MAX_GAP = 64
 _MAX_TEMPLATES = 16
 _PLACEHOLDER = 0x5EED_5EED_5EED
-_NODES, _BUFFERS, _VARIADIC = 6, 8, 12  # the slots of fields in the vtable of RecordBatch
+_NODES, _BUFFERS = 6, 8  # the slots of fields in the vtable of RecordBatch
 
 
 class ColumnLayout(NamedTuple):
@@ -135,7 +135,7 @@ class Projector:
             begin = (node, buffer, view)
             node += shape.nodes
             further = variadic[view : view + shape.views]
-            if len(further) < shape.views or min(further, default=0) < 0:
+            if min(further, default=0) < 0:
                 raise IndexError
             buffer += shape.buffers + sum(further)
             view += shape.views
