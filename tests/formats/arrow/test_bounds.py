@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.crafting import INT, RECORD_BATCH, SCHEMA, STRUCT, TIMESTAMP, V4, Crafter
+from helpers.footers import footer
 from splitarrow.errors import InvalidDataError, LimitError
-from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
+from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_footer, survey_schema
 from splitarrow.formats.arrow.framing import parse_prefix
 from splitarrow.formats.arrow.schema import read_schema
 
@@ -231,6 +232,70 @@ def test_every_prefix_and_changed_byte_is_surveyed_or_refused() -> None:
         for survey in (survey_schema, survey_custom_metadata):
             with contextlib.suppress(InvalidDataError, LimitError):
                 survey(data, max_bytes=1 << 16)
+
+
+def pairs_of_64_kib(count: int) -> bytes:
+    """Return a message whose pairs of custom metadata take 64 KiB each when decoded."""
+    crafter = Crafter()
+    pair = crafter.pair(crafter.text("k"), crafter.text("x" * ((1 << 16) - 24 - 1)))
+    pairs = crafter.vector([pair] * count)
+    return crafter.message(SCHEMA, crafter.schema([]), custom_metadata=pairs)
+
+
+def test_the_default_limit_is_16_mib() -> None:
+    within, beyond = pairs_of_64_kib(256), pairs_of_64_kib(257)
+    for survey in (survey_schema, survey_custom_metadata, read_schema):
+        survey(within)
+        with pytest.raises(LimitError, match=f"more than {16 << 20} bytes when decoded"):
+            survey(beyond)
+
+
+def add_nested_field(crafter: Crafter, levels: int) -> int:
+    name, struct = crafter.text("n"), crafter.empty_table()
+    field = crafter.field(name, INT, crafter.int_type(), dictionary=crafter.encoding(7))
+    for _ in range(levels - 1):
+        field = crafter.field(name, STRUCT, struct, [field])
+    return field
+
+
+def nested(levels: int) -> bytes:
+    crafter = Crafter()
+    return crafter.message(SCHEMA, crafter.schema([add_nested_field(crafter, levels)]))
+
+
+def nested_footer(levels: int, columns: int = 1) -> bytes:
+    crafter = Crafter()
+    schema = crafter.schema([add_nested_field(crafter, levels)] * columns)
+    crafter.builder.StartObject(2)
+    crafter.builder.PrependUOffsetTRelativeSlot(1, schema, 0)
+    crafter.builder.Finish(crafter.builder.EndObject())
+    return bytes(crafter.builder.Output())
+
+
+def test_types_nest_64_levels_by_default_and_never_more_than_128() -> None:
+    assert survey_schema(nested(64)) == (64, [7])
+    assert survey_schema(nested(128), max_nesting=1000).fields == 128
+    with pytest.raises(LimitError, match="more than 64 levels"):
+        survey_schema(nested(65))
+    with pytest.raises(LimitError, match="more than 128 levels"):
+        survey_schema(nested(129), max_nesting=1000)
+
+
+def test_a_footer_has_the_limits_of_pyarrow_only() -> None:
+    assert survey_footer(footer(columns=["a", "b"])) == (2, [])
+    assert survey_footer(nested_footer(128, 10_000)) == (1_280_000, [7] * 10_000)
+    with pytest.raises(LimitError, match="more than 128 levels"):
+        survey_footer(nested_footer(129))
+
+
+def test_a_footer_that_is_cut_off_is_refused() -> None:
+    data = footer(columns=["a", "b"])
+    for length in range(4):
+        with pytest.raises(InvalidDataError, match="the schema in the footer is malformed"):
+            survey_footer(data[:length])
+    for length in range(len(data)):
+        with contextlib.suppress(InvalidDataError):
+            assert survey_footer(data[:length]).fields <= 2
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])

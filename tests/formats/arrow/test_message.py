@@ -25,12 +25,16 @@ from splitarrow.formats.arrow.message import (
     BufferSpan,
     HeaderType,
     MessageInfo,
+    find_body_length,
     find_buffers,
+    measure_decoded,
     measure_decompressed,
     read_batch_flags,
     read_batch_layout,
+    read_custom_metadata,
     read_endianness,
     read_message_info,
+    summarize_message,
 )
 from splitarrow.formats.arrow.schema import is_native_endian, read_schema
 from splitarrow.protocol.limits import DEFAULT_LIMITS
@@ -90,6 +94,55 @@ def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message()
     for read in (read_message_info, survey_custom_metadata):
         with pytest.raises(ProtocolError):
             read(outside)
+
+
+def test_a_vtable_before_the_message_is_not_looked_up_from_its_end() -> None:
+    table = struct.pack("<IiB3xIq", 4, 4 + 12, RECORD_BATCH, 8, 77)
+    metadata = table + struct.pack("<6H", 12, 0, 0, 4, 8, 12)
+    for read in (read_message_info, read_batch_flags, find_body_length, survey_custom_metadata):
+        with pytest.raises(ProtocolError):
+            read(metadata)
+
+
+def test_positions_are_those_of_the_values() -> None:
+    metadata = plain_batch(5, [(1, 2), (3, 4)], 77)
+    assert struct.unpack_from("<I4q", metadata, find_buffers(metadata) - 4) == (2, 1, 2, 3, 4)
+    assert struct.unpack_from("<q", metadata, find_body_length(metadata)) == (77,)
+    batch = dictionary_message(3, is_delta=True)
+    assert struct.unpack_from("<I4q", batch, find_buffers(batch) - 4) == (2, 0, 0, 0, 12)
+
+
+@pytest.mark.parametrize("metadata", [b"", bytes(4), bytes(64), plain_batch(5, [(0, 0)], 0)])
+def test_a_message_without_a_body_length_has_no_position_of_it(metadata: bytes) -> None:
+    with pytest.raises(ProtocolError, match="has no body length"):
+        find_body_length(metadata)
+
+
+def test_flags_tell_of_custom_metadata_and_unknown_messages() -> None:
+    crafter = Crafter()
+    pairs = crafter.vector([crafter.pair(crafter.text("k"), crafter.text("v"))])
+    batch = crafter.batch(1, [(1, 0)], [(0, 0)], ZSTD)
+    metadata = crafter.message(RECORD_BATCH, batch, custom_metadata=pairs)
+    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, True, True)
+    assert read_batch_flags(schema_of_ints(["n"])) == (HeaderType.SCHEMA, False, False)
+    assert read_batch_flags(empty_message(9)) == (9, False, False)
+    assert read_batch_flags(empty_message(0)) == (0, False, False)
+    with pytest.raises(ProtocolError, match="not an Arrow IPC batch"):
+        read_batch_flags(b"")
+
+
+def test_of_several_values_of_a_key_the_last_counts_and_absent_texts_are_empty() -> None:
+    crafter = Crafter()
+    pairs = [("k", "1"), ("k", "2"), ("", "v"), ("w", "")]
+    places = [crafter.pair(*(crafter.text(text) if text else 0 for text in pair)) for pair in pairs]
+    metadata = crafter.message(SCHEMA, crafter.schema([]), custom_metadata=crafter.vector(places))
+    assert read_custom_metadata(metadata) == {b"k": b"2", b"": b"v", b"w": b""}
+    assert read_custom_metadata(schema_of_ints([])) == {}
+
+
+def test_summaries_have_what_the_protocol_needs() -> None:
+    assert summarize_message(schema_of_ints(["n"])) == ("SCHEMA", True, False, 0)
+    assert summarize_message(plain_batch(5, [], 8)) == ("RECORD_BATCH", False, True, 8)
 
 
 def test_a_schema_has_no_buffers() -> None:
@@ -228,6 +281,19 @@ def test_the_decompressed_size_is_the_sum_of_the_declared_sizes() -> None:
         measure_decompressed(make_layout((0, 16), (16, 13), (0, 0), (0, 16)), memoryview(body))
         == 2005
     )
+
+
+def test_the_decoded_size_of_plain_buffers_is_that_of_all_spans() -> None:
+    layout, body = make_layout((0, 16), (8, 8), (0, 0), (0, -5)), struct.pack("<qq", 7, 9)
+    assert measure_decoded(layout, memoryview(body), compressed=False) == 24
+    layout = make_layout((0, 16), (8, 8))
+    assert measure_decoded(layout, memoryview(body), compressed=True) == 16
+
+
+def test_a_compressed_buffer_may_be_a_size_only() -> None:
+    for size in (0, 5, -1):
+        body = memoryview(struct.pack("<q", size))
+        assert measure_decompressed(make_layout((0, 8)), body) == max(size, 0)
 
 
 @pytest.mark.parametrize(
