@@ -49,6 +49,63 @@ def test_the_text_of_grpc_becomes_a_cause_and_a_hint(details: str, expected: str
     assert "\n" not in text
 
 
+CLOSED = "the server closed the connection; it may require "
+UNTRUSTED = "the certificate of the server is not trusted: "
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        *(
+            (text, "the host name cannot be resolved; check the name")
+            for text in ("errors resolving a", "DNS resolution failed", "name resolution failure")
+        ),
+        ("Domain name not found", "the host name cannot be resolved; check the name"),
+        ("Connection Refused", "the connection was refused; check that the server runs, and the p"),
+        ("connect: Host is down (112)", "host is down; check the address and the network"),
+        ("Network is unreachable", "network is unreachable; check the address and the network"),
+        (
+            "Hostname Verification Check failed.",
+            "the certificate of the server is for another name; set server_name or SPLITARROW_",
+        ),
+        ("Peer name a is not in peer certificate", "the certificate of the server is for another"),
+        (
+            "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: x",
+            f"{UNTRUSTED}certificate is not yet valid; renew it, and check the clocks",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED", f"{UNTRUSTED}it cannot be verified; name its authority with"),
+        ("x: WRONG_VERSION_NUMBER", "the server does not speak TLS; check the port, or use grpc:"),
+        ("x: HTTP_REQUEST", "the server does not speak TLS; check the port, or use grpc://"),
+        ("Handshake read failed", "the TLS handshake failed; check that the port is that of a con"),
+        ("Connection timed out", "the server does not respond; check that the port is that of a"),
+        *(
+            (text, f"{CLOSED}a client certificate (cert_file, SPLITARROW_TLS_CERT), or the port")
+            for text in ("Socket closed", "Connection reset by peer", "Endpoint closing", "recvmsg")
+        ),
+        ("UNKNOWN: INTERNAL: ipv6:%5B::1%5D:1: a  b", "a b"),
+        ("dns:host:1: x", "x"),
+        ("unix:/a/b: x", "x"),
+        ("other:host:1: x", "other:host:1: x"),
+    ],
+)
+def test_each_failure_has_a_cause_and_a_hint(details: str, expected: str) -> None:
+    assert explain_connect_failure(details, encrypted=True).startswith(expected)
+
+
+def test_a_connection_without_tls_that_is_closed_may_need_it() -> None:
+    for text in ("broken pipe", "End of TCP stream", "sendmsg:Connection reset"):
+        assert explain_connect_failure(text, encrypted=False) == (
+            f"{CLOSED}TLS (grpc+tls://), or the port is not a control plane's"
+        )
+
+
+def test_of_several_failures_the_last_is_explained() -> None:
+    first = "failed to connect to all addresses; last error: UNKNOWN: Connection refused; "
+    assert explain_connect_failure(
+        f"{first}last error: UNKNOWN: Network is unreachable", encrypted=False
+    ).startswith("network is unreachable; ")
+
+
 def failure(uri: str, ca_file: Path | None = None) -> str:
     """Return the reason why a client cannot connect, without the address."""
     with pytest.raises(ConnectError) as caught:

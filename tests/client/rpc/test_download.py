@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -136,6 +137,38 @@ def test_metadata_is_bounded() -> None:
         open_stream(Channel(*MESSAGES), limits=Limits(metadata_bytes=size // 4))
 
 
+@pytest.mark.parametrize(("validate", "is_refused"), [(None, True), ("full", True), ("off", False)])
+def test_batches_are_validated_in_full_unless_told_otherwise(
+    validate: Any, is_refused: bool
+) -> None:
+    offsets = pa.py_buffer(struct.pack("<2i", 0, 1))
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
+    batch = pa.record_batch({"not UTF-8": broken})
+    messages = [
+        pack_flight_data(message.metadata, message.body, message.body_length)
+        for message in split_messages(ipc_stream([batch], batch.schema))
+    ]
+    stream = open_stream(Channel(*messages), validate=validate)
+    if is_refused:
+        with pytest.raises(InvalidDataError):
+            next(stream)
+    else:
+        assert next(stream).num_rows == 1
+
+
+def test_the_thread_that_watches_for_silence_ends_with_its_stream() -> None:
+    def watching() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "splitarrow-stall"]
+
+    before = watching()
+    stream = open_stream(Channel(*MESSAGES), stall_timeout=60.0)
+    (added,) = [each for each in watching() if each not in before]
+    assert added.daemon
+    stream.close()
+    added.join(30)
+    assert not added.is_alive()
+
+
 def test_an_error_in_a_batch_ends_the_call() -> None:
     broken = pack_flight_data(split_messages(ipc_stream([BATCH], BATCH.schema))[2].metadata, [], 0)
     channel = Channel(MESSAGES[0], MESSAGES[1], broken)
@@ -152,8 +185,9 @@ def test_a_failure_after_a_batch_is_raised() -> None:
         next(stream)
 
 
-def test_silence_is_an_error() -> None:
-    stream = open_stream(Channel(*MESSAGES[:3], KEEP_ALIVE, None), stall_timeout=0.05)
+@pytest.mark.parametrize("last", [(), (KEEP_ALIVE,)])
+def test_silence_is_an_error(last: tuple[bytes, ...]) -> None:
+    stream = open_stream(Channel(*MESSAGES[:3], *last, None), stall_timeout=0.05)
     assert next(stream) == BATCH
     with pytest.raises(StallError, match=r"nothing arrived for 0\.05 s") as caught:
         next(stream)

@@ -56,6 +56,27 @@ def test_unknown_totals_are_none() -> None:
     assert (info.rows, info.bytes, info.shards_total) == (None, None, None)
 
 
+def test_no_rows_and_no_bytes_are_known_totals() -> None:
+    info = parse_info(message({"shards_total": 0}, total_records=0, total_bytes=0))
+    assert (info.rows, info.bytes, info.shards_total) == (0, 0, 0)
+    assert (info.kind, info.version, info.snapshot, info.writers) == ("", "", "", "")
+
+
+def test_a_description_shows_what_is_known_and_no_ticket() -> None:
+    known = parse_info(
+        message({"dataset": "d", "kind": "arrow file"}, total_records=1234, total_bytes=24)
+    )
+    unknown = parse_info(message({"dataset": "d"}, total_records=-1, total_bytes=-1))
+    for text in (repr(known), known._repr_html_()):
+        assert "1,234 rows" in text
+        assert "24 B" in text
+        assert "arrow file" in text
+        assert "'d'" in text or "d" in text
+    assert "rows" not in repr(unknown)
+    assert "None" not in repr(unknown)
+    assert "ticket" not in repr(Endpoint(b"t", ()))
+
+
 @pytest.mark.parametrize("value", [-1, True, "3", 1.0, None])
 def test_a_count_that_is_none_is_ignored(value: Any) -> None:
     info = parse_info(message({"shards_total": value}, [endpoint({"ordinal": value})]))

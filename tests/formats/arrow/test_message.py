@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import pyarrow as pa
 import pytest
 
 from helpers.crafting import (
@@ -90,6 +91,7 @@ def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message()
     metadata = slots + struct.pack("<i", 14) + header
     assert read_message_info(metadata) == MessageInfo(HeaderType.RECORD_BATCH, 77)
     assert survey_custom_metadata(metadata) is False
+    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, False, False)
     outside = slots + struct.pack("<i", 15) + header
     for read in (read_message_info, survey_custom_metadata):
         with pytest.raises(ProtocolError):
@@ -138,6 +140,20 @@ def test_of_several_values_of_a_key_the_last_counts_and_absent_texts_are_empty()
     metadata = crafter.message(SCHEMA, crafter.schema([]), custom_metadata=crafter.vector(places))
     assert read_custom_metadata(metadata) == {b"k": b"2", b"": b"v", b"w": b""}
     assert read_custom_metadata(schema_of_ints([])) == {}
+
+
+def test_a_batch_of_views_is_not_compressed() -> None:
+    """The slot of the compression is empty, and that of the data buffers follows."""
+    batch = pa.record_batch({"v": pa.array(["a text that is not inlined"], pa.string_view())})
+    metadata = batch.serialize().to_pybytes()[8:]
+    assert read_batch_layout(metadata).compressed is False
+    assert read_batch_flags(metadata).compressed is False
+
+
+def test_a_batch_may_omit_its_rows_but_not_have_a_negative_body() -> None:
+    assert read_batch_layout(empty_message(RECORD_BATCH)).rows == 0
+    with pytest.raises(ProtocolError, match="declares a body of -1 bytes"):
+        read_message_info(empty_message(RECORD_BATCH, -1))
 
 
 def test_summaries_have_what_the_protocol_needs() -> None:
