@@ -104,11 +104,13 @@ class Crafter:
         nodes: Sequence[tuple[int, int]],
         buffers: Sequence[tuple[int, int]],
         codec: int | None = None,
+        method: int = 0,
     ) -> int:
         compression = 0
         if codec is not None:
             self.builder.StartObject(2)
             self.builder.PrependInt8Slot(0, codec, 0)
+            self.builder.PrependInt8Slot(1, method, 0)
             compression = self.builder.EndObject()
         node_vector = self.structs(nodes)
         buffer_vector = self.structs(buffers)

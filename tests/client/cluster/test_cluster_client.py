@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.client.cluster import client as module
-from splitarrow.client.cluster import daemons
+from splitarrow.client.cluster import daemons, row_counts
 from splitarrow.client.cluster.client import ClusterClient
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.dataset.read_plan import ReadPlan
@@ -25,6 +25,7 @@ from splitarrow.errors import (
     NotFoundError,
     RemoteError,
     UnavailableError,
+    UsageError,
 )
 from splitarrow.protocol.request import Request
 
@@ -235,6 +236,88 @@ def test_some_shards_are_read_by_their_ordinals(
     endpoints = plan(cluster, frozenset([3, 0]))
     assert [endpoint._ordinal for endpoint in endpoints] == [0, 3]
     assert [endpoint._replicas.current.shard for endpoint in endpoints] == [0, 1]
+
+
+def test_batches_are_numbered_within_one_shard(
+    hosts: dict[str, Daemon], cluster: ClusterClient
+) -> None:
+    hosts["a"].infos = [info(range(4))]
+    (endpoint,) = plan(cluster, frozenset([2]), batches=(0, 2), version="s")
+    replica = endpoint._replicas.current
+    assert (replica.shard, replica.endpoint) == (2, None)
+    assert (replica.request.batches, replica.request.version) == ((0, 2), None)
+    asked = len(hosts["a"].requests)
+    assert len(plan(cluster, frozenset([1]), batches=(0, 1), version="s")) == 1
+    assert len(hosts["a"].requests) == asked  # described once
+    with pytest.raises(UsageError, match="'d' has several shards in this cluster, and batches"):
+        plan(cluster, batches=(0, 1))
+    hosts["a"].infos = [replace(info([0], 1), name="e")]
+    _, endpoints = cluster._plan_endpoints(
+        Request("e", batches=(0, 1)), None, ReadPlan(ReadOptions())
+    )
+    assert len(endpoints) == 1
+
+
+def test_a_part_without_an_ordinal_is_numbered_by_its_place(
+    hosts: dict[str, Daemon], cluster: ClusterClient
+) -> None:
+    parts = (Endpoint(b"t0", ()), Endpoint(b"t1", ()))
+    hosts["a"].infos = [DatasetInfo("d", 20, 8, SCHEMA, "k", "1", parts)]
+    assert [endpoint._ordinal for endpoint in plan(cluster)] == [0, 1]
+    hosts["a"].infos = [DatasetInfo("d", 20, 8, SCHEMA, "k", "1", parts[:1])]
+    (endpoint,) = plan(cluster)
+    assert (endpoint._replicas.current.shard, endpoint._ordinal) == (None, 0)
+    assert endpoint._replicas.current.endpoint.ticket == b"t0"  # of any version
+
+
+def test_rows_are_counted_where_the_shards_are(
+    hosts: dict[str, Daemon], cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts["a"].infos = [info(range(4))]
+    counted: list[Any] = []
+
+    def count(channel: Any, request: Request, timeout: float) -> dict[int, list[int]]:
+        counted.append((channel, request.version, timeout))
+        return {n: [n] for n in range(4)}
+
+    monkeypatch.setattr(row_counts, "count_rows", count)
+    assert cluster._count_rows(Request("d", version="s"), 2.5) == {n: [n] for n in range(4)}
+    assert counted == [(hosts["a"], "1", 2.5)]
+    with pytest.raises(RemoteError, match="version x was requested"):
+        cluster._count_rows(Request("d", version="x"), 2.5)
+
+
+def test_a_cluster_is_shown_with_its_daemons_and_those_that_are_away(
+    hosts: dict[str, Daemon], cluster: ClusterClient
+) -> None:
+    uris = "grpc://a:8815,grpc://b:8815,grpc://localhost:8815"
+    assert repr(cluster) == f"<splitarrow.ClusterClient: 3 daemons>\n  {uris}"
+    hosts["b"].drop_error = UnavailableError("away")
+    cluster.status()
+    assert repr(cluster).startswith("<splitarrow.ClusterClient: 3 daemons, 1 without a response>")
+    assert cluster._repr_html_().count("grpc://") == 3
+    assert "3 daemons" in cluster._repr_html_()
+
+
+def test_a_copy_of_a_cluster_connects_by_itself(
+    hosts: dict[str, Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str | None, dict[str, Any]]] = []
+
+    def connect(uri: Any, token: str | None, **options: Any) -> Daemon:
+        made.append((uri.host, token, options))
+        return hosts[uri.host]
+
+    monkeypatch.setattr(daemons, "Client", connect)
+    uris = [parse_control_uri(f"grpc://{host}") for host in "ab"]
+    make, arguments = ClusterClient(uris, "token").__reduce__()
+    assert make(*arguments).uris == ["grpc://a:8815", "grpc://b:8815"]
+    assert len(made) == 4
+    for _, token, options in made:
+        assert (token, options) == (
+            "token",
+            {"tls": None, "connect_timeout": 10.0, "timeout": 30.0},
+        )
 
 
 def test_an_operation_on_one_daemon_is_found_at_that_daemon(cluster: ClusterClient) -> None:

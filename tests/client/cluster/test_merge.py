@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -112,6 +114,71 @@ def test_contradictions_between_daemons_are_errors(other: DatasetInfo, words: st
         merge("d", [DaemonInfo("a", info([0, 2, 3])), DaemonInfo("b", other)])
 
 
+def test_a_contradiction_names_the_daemons_that_contradict_each_other() -> None:
+    three = [DaemonInfo("a", info([0])), DaemonInfo("b", info([1])), DaemonInfo("c", info([2], 5))]
+    with pytest.raises(errors.DatasetError) as caught:
+        merge("d", three)
+    assert caught.value.stream == "d"
+    assert caught.value.message == (
+        "a and c describe 'd' differently: the number of shards differs"
+    )
+    unpublished = [DaemonInfo("a", info([0])), DaemonInfo("b", plain("1"))]
+    with pytest.raises(errors.DatasetError, match=r"'d': b has one that .*, and a a published one"):
+        merge("d", unpublished)
+
+
+def test_copies_of_a_shard_have_equal_rows_and_checksums_where_they_report_them() -> None:
+    def part(rows: int | None, sha256: str) -> DatasetInfo:
+        endpoint = Endpoint(b"t", (), ordinal=0, rows=rows, nbytes=1, sha256=sha256)
+        return DatasetInfo("d", rows, 1, SCHEMA, "k", "1", (endpoint,), "s", 1)
+
+    def merge_parts(*parts: DatasetInfo) -> DatasetInfo:
+        return merge("d", [DaemonInfo(f"{n}", each) for n, each in enumerate(parts)]).info
+
+    assert merge_parts(part(5, "ab"), part(5, ""), part(5, "ab")).rows == 5
+    assert merge_parts(part(0, "ab"), part(0, "ab")).rows == 0
+    with pytest.raises(errors.DatasetError, match=r"of shard 0 of 'd' differ: rows 5 at 0, 6 at 1"):
+        merge_parts(part(5, "ab"), part(6, "ab"))
+    with pytest.raises(errors.DatasetError, match="differ: rows 0 at 0, 6 at 1"):
+        merge_parts(part(0, "ab"), part(6, "ab"))
+    with pytest.raises(errors.DatasetError, match="differ: sha256 ab at 0,  at 1, cd at 2"):
+        merge_parts(part(5, "ab"), part(5, ""), part(5, "cd"))
+
+
+def test_a_total_is_unknown_if_a_daemon_or_a_shard_does_not_report_it() -> None:
+    parts = [info([0, 1]), info([2, 3])]
+
+    def totals(*infos: DatasetInfo) -> tuple[int | None, int | None]:
+        found = merge("d", [DaemonInfo(f"{n}", each) for n, each in enumerate(infos)]).info
+        return found.rows, found.bytes
+
+    assert totals(*parts) == (46, 400)
+    assert totals(parts[0], replace(parts[1], rows=None)) == (None, 400)
+    assert totals(replace(parts[0], bytes=None), parts[1]) == (46, None)
+    for field, expected in (("rows", (None, 400)), ("nbytes", (46, None))):
+        first, second = parts[1].endpoints
+        unknown: dict[str, Any] = {field: None}
+        endpoints = (first, replace(second, **unknown))
+        assert totals(parts[0], replace(parts[1], endpoints=endpoints)) == expected
+
+
+def test_a_publication_needs_the_number_of_its_shards() -> None:
+    unknown = replace(info([0]), shards_total=None)
+    with pytest.raises(errors.DatasetError, match="a, b does not report the number of shards of"):
+        merge("d", [DaemonInfo("a", unknown), DaemonInfo("b", unknown)])
+
+
+def test_only_one_empty_endpoint_stands_for_no_shard() -> None:
+    whole = DaemonInfo("a", info(range(4)))
+    endpoint = Endpoint(b"t", ())
+    for rows, endpoints in ((3, (endpoint,)), (0, (endpoint, endpoint))):
+        other = DatasetInfo("d", rows, 0, SCHEMA, "k", "1", endpoints, "s", 4)
+        with pytest.raises(errors.DatasetError, match="b lists shard None of 'd', which has 4"):
+            merge("d", [whole, DaemonInfo("b", other)])
+    none = DatasetInfo("d", 0, 0, SCHEMA, "k", "1", (endpoint,), "s", 4)
+    assert len(merge("d", [whole, DaemonInfo("b", none)]).replicas[0]) == 1
+
+
 def test_publications_of_one_shard_and_of_none() -> None:
     one = info([0], total=1)
     assert len(merge("d", [DaemonInfo("a", one), DaemonInfo("b", one)]).replicas[0]) == 2
@@ -145,6 +212,37 @@ def test_a_dataset_that_no_daemon_has() -> None:
     assert raised.value.code == "UNAUTHENTICATED"
 
 
+def test_daemons_that_fail_in_several_ways_cannot_be_connected_to() -> None:
+    denied = errors.remote_error("UNAUTHENTICATED", "who are you")
+    mixed = [DaemonInfo("a", error=denied), DaemonInfo("b", error=AWAY)]
+    with pytest.raises(errors.ConnectError) as caught:
+        merge("d", mixed)
+    assert caught.value.stream == "d"
+    assert caught.value.message == (
+        "no daemon that responds has a dataset 'd': a (who are you), b (cannot connect)"
+    )
+    with pytest.raises(errors.ConnectError, match="no daemon describes 'd': a: cannot connect; b:"):
+        merge("d", [DaemonInfo("a", error=AWAY), DaemonInfo("b", error=AWAY)])
+
+
+def test_a_snapshot_that_lacks_shards_lists_who_has_which() -> None:
+    empty = DatasetInfo("d", 0, 0, SCHEMA, "k", "1", (Endpoint(b"t", ()),), "s", 4)
+    with pytest.raises(errors.DatasetError) as caught:
+        merge(
+            "d", [DaemonInfo("a", info([0, 1])), DaemonInfo("b", info([1])), DaemonInfo("c", empty)]
+        )
+    assert caught.value.message == (
+        "the dataset 'd' is incomplete: of snapshot 's' shard 2-3 of 4 is missing, a has 0-1 and "
+        "b has 1 and c has none; daemons: a, b, c"
+    )
+
+
 def test_a_listing_includes_datasets_that_cannot_be_read() -> None:
     found = merge_for_listing("d", [DaemonInfo("a", info([0])), DaemonInfo("b", error=AWAY)])
     assert (found.name, found.kind, found.rows, found.endpoints) == ("d", "incomplete", None, ())
+    assert (found.bytes, found.version, found.snapshot) == (None, "", "")
+    assert (found.schema, found.shards_total) == (SCHEMA, 4)
+    whole = merge_for_listing("d", [DaemonInfo("a", info(range(4)))])
+    assert (whole.kind, whole.rows) == ("published", 46)
+    after = merge_for_listing("d", [DaemonInfo("a", error=AWAY), DaemonInfo("b", info([0]))])
+    assert after.kind == "incomplete"

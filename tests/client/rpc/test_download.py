@@ -173,8 +173,9 @@ def test_an_error_in_a_batch_ends_the_call() -> None:
     broken = pack_flight_data(split_messages(ipc_stream([BATCH], BATCH.schema))[2].metadata, [], 0)
     channel = Channel(MESSAGES[0], MESSAGES[1], broken)
     stream = open_stream(channel)
-    with pytest.raises(InvalidDataError):
+    with pytest.raises(InvalidDataError) as caught:
         next(stream)
+    assert caught.value.sequence == 2
     assert channel.call.is_cancelled.is_set()
 
 

@@ -115,6 +115,13 @@ def test_a_large_batch_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(put([nulls], nulls.schema)) == 3
 
 
+def test_a_message_has_at_most_64_mib() -> None:
+    column = pa.array(range((1 << 20) // 8), pa.int64())
+    for columns, messages in ((64, 1), (65, 2)):
+        batch = pa.RecordBatch.from_arrays([column] * columns, [f"{n}" for n in range(columns)])
+        assert len(list(upload._slice_batch(batch))) == messages
+
+
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_bodies_are_compressed_as_requested(compression: str | None) -> None:
     batch = pa.record_batch({"n": pa.array([0] * 10_000)})

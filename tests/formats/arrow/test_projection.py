@@ -255,11 +255,12 @@ def test_numbers_of_data_buffers_must_fit_the_views() -> None:
 UNION: Any = pa.sparse_union([pa.field("a", pa.int64())])
 
 
-@pytest.mark.parametrize("codec", [None, LZ4, ZSTD])
-def test_properties_of_a_message_are_kept(codec: int | None) -> None:
+@pytest.mark.parametrize(("codec", "method"), [(None, 0), (LZ4, 0), (ZSTD, 0), (ZSTD, 1)])
+def test_properties_of_a_message_are_kept(codec: int | None, method: int) -> None:
+    """A method that does not exist yet is kept too: its reader has to refuse it."""
     crafter = Crafter()
     pairs = [crafter.pair(crafter.text(key), crafter.text("v")) for key in ("k", "l")]
-    batch = crafter.batch(9, [(9, 2), (9, 3)], [(0, 8)] * 4, codec)
+    batch = crafter.batch(9, [(9, 2), (9, 3)], [(0, 8)] * 4, codec, method)
     message = crafter.message(
         RECORD_BATCH, batch, 8, version=V4, custom_metadata=crafter.vector(pairs)
     )
@@ -276,7 +277,7 @@ def test_properties_of_a_message_are_kept(codec: int | None) -> None:
         assert table.VariadicBufferCountsLength() == 0
         compression = table.Compression()
         assert (compression and compression.Codec()) == codec
-        assert compression is None or compression.Method() == 0
+        assert compression is None or compression.Method() == method
 
 
 def test_messages_of_one_number_of_buffers_may_differ_in_all_else() -> None:
