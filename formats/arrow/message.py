@@ -98,6 +98,11 @@ def _follow(data: bytes | memoryview, position: int) -> int:
     return position + _U32.unpack_from(data, position)[0]
 
 
+def _read_header_type(data: bytes | memoryview, message: int) -> int:
+    position = _find_field(data, message, _MESSAGE_HEADER_TYPE)
+    return data[position] if position else 0
+
+
 def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
     """Read the type of a message and the size of its body.
 
@@ -113,8 +118,7 @@ def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
     """
     try:
         table = _read_root(metadata)
-        position = _find_field(metadata, table, _MESSAGE_HEADER_TYPE)
-        header_type = metadata[position] if position else 0
+        header_type = _read_header_type(metadata, table)
         position = _find_field(metadata, table, _MESSAGE_BODY_LENGTH)
         body_length = _I64.unpack_from(metadata, position)[0] if position else 0
         if header_type == 0 or not _find_field(metadata, table, _MESSAGE_HEADER):
@@ -239,8 +243,7 @@ def read_batch_flags(metadata: bytes | memoryview) -> BatchFlags:
     """
     try:
         root = _read_root(metadata)
-        position = _find_field(metadata, root, _MESSAGE_HEADER_TYPE)
-        header_type = metadata[position] if position else 0
+        header_type = _read_header_type(metadata, root)
         compressed = False
         if header_type in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
             compressed = _find_field(metadata, find_batch_table(metadata), _BATCH_COMPRESSION) != 0
@@ -259,8 +262,7 @@ def find_batch_table(metadata: bytes | memoryview) -> int:
         If the message is malformed or not a batch.
     """
     root = _read_root(metadata)
-    position = _find_field(metadata, root, _MESSAGE_HEADER_TYPE)
-    header_type = metadata[position] if position else 0
+    header_type = _read_header_type(metadata, root)
     position = _find_field(metadata, root, _MESSAGE_HEADER)
     if position and header_type == HeaderType.RECORD_BATCH:
         return _follow(metadata, position)

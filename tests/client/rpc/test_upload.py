@@ -139,6 +139,49 @@ def test_a_malformed_response_is_an_error(result: Any) -> None:
     assert caught.value.stream == "d"
 
 
+@pytest.mark.parametrize("result", [None, b"{"])
+def test_a_response_that_is_no_json_is_an_error(result: Any) -> None:
+    channel: Any = Channel(result)
+    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=["d"])
+    with pytest.raises(ProtocolError, match="sent a malformed upload result"):
+        upload_batches(channel, descriptor, "d", BATCH.schema, iter([BATCH]))
+
+
+def test_no_batch_is_read_once_the_upload_has_ended() -> None:
+    """The server can respond before gRPC's thread has read everything."""
+    read: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(2):
+            read.append(number)
+            yield BATCH
+
+    class Early:
+        def __init__(self, messages: Iterator[bytes]) -> None:
+            self.messages = messages
+            self.is_cancelled = False
+            next(messages)
+
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([flight.PutResult(app_metadata=b"{}").SerializeToString()])
+
+        def cancel(self) -> None:
+            self.is_cancelled = True
+
+    calls: list[Early] = []
+
+    def do_put(messages: Iterator[bytes]) -> Early:
+        calls.append(Early(messages))
+        return calls[-1]
+
+    channel: Any = SimpleNamespace(do_put=do_put)
+    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=["d"])
+    assert upload_batches(channel, descriptor, "d", BATCH.schema, batches()) == {}
+    list(calls[0].messages)
+    assert read == [0]
+    assert calls[0].is_cancelled
+
+
 def test_the_response_is_the_result() -> None:
     channel: Any = Channel()
     result = upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
