@@ -118,7 +118,7 @@ def upload_shard(
         raise UsageError(f"ordinal is {ordinal}; expected 0 or more")
     command = {"dataset": name, "publish": {"job": job, "ordinal": ordinal}}
     descriptor = flight.FlightDescriptor(
-        type=flight.FlightDescriptor.CMD, cmd=json.dumps(command, ensure_ascii=False).encode()
+        type=flight.FlightDescriptor.CMD, cmd=json.dumps(command).encode()
     )
     codec = {None: data.codec, "none": None}.get(compression, compression)
     result = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
@@ -175,7 +175,7 @@ def encode_publication(
         body["schema"] = base64.b64encode(memoryview(schema.serialize())).decode()
     if properties:
         body["properties"] = dict(properties)
-    return json.dumps(body, ensure_ascii=False).encode()
+    return json.dumps(body).encode()
 
 
 def parse_publish_result(name: str, response: bytes) -> PublishResult:

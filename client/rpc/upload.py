@@ -259,18 +259,14 @@ class _MessageSink:
     def __init__(self) -> None:
         self._buffer = pa.BufferOutputStream()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         self._buffer.write(data)
-        return len(data)
 
     def take_messages(self) -> Iterator[Any]:
         """Yield the messages that were written since the last call."""
         written = self._buffer.getvalue()
         self._buffer = pa.BufferOutputStream()
         yield from pa.ipc.MessageReader.open_stream(pa.BufferReader(written))
-
-    def writable(self) -> bool:
-        return True
 
     def flush(self) -> None:
         pass

@@ -15,6 +15,7 @@ import pytest
 from splitarrow.client.rpc import upload
 from splitarrow.client.rpc.upload import read_batches, upload_batches, upload_dataset
 from splitarrow.errors import ProtocolError, UsageError
+from splitarrow.formats.arrow.message import read_batch_layout
 from splitarrow.formats.flight_data import parse_flight_data
 from splitarrow.proto import Flight_pb2 as flight
 
@@ -113,6 +114,36 @@ def test_a_large_batch_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(put([empty], batch.schema)) == 3
     nulls = pa.record_batch({"n": pa.nulls(1000)})
     assert len(put([nulls], nulls.schema)) == 3
+
+
+def test_a_dictionary_that_grows_is_sent_as_a_delta() -> None:
+    batches = [
+        pa.record_batch({"d": pa.array(values).dictionary_encode()})
+        for values in (["a"], ["a", "b"])
+    ]
+    messages = put(batches, batches[0].schema)
+    layouts = [read_batch_layout(bytes(each.header)) for each in messages[1:-1]]
+    deltas = [each.is_delta for each in layouts if each.dictionary_id is not None]
+    assert deltas == [False, True]
+
+
+def test_every_batch_of_an_iterable_is_checked() -> None:
+    other = pa.record_batch({"m": [1]})
+    for wrong, problem in ((1, "expected record batches, got a int"), (other, "different schemas")):
+        batches: Any = [BATCH, wrong]
+        _, found = read_batches(batches)
+        with pytest.raises(UsageError, match=problem):
+            list(
+                upload._encode_messages(flight.FlightDescriptor(), BATCH.schema, found, None, None)
+            )
+
+
+def test_a_row_is_never_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_MAX_BATCH_BYTES", 8)
+    batch = pa.record_batch({"a": [1, 2], "b": [3, 4]})
+    rows: list[int] = []
+    put([batch], batch.schema, progress=lambda sent, _: rows.append(sent))
+    assert rows == [1, 2]
 
 
 def test_a_message_has_at_most_64_mib() -> None:

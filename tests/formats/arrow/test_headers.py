@@ -190,15 +190,15 @@ def test_a_vtable_before_the_start_is_not_looked_up_from_the_end() -> None:
     metadata = bytearray(lay_out(inner_vtable=90))
     struct.pack_into("<i", metadata, 48, 48 + 6)
     with pytest.raises(InvalidDataError, match="not an Arrow IPC batch"):
-        read_header(metadata)
+        read_header(bytes(metadata))
 
 
 def test_a_vtable_may_be_at_the_very_start() -> None:
     """The reference to the outer table, 16, and the size of its vtable, 12, belong to it too."""
     metadata = bytearray(lay_out(rows_at=60))
     struct.pack_into("<i", metadata, 48, 48)
-    assert read_header(metadata).rows == 5
-    assert read_header(metadata).field_offsets == (32, 60)
+    assert read_header(bytes(metadata)).rows == 5
+    assert read_header(bytes(metadata)).field_offsets == (32, 60)
 
 
 def test_messages_of_one_layout_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:

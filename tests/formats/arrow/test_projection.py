@@ -242,7 +242,7 @@ def test_numbers_of_data_buffers_must_fit_the_views() -> None:
         wrong = metadata.replace(counts, struct.pack("<I2q", 2, first, second))
         with pytest.raises(InvalidDataError, match="not an Arrow IPC batch"):
             Projector(batch.schema, [0]).project(wrong)
-    other = pa.schema([*batch.schema, ("c", VIEW)])
+    other = batch.schema.append(pa.field("c", VIEW))
     for schema, wrong in (
         (other, metadata),
         (batch.schema, metadata.replace(counts, struct.pack("<I2q", 1, 2, 0))),
