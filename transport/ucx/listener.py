@@ -21,9 +21,9 @@ from .wakeup import Wakeup
 from .worker import Worker, on_connection_request
 
 DEFAULT_PORT = 8817
-_FIELD_SOCKADDR, _FIELD_HANDLER = 1 << 0, 1 << 2
-_QUERY_SOCKADDR = 1 << 0
-_QUERY_CLIENT = 1 << 0
+_FIELD_SOCKADDR, _FIELD_HANDLER = 1, 1 << 2
+_QUERY_SOCKADDR = 1
+_QUERY_CLIENT = 1
 
 
 class UcxListener:

@@ -17,8 +17,8 @@ from ...errors import ProtocolError, TransportError
 from ..memory.mapped_region import MappedRegion
 from .ffi import OK, describe, ffi, ucp
 
-_FIELDS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4  # address, length, protection, memory type
-_PROTECTION_READ = 1 << 0 | 1 << 8  # by this process, and by peers
+_FIELDS = 1 | 1 << 1 | 1 << 3 | 1 << 4  # address, length, protection, memory type
+_PROTECTION_READ = 1 | 1 << 8  # by this process, and by peers
 _HEADER = struct.Struct("<QQ")
 _MAX_KEY_BYTES = 4096
 _ADDRESS_SPACE = 1 << 64

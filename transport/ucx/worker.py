@@ -24,13 +24,13 @@ from .wakeup import Wakeup
 
 METADATA_ID = 0
 """The ID of active messages that carry metadata messages."""
-_FIELD_THREAD_MODE, _FIELD_EVENTS, _FIELD_FLAGS = 1 << 0, 1 << 2, 1 << 6
+_FIELD_THREAD_MODE, _FIELD_EVENTS, _FIELD_FLAGS = 1, 1 << 2, 1 << 5
 _THREAD_SERIALIZED = 1
-_EVENTS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 10 | 1 << 11
+_EVENTS = 1 | 1 << 2 | 1 << 3 | 1 << 10 | 1 << 11
 """The events that make the descriptor readable: remote reads, tagged sends and receives, and
 anything that leaves or arrives."""
 _IGNORE_REQUEST_LEAK = 1
-_AM_FIELDS = 1 << 0 | 1 << 2 | 1 << 3  # ID, callback, argument
+_AM_FIELDS = 1 | 1 << 2 | 1 << 3  # ID, callback, argument
 _ATTR_RENDEZVOUS = 1 << 17
 _CLOSE_FORCED = 1
 _MIN_FREE_DESCRIPTORS = 64

@@ -21,6 +21,7 @@ import pytest
 
 import splitarrow
 from helpers.ucx import ADDRESS, connect_pair, program, transfer
+from helpers.ucx_header import list_header_constants
 from helpers.waiting import wait_until
 from splitarrow.errors import (
     ConfigError,
@@ -72,6 +73,7 @@ HEADER = """
 #include <netinet/in.h>
 #include <ucp/api/ucp.h>
 #include <ucs/type/cpu_set.h>
+#include <ucs/debug/log_def.h>
 int main(void) {
 %s
 return 0; }
@@ -117,6 +119,20 @@ def test_declared_structures_match_the_headers(tmp_path: Path) -> None:
             assert numbers >= theirs[name]
         else:
             assert numbers == theirs[name], name
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_the_constants_of_the_tests_match_the_headers(tmp_path: Path) -> None:
+    """Other tests compare what the package passes to the library with these constants."""
+    constants = list_header_constants()
+    lines = [f'printf("{name}:%lld\\n", (long long){name});' for name in constants]
+    source = tmp_path / "constants.c"
+    source.write_text(HEADER % "\n".join(lines))
+    program = tmp_path / "constants"
+    subprocess.run(["gcc", "-I", include_folder(), source, "-o", program], check=True)
+    output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    theirs = {name: int(number) for name, number in (x.split(":") for x in output.splitlines())}
+    assert constants == theirs
 
 
 def test_frames_arrive_in_both_directions(pair: tuple[UcxChannel, UcxChannel]) -> None:
