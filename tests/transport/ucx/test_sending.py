@@ -5,15 +5,22 @@ A stub takes the place of the library, because a real one decides by itself when
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from splitarrow.errors import UsageError
+from helpers.ucx_header import Header, read_numbers
+from splitarrow.errors import DatasetError, ProtocolError, UsageError
 from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
+from splitarrow.protocol.memory import DeviceSpan
 from splitarrow.protocol.regions import RegionAnnouncement
+from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.ucx import sending
 from splitarrow.transport.ucx.channel import UcxChannel
 from splitarrow.transport.ucx.ffi import (
@@ -269,3 +276,177 @@ def test_busy_polling_looks_for_work_before_it_waits(
     wakeup: Any = "armed"
     assert UcxChannel._can_wait(channel, wakeup) == expected
     assert len(list(polls)) == {0.0: 1}.get(seconds, 0 if progress[-1] else 7)
+
+
+# Where the parts of a body come from.
+
+
+class Region:
+    """A mapped file whose bytes are `data`; its buffers fail with `error` if there is one."""
+
+    def __init__(self, data: bytes, error: Exception | None = None) -> None:
+        self.data = data
+        self.error = error
+        self.populated: list[tuple[int, int]] = []
+
+    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
+        if self.error is not None:
+            raise self.error
+        return pa.py_buffer(self.data[offset : offset + nbytes])
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        self.populated.append((offset, nbytes))
+
+
+@pytest.fixture
+def span(tmp_path: Path) -> Iterator[FileSpan]:
+    """Six bytes of a file, from its third on."""
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    with closing(SourceFile(path)) as file:
+        yield FileSpan(file, 2, 6)
+
+
+def send_span(span: FileSpan, map_file: Any) -> Sender:
+    worker: Any = None
+    sender = Sender(worker, "endpoint", map_file)
+    sender.add([TaggedFrame(7, span.nbytes, (span,))])
+    assert not sender.post(1 << 40)
+    return sender
+
+
+def test_a_span_of_a_file_is_sent_from_its_mapping(library: Library, span: FileSpan) -> None:
+    region: Any = Region(b"abcdefghij")
+    send_span(span, lambda file: region if file is span.file else None)
+    assert library.sent == [("eager", 7, b"cdefgh")]
+    assert region.populated == [(2, 6)]
+
+
+@pytest.mark.parametrize("how", ["no mapper", "not mapped", "changing", "shorter"])
+def test_a_span_that_cannot_be_mapped_is_read(library: Library, span: FileSpan, how: str) -> None:
+    error = DatasetError("changing") if how == "changing" else ProtocolError("shorter")
+    region: Any = Region(b"abcdefghij", error)
+    mappers: dict[str, Any] = {"no mapper": None, "not mapped": lambda file: None}
+    send_span(span, mappers.get(how, lambda file: region))
+    assert library.sent == [("eager", 7, b"234567")]
+    assert region.populated == []
+
+
+def test_a_span_that_changes_while_it_is_read_is_not_sent(
+    library: Library, span: FileSpan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = FileSpan.read_into
+
+    def write_meanwhile(self: FileSpan, target: memoryview) -> None:
+        read(self, target)
+        os.utime(self.file.path, ns=(0, 0))
+
+    monkeypatch.setattr(FileSpan, "read_into", write_meanwhile)
+    with pytest.raises(DatasetError, match="changed while it was read"):
+        send_span(span, None)
+    assert library.sent == []
+
+
+def device_span(values: pa.Buffer, code: int) -> DeviceSpan:
+    return DeviceSpan(values.address, values.size, code, None)
+
+
+@pytest.fixture
+def params(library: Library, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """The parameters of each tagged message that is sent."""
+    found: list[dict[str, int]] = []
+    send = library._send_tagged
+
+    def record(kind: str, *arguments: Any) -> Any:
+        found.append(read_numbers(arguments[-1]))
+        return send(kind, *arguments)
+
+    monkeypatch.setattr(library, "_send_tagged", record)
+    return found
+
+
+HOST = Header.UCP_OP_ATTR_FIELD_MEMORY_TYPE
+GATHERED = Header.UCP_OP_ATTR_FIELD_DATATYPE
+IOV = Header.UCP_DATATYPE_IOV
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        (1, Header.UCS_MEMORY_TYPE_HOST),
+        (2, Header.UCS_MEMORY_TYPE_CUDA),
+        (13, Header.UCS_MEMORY_TYPE_CUDA_MANAGED),
+        (99, None),
+    ],
+)
+def test_the_memory_of_a_device_is_named(
+    library: Library, params: list[dict[str, int]], code: int, number: int | None
+) -> None:
+    part = device_span(pa.py_buffer(b"abc"), code)
+    posted(library, TaggedFrame(1, 3, (part,)), TaggedFrame(2, 6, (part, part)))
+    kind = {} if number is None else {"op_attr_mask": HOST}
+    memory = {"memory_type": number} if number else {}
+    mask = kind.get("op_attr_mask", 0) | GATHERED
+    assert params == [kind | memory, {"op_attr_mask": mask, "datatype": IOV} | memory]
+    assert library.sent == [("eager", 1, b"abc"), ("eager gathered", 2, b"abc|abc")]
+
+
+def test_the_memory_of_the_host_is_named(library: Library, params: list[dict[str, int]]) -> None:
+    parts = (b"a" * 5000, b"b")
+    posted(library, TaggedFrame(1, 3, (b"abc",)), TaggedFrame(2, 5001, parts))
+    assert params == [{"op_attr_mask": HOST}, {"op_attr_mask": HOST | GATHERED, "datatype": IOV}]
+
+
+def test_an_array_names_no_memory(library: Library, params: list[dict[str, int]]) -> None:
+    values = pa.py_buffer(b"abcdefgh")
+    interface = {"typestr": "<i4", "shape": (2,), "data": (values.address, True)}
+    posted(library, TaggedFrame(1, 8, (SimpleNamespace(__cuda_array_interface__=interface),)))
+    assert params == [{}]
+    assert library.sent == [("eager", 1, b"abcdefgh")]
+
+
+def test_a_body_is_in_one_kind_of_memory(library: Library) -> None:
+    values = pa.py_buffer(b"abc")
+    parts = (device_span(values, 2), device_span(values, 13))
+    with pytest.raises(UsageError, match="buffers in different memory"):
+        posted(library, TaggedFrame(1, 6, parts))
+    with pytest.raises(UsageError, match="buffers in different memory"):
+        posted(library, TaggedFrame(1, 6, (device_span(values, 2), b"abc")))
+    assert library.sent == []
+
+
+def test_metadata_is_kept_until_it_has_left(library: Library) -> None:
+    sender = make_sender()
+    sender.add([UntaggedFrame(b"abc"), UntaggedFrame(b"\1")])
+    sender.post(1 << 40)
+    kept = sender.abandon()
+    assert [bytes(ffi.buffer(each)) for each in kept] == [b"abc", b"\1"]
+    assert library.freed == [1, 2]
+    library.leaves_at_once = True
+    sender.add([UntaggedFrame(b"abc")])
+    sender.post(1 << 40)
+    assert sender.is_idle
+
+
+def test_a_farewell_drops_what_was_queued(library: Library) -> None:
+    sender = make_sender()
+    sender.add([body(1)])
+    sender.send_farewell()
+    assert library.sent == [("sync", FAREWELL, b"")]
+    assert not sender.is_idle
+    assert sender.is_done
+    assert sender.bytes_sent == 0
+    assert not sender.post(1 << 40)
+    assert sender.abandon() == [None]
+
+
+def test_an_abandoned_sender_has_its_whole_window(library: Library) -> None:
+    sender = make_sender()
+    sender.add([body(WINDOW_BYTES), body(1), body(1)])
+    sender.post(1 << 40)
+    assert len(sender.abandon()) == 2
+    assert sender.is_done
+    half = body(WINDOW_BYTES // 2)
+    sender.add([half, half, body(0)])
+    sender.post(1 << 40)
+    assert [tag for _, tag, _ in library.sent] == [7] * 5
