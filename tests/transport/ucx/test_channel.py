@@ -19,7 +19,7 @@ from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport.base import Capabilities
 from splitarrow.transport.ucx import channel as channels
-from splitarrow.transport.ucx import linger, reader_channel, server_channel, sending, wakeup
+from splitarrow.transport.ucx import linger, reader_channel, sending, server_channel, wakeup
 from splitarrow.transport.ucx.channel import Link, UcxChannel
 from splitarrow.transport.ucx.ffi import OK, StatusError
 from splitarrow.transport.ucx.reader_channel import UcxReaderChannel
@@ -176,7 +176,7 @@ def test_a_new_channel(parts: Parts) -> None:
     assert (channel.send_waits_readable, channel.delays_writer) == (True, False)
     assert (channel.unread_bytes, channel.wake_at, channel.user) == (0, None, None)
     assert (channel.bytes_sent, channel.bytes_received, channel.at_boundary) == (3, 5, True)
-    assert channels.REMOTE_CAPABILITIES == Capabilities(offset_bodies=True, remote_reads=True)
+    assert Capabilities(offset_bodies=True, remote_reads=True) == channels.REMOTE_CAPABILITIES
     assert parts.link.spin_seconds == 0
     assert not is_readable(channel.fileno())
     assert not is_readable(channel.send_fileno())

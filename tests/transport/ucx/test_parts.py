@@ -131,6 +131,17 @@ def test_an_address_survives_its_structure(host: str, text: str) -> None:
         assert len(packed) == (28 if ":" in host else 16)
 
 
+def test_the_first_address_of_a_host_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(host: str, port: int, *, type: int) -> list[Any]:
+        assert (host, port, type) == ("host", 8817, socket.SOCK_STREAM)
+        families = socket.AF_INET6, socket.AF_INET
+        addresses = ("2001:db8::7", 8817, 0, 0), ("10.1.2.3", 8817)
+        return [(f, type, 6, "", each) for f, each in zip(families, addresses, strict=True)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    assert addresses.resolve("host", 8817) == ("2001:db8::7", 8817)
+
+
 def test_an_address_of_another_family_is_unknown() -> None:
     assert addresses.unpack(ffi.new("struct sockaddr_storage *")[0]) == ("?", 0)
 
@@ -154,7 +165,9 @@ def test_the_loopback_is_local(host: str, is_loopback: bool) -> None:
 
 def test_an_address_of_an_interface_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     class Probe(socket.socket):
-        def connect(self, address: Any) -> None: ...
+        def connect(self, address: Any) -> None:
+            assert address[1] == 9  # the discard port, though nothing is sent
+
         def getsockname(self) -> Any:
             return ("10.1.2.3", 4321) if self.family == socket.AF_INET else ("fe80::7%eth0", 4321)
 
@@ -238,8 +251,49 @@ def test_a_timer_is_readable_once_it_has_expired() -> None:
         timers.start(timer, 0)
         assert not is_readable(timer)
         assert not os.get_inheritable(timer)
+        assert not os.get_blocking(timer)
     finally:
         os.close(timer)
+
+
+def test_the_time_of_a_timer_is_in_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    def start(timer: int, flags: int, value: Any, old: Any) -> None:
+        times = value.it_value.tv_sec, value.it_value.tv_nsec, value.it_interval.tv_nsec
+        started.append((timer, flags, *times))
+
+    monkeypatch.setattr(timers, "_libc", SimpleNamespace(timerfd_settime=start))
+    timers.start(7, 2_000_000_003)
+    timers.start(7, 999_999_999)
+    assert started == [(7, 0, 2, 3, 0), (7, 0, 0, 999_999_999, 0)]
+
+
+def test_a_process_without_descriptors_gets_no_timer_and_no_wakeup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created: list[int] = []
+    create = timers.create
+
+    def record() -> int:
+        created.append(create())
+        return created[-1]
+
+    def refuse() -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(timers, "create", record)
+    monkeypatch.setattr(select, "epoll", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Wakeup(0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(created[0])
+    results = [-1, 0]
+    monkeypatch.setattr(timers, "_libc", SimpleNamespace(timerfd_create=lambda *_: results.pop(0)))
+    monkeypatch.setattr(timers, "_ffi", SimpleNamespace(errno=24))
+    with pytest.raises(OSError, match="Too many open files"):
+        create()
+    assert create() == 0
 
 
 def test_a_wakeup_is_readable_after_an_event_or_once_it_is_set() -> None:
@@ -355,10 +409,10 @@ _NO_ARGUMENTS = ffi.new("char[64]")
 """In place of a va_list."""
 
 
-def emit(level: int, line: int = 1) -> int:
-    text, file = ffi.new("char[]", b"what happened"), ffi.new("char[]", b"file.c")
+def emit(level: int, line: int = 1, text: bytes = b"what happened") -> int:
+    format, file = ffi.new("char[]", text), ffi.new("char[]", b"file.c")
     nothing = ffi.cast("void *", ffi.addressof(_NO_ARGUMENTS))
-    return library_log._handle(file, line, ffi.NULL, level, ffi.NULL, text, nothing)
+    return library_log._handle(file, line, ffi.NULL, level, ffi.NULL, format, nothing)
 
 
 @pytest.mark.parametrize(
@@ -389,6 +443,22 @@ def test_the_library_s_events_are_logged(
         (expected, "what happened"),
         (expected, "what happened (2 more times before)"),
     ]
+
+
+def test_an_event_is_logged_up_to_999_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library_log, "_limiter", LogLimiter())
+    with caplog.at_level(logging.DEBUG, "splitarrow.ucx"):
+        emit(1, text=b"x" * 998 + b"\xff" + b"y" * 5)
+    assert [record.message for record in caplog.records] == ["x" * 998 + "\ufffd"]
+
+
+def test_the_log_of_the_library_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[Any] = []
+    monkeypatch.setattr(library_log, "ucs", SimpleNamespace(ucs_log_push_handler=pushed.append))
+    library_log.install()
+    assert pushed == [library_log._handle]
 
 
 @pytest.mark.parametrize("name", ["UCX_LOG_LEVEL", "UCX_LOG_FILE"])
