@@ -127,7 +127,9 @@ def replace_with_copy(address: int, nbytes: int) -> None:
     _libc.mprotect(copy, nbytes, _PROT_READ)
     moved = _libc.mremap(copy, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
     if moved == _FAILED:
-        raise _last_error()
+        error = _last_error()
+        unmap(copy, nbytes)
+        raise error
 
 
 def _last_error() -> OSError:

@@ -184,7 +184,7 @@ def _is_abandoned(path: Path) -> bool:
         except ConnectionRefusedError:
             return True
         except OSError:
-            return False
+            pass  # a busy server listens there, or its backlog is full
     return False
 
 

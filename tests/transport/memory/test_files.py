@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers.files import changing
-from splitarrow.errors import DatasetError
+from splitarrow.errors import DatasetError, ExhaustedError
 from splitarrow.transport.memory.file_leases import holds_file_lease
 from splitarrow.transport.memory.files import FileSpan, SourceFile, list_leased_files
 
@@ -171,3 +171,160 @@ def test_a_lease_can_be_read_back(path: Path) -> None:
         assert not holds_file_lease(file.fileno())
         fcntl.fcntl(file.fileno(), fcntl.F_SETLEASE, fcntl.F_RDLCK)
         assert holds_file_lease(file.fileno())
+
+
+# Reading.
+
+
+class Kernel:
+    """Reads at most three bytes at a time, and fails with `error` if there is one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> None:
+        self.error = error
+        self.reads: list[tuple[int, int]] = []
+        self._pread, self._preadv = os.pread, os.preadv
+        monkeypatch.setattr(os, "pread", self.pread)
+        monkeypatch.setattr(os, "preadv", self.preadv)
+
+    def pread(self, descriptor: int, nbytes: int, offset: int) -> bytes:
+        if self.error is not None:
+            raise self.error
+        self.reads.append((offset, nbytes))
+        return self._pread(descriptor, min(nbytes, 3), offset)
+
+    def preadv(self, descriptor: int, targets: list[memoryview], offset: int) -> int:
+        if self.error is not None:
+            raise self.error
+        self.reads.append((offset, targets[0].nbytes))
+        return self._preadv(descriptor, [targets[0][:3]], offset)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Generator[SourceFile]:
+    path = tmp_path / "digits"
+    path.write_bytes(b"0123456789")
+    file = SourceFile(path)
+    yield file
+    file.close()
+
+
+def test_parts_of_a_read_are_joined(digits: SourceFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    assert digits.read(1, 8) == b"12345678"
+    assert kernel.reads == [(1, 8), (4, 5), (7, 2)]
+    kernel.reads.clear()
+    target = bytearray(8)
+    FileSpan(digits, 1, 8).read_into(memoryview(target))
+    assert target == b"12345678"
+    assert kernel.reads == [(1, 8), (4, 5), (7, 2)]
+    kernel.reads.clear()
+    FileSpan(digits, 3, 0).read_into(memoryview(b""))
+    assert digits.read(2, 3) == b"234"
+    assert kernel.reads == [(2, 3)]
+
+
+def test_a_read_behind_the_end_is_an_error(
+    digits: SourceFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernel(monkeypatch)
+    why = "digits ends at byte 10; it had 10 bytes when it was opened"
+    with pytest.raises(DatasetError, match=why):
+        digits.read(5, 6)
+    with pytest.raises(DatasetError, match=why):
+        FileSpan(digits, 5, 6).read_into(memoryview(bytearray(6)))
+
+
+def test_a_file_that_cannot_be_read_is_an_error(
+    digits: SourceFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernel(monkeypatch, OSError(5, "Input/output error"))
+    with pytest.raises(DatasetError, match=r"cannot read .*digits: Input/output error"):
+        digits.read(0, 1)
+    with pytest.raises(DatasetError, match=r"cannot read .*digits: Input/output error"):
+        FileSpan(digits, 0, 1).read_into(memoryview(bytearray(1)))
+
+
+def test_a_file_that_cannot_be_opened_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DatasetError, match=r"cannot read .*missing: No such file or directory"):
+        SourceFile(tmp_path / "missing")
+    refuse_to_open = OSError(24, "Too many open files")
+    monkeypatch.setattr("builtins.open", lambda *_, **__: (_ for _ in ()).throw(refuse_to_open))
+    with pytest.raises(ExhaustedError):
+        SourceFile(tmp_path / "data")
+
+
+def test_a_file_is_known_by_its_state(path: Path) -> None:
+    file = SourceFile(str(path))
+    status = path.stat()
+    assert file.path == path
+    assert file.size == 100_000
+    assert file.version == (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    assert file.lease_problem is None
+    assert str(file.corruption_error(7, "no footer")) == f"{path} is corrupt at byte 7: no footer"
+    file.close()
+    file.close()
+    with pytest.raises(DatasetError, match="was closed while it was read"):
+        file.check()
+
+
+def test_a_part_of_a_file_is_read_ahead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advice.append(arguments))
+    file = SourceFile(path)
+    file.prefetch(10, 20)
+    assert advice == [(file.fileno(), 10, 20, os.POSIX_FADV_WILLNEED)]
+    file.close()
+
+
+def test_each_loan_keeps_the_file_open(path: Path) -> None:
+    file = SourceFile(path)
+    file.lend()
+    file.lend()
+    file.close()
+    assert list_leased_files() == [file]
+    file.take_back()
+    assert holds_file_lease(file.fileno())
+    file.take_back()
+    assert list_leased_files() == []
+    with pytest.raises(ValueError, match="closed file"):
+        file.fileno()
+    assert not file.delays_writer
+    file.yield_to_writers()
+
+
+def test_a_file_without_a_lease_has_no_loans(path: Path) -> None:
+    file = SourceFile(path, refuse_writers=False)
+    assert list_leased_files() == []
+    file.lend()
+    assert file._loans == 0
+    file.take_back()
+    with path.open("r+b"):
+        file.check()  # it may be written to
+    file.close()
+    with pytest.raises(ValueError, match="closed file"):
+        file.fileno()
+
+
+def test_a_lent_file_is_lent_again_while_a_writer_waits(path: Path) -> None:
+    file = SourceFile(path)
+    file.lend()
+    with changing(lambda: path.write_bytes(b"other")):
+        file.lend()
+        file.take_back()
+        assert file.delays_writer
+        file.take_back()
+        assert not file.delays_writer
+        with pytest.raises(DatasetError, match="opened it for writing"):
+            file.lend()
+        file.close()
+
+
+def test_a_refused_file_is_closed(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with path.open("r+b"):
+        with pytest.raises(DatasetError, match="open for writing") as caught:
+            SourceFile(path)
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert caught.value.__traceback__ is not None  # it keeps the file alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from helpers.waiting import wait_until
 from splitarrow.errors import DatasetError
 from splitarrow.transport.memory.mapped_region import MappedRegion
-from splitarrow.transport.memory.region_directory import REGIONS
+from splitarrow.transport.memory.region_directory import REGIONS, RegionDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +77,57 @@ def test_a_revoked_file_is_not_passed(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="being changed"), region.hold_descriptors():
             pass
         assert buffer.to_pybytes() == bytes(range(200))
+
+
+class Span:
+    """A region at some addresses."""
+
+    is_lost = False
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+
+    def hold_descriptors(self) -> AbstractContextManager[list[int]]:
+        return nullcontext([])
+
+
+def test_a_new_directory_is_closed_and_empty() -> None:
+    directory = RegionDirectory()
+    assert directory.is_open is False
+    directory.open()
+    assert directory.is_open is True
+    directory.close()
+    assert directory.is_open is False
+    directory.remove(-1)
+    assert directory.get(0) is None
+    assert directory.find(0, 0) is None
+
+
+def test_each_region_has_its_own_number() -> None:
+    directory = RegionDirectory()
+    first, second = Span(1000, 10), Span(2000, 10)
+    assert [directory.add(first), directory.add(second)] == [0, 1]
+    assert (directory.get(0), directory.get(1), directory.get(2)) == (first, second, None)
+    directory.remove(0)
+    assert directory.get(0) is None
+    third = Span(3000, 10)
+    assert directory.add(third) == 2
+
+
+def test_a_span_is_found_in_one_region() -> None:
+    directory = RegionDirectory()
+    empty, first, second = Span(0, 0), Span(1000, 10), Span(1010, 10)
+    for each in (empty, first, second):
+        directory.add(each)
+    assert directory.find(1000, 10) == (1, first)
+    assert directory.find(1010, 10) == (2, second)
+    assert directory.find(1009, 1) == (1, first)
+    assert directory.find(1009, 2) is None
+    assert directory.find(999, 2) is None
+    assert directory.find(1019, 2) is None
+    assert directory.find(0, 0) is None
+    second.is_lost = True
+    assert directory.find(1010, 1) is None
+    del first
+    assert directory.find(1000, 1) is None

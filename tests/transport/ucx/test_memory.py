@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import struct
 from types import SimpleNamespace
@@ -79,7 +78,6 @@ def test_a_region_is_registered_for_reading_once_per_context(
     library.calls.clear()
     del first
     region.registrations.clear()
-    gc.collect()
     assert sorted(library.calls) == [("unmap", "context", 4096), ("unmap", "other", 4096)]
 
 
@@ -90,7 +88,6 @@ def test_a_forked_child_leaves_registered_memory_alone(monkeypatch: pytest.Monke
     own = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
     del registration
-    gc.collect()
     assert library.calls == []
 
 
@@ -102,7 +99,6 @@ def test_memory_that_cannot_be_registered_is_an_error(
     library.statuses[step] = FAILED
     with pytest.raises(TransportError, match="cannot register memory: out of memory"):
         Registration("context", 1 << 20, 1)
-    gc.collect()
     assert library.calls == [("unmap", "context", 4096)] * freed
 
 
