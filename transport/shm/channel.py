@@ -100,7 +100,7 @@ class ShmChannel(SocketChannel):
     @property
     def unread_bytes(self) -> int:
         """The memory of sent data that the peer has not read yet, in bytes."""
-        unread = array.array("i", [0])
+        unread = array.array("i", bytes(4))
         fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, unread)
         return unread[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import fcntl
 import os
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,10 +323,18 @@ def test_a_lent_file_is_lent_again_while_a_writer_waits(path: Path) -> None:
         file.close()
 
 
-def test_a_refused_file_is_closed(path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_a_refused_file_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    real = builtins.open
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        opened.append(real(*arguments, **options))
+        return opened[-1]
+
     with path.open("r+b"):
+        monkeypatch.setattr(builtins, "open", record)
         with pytest.raises(DatasetError, match="open for writing") as caught:
             SourceFile(path)
-        assert len(os.listdir("/proc/self/fd")) == before + 1
+        monkeypatch.undo()
         assert caught.value.__traceback__ is not None  # it keeps the file alive
+    assert [file.closed for file in opened] == [True]

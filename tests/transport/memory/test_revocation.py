@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from helpers.waiting import wait_until
-from splitarrow.transport.memory import revocation
 from splitarrow.transport.memory.revocation import RevocationWatcher
 
 ENDS = pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_daemon_thread_watches_all_sockets(
 
         def start(self) -> None: ...
 
-    monkeypatch.setattr(revocation.threading, "Thread", Thread)
+    monkeypatch.setattr(threading, "Thread", Thread)
     pairs = [socket.socketpair() for _ in range(2)]
     regions = [Region(), Region()]
     for (_, theirs), region in zip(pairs, regions, strict=True):

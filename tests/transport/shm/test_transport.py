@@ -11,7 +11,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,9 +21,11 @@ from helpers.shm import make_number_batches, make_table, read_table
 from helpers.waiting import wait_until
 from splitarrow.errors import ConfigError, ConnectError, TransportError, UriError
 from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.tags import BodyType
 from splitarrow.protocol.uri import DataUri
-from splitarrow.transport.base import Diagnosis
+from splitarrow.transport.base import ConnectOptions, Diagnosis
 from splitarrow.transport.registry import find_transport
+from splitarrow.transport.shm import transport
 from splitarrow.transport.shm.transport import ShmListener
 
 NOBODY = 65534
@@ -252,3 +255,265 @@ def test_a_kernel_without_sealable_memory_is_diagnosed(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "memfd_create", refuse)
     problem = find_transport(DataUri("shm")).diagnose().problem
     assert problem == "the kernel supplies no sealable memory: Function not implemented"
+
+
+# Paths.
+
+
+def test_sockets_without_a_path_are_in_the_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = Path(f"/tmp/splitarrow-{os.getuid()}")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert transport.find_runtime_folder() == default
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    assert transport.find_runtime_folder() == default
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    assert transport.find_runtime_folder() == default
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert transport.find_runtime_folder() == tmp_path / "splitarrow"
+    first, second = transport.create_socket_path(), transport.create_socket_path()
+    assert first.parent == tmp_path / "splitarrow"
+    process, _, number = first.stem.partition("-")
+    assert (process, first.suffix) == (str(os.getpid()), ".sock")
+    assert second.name == f"{process}-{int(number) + 1}.sock"
+
+
+class Probe(socket.socket):
+    """A socket that connects to nothing, and fails with `error` if there is one."""
+
+    error: OSError | None = None
+    timeouts: ClassVar[list[float | None]] = []
+    backlogs: ClassVar[list[int]] = []
+    made: ClassVar[list[Probe]] = []
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made.append(self)
+
+    def settimeout(self, value: float | None) -> None:
+        self.timeouts.append(value)
+
+    def connect(self, address: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def listen(self, backlog: int = 0) -> None:
+        self.backlogs.append(backlog)
+        super().listen(backlog)
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> type[Probe]:
+    """Sockets that record what is done with them, in place of real ones."""
+    monkeypatch.setattr(socket, "socket", Probe)
+    for records in (Probe.timeouts, Probe.backlogs, Probe.made):
+        records.clear()
+    return Probe
+
+
+def all_closed() -> bool:
+    return all(sock.fileno() == -1 for sock in Probe.made)
+
+
+@pytest.mark.parametrize(
+    ("user", "is_accepted"), [(0, True), (os.geteuid(), True), (os.geteuid() + 1, False)]
+)
+def test_the_default_folder_of_another_user_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    probes: type[Probe],
+    user: int,
+    is_accepted: bool,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "splitarrow"
+    folder.mkdir()
+    status = Path.stat
+
+    def stat_of(path: Path, **options: Any) -> Any:
+        found = status(path, **options)
+        return SimpleNamespace(st_mode=found.st_mode, st_uid=user, st_ino=found.st_ino)
+
+    def listen() -> None:
+        uri = DataUri("shm", path=f"{folder}/data.sock")
+        ShmListener(uri, Limits(), frozenset()).close()
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    if is_accepted:
+        listen()
+    else:
+        with pytest.raises(ConfigError, match="which belongs to another user") as caught:
+            listen()
+        assert caught.value.__traceback__ is not None  # it keeps the socket alive
+    assert len(probes.made) == 1
+    assert all_closed()
+    monkeypatch.setattr(transport, "find_runtime_folder", lambda: tmp_path / "other")
+    listen()
+
+
+def make_listener(folder: Path, **changes: Any) -> ShmListener:
+    uri = DataUri("shm", path=f"{folder}/data.sock", want_data=7).replace(**changes)
+    return ShmListener(uri, Limits(), frozenset())
+
+
+def test_a_new_listener(tmp_path: Path) -> None:
+    listener = make_listener(tmp_path)
+    assert listener.uri.path == f"{tmp_path}/data.sock"
+    assert listener.request_tags == {7: BodyType.OFFSETS}
+    assert len(listener.uri.remote_handle or b"") == 16
+    assert listener.refused == 0
+    assert listener._users == {0, os.geteuid()}
+    assert listener.fileno() == listener.socket.fileno()
+    assert not listener.socket.getblocking()
+    assert listener.accept() is None
+    assert listener.reject() is False
+    second = make_listener(tmp_path / "other")
+    assert second.uri.remote_handle != listener.uri.remote_handle
+    for each in (listener, second):
+        each.close()
+        each.close()
+        assert each.fileno() == -1
+
+
+def test_a_listener_accepts_or_rejects_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(transport, "ShmChannel", lambda sock, limits, **o: made.append(o) or sock)
+    listener = make_listener(tmp_path)
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for client in clients:
+        client.connect(listener.uri.path)
+    with clients[0], clients[1]:
+        assert listener.reject() is True
+        assert clients[0].recv(1) == b""
+        accepted: Any = listener.accept()
+        accepted.send(b"x")
+        assert clients[1].recv(1) == b"x"
+        accepted.close()
+    peer = f"process {os.getpid()} of user {os.geteuid()}"
+    handle = listener.uri.remote_handle
+    assert made == [{"server": True, "peer": peer, "handle": handle, "staging": 16 << 10}]
+    assert listener.accept() is None
+    listener.close()
+
+
+def test_a_client_that_has_left_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[OSError] = [OSError(errno.ENOTCONN, "not connected")]
+    sockets: list[socket.socket] = []
+
+    def make(sock: socket.socket, limits: Limits, **options: Any) -> Any:
+        sockets.append(sock)
+        if failures:
+            raise failures.pop()
+        return "channel"
+
+    monkeypatch.setattr(transport, "ShmChannel", make)
+    listener = make_listener(tmp_path)
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for client in clients:
+        client.connect(listener.uri.path)
+    assert listener.accept() == "channel"
+    assert sockets[0].fileno() == -1
+    for each in (*clients, sockets[1]):
+        each.close()
+    listener.close()
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(), ConnectionAbortedError()])
+def test_a_client_that_is_gone_before_it_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def accept() -> Any:
+        raise error
+
+    listener = make_listener(tmp_path)
+    real = listener.socket
+    monkeypatch.setattr(listener, "socket", SimpleNamespace(accept=accept))
+    assert listener.accept() is None
+    assert listener.reject() is False
+    monkeypatch.setattr(listener, "socket", real)
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_replaced"),
+    [
+        (ConnectionRefusedError(), True),
+        (TimeoutError("timed out"), False),
+        (PermissionError(), False),
+        (None, False),
+    ],
+)
+def test_only_a_socket_without_a_listener_is_replaced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    probes: type[Probe],
+    error: OSError | None,
+    is_replaced: bool,
+) -> None:
+    first = make_listener(tmp_path)
+    monkeypatch.setattr(probes, "error", error)
+    probes.made.clear()
+    if is_replaced:
+        make_listener(tmp_path).close()
+        assert probes.backlogs == [1024] * 2
+    else:
+        with pytest.raises(ConfigError, match="Address already in use") as caught:
+            make_listener(tmp_path)
+        assert caught.value.__traceback__ is not None  # it keeps the sockets alive
+    assert len(probes.made) == 2
+    assert all_closed()
+    assert probes.timeouts == [1]
+    first.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (TimeoutError("timed out"), "no answer within 2.5 s"),
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (OSError("AF_UNIX path too long"), "AF_UNIX path too long"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, probes: type[Probe], error: OSError, why: str
+) -> None:
+    monkeypatch.setattr(probes, "error", error)
+    uri = DataUri("shm", path="/run/data.sock")
+    with pytest.raises(ConnectError, match=f"cannot connect to shm:///run/data.sock: {why}") as c:
+        find_transport(uri).connect(uri, ConnectOptions(timeout=2.5))
+    assert c.value.__traceback__ is not None  # it keeps the socket alive
+    assert len(probes.made) == 1
+    assert all_closed()
+    assert probes.timeouts == [2.5]
+
+
+def test_a_reader_expects_what_its_uri_offers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        transport, "ShmChannel", lambda sock, limits, **o: sock.close() or made.append(o)
+    )
+    listener = make_listener(tmp_path)
+    find_transport(listener.uri).connect(listener.uri, ConnectOptions())
+    path, handle = listener.uri.path, listener.uri.remote_handle
+    assert made == [{"server": False, "peer": path, "region_tag": 7, "handle": handle}]
+    listener.close()
+
+
+def test_the_traits_of_the_scheme() -> None:
+    traits = find_transport(DataUri("shm")).traits
+    assert (traits.local_only, traits.leases_memory, traits.location_rank) == (True, True, 10)
+    assert (traits.default_port, traits.encrypted) == (None, False)
+
+
+def test_the_diagnosis_frees_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", lambda name, flags: calls.append(flags) or 1000)
+        patch.setattr(os, "close", calls.append)
+        assert find_transport(DataUri("shm")).diagnose() == Diagnosis()
+    assert calls == [os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING, 1000]
