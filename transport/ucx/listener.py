@@ -78,13 +78,14 @@ class UcxListener:
             status, self._handle = self._bind(sockaddr)
             if status != OK:
                 raise ConfigError(f"{failure}: {describe(status)}")
-            self.uri = uri.replace(port=self._bound_port(), remote_handle=self._remote_handle(uri))
+            port = self._bound_port()
+            self.uri = uri.replace(port=port, remote_handle=self._remote_handle(uri))
             """The address, with the port that was bound and the handle of remote bodies."""
             self.request_tags = find_request_tags(self.uri)
             """The tags of data requests, each with the type of the bodies that it requests."""
             self._wakeup = Wakeup(self._worker.descriptor)
             self._guard = PortGuard(
-                self.uri.port or 0,
+                port,
                 handshake_seconds=options.handshake_seconds,
                 max_connections=options.max_waiting,
             )

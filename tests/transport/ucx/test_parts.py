@@ -337,6 +337,25 @@ def test_the_pauses_of_a_wakeup_double_up_to_a_limit(monkeypatch: pytest.MonkeyP
         wakeup.close()
 
 
+def test_a_wakeup_may_have_descriptor_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that was started without standard input."""
+    events, peer = socket.socketpair()
+    started: list[tuple[int, int]] = []
+    closed: list[int] = []
+    with events, peer:
+        wakeup = Wakeup(events.fileno())
+        real, wakeup._timer = wakeup._timer, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(timers, "start", lambda *arguments: started.append(arguments))
+            patch.setattr(os, "close", closed.append)
+            wakeup.set(5)
+            wakeup.close()
+            wakeup.close()
+            wakeup.set(5)
+        os.close(real)
+    assert (started, closed, wakeup.fileno()) == ([(0, 5)], [0], -1)
+
+
 # Closing connections.
 
 
