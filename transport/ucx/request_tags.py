@@ -59,7 +59,7 @@ def create_handle(want_data: int) -> bytes:
 
     The tag that it yields has bits set that no tag of a body has.
     """
-    tag = secrets.randbits(48) | 0xFFFF << 48
+    tag = int.from_bytes(secrets.token_bytes(6) + b"\xff\xff", "little")
     return (tag ^ want_data).to_bytes(HANDLE_BYTES, "little")
 
 
