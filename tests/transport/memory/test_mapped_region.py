@@ -128,6 +128,17 @@ def test_descriptors_may_have_the_number_0(path: Path, monkeypatch: pytest.Monke
         assert descriptors == []
 
 
+def test_a_revocation_socket_may_have_the_number_0(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    monkeypatch.setattr(REVOCATIONS, "add", lambda descriptor, region: added.append(descriptor))
+    descriptor = open_file(path)
+    region = MappedRegion(descriptor, len(DATA), 0)
+    assert (added, is_open(descriptor)) == ([0], False)
+    region._revocation = -1
+
+
 def test_an_empty_region_is_not_mapped(path: Path) -> None:
     region = MappedRegion(open_file(path), 0)
     assert (region.size, region.address) == (0, 0)
