@@ -9,7 +9,9 @@ import pytest
 
 from helpers.ucx_header import Header, read_numbers
 from splitarrow.errors import TransportError
-from splitarrow.transport.ucx import context
+from splitarrow.transport.ucx import (
+    context,
+)
 from splitarrow.transport.ucx.ffi import NULL, OK, ffi, ucp
 
 FAILED = Header.UCS_ERR_NO_MEMORY
@@ -182,3 +184,15 @@ def test_the_settings_exist_in_the_library() -> None:
         assert ucp.ucp_config_modify(config[0], b"MISSPELLED", b"y") != OK
     finally:
         ucp.ucp_config_release(config[0])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "only_tcp"),
+    [("tcp", True), ("tcp,self", True), ("self,tcp", True), ("tcp,posix", False), ("all", False)],
+)
+def test_the_lanes_that_a_user_chooses(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, only_tcp: bool
+) -> None:
+    monkeypatch.setenv("UCX_TLS", chosen)
+    assert context._has_only_tcp_lanes(loopback=False) is only_tcp
+    assert context._has_only_tcp_lanes(loopback=True) is only_tcp

@@ -11,7 +11,10 @@ import pytest
 
 from helpers.ucx_header import Header, read_numbers
 from splitarrow.errors import ProtocolError, TransportError
-from splitarrow.transport.ucx import device_memory, memory
+from splitarrow.transport.ucx import (
+    device_memory,
+    memory,
+)
 from splitarrow.transport.ucx.ffi import OK, ffi
 from splitarrow.transport.ucx.memory import AnnouncedRegion, Registration, register
 
@@ -164,3 +167,18 @@ def test_the_memory_of_devices_has_the_types_of_dlpack(monkeypatch: pytest.Monke
     assert device_memory.list_device_types("context") == frozenset()
     status, types = FAILED, 0b111
     assert device_memory.list_device_types("context") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "key", "why"),
+    [
+        (0, 1, 0, "in 16 bytes"),
+        (0, 1, 4097, "in 4113 bytes"),
+        ((1 << 64) - 1, 1, 1, "beyond the end of memory"),
+        (1, (1 << 64) - 1, 4096, "beyond the end of memory"),
+    ],
+)
+def test_an_impossible_region_is_refused(address: int, size: int, key: int, why: str) -> None:
+    payload = struct.pack("<QQ", address, size) + bytes(key)
+    with pytest.raises(ProtocolError, match=why):
+        AnnouncedRegion(None, payload)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,3 +246,27 @@ def test_clients_of_a_listener_wait_in_their_order() -> None:
         workers.on_connection_request(ffi.cast("ucp_conn_request_h", address), handle)
     waiting = [int(ffi.cast("uintptr_t", request)) for request in events.connection_requests]
     assert waiting == [4096, 8192]
+
+
+def test_a_worker_that_cannot_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [OK, -15, -3]
+    monkeypatch.setattr(workers, "ucp", SimpleNamespace(ucp_worker_arm=lambda _: statuses.pop(0)))
+    stub: Any = SimpleNamespace(handle="worker")
+    assert workers.Worker.arm(stub) is True
+    assert workers.Worker.arm(stub) is False  # there is work already
+    with pytest.raises(TransportError, match="cannot wait for events"):
+        workers.Worker.arm(stub)
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_enough"),
+    [(resource.RLIM_INFINITY, True), (164, True), (163, False), (0, False)],
+)
+def test_a_worker_needs_64_free_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_enough: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 100)
+    context = nullcontext() if is_enough else pytest.raises(TransportError, match="fewer than 64")
+    with context:
+        workers._check_free_descriptors()
