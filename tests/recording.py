@@ -66,8 +66,20 @@ def merge_records(old: dict[str, Any], new: dict[str, Any], modules: set[str]) -
     }
 
 
+def drop_modules(record: dict[str, Any], modules: set[str]) -> dict[str, Any]:
+    """Return a record without the tests of some modules."""
+    empty = {"lines": {}, "seconds": {}, "failed": [], "modules": {}, "sources": {}}
+    return merge_records(record, empty, modules) if modules else record
+
+
 def update_lines(record: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Return a record whose lines are those of the present sources, as far as they are in both."""
+    """Return a record whose lines are those of the present sources, as far as they are in both.
+
+    Tests of modules that are gone leave it: to run one would fail, whatever the code.
+    """
+    record = drop_modules(
+        record, {name for name in record["modules"] if not (root / name).exists()}
+    )
     lines: dict[str, dict[str, list[str]]] = {}
     sources: dict[str, str] = {}
     for file, contexts in record["lines"].items():

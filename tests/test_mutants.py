@@ -153,8 +153,29 @@ def test_a_record_follows_the_lines_of_changed_sources(tmp_path: Path) -> None:
     old = {
         "lines": {"a.py": {"1": ["one"], "2": ["two"]}, "b.py": {"1": ["b"]}, "c.py": {}},
         "sources": {"a.py": "x = 1\nx = 2\n", "b.py": "x = 1\n", "c.py": ""},
+        "modules": {},
     }
     assert update_lines(old, tmp_path)["lines"] == {"a.py": {"2": ["one"]}, "b.py": {"1": ["b"]}}
+
+
+def test_the_tests_of_a_module_that_is_gone_leave_the_record(tmp_path: Path) -> None:
+    """Otherwise pytest would not find them, and each change would count as caught."""
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "here.py").touch()
+    old = {
+        "lines": {"a.py": {"1": ["", "gone.py::x", "here.py::x"]}},
+        "seconds": {"gone.py::x": 1.0, "here.py::x": 2.0},
+        "failed": ["gone.py::y"],
+        "modules": {"gone.py": "0", "here.py": "1"},
+        "sources": {"a.py": "x = 1\n"},
+    }
+    assert update_lines(old, tmp_path) == {
+        "lines": {"a.py": {"1": ["", "here.py::x"]}},
+        "seconds": {"here.py::x": 2.0},
+        "failed": [],
+        "modules": {"here.py": "1"},
+        "sources": {"a.py": "x = 1\n"},
+    }
 
 
 def test_each_change_that_changes_nothing_is_one_of_the_code() -> None:
