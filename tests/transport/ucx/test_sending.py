@@ -31,8 +31,11 @@ from splitarrow.transport.ucx.ffi import (
     StatusError,
     ffi,
 )
-from splitarrow.transport.ucx.sending import FAREWELL, SYNC_BYTES, WINDOW_BYTES, Sender
+from splitarrow.transport.ucx.sending import FAREWELL, Sender
 
+WINDOW_BYTES = 8 << 20
+SYNC_BYTES = 64 << 10
+"""The bytes in flight, and those after which a body is sent synchronously; see docs/wire.md."""
 FAILED = -3
 
 
