@@ -60,13 +60,15 @@ class VersionLocks:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def acquire(self, name: str) -> VersionLock | None:
+    def acquire(self, name: str, *, check: bool = True) -> VersionLock | None:
         """Acquire a shared lock on a manifest.
 
         Parameters
         ----------
         name : str
             The name of the manifest in the storage.
+        check : bool
+            Whether to ask an object store if the manifest exists.
 
         Returns
         -------
@@ -82,7 +84,7 @@ class VersionLocks:
         lock = VersionLock(lambda: self._unlock_object(key))
         try:
             # The lock comes first: whoever prunes from now on sees it.
-            if self._storage.get_size(name) is not None:
+            if not check or self._storage.get_size(name) is not None:
                 return lock
         except BaseException:
             lock.release()

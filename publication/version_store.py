@@ -263,15 +263,23 @@ class VersionStore:
                 check_shard_length(shard, os.fstat(file.fileno()).st_size, self.location)
                 yield file
 
-    def lock(self, version: int) -> VersionLock | None:
+    def lock(self, version: int, *, check: bool = True) -> VersionLock | None:
         """Keep a version from being pruned until the lock is released.
+
+        Parameters
+        ----------
+        version : int
+            The number of the version.
+        check : bool
+            Whether to ask an object store if the version exists. A reader that has all of its
+            shards needs no answer.
 
         Returns
         -------
         VersionLock or None
             None if the version does not exist.
         """
-        return self._locks.acquire(format_manifest_name(version))
+        return self._locks.acquire(format_manifest_name(version), check=check)
 
     def prune(self, keep: int, protected: Collection[int] = ()) -> list[int]:
         """Remove old versions, and the shards that no remaining version names.

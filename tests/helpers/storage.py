@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import urllib.request
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +15,13 @@ import pytest
 @pytest.fixture(scope="session")
 def s3_server() -> Generator[str]:
     """The address of an S3 server with the bucket ``bucket``."""
+    with running_s3_server() as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def running_s3_server() -> Generator[str]:
+    """Run an S3 server with the bucket ``bucket``; yield its address."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -24,14 +32,21 @@ def s3_server() -> Generator[str]:
     request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
     with urllib.request.urlopen(request, timeout=30) as response:
         assert response.status == 200
-    yield endpoint
-    server.stop()
+    try:
+        yield endpoint
+    finally:
+        server.stop()
 
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a new prefix in the bucket of the S3 server."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    return set_up_bucket(s3_server, monkeypatch)
+
+
+def set_up_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Set the variables for an S3 server; return the URL of a new prefix in its bucket."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

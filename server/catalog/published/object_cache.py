@@ -82,6 +82,13 @@ class ObjectCache:
         finally:
             self._release_user(key)
 
+    def has(self, shard: ShardEntry) -> bool:
+        """Return whether the file of a shard is in the cache."""
+        try:
+            return (self.folder / shard.sha256).stat().st_size == shard.nbytes
+        except OSError:
+            return False
+
     def _touch(self, path: Path, shard: ShardEntry) -> bool:
         """Record the use of a file; return False if it is missing or incomplete."""
         try:

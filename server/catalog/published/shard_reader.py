@@ -104,6 +104,12 @@ class ShardReader:
         with self._local_file(shard) as path:
             return self._inspect(path, shard, schema).count_rows(request, encoding)
 
+    def has_cached(self, shards: Sequence[ShardEntry]) -> bool:
+        """Return whether the shards are in an object store, and the cache has all of them."""
+        if self._storage.folder is not None or not shards:
+            return False
+        return all(self._cache.has(shard) for shard in shards)
+
     def _open_single(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
     ) -> GeneratorSource:

@@ -96,8 +96,8 @@ class PublishedVersion:
             If the version was pruned.
         """
         check_version(request, self.version)
-        with self._lock_version() as resources:
-            shards = self._select_shards(request)
+        shards = self._select_shards(request)
+        with self._lock_version(shards) as resources:
             rest = replace(request, shard=None, version=None)
             source = self._reader.open(shards, self.schema, rest, encoding)
             source.call_on_close(resources.pop_all().close)
@@ -112,20 +112,24 @@ class PublishedVersion:
             If the version was pruned.
         """
         check_version(request, self.version)
-        with self._lock_version():
+        shards = self._select_shards(request)
+        with self._lock_version(shards):
             rest = replace(request, shard=None, version=None)
             return [
                 rows
-                for shard in self._select_shards(request)
+                for shard in shards
                 for rows in self._reader.count_rows(shard, self.schema, rest, encoding)
             ]
 
     def close(self) -> None:
         """Do nothing: no file is open between readers."""
 
-    def _lock_version(self) -> ExitStack:
-        """Return resources that keep the version from being pruned."""
-        lock = self._store.lock(self.manifest.version)
+    def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
+        """Return resources that keep the version from being pruned.
+
+        If the cache has all shards to read, they are read even while the object store is down.
+        """
+        lock = self._store.lock(self.manifest.version, check=not self._reader.has_cached(shards))
         if lock is None:
             raise VersionRemovedError(
                 f"{self._store.location} does not have version {self.manifest.version} any more"

@@ -14,6 +14,7 @@ from pyarrow import substrait
 
 from helpers.catalog import DEFAULTS, read_dataset, read_source
 from helpers.publication import numbers, publish
+from helpers.storage import running_s3_server, set_up_bucket
 from splitarrow.errors import DatasetError, NotFoundError, RemoteError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.version_store import VersionStore
@@ -314,6 +315,19 @@ class TestCache:
             store.storage.delete([entry.name])
         assert read_dataset(dataset).table == numbers(0, 20)
         assert read_dataset(PublishedDataset(bucket, cache), shard=1).table == numbers(10)
+
+    @pytest.mark.slow
+    def test_a_cached_shard_is_read_while_the_store_is_down(
+        self, cache: ObjectCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with running_s3_server() as endpoint:
+            bucket = set_up_bucket(endpoint, monkeypatch)
+            publish(VersionStore(bucket), "job", numbers(0), numbers(10))
+            dataset = PublishedDataset(bucket, cache)
+            assert read_dataset(dataset, shard=0).table == numbers(0)
+        assert read_dataset(dataset, shard=0).table == numbers(0)
+        with pytest.raises(DatasetError, match=bucket):
+            read_dataset(dataset, shard=1)
 
     def test_the_least_recently_used_file_is_evicted(self, bucket: str, tmp_path: Path) -> None:
         store = VersionStore(bucket)
