@@ -14,6 +14,7 @@ contains the hash of its contents.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -146,3 +147,6 @@ class StagingArea:
 
     def _delete_folder(self, folder: str) -> None:
         self._storage.delete([entry.name for entry in self._storage.list_objects(folder)])
+        if self._storage.folder is not None:
+            # What is left is an empty folder, or files that a killed task did not complete.
+            shutil.rmtree(self._storage.folder / folder, ignore_errors=True)

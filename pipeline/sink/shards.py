@@ -203,7 +203,12 @@ def _scratch_folder(store: VersionStore, job_id: str) -> Generator[Path]:
     else:
         staging = root / format_staging_folder(job_id)
         staging.mkdir(parents=True, exist_ok=True)
-        yield staging
+        try:
+            yield staging
+        except BaseException:
+            with suppress(OSError):  # the folder is not empty
+                staging.rmdir()
+            raise
 
 
 def _cast(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

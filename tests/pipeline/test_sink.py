@@ -182,6 +182,8 @@ def test_a_job_that_fails_changes_nothing(spark, tmp_path, failure):
     with pytest.raises((PySparkException, Py4JJavaError)):
         write(failing_frame(spark, failure, marks, times=99), tmp_path / "set", rows_per_shard=100)
     assert list_visible_files(tmp_path / "set") == before
+    staging = tmp_path / "set" / "_splitarrow" / "staging"
+    assert list(staging.iterdir()) == []
     assert ids(read_shards(tmp_path / "set")[1]) == list(range(10))
 
 
