@@ -113,6 +113,12 @@ def spark_type(arrow_type: Any, column: str) -> st.DataType:
 def _spark_struct(arrow_type: Any, column: str) -> st.DataType:
     if is_variant(arrow_type):
         return st.VariantType()
+    if is_geometry(arrow_type) or is_geography(arrow_type):
+        kind = "geometry" if is_geometry(arrow_type) else "geography"
+        raise InvalidDataError(
+            f"column {column!r} is a {kind}, which Spark cannot import from Python; "
+            "write ST_AsBinary of the column"
+        )
     fields = [arrow_type.field(index) for index in range(arrow_type.num_fields)]
     names = [field.name for field in fields]
     if len(set(names)) < len(names):
@@ -149,10 +155,12 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
     Raises
     ------
     InvalidDataError
-        If Spark cannot export a column as Arrow data. The message names the column.
+        If Spark cannot export a column as Arrow data, or would lose its collation. The message
+        names the column.
     """
     fields: list[Any] = []
     for field in schema.fields:
+        _check_collations(field.dataType, field.name)
         try:
             arrow_type = to_arrow_type(_nullable(field.dataType), timezone=TIME_ZONE)
         except PySparkException:
@@ -162,6 +170,28 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
             ) from None
         fields.append(pa.field(field.name, arrow_type))
     return pa.schema(fields)
+
+
+def _check_collations(data_type: st.DataType, column: str) -> None:
+    """Raise `InvalidDataError` for a string with a collation, which Arrow data does not have."""
+    match data_type:
+        case st.StringType():
+            if not data_type.isUTF8BinaryCollation():
+                raise InvalidDataError(
+                    f"column {column!r}: Arrow data does not have the collation "
+                    f"{data_type.collation}; cast the column: "
+                    f"cast({column} collate UTF8_BINARY as string)"
+                )
+        case st.StructType():
+            for field in data_type:
+                _check_collations(field.dataType, f"{column}.{field.name}")
+        case st.ArrayType():
+            _check_collations(data_type.elementType, f"{column}.element")
+        case st.MapType():
+            _check_collations(data_type.keyType, f"{column}.key")
+            _check_collations(data_type.valueType, f"{column}.value")
+        case _:
+            pass
 
 
 def _nullable(data_type: st.DataType) -> st.DataType:

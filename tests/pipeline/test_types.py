@@ -171,6 +171,46 @@ def test_slices_of_lists_are_cast_correctly(kind):
         assert found.to_pylist() == values[begin:].to_pylist()
 
 
+@pytest.mark.parametrize("literal", ["null", "named_struct()"])
+def test_a_frame_whose_only_column_has_no_buffers_returns(spark, tmp_path, serve, literal):
+    frame = spark.range(0, 6, 1, 2).selectExpr(f"{literal} as c")
+    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "set"))
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    reader = spark.read.format("splitarrow").option("uri", uri)
+    for transport in ("tcp", "shm"):
+        rows = reader.option("transport", transport).load("set")
+        assert rows.schema["c"].dataType == frame.schema["c"].dataType
+        assert rows.collect() == frame.collect()
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (st.StringType("UTF8_LCASE"), "c"),
+        (st.ArrayType(st.StringType("UNICODE_CI")), "c.element"),
+        (st.MapType(st.StringType("UNICODE"), st.LongType()), "c.key"),
+        (st.StructType([st.StructField("x", st.StringType("UTF8_LCASE"))]), "c.x"),
+    ],
+)
+def test_a_collation_is_refused_by_name(kind, column):
+    schema = st.StructType([st.StructField("c", kind)])
+    with pytest.raises(errors.InvalidDataError, match=f"column '{column}': .* collation U[TN]"):
+        arrow_schema(schema)
+
+
+@pytest.mark.parametrize("kind", ["geometry", "geography"])
+def test_a_shard_with_geometry_is_refused(kind):
+    schema = st.StructType(
+        [
+            st.StructField(
+                "where", {"geometry": st.GeometryType, "geography": st.GeographyType}[kind](4326)
+            )
+        ]
+    )
+    with pytest.raises(errors.InvalidDataError, match=f"column 'where' is a {kind}"):
+        spark_schema(arrow_schema(schema))
+
+
 def test_geometry_cannot_be_read(spark):
     schema = st.StructType([st.StructField("where", st.GeometryType(4326))])
     with pytest.raises(
