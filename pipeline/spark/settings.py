@@ -18,8 +18,6 @@ DEFAULTS = {
     # in the smallest Java heap.
     BATCH_ROWS: "512",
     BATCH_BYTES: UNLIMITED_BYTES,
-    # Unix sockets between Java and Python avoid the TCP stack.
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
 }
