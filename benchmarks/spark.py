@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .. import pipeline
 from ..errors import SplitArrowError, UsageError
-from ..pipeline import session
 from ..testing import Daemon
 from .memory import MemorySampler, max_known
 from .spark_dataset import write_shards
@@ -75,7 +75,7 @@ def run(rows: int, shards: int, rounds: int, master: str, folder: Path) -> dict[
     source = folder / "source"
     write_shards(source, rows, shards)
     with ExitStack() as stack:
-        spark = session("splitarrow benchmark", master=master, settings=_SETTINGS)
+        spark = pipeline.session("splitarrow benchmark", master=master, settings=_SETTINGS)
         stack.callback(spark.stop)
         for peer in (FlightDataSource, FileDataSource):
             spark.dataSource.register(peer)
@@ -114,6 +114,7 @@ def _create_jobs(
     over_shm = spark.read.format("splitarrow").options(**options).load()
     over_tcp = spark.read.format("splitarrow").options(**options, transport="tcp").load()
     over_flight = spark.read.format("splitarrow_flight_peer").options(**options).load()
+    parts = pipeline.read(spark, control_uri, "rows")
     mapped_files = spark.read.format("splitarrow_file_peer").load(str(source))
     over_shm.write.mode("overwrite").parquet(str(folder / "parquet"))
     parquet = spark.read.parquet(str(folder / "parquet"))
@@ -130,6 +131,7 @@ def _create_jobs(
     return {
         "source": lambda: _aggregate(over_shm),
         "source over tcp": lambda: _aggregate(over_tcp),
+        "pipeline.read": lambda: _aggregate(parts),
         "mapped files": lambda: _aggregate(mapped_files),
         "spark.read.parquet": lambda: _aggregate(parquet),
         "flight DoGet": lambda: _aggregate(over_flight),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..client.cluster.rendezvous import assign_shards
     from ..publication.version_store import VersionStore
     from .folder_publication import publish_folder
+    from .parts import read
     from .sink.dictionaries import dictionary_columns
     from .source.filters import filter_option
 
@@ -64,6 +65,7 @@ __all__ = [
     "prepare_environment",
     "publish_folder",
     "publish_shards",
+    "read",
     "register",
     "session",
 ]
@@ -80,6 +82,7 @@ _MODULES = {
 _REQUIRE_PYSPARK = {
     "dictionary_columns": ".sink.dictionaries",
     "filter_option": ".source.filters",
+    "read": ".parts",
 }
 """The same for names that import PySpark."""
 

@@ -6,6 +6,9 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
 from .options import Options
+from .portable import Portable
+from .sink.stream_writer import OPTIONS as STREAM_WRITE_OPTIONS
+from .sink.stream_writer import StreamShardWriter
 from .sink.writer import OPTIONS as WRITE_OPTIONS
 from .sink.writer import ShardWriter, plan_write
 from .source.reader import OPTIONS as READ_OPTIONS
@@ -14,7 +17,7 @@ from .source.remote_dataset import RemoteDataset
 from .source.stream_reader import DatasetStreamReader
 
 
-class SplitArrowDataSource(ds.DataSource):
+class SplitArrowDataSource(Portable, ds.DataSource):
     """Reads datasets from daemons, and writes shards for daemons to serve.
 
     PySpark calls these methods on the driver. It pickles the reader or writer that they return,
@@ -46,6 +49,11 @@ class SplitArrowDataSource(ds.DataSource):
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer of a DataFrame."""
         return ShardWriter(plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite)
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
+        """Return the writer of a streaming query."""
+        plan = plan_write(Options(self.options, STREAM_WRITE_OPTIONS), schema)
+        return StreamShardWriter(plan, overwrite)
 
     def _read_options(self) -> Options:
         return Options(self.options, READ_OPTIONS)

@@ -117,11 +117,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"selection"},
     ],
     "pipeline": [
-        {"casting", "options", "folder_publication", "types"},
+        {"casting", "options", "folder_publication", "portable", "types"},
         {"sink", "source"},
         {"datasource"},
         {"spark"},
-        {"publish"},
+        {"publish", "parts"},
         {"submit"},
     ],
     "pytorch": [

@@ -16,6 +16,7 @@ from ...errors import DatasetError, UsageError
 from ...publication.manifest import ShardEntry
 from ...publication.version_store import VersionStore
 from ..options import Options
+from ..portable import Portable
 from ..types import arrow_schema
 from .shards import WriteJob, write_shards
 
@@ -79,9 +80,11 @@ class StagedShards(ds.WriterCommitMessage):
     """The partition of the DataFrame that the task wrote."""
     shards: list[ShardEntry]
     """The shards that the task staged, in the order of the rows."""
+    job_id: str
+    """The job in whose staging folder they are."""
 
 
-class ShardWriter(ds.DataSourceArrowWriter):
+class ShardWriter(Portable, ds.DataSourceArrowWriter):
     """Writes a DataFrame as shards. Spark pickles it for the tasks.
 
     `write` runs in every task. `commit` or `abort` runs once, on the driver.
@@ -100,12 +103,7 @@ class ShardWriter(ds.DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
         """Write the rows of a task to staged shards."""
-        context: Any = TaskContext.get()
-        if context is None:
-            raise DatasetError("ShardWriter.write must run in a Spark task")
-        partition = context.partitionId()
-        attempt = f"{partition:05}-{context.taskAttemptId()}"
-        return StagedShards(partition, write_shards(self._job, attempt, iterator))
+        return stage_task(self._job, iterator)
 
     def commit(self, messages: Sequence[ds.WriterCommitMessage | None]) -> None:
         """Publish the shards of all tasks as the next version, unless the job has one already."""
@@ -120,6 +118,16 @@ class ShardWriter(ds.DataSourceArrowWriter):
         """Delete the shards that the tasks have staged."""
         del messages
         VersionStore(self._job.location).discard(self._job.job_id)
+
+
+def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards:
+    """Write the rows of the current task to staged shards."""
+    context: Any = TaskContext.get()
+    if context is None:
+        raise DatasetError("the sink must run in a Spark task")
+    partition = context.partitionId()
+    attempt = f"{partition:05}-{context.taskAttemptId()}"
+    return StagedShards(partition, write_shards(job, attempt, batches), job.job_id)
 
 
 def collect_shards(messages: Sequence[ds.WriterCommitMessage | None]) -> list[ShardEntry]:

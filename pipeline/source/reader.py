@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from ...client.rpc.info import DatasetInfo
 from ...errors import UsageError
 from ..options import TLS_OPTIONS, Options
+from ..portable import Portable
 from ..types import arrow_schema, check_readable, spark_schema
 from .filters import PushedFilter, combine_filters, referenced_columns, translate_filter
 from .read_task import ReadTask, plan_read, read_batches, shard_ordinals
@@ -50,7 +51,7 @@ class ReadPartition(ds.InputPartition):
         super().__init__(task)
 
 
-class DatasetReader(ds.DataSourceReader):
+class DatasetReader(Portable, ds.DataSourceReader):
     """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
 
     Parameters
@@ -76,6 +77,10 @@ class DatasetReader(ds.DataSourceReader):
         # PySpark refuses a reader that overrides this method while pushdown is disabled. Such a
         # session must work too: the reader returns all rows, and Spark filters them.
         self.pushFilters: Any = _FilterPushdown(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the tasks need: they push no filters."""
+        return {name: value for name, value in self.__dict__.items() if name != "pushFilters"}
 
     def push_filters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
         """Accept the filters that the daemon can apply, and return the others."""

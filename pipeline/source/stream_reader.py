@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from ...client.rpc.info import DatasetInfo
 from ...errors import UsageError, remote_error
 from ..options import Options
+from ..portable import Portable
 from ..types import arrow_schema, check_readable
 from .read_task import plan_read, read_batches, shard_ordinals
 from .reader import ReadPartition
@@ -32,7 +33,7 @@ Checkpoints contain offsets as JSON.
 _INITIAL_OFFSET: Offset = {"shards": 0, "digest": "", "version": ""}
 
 
-class DatasetStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Finds new versions on the driver, and reads their new shards in the tasks.
 
     Parameters

@@ -12,6 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from ...errors import DatasetError, UsageError
 
 _PYTHON_ERROR = re.compile(r"^(?:splitarrow\.)?[\w.]*(?:Error|Exception): (.+)$", re.MULTILINE)
+_FAILED_TASK = re.compile(r"\((\S+) executor \S+\): (?:[\w.]+: )?(.*)")
 _QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -51,6 +52,15 @@ def summarize(error: Exception) -> str:
         return messages[-1].partition(" SQLSTATE")[0].strip()
     lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0].partition(" SQLSTATE")[0]
+
+
+def summarize_java(error: Py4JJavaError) -> str:
+    """Return the cause of a failed job in one line, with the host of the task."""
+    text = str(error.java_exception.getMessage())
+    messages = _PYTHON_ERROR.findall(text) if "Traceback" in text else []
+    host = _FAILED_TASK.search(text)
+    cause = messages[-1] if messages else (host[2] if host else text).partition("\n")[0]
+    return f"on host {host[1]}: {cause}" if host else cause
 
 
 def disable_query_logging() -> None:

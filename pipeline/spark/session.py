@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from ...errors import MissingExtraError
+from ...errors import ConfigError, MissingExtraError
 from .java import configure_java
 from .launch import start_session
 from .settings import DEFAULTS, FILTER_PUSHDOWN
+from .workers import check_workers, use_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,11 +94,12 @@ def session(
     MissingExtraError
         If PySpark or Java is not installed.
     ConfigError
-        If Spark does not start.
+        If Spark does not start, or an executor lacks a package; see `register`.
     """
     prepare_environment(master or os.environ.get("MASTER"))
     from pyspark.sql import SparkSession
 
+    exists = SparkSession.getActiveSession() is not None
     builder: Any = SparkSession.builder
     builder = builder.appName(name)
     if master is not None:
@@ -105,22 +107,37 @@ def session(
     for key, value in {**DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = start_session(builder, log)
-    register(spark)
+    try:
+        register(spark)
+    except ConfigError:
+        if not exists:
+            spark.stop()
+        raise
     return spark
 
 
 def register(spark: SparkSession) -> None:
     """Register the data source with a running session, and enable filter pushdown.
 
-    PySpark finds the data source by itself if splitarrow is on the driver's import path. Call
-    this function otherwise.
+    PySpark finds the data source by itself if splitarrow is on the driver's import path, but then
+    runs ``python3`` on the executors, whatever ``spark.pyspark.python`` says. After this function,
+    Python workers run the interpreter that this setting names. On a cluster, a small job checks
+    once that they have the packages; it takes one task per core and waits for the first executor.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
         The session.
+
+    Raises
+    ------
+    ConfigError
+        If the interpreter on an executor lacks a package, or has another version of splitarrow.
     """
     from ..datasource import SplitArrowDataSource
 
+    if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
+        use_worker_python(spark)
+        check_workers(spark)
     spark.dataSource.register(SplitArrowDataSource)
     spark.conf.set(FILTER_PUSHDOWN, "true")

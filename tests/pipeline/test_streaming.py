@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
 import splitarrow
 from helpers.files import write_file
+from helpers.publication import read_version
 from helpers.waiting import wait_until
+from splitarrow.publication.version_store import VersionStore
 
 
 @pytest.fixture
@@ -80,3 +84,57 @@ def test_options_of_batch_reads_are_errors(spark, serve, tmp_path, option):
     stream = reader.schema("id bigint").option(option, "1").load("one")
     with pytest.raises(PySparkException, match=f"does not support the option '{option}'"):
         stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination(60)
+
+
+def test_each_micro_batch_becomes_one_version(spark, serve, write, tmp_path):
+    write(0, 100)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    target = tmp_path / "target"
+
+    def run_query():
+        query = (
+            spark.readStream.format("splitarrow")
+            .option("uri", uri)
+            .load("set")
+            .writeStream.format("splitarrow")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("rows_per_shard", 64)
+            .trigger(availableNow=True)
+            .start(str(target))
+        )
+        assert query.awaitTermination(90)
+        store = VersionStore(target)
+        rows: Any = read_version(store, store.load()).sort_by("id")
+        return store.list_versions(), rows["id"].to_pylist()
+
+    assert run_query() == ([1], list(range(100)))
+    assert run_query() == ([1], list(range(100)))
+    write(100, 130)
+    wait_for_rows(uri, 130)
+    assert run_query() == ([1, 2], list(range(130)))
+    # The query stopped after the commit of the sink and before that of the checkpoint.
+    for name in ("1", ".1.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+    assert run_query() == ([1, 2], list(range(130)))
+
+
+def test_the_output_mode_complete_replaces_the_version(spark, serve, write, tmp_path):
+    write(0, 100)
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    stream = spark.readStream.format("splitarrow").option("uri", uri).load("set")
+    for last in (100, 120):
+        if last > 100:
+            write(100, last)
+            wait_for_rows(uri, last)
+        query = (
+            stream.groupBy()
+            .count()
+            .writeStream.format("splitarrow")
+            .outputMode("complete")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "target"))
+        )
+        assert query.awaitTermination(90)
+        store = VersionStore(tmp_path / "target")
+        assert read_version(store, store.load())["count"].to_pylist() == [last]
