@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,29 @@ from .progress import make_progress
 from .terminal import is_terminal
 
 _POLL_SECONDS = 0.3
+
+
+class StageTasks:
+    """Adds up the tasks of all stages, so that the bar does not begin again with each stage."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, int] = {}
+
+    def update(self, active: Mapping[int, Any]) -> tuple[int, int]:
+        """Return the completed tasks and all tasks of the stages seen so far.
+
+        Parameters
+        ----------
+        active : mapping of int to stage
+            The stages that run now, each with ``numTasks`` and ``numCompletedTasks``, or None.
+        """
+        remaining = 0
+        for number, stage in active.items():
+            if stage is not None:
+                self._tasks[number] = stage.numTasks
+                remaining += stage.numTasks - stage.numCompletedTasks
+        total = sum(self._tasks.values())
+        return total - remaining, total
 
 
 class SparkProgress:
@@ -68,12 +91,13 @@ class SparkProgress:
         self._progress.update(self._task, description=name)
 
     def _poll(self, tracker: Any, ended: threading.Event) -> None:
+        tasks = StageTasks()
         while not ended.wait(_POLL_SECONDS):
-            stages = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
-            active = [stage for stage in stages if stage is not None]
-            if active:
-                total = sum(stage.numTasks for stage in active)
-                completed = sum(stage.numCompletedTasks for stage in active)
+            stages = {
+                number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()
+            }
+            completed, total = tasks.update(stages)
+            if total:
                 self._progress.update(self._task, total=total, completed=completed)
 
     def __enter__(self) -> SparkProgress:

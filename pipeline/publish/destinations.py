@@ -9,21 +9,23 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from ...client.cluster.publish import ShardProgress
 from ...errors import DatasetError
 from ...publication.layout import format_data_folder
 from ...publication.manifest import Manifest
 from ...publication.version_store import VersionStore
 from ..folder_publication import publish_folder
-from .job import PublishJob, PublishJobResult
+from .job import Progress, PublishJob, PublishJobResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 def publish_to_folder(
-    frame: DataFrame, name: str, job: PublishJob, job_id: str
+    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
 ) -> PublishJobResult:
     """Publish rows as the next version of a dataset in a folder or an object store.
 
@@ -38,12 +40,15 @@ def publish_to_folder(
     job_id : str
         The identifier of the publication. A version that has it already is returned as the
         result; nothing is published then.
+    progress : callable, optional
+        Not called: Spark shows the tasks.
 
     Raises
     ------
     DatasetError
         If the dataset exists and the mode is ``error``, or the dataset cannot be written.
     """
+    del progress
     location = f"{job.to[0].rstrip('/')}/{name}"
     store = VersionStore(location)
     # An identifier that was generated for this run cannot have a version yet.
@@ -66,7 +71,7 @@ def publish_to_folder(
 
 
 def publish_to_daemons(
-    frame: DataFrame, name: str, job: PublishJob, job_id: str
+    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
 ) -> PublishJobResult:
     """Write rows to shards in the staging folder, and upload these to daemons.
 
@@ -80,6 +85,8 @@ def publish_to_daemons(
         The settings.
     job_id : str
         The identifier of the publication.
+    progress : callable, optional
+        Called with the number of uploaded shards after each upload.
 
     Raises
     ------
@@ -97,10 +104,22 @@ def publish_to_daemons(
             mode=job.mode,
             token=job.token,
             tls=job.tls,
+            progress=_count_uploads(name, location, job.replicas, progress),
         )
     nbytes = sum(published.bytes for published in result.daemons.values())
     daemons = ",".join(result.daemons)
     return PublishJobResult(name, daemons, None, result.rows, result.shards, nbytes)
+
+
+def _count_uploads(
+    name: str, location: str, replicas: int, progress: Progress | None
+) -> ShardProgress | None:
+    """Return a callback that counts the uploaded copies of the shards at a location."""
+    manifest = VersionStore(location).load()
+    if progress is None or manifest is None:
+        return None
+    counter, total = count(1), len(manifest.shards) * replicas
+    return lambda _: progress(f"{name}: {next(counter)} of {total} shards uploaded")
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import UsageError
 from ...transport.tls.options import TlsOptions
 from .inputs import FORMATS
 
+Progress = Callable[[str], None]
+"""Called with what a job does at the moment, in a few words."""
 MODES = ("append", "overwrite", "error", "ignore")
 
 

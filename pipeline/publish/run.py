@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,11 @@ from ..spark.batch_limits import batch_limits
 from ..spark.errors import translate_errors
 from .destinations import publish_to_daemons, publish_to_folder
 from .inputs import read_source
-from .job import PublishJob, PublishJobResult
+from .job import Progress, PublishJob, PublishJobResult
 from .rows import order_rows, select_rows, split_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Progress = Callable[[str], None]
-"""Called with the name of a dataset before it is published."""
 
 
 def publish(
@@ -34,7 +30,8 @@ def publish(
     job : PublishJob
         The settings.
     progress : callable, optional
-        Called with the name of each dataset before it is published.
+        Called with the name of each dataset before it is published, and with its name and the
+        number of uploaded shards after each upload to a daemon.
 
     Returns
     -------
@@ -61,5 +58,6 @@ def publish(
             for name, rows in split_rows(frame, job):
                 if progress is not None:
                     progress(name)
-                results.append(publish_dataset(order_rows(rows, job), name, job, job_id))
+                ordered = order_rows(rows, job)
+                results.append(publish_dataset(ordered, name, job, job_id, progress))
     return results

@@ -65,6 +65,14 @@ def test_every_format_is_read(spark, source, table, tmp_path, name):
     ]
 
 
+def test_a_table_is_read(spark, table, tmp_path):
+    spark.createDataFrame(table).createOrReplaceTempView("trips_of_the_tests")
+    job = PublishJob("trips_of_the_tests", "trips", [str(tmp_path)], format="table")
+    (result,) = publish(spark, job)
+    assert result.rows == ROWS
+    assert sorted(row["id"] for row in read_rows(tmp_path / "trips")) == list(range(ROWS))
+
+
 def test_the_format_is_detected_by_file_names(tmp_path):
     (tmp_path / "x.csv").touch()
     assert detect_format(str(tmp_path)) == "csv"
@@ -141,8 +149,10 @@ def test_daemons_receive_all_rows_in_order(spark, source, writable_daemons):
     job = PublishJob(
         str(source / "parquet"), "trips", uris, mode="overwrite", rows_per_shard=100, sort=["id"]
     )
-    (result,) = publish(spark, job)
+    steps: list[str] = []
+    (result,) = publish(spark, job, steps.append)
     assert result.rows == ROWS
+    assert steps == ["trips", *(f"trips: {n} of 20 shards uploaded" for n in range(1, 21))]
     frame = spark.read.format("splitarrow").option("uri", ",".join(uris)).load("trips")
     assert frame.agg({"id": "sum", "*": "count"}).collect()[0].asDict() == {
         "sum(id)": sum(range(ROWS)),
