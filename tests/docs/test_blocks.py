@@ -31,7 +31,9 @@ NOT_RUN = {
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
     ("docs/guide/gpu.md", "import cupy"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
-    ("docs/guide/spark.md", "$ JOB="): "clusters of Spark, with YARN and Kubernetes",
+    ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
+    ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
+    ("docs/guide/spark-yarn.md", ""): "YARN",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
     ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",
@@ -44,7 +46,7 @@ Issuer = tuple[dict[str, str], dict[str, str]]
 """The hosts that stand in for the one that a page names, and the variables of its commands."""
 DELTA_PAGE = "docs/guide/serving.md"
 # Not code. Other tests compare the drawings and the bytes with the code.
-_ILLUSTRATIONS = {"mermaid", "text"}
+_ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
