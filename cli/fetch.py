@@ -33,6 +33,7 @@ from .fetch_options import (
     Output,
     Parallel,
     RequireTransport,
+    Rows,
     Shards,
     Sql,
     StallTimeout,
@@ -60,6 +61,7 @@ def fetch(
     sql: Sql = None,
     limit: Limit = None,
     batches: Batches = None,
+    rows: Rows = None,
     shards: Shards = None,
     version: Version = None,
     ticket: Ticket = None,
@@ -89,7 +91,8 @@ def fetch(
         "columns": _parse_columns(columns),
         "filter": filter,
         "limit": limit,
-        "batches": None if batches is None else _parse_batches(batches),
+        "batches": None if batches is None else _parse_span("batches", "record batch", batches),
+        "rows": None if rows is None else _parse_span("rows", "row", rows),
         "batch_rows": batch_rows,
         "compression": compression,
         "validate": validate,
@@ -124,12 +127,13 @@ def fetch(
             raise UsageError(f"{flags}: only for a control plane, as in grpc://host:8815/NAME")
         uris = [uri] if name_or_body_uri is None else [uri, name_or_body_uri]
         source = _data_source(uris, ticket, options)
-    with signals.raise_on_signals(), source as (name, rows, open_stream):
+    with signals.raise_on_signals(), source as (name, row_count, open_stream):
         # A fetch that fails to connect needs none of these.
         from .progress import TransferProgress
         from .transfer import transfer
 
-        total = _expected_rows(rows, limit, is_filtered=bool(filter or batches or shards))
+        is_filtered = any((filter, batches, rows, shards))
+        total = _expected_rows(row_count, limit, is_filtered=is_filtered)
         progress = TransferProgress(name, total, enabled=not quiet)
         result = transfer(open_stream, output, progress, None if format == "arrows" else format)
     with standard_output():
@@ -172,7 +176,7 @@ def _query_source(
 
 def _check_no_selection(uri: str, name: str | None, options: dict[str, Any]) -> None:
     """Refuse options that select from one dataset beside a query."""
-    names = ("columns", "filter", "limit", "batches", "shards", "version")
+    names = ("columns", "filter", "limit", "batches", "rows", "shards", "version")
     given = [f"--{each}" for each in names if options.get(each) is not None]
     if name is not None:
         given.insert(0, repr(name))
@@ -216,11 +220,11 @@ def _check_output(output: str | None, format: str | None, *, as_json: bool) -> N
         raise UsageError("-o -: standard output is closed")
 
 
-def _parse_batches(text: str) -> tuple[int, int]:
+def _parse_span(name: str, item: str, text: str) -> tuple[int, int]:
     first, _, end = text.partition(":")
     if not (first.isdecimal() and end.isdecimal()):
         raise UsageError(
-            f"--batches is {text!r}; expected the first record batch and the one after the last, "
+            f"--{name} is {text!r}; expected the first {item} and the one after the last, "
             "such as 3:7"
         )
     return int(first), int(end)

@@ -98,6 +98,16 @@ Batches = Annotated[
         panel=_SELECTION,
     ),
 ]
+Rows = Annotated[
+    str | None,
+    option(
+        help="The stored rows to read: the first and the one after the last, counted from 0. They "
+        "are selected before the filter and the limit.",
+        default="all",
+        metavar="FIRST:END",
+        panel=_SELECTION,
+    ),
+]
 Version = Annotated[
     str | None,
     option(

@@ -31,6 +31,7 @@ def open(
     batch_rows: int | None = None,
     compression: str | None = None,
     batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
@@ -84,6 +85,7 @@ def open(
                 batch_rows=batch_rows,
                 compression=compression,
                 batches=batches,
+                rows=rows,
                 validate=validate,
                 connect_timeout=connect_timeout,
                 stall_timeout=stall_timeout,
@@ -105,6 +107,7 @@ def open(
         batch_rows=batch_rows,
         compression=compression,
         batches=batches,
+        rows=rows,
     )
     options = ReadOptions(
         validate=check_validation(validate),

@@ -28,6 +28,7 @@ def open(
     batch_rows: int | None = None,
     compression: str | None = None,
     batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
@@ -69,6 +70,9 @@ def open(
     batches : pair of int, optional
         The first stored record batch to read and the one after the last, counted from 0; in a
         Parquet file, the row groups. They are selected before the filter and the limit.
+    rows : pair of int, optional
+        The first stored row to read and the one after the last, counted from 0. They are selected
+        before the filter and the limit. It excludes `batches`.
     validate : {"strict", "full", "cheap", "off"}, optional
         How to check batches before they are returned. ``full`` checks every value that a consumer
         relies on: offsets, UTF-8, indices. Values outside of the range of their type, such as a
@@ -132,6 +136,7 @@ def open(
         "batch_rows": batch_rows,
         "compression": compression,
         "batches": batches,
+        "rows": rows,
         "validate": validate,
         "connect_timeout": connect_timeout,
         "stall_timeout": stall_timeout,

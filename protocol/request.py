@@ -59,12 +59,20 @@ class Request:
     batches: tuple[int, int] | None = None
     """The first stored record batch or row group to send, and the one after the last, counted from
     0 in the shard or else in the dataset. They are selected before the filter. None selects all."""
+    rows: tuple[int, int] | None = None
+    """The first stored row to send, and the one after the last, counted like `batches`, which it
+    excludes. They are selected before the filter. None selects all."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = getattr(self, name)
             if value is not None and (problem := rule.find_problem(name, value)):
                 raise InvalidRequestError(f"the ticket {problem}")
+
+    @property
+    def selects_span(self) -> bool:
+        """Whether the request is for some record batches, or for some rows by their numbers."""
+        return self.batches is not None or self.rows is not None
 
     @property
     def is_plain(self) -> bool:
@@ -106,7 +114,7 @@ class Request:
         for name, value in present.items():
             if not _RULES[name].has_type(value):
                 raise InvalidRequestError(f"the ticket's {name} has the invalid value {value!r}")
-        for name in ("columns", "batches"):
+        for name in ("columns", "batches", "rows"):
             if name in present:
                 present[name] = tuple(present[name])
         return cls(**present)
@@ -157,8 +165,8 @@ def _check_columns(field: str, columns: tuple[str, ...]) -> str | None:
     return _check_unicode(field, "".join(columns)) if columns else "selects no columns"
 
 
-def _check_batches(field: str, batches: tuple[int, int]) -> str | None:
-    first, end = batches
+def _check_range(field: str, span: tuple[int, int]) -> str | None:
+    first, end = span
     if not 0 <= first <= end:
         return f"has the {field} {first}:{end}; the first must be 0 or more and at most the end"
     return None if end <= _MAX_COUNT else f"has a value of {field} that does not fit in 64 bits"
@@ -220,5 +228,6 @@ _RULES: Mapping[str, _Rule] = {
     "offset": _count(0),
     "shard": _count(0),
     "version": _Rule(_is_text, _check_version),
-    "batches": _Rule(_is_range, _check_batches),
+    "batches": _Rule(_is_range, _check_range),
+    "rows": _Rule(_is_range, _check_range),
 }

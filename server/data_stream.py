@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
@@ -24,6 +25,7 @@ from ..protocol.tags import BodyType
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
 from .catalog.dataset import Source
+from .catalog.query.row_spans import resolve_rows
 from .context import ServerContext
 from .filter_slots import FilterSlot
 from .logs import get_logger
@@ -139,10 +141,18 @@ class DataStream:
         return True
 
     async def _send(self, claims: TicketClaims, ticket: bytes) -> None:
-        dataset = self._context.catalog.lookup(claims.request.dataset)
-        with self._registered(claims, ticket), self._context.reads.stream(claims.request):
+        dataset, request = self._context.catalog.lookup(claims.request.dataset), claims.request
+        with self._registered(claims, ticket), self._context.reads.stream(request):
             async with self._keeping_alive():
-                source = await self._sender.open(dataset, claims.request)
+                if request.rows is not None:
+                    request = await to_thread.run_sync(
+                        resolve_rows,
+                        dataset,
+                        request,
+                        self._context.encoding,
+                        limiter=self._context.threads,
+                    )
+                source = await self._sender.open(dataset, request)
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
             slot = self._context.filter_slots.slot_for(claims.request, claims.principal)
             await self._send_groups(source, slot)

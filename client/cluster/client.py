@@ -308,19 +308,20 @@ class ClusterClient(BaseClient):
     def _plan_endpoints(
         self, request: Request, shards: frozenset[int] | None, plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
-        limit, batches = request.limit, request.batches
-        request = replace(request, limit=None, batches=None)
-        if batches is None:
+        span = request if request.selects_span else None
+        limit = request.limit
+        request = replace(request, limit=None, batches=None, rows=None)
+        if span is None:
             merged = self._describe_merged(request)
         else:
             merged = self._descriptions.get(request, self._describe_merged)
             if shards is None and len(merged.info.endpoints) > 1:
                 raise UsageError(
-                    f"{request.dataset!r} has several shards in this cluster, and batches are "
-                    "counted in one shard; name it with shards",
+                    f"{request.dataset!r} has several shards in this cluster, and batches and "
+                    "rows are counted in one shard; name it with shards",
                     stream=request.dataset,
                 )
-        request = replace(request, version=None, batches=batches)
+        request = replace(span or request, version=None, limit=None)
         unreachable: set[str] = set()
         endpoints: list[ResumableEndpoint] = []
         for index in select_endpoints(merged.info, shards):
@@ -329,7 +330,7 @@ class ClusterClient(BaseClient):
             endpoint = merged.info.endpoints[index]
             replicas = [
                 # The tickets of `merged` are for all rows.
-                self._plan_replica(replica, request, with_ticket=limit is None and batches is None)
+                self._plan_replica(replica, request, with_ticket=limit is None and span is None)
                 for replica in self._order_replicas(merged.replicas[index], index)
             ]
             endpoints.append(

@@ -16,7 +16,7 @@ from ...protocol.request import Request
 from ..rpc.info import DatasetInfo
 from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
-from ..stream.uris import check_batches, column_names
+from ..stream.uris import check_spans, column_names
 from .dataset import Dataset
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request, check_name
@@ -163,6 +163,7 @@ class BaseClient(ABC):
         limits: Limits = DEFAULT_LIMITS,
         shards: Iterable[int] | None = None,
         batches: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None,
         version: str | None = None,
         memory: Any = None,
         sql: str | None = None,
@@ -224,6 +225,8 @@ class BaseClient(ABC):
             The first stored record batch to read and the one after the last, counted from 0; in a
             Parquet file, the row groups. They are selected before the filter and the limit. With
             `shards`, which then names one shard, they are counted in that shard.
+        rows : pair of int, optional
+            The first stored row and the one after the last, in the way of `batches`, instead of it.
         version : str, optional
             The version to read, as `info` reports it. `None` reads the current version.
         memory : str, CudaMemory, PinnedMemory or Allocator, optional
@@ -232,8 +235,8 @@ class BaseClient(ABC):
         sql : str, optional
             A SELECT statement whose result to read; see `sql`. It excludes `memory` and the
             arguments that select: the name, `columns`, `filter`, `limit`, `batch_rows`, `shards`,
-            `batches` and `version`. The other arguments apply to each dataset that it reads. The
-            result is held in memory.
+            `batches`, `rows` and `version`. The other arguments apply to each dataset that it
+            reads. The result is held in memory.
 
         Returns
         -------
@@ -265,8 +268,8 @@ class BaseClient(ABC):
             from .sql import run_query
 
             selection = {"columns": columns, "filter": filter, "limit": limit, "shards": shards}
-            selection |= {"batches": batches, "batch_rows": batch_rows, "version": version}
-            check_no_selection(name, selection | {"memory": memory})
+            selection |= {"batches": batches, "rows": rows, "batch_rows": batch_rows}
+            check_no_selection(name, selection | {"version": version, "memory": memory})
             read = partial(
                 self.read,
                 compression=compression,
@@ -308,12 +311,13 @@ class BaseClient(ABC):
             batch_rows=batch_rows,
             compression=compression,
             version=version,
-            batches=None if batches is None else check_batches(batches),
+            **check_spans(batches, rows),
         )
         selected = None if shards is None else frozenset(shards)
-        if batches is not None and selected is not None and len(selected) != 1:
+        if request.selects_span and selected is not None and len(selected) != 1:
+            span = "rows" if batches is None else "batches"
             raise UsageError(
-                f"batches are selected from one shard; shards names {len(selected)} of {name!r}"
+                f"{span} are selected from one shard; shards names {len(selected)} of {name!r}"
             )
         schema, endpoints = self._plan_endpoints(request, selected, plan)
         several = len(endpoints) > 1

@@ -27,7 +27,7 @@ from .base_client import BaseClient
 from .descriptions import Descriptions
 from .read_plan import ReadPlan
 from .replicas import Replica
-from .requests import check_name, encode_command, pin_version
+from .requests import check_name, encode_command, pin_version, select_span
 from .shards import list_ordinals, select_endpoints
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Client(BaseClient):
     def _plan_endpoints(
         self, request: Request, shards: frozenset[int] | None, plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
-        if shards is not None and request.batches is not None:
-            return self._plan_batches(request, shards, plan)
+        if shards is not None and request.selects_span:
+            return self._plan_span(request, shards, plan)
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
@@ -171,16 +171,19 @@ class Client(BaseClient):
 
         return info.schema, [plan_endpoint(index) for index in select_endpoints(info, shards)]
 
-    def _plan_batches(
+    def _plan_span(
         self, request: Request, shards: frozenset[int], plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
-        """Plan to read some record batches of one shard, whose ticket is requested later."""
+        """Plan to read a part of one shard, with a known ticket if possible."""
         from .resumable_endpoint import ResumableEndpoint
 
-        info = self._descriptions.get(replace(request, batches=None, limit=None), self.describe)
+        info = self._descriptions.get(
+            replace(request, batches=None, rows=None, limit=None), self.describe
+        )
         (index,) = select_endpoints(info, shards)
         shard = index if len(info.endpoints) > 1 else None
-        replica = Replica(self.channel, self.describe, request, info.version, shard, None)
+        known = select_span(info.endpoints[index], request, info.version)
+        replica = Replica(self.channel, self.describe, request, info.version, shard, None, known)
         endpoint = ResumableEndpoint([replica], request.dataset, plan, limit=request.limit)
         return info.schema, [endpoint]
 

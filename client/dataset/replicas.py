@@ -41,6 +41,8 @@ class Replica:
     """The index of the part at the server; None if the dataset has one part there."""
     endpoint: Endpoint | None
     """The endpoint to open first; None to request it when it is needed."""
+    known: Endpoint | None = None
+    """An endpoint to try before one is requested. It may be out of date."""
 
 
 class ReplicaSet:

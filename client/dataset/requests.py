@@ -61,3 +61,38 @@ def pin_version(endpoint: Endpoint, version: str) -> Endpoint:
     except InvalidRequestError:
         return endpoint  # The server is not splitarrow, and its tickets are opaque.
     return replace(endpoint, ticket=replace(request, version=version).ticket())
+
+
+def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint | None:
+    """Return an endpoint that delivers some record batches or rows of one that is known.
+
+    A reader of many parts then requests no ticket for each.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        The endpoint of the shard, for the request without these and its limit.
+    request : Request
+        The request.
+    version : str
+        The version of the dataset at the server; empty if unknown.
+
+    Returns
+    -------
+    Endpoint or None
+        None if the server has to issue the ticket.
+    """
+    if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
+        return None
+    try:
+        part = Request.parse(endpoint.ticket)
+    except InvalidRequestError:
+        return None  # The server is not splitarrow, and its tickets are opaque.
+    part = replace(
+        part,
+        version=version,
+        batches=request.batches,
+        rows=request.rows,
+        limit=request.limit,
+    )
+    return replace(endpoint, ticket=part.ticket())

@@ -110,6 +110,8 @@ class ResumableEndpoint:
             return
         self._replicas.prefer_reachable()
         replica, single = self._replicas.current, self._replicas.is_single
+        if self._open_known(replica):
+            return
         try:
             self._connect(replica, replica.endpoint)
         except TRANSIENT as error:
@@ -129,6 +131,18 @@ class ResumableEndpoint:
                 self._reconnect(error)
             else:
                 raise self._add_context(error) from None
+
+    def _open_known(self, replica: Replica) -> bool:
+        """Open the endpoint that is known without a request, and return whether it is open."""
+        if replica.known is None:
+            return False
+        try:
+            self._connect(replica, replica.known)
+        except ClosedError:
+            raise
+        except SplitArrowError:
+            return False  # a new ticket shows whether the error remains
+        return True
 
     def next(self) -> pa.RecordBatch | None:
         """Return the next record batch, or None at the end; raises as `Stream` does."""

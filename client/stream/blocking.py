@@ -212,6 +212,7 @@ def open(
     batch_rows: int | None = None,
     compression: str | None = None,
     batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
@@ -241,6 +242,7 @@ def open(
         batch_rows=batch_rows,
         compression=compression,
         batches=batches,
+        rows=rows,
     )
     options = ReadOptions(
         validate=check_validation(validate),

@@ -24,6 +24,7 @@ def resolve_uris(
     batch_rows: int | None = None,
     compression: str | None = None,
     batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
 ) -> list[DataUri]:
     """Return the one or two URIs of a data stream, each with the ticket to send.
 
@@ -49,7 +50,7 @@ def resolve_uris(
         "limit": limit,
         "batch_rows": batch_rows,
         "compression": compression,
-        "batches": None if batches is None else check_batches(batches),
+        **check_spans(batches, rows),
     }
     selection = {name: value for name, value in selection.items() if value is not None}
     given = ticket.encode() if isinstance(ticket, str) else ticket
@@ -61,19 +62,30 @@ def resolve_uris(
     return resolved
 
 
-def check_batches(batches: Any) -> tuple[int, int]:
-    """Return a range of record batches as a request holds it.
+def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
+    """Return ranges of record batches or of rows as a request holds them.
 
     Raises
     ------
     UsageError
-        If it is not a pair of integers.
+        If one is not a pair of integers, or both are given.
     """
+    if batches is not None and rows is not None:
+        raise UsageError("batches and rows both select a part of the dataset; give one of them")
+    return {
+        "batches": _check_span("batches", "record batch", batches),
+        "rows": _check_span("rows", "row", rows),
+    }
+
+
+def _check_span(name: str, item: str, span: Any) -> tuple[int, int] | None:
+    if span is None:
+        return None
     try:
-        first, end = (operator.index(number) for number in batches)
+        first, end = (operator.index(number) for number in span)
     except (TypeError, ValueError):
         raise UsageError(
-            f"batches is {batches!r}; expected the first record batch and the one after the last, "
+            f"{name} is {span!r}; expected the first {item} and the one after the last, "
             "such as (3, 7)"
         ) from None
     return first, end

@@ -174,8 +174,9 @@ class Dataset(Protocol):
         Parameters
         ----------
         request : Request
-            The shard, version, filter, columns, offset, limit, batch size and compression to
-            read.
+            The shard, version, record batches, filter, columns, offset, limit, batch size and
+            compression to read. It has rows only beside record batches and a filter; see
+            `resolve_rows`.
         encoding : Encoding
             The server's defaults. The request has precedence.
 

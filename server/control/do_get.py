@@ -20,6 +20,7 @@ from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
+from ..catalog.query.row_spans import open_rows
 from ..filter_slots import FilterSlot
 from ..prefetch import Prefetch
 from ..streams import RunningStream
@@ -79,7 +80,7 @@ class DoGetHandler:
         try:
             with scope, server.reads.stream(request), self._read_ahead.stream():
                 source = await to_thread.run_sync(
-                    dataset.open, request, server.encoding, limiter=server.threads
+                    open_rows, dataset, request, server.encoding, limiter=server.threads
                 )
                 slot = server.filter_slots.slot_for(request, claims.principal)
                 chunks = _build_chunks(source, self._read_ahead)

@@ -170,7 +170,7 @@ def _split_parts(
     if request.shard is not None:
         (shard,) = select_shards(request, shards)
         return [_Part(request, shard.rows, shard.nbytes, make_shard_app_metadata(request.shard))]
-    bounds = (request.limit, request.offset, request.batches)
+    bounds = (request.limit, request.offset, request.batches, request.rows)
     bounded = any(bound is not None for bound in bounds)
     if bounded or not 1 < len(shards) <= max_parts:
         app_metadata = make_shard_app_metadata(0) if len(shards) == 1 and not bounded else {}
@@ -190,7 +190,7 @@ def _encode_fields(fields: Mapping[str, Any]) -> bytes:
 def _count_rows(part: _Part) -> int | None:
     """Return the number of rows that a part delivers, or None if it is unknown."""
     request, rows = part.request, part.rows
-    if rows is None or request.filter is not None or request.batches is not None:
+    if rows is None or request.filter is not None or request.selects_span:
         return None
     rows = max(0, rows - (request.offset or 0))
     return rows if request.limit is None else min(rows, request.limit)
@@ -206,6 +206,7 @@ def _count_bytes(part: _Part) -> int | None:
         request.filter,
         request.offset,
         request.batches,
+        request.rows,
     )
     return part.nbytes if all(value is None for value in changes) else None
 

@@ -95,6 +95,12 @@ def test_record_batches_of_a_dataset(
     done = run("fetch", served.uri("table"), "--batches", "3-7", "-o", "out.arrow")
     assert done.returncode == 2
     assert "--batches is '3-7'; expected the first record batch" in done.stderr
+    done = run("fetch", served.uri("table"), "--rows", "70:5000", "-o", "out.arrow")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "out.arrow").equals(table.slice(70, 4930))
+    done = run("fetch", served.uri("table"), "--rows", "7", "-o", "out.arrow")
+    assert done.returncode == 2
+    assert "--rows is '7'; expected the first row and the one after the last" in done.stderr
 
 
 def test_batches_and_compression(run: Run, served: Served, table: pa.Table, tmp_path: Path) -> None:

@@ -58,6 +58,26 @@ def test_batches_are_selected(server: splitarrow.Server, scheme: str, table: pa.
         splitarrow.open(server.uri("data", scheme), batches=(0, len(batches) + 1))
 
 
+def test_rows_are_selected_first(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:
+    def read(begin: int, end: int, **options: Any) -> pa.Table:
+        with splitarrow.open(server.uri("data", scheme), rows=(begin, end), **options) as stream:
+            return stream.read_all()
+
+    total = table.num_rows
+    spans = [(0, 1), (0, total), (1, 8), (108, 5108), (100, 6000), (total - 3, total), (9, 9)]
+    for begin, end in spans:
+        assert read(begin, end) == table.slice(begin, end - begin)
+    assert read(100, 6000, limit=10, columns=["f"]) == table.select(["f"]).slice(100, 10)
+    filtered = read(101, 6000, filter=("f", ">", 40.0), limit=7, columns=["n"])
+    assert filtered["n"].to_pylist() == list(range(121, 128))
+    assert read(130, 6001, filter=("f", ">", 40.0))["n"].to_pylist() == list(range(130, 6001))
+    assert read(0, 110, filter=("f", ">", 40.0)).num_rows == 0
+    with pytest.raises(splitarrow.errors.InvalidRequestError, match=f"no rows 0:{total + 1};"):
+        read(0, total + 1)
+    with pytest.raises(splitarrow.errors.UsageError, match="give one of them"):
+        read(0, 1, batches=(0, 1))
+
+
 def test_two_connections_arrive_equal(
     server: splitarrow.Server, scheme: str, table: pa.Table
 ) -> None:

@@ -133,15 +133,20 @@ def count_matches(
 def _select_rows(
     selection: Selection, batches: Iterable[Batch], *, is_valid: bool
 ) -> Iterator[Batch]:
-    """Apply the filter, offset, limit and batch size of a selection."""
+    """Apply the rows, filter, offset, limit and batch size of a selection."""
     if selection.limit == 0:
         return
     cutter = _BatchCutter(selection)
     is_cut = cutter.may_cut or selection.filter is not None
+    row = 0
     for batch, custom_metadata in batches:
         if not is_valid:
             _validate(batch, offsets=is_cut)
             _validate_filtered_columns(selection, batch)
+        if selection.rows is not None:
+            first, end = (min(max(each - row, 0), batch.num_rows) for each in selection.rows)
+            row += batch.num_rows
+            batch = batch.slice(first, end - first)
         if selection.filter is not None:
             batch = selection.apply_filter(batch)
             if not batch.num_rows:

@@ -19,7 +19,8 @@ from .filters import RowFilter
 class Selection:
     """The part of a dataset that one reader gets.
 
-    The filter applies first, then the offset, then the limit.
+    The record batches and rows are selected first, then the filter applies, then the offset, then
+    the limit.
     """
 
     schema: pa.Schema
@@ -43,6 +44,9 @@ class Selection:
     of the offset."""
     end_batch: int | None = None
     """The index after the last stored record batch or row group to read. None means all."""
+    rows: tuple[int, int] | None = None
+    """The first row to which the filter applies, and the one after the last, counted from
+    `first_batch`. None means all."""
     budget: Budget = DEFAULT_BUDGET
     """Bounds on reading the dataset."""
 
@@ -94,6 +98,7 @@ class Selection:
             offset=request.offset or 0,
             first_batch=first_batch,
             end_batch=end_batch,
+            rows=request.rows,
             budget=encoding.budget,
         )
 
@@ -149,7 +154,9 @@ class Selection:
         columns = self.read_columns
         part = schema if columns is None else select_fields(schema, columns)
         limit = None if self.offset or self.filter is not None else self.limit
-        return replace(self, schema=part, columns=columns, limit=limit, offset=0)
+        # A filter that leaves out row groups would change the numbers of the rows.
+        row_filter = self.filter if self.rows is None else None
+        return replace(self, schema=part, columns=columns, limit=limit, offset=0, filter=row_filter)
 
     def apply_filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that pass the filter, with the columns to send.

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import splitarrow
 from helpers.client_server import SHARD_ROWS, split
 from helpers.control_plane import Running, running
 from helpers.daemons import StartDaemon
@@ -139,6 +140,38 @@ def test_a_read_returns_record_batches(client: Client, table: pa.Table, transpor
         read("many", 0, 1, shards=[3], version="another")
 
 
+@pytest.mark.parametrize("transport", ["tcp", "flight"])
+def test_a_read_returns_rows(client: Client, table: pa.Table, transport: str) -> None:
+    def read(name: str, begin: int, end: int, **options: Any) -> pa.Table:
+        with client.read(name, rows=(begin, end), transport=transport, **options) as stream:
+            return stream.read_all()
+
+    total, first = table.num_rows, SHARD_ROWS + 5
+    for name in ("table", "many"):
+        assert read(name, first, 3 * SHARD_ROWS) == table.slice(first, 3 * SHARD_ROWS - first)
+        assert read(name, 0, total) == table
+        assert read(name, first, first).num_rows == 0
+        wanted = pc.field("n") >= first + 10
+        expected = table.slice(first + 10, 7).select(["n"])
+        options: dict[str, Any] = {"filter": wanted, "limit": 7, "columns": ["n"]}
+        assert read(name, first, 3 * SHARD_ROWS, **options) == expected
+        assert read(name, first, first + 12, filter=wanted) == table.slice(first + 10, 2)
+        with pytest.raises(errors.InvalidRequestError, match=f"no rows 0:{total + 1}; there are"):
+            read(name, 0, total + 1)
+    version = client.info("many").version
+    in_shard = table.slice(2 * SHARD_ROWS + 5, 10)
+    for _ in range(2):
+        assert read("many", 5, 15, shards=[2], version=version) == in_shard
+    with pytest.raises(errors.UsageError, match="rows are selected from one shard"):
+        read("many", 0, 1, shards=[3, 4])
+    with pytest.raises(errors.RemoteError, match="has changed"):
+        read("many", 0, 1, version="another")
+    ticket = Request("table", batches=(0, 1), rows=(0, 1)).ticket()
+    uri = next(each for each in client.info("table").endpoints[0].locations if "tcp" in each)
+    with pytest.raises(errors.InvalidRequestError, match="both rows and batches"):
+        splitarrow.open(uri, ticket)
+
+
 def test_reading_many_parts_describes_a_version_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +183,40 @@ def test_reading_many_parts_describes_a_version_once(
     for shard in (1, 2, 3):
         with client.read("many", shards=[shard], batches=(0, 1), version=version) as stream:
             assert stream.read_all()["n"][0].as_py() == shard * SHARD_ROWS
-    assert [request.shard for request in requests] == [None, 1, 2, 3]
+    assert [request.shard for request in requests] == [None]
+
+
+def test_a_part_that_moved_is_described_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[Request] = []
+    describe = client.describe
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = f"tcp://127.0.0.1:{closed.getsockname()[1]}?want_data=1"
+
+    def describe_an_earlier_address(request: Request) -> DatasetInfo:
+        requests.append(request)
+        info = describe(request)
+        if request.batches is not None:
+            return info
+        moved = [dataclasses.replace(each, locations=(nowhere,)) for each in info.endpoints]
+        return dataclasses.replace(info, endpoints=tuple(moved))
+
+    version = client.info("many").version
+    monkeypatch.setattr(client, "describe", describe_an_earlier_address)
+    for _ in range(2):
+        with client.read("many", shards=[2], batches=(0, 1), version=version) as stream:
+            assert stream.read_all()["n"][0].as_py() == 2 * SHARD_ROWS
+    assert [request.shard for request in requests] == [None, 2, 2]
+
+
+def test_parts_with_signed_tickets_are_described_one_by_one(table: pa.Table, folder: Path) -> None:
+    access = AccessControl(signer=TicketSigner())
+    with running({"many": folder}, access=access) as server, connect(server.uri) as client:
+        version = client.info("many").version
+        for _ in range(2):
+            with client.read("many", shards=[1], batches=(0, 1), version=version) as stream:
+                assert stream.read_all()["n"][0].as_py() == SHARD_ROWS
 
 
 def test_a_read_returns_the_version_or_fails(client: Client, table: pa.Table) -> None:

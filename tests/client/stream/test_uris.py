@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from splitarrow.client.stream.uris import (
-    check_batches,
+    check_spans,
     column_names,
     complete_uri,
     read_dataset_name,
@@ -65,6 +65,7 @@ def test_other_uris_are_refused(uris: Any, problem: str) -> None:
         {"compression": "zstd"},
         {"filter": "AAAA"},
         {"batches": [3, 7]},
+        {"rows": [3, 7]},
     ],
 )
 def test_a_selection_becomes_a_part_of_the_ticket(selection: dict[str, Any]) -> None:
@@ -84,10 +85,15 @@ def test_an_invalid_selection_is_a_usage_error() -> None:
 
 
 def test_ranges_of_batches_are_pairs_of_integers() -> None:
-    assert check_batches([3, 7]) == (3, 7)
+    assert check_spans([3, 7], None) == {"batches": (3, 7), "rows": None}
+    assert check_spans(None, [3, 7]) == {"batches": None, "rows": (3, 7)}
     for other in (3, (3,), (3, 4, 5), (3, 4.0), "ab"):
         with pytest.raises(UsageError, match="expected the first record batch and the one after"):
-            check_batches(other)
+            check_spans(other, None)
+        with pytest.raises(UsageError, match=r"rows is .* expected the first row and the one"):
+            check_spans(None, other)
+    with pytest.raises(UsageError, match="batches and rows both select"):
+        check_spans((3, 7), (3, 7))
 
 
 def test_one_column_may_be_a_string() -> None:
