@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from types import TracebackType
 from typing import NamedTuple
 
@@ -14,13 +15,18 @@ import pyarrow as pa
 from ..client.connect import AnyClient
 from ..client.dataset.backoff import draw_pause
 from ..client.dataset.replicas import TRANSIENT
-from ..errors import DatasetError
+from ..errors import DatasetError, SplitArrowError
+from .block_rows import BlockRows, Part, Rows
 from .order import EpochOrder, Piece
 from .plan import Block, DatasetPlan
 
-_Rows = pa.RecordBatch | pa.Table
 CONNECT_ATTEMPTS = 8
 """The attempts to start reading a block. `Client.read` itself continues reads that break."""
+_READ_BYTES = 32 << 20
+"""The largest size of blocks that are read together, in bytes, of all lanes of a worker."""
+_MAX_GROWTH = 16
+_MAX_PLANNED = 2048
+"""The batches that are planned ahead to find out which blocks are needed next."""
 
 
 class BatchPlan(NamedTuple):
@@ -34,9 +40,38 @@ class BatchPlan(NamedTuple):
     """Its rows."""
 
 
-class BlockReader:
-    """Reads the blocks of an epoch, `depth` at a time and ahead of their use: a context manager.
+class _Read:
+    """Blocks that are read together: consecutive record batches of one shard.
 
+    Parameters
+    ----------
+    first : int
+        The index of the first block.
+    blocks : Future
+        The rows of the blocks. Those that are not needed any more are None.
+    """
+
+    __slots__ = ("_blocks", "_first")
+
+    def __init__(self, first: int, blocks: Future[list[BlockRows | None]]) -> None:
+        self._first = first
+        self._blocks = blocks
+
+    def wait(self, block: int) -> BlockRows:
+        """Wait for a block, and return it; raise the error of the read if it failed."""
+        rows = self._blocks.result()[block - self._first]
+        assert rows is not None
+        return rows
+
+    def drop(self, block: int) -> None:
+        """Drop a block that was used."""
+        self._blocks.result()[block - self._first] = None
+
+
+class BlockReader:
+    """Reads the blocks of an epoch ahead of their use: a context manager.
+
+    Without shuffling, blocks of one shard that follow each other are read together, up to a size.
     A block stays in memory while a lane is in it.
 
     Parameters
@@ -48,22 +83,36 @@ class BlockReader:
     order : EpochOrder
         The order of the rows.
     depth : int
-        The number of blocks to read ahead of their use, and the number of threads.
+        The number of reads ahead of their use, and the number of threads.
+    lanes : int
+        The number of lanes that the batches come from.
     """
 
-    def __init__(self, client: AnyClient, plan: DatasetPlan, order: EpochOrder, depth: int) -> None:
+    def __init__(
+        self,
+        client: AnyClient,
+        plan: DatasetPlan,
+        order: EpochOrder,
+        depth: int,
+        lanes: int,
+    ) -> None:
         self._client = client
         self._plan = plan
         self._order = order
         self._depth = depth
+        self._read_bytes = _READ_BYTES / lanes
         self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
-        self._rows: dict[int, Future[_Rows]] = {}
-        self._unused: set[int] = set()
+        self._batches: Iterator[BatchPlan] = iter(())
+        self._planned: deque[BatchPlan] = deque()
+        self._reads: dict[int, _Read] = {}
+        self._unused: set[_Read] = set()
         self._users: Counter[int] = Counter()
         self._lanes: dict[int, int] = {}
+        self._row_bytes = _find_row_bytes(plan.schema)
+        self._started = 0
         self._stopped = threading.Event()
 
-    def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, pa.RecordBatch]]:
+    def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
         """Yield each batch with its rows.
 
         Raises
@@ -71,29 +120,70 @@ class BlockReader:
         SplitArrowError
             If a block cannot be read.
         """
+        self._batches = batches
         ahead: deque[BatchPlan] = deque()
         while True:
-            while len(self._unused) < self._depth and (batch := next(batches, None)) is not None:
+            while len(self._unused) < self._depth and (batch := self._take_plan()) is not None:
                 ahead.append(batch)
                 self._request(batch)
             if not ahead:
                 return
             batch = ahead.popleft()
-            self._unused.difference_update(piece.block for piece in batch.pieces)
-            parts = [
-                self._rows[piece.block].result().slice(piece.begin, piece.end - piece.begin)
-                for piece in batch.pieces
-            ]
+            parts: list[Part] = []
+            for block, begin, end in batch.pieces:
+                read = self._reads[block]
+                self._unused.discard(read)
+                parts.append(Part(read.wait(block), begin, end))
             self._release(batch)
-            yield batch, _join(parts)
+            yield batch, Rows(parts)
+
+    def _take_plan(self) -> BatchPlan | None:
+        return self._planned.popleft() if self._planned else next(self._batches, None)
 
     def _request(self, batch: BatchPlan) -> None:
         """Start reading the blocks of a batch, unless they are in memory."""
-        for block in {piece.block for piece in batch.pieces}:
+        for block in dict.fromkeys(piece.block for piece in batch.pieces):
             self._users[block] += 1
-            if block not in self._rows:
-                self._unused.add(block)
-                self._rows[block] = self._threads.submit(self._read_block, block)
+            if block not in self._reads:
+                end = self._find_end(batch, block)
+                read = _Read(block, self._threads.submit(self._read_blocks, block, end))
+                self._unused.add(read)
+                self._reads.update((each, read) for each in range(block, end))
+
+    def _find_end(self, batch: BatchPlan, first: int) -> int:
+        """Return the end of the blocks to read together, all of which the lane needs next."""
+        blocks, end = self._plan.blocks, first + 1
+        # The first reads are small, so that they end soon and threads share a small dataset.
+        most = 1 << min(self._started // self._depth, _MAX_GROWTH)
+        self._started += 1
+        if self._order.is_shuffled or self._row_bytes is None:
+            return end
+        room = self._read_bytes / self._row_bytes - blocks[first].rows
+        for block in self._list_blocks(batch, first):
+            if block < end:
+                continue
+            room -= blocks[block].rows
+            follows = (
+                block == end
+                and blocks[block].shard == blocks[first].shard
+                and blocks[block].first == blocks[end - 1].end
+            )
+            if not follows or room < 0 or end - first == most or block in self._reads:
+                break
+            end += 1
+        return end
+
+    def _list_blocks(self, batch: BatchPlan, first: int) -> Iterator[int]:
+        """Yield the blocks that the lane of a batch needs from `first` on, with repetitions."""
+        yield from (piece.block for piece in batch.pieces if piece.block >= first)
+        for number in range(_MAX_PLANNED):
+            if number == len(self._planned):
+                plan = next(self._batches, None)
+                if plan is None:
+                    return
+                self._planned.append(plan)
+            if self._planned[number].lane == batch.lane:
+                yield from (piece.block for piece in self._planned[number].pieces)
 
     def _release(self, batch: BatchPlan) -> None:
         """Drop the blocks that neither a lane nor a batch ahead is in any more."""
@@ -111,27 +201,52 @@ class BlockReader:
     def _drop(self, block: int) -> None:
         self._users[block] -= 1
         if not self._users[block]:
-            del self._users[block], self._rows[block]
+            del self._users[block]
+            self._reads.pop(block).drop(block)
 
-    def _read_block(self, index: int) -> _Rows:
-        """Return the rows of a block, in the order of the epoch.
+    def _read_blocks(self, first: int, end: int) -> list[BlockRows | None]:
+        """Return the rows of blocks that follow each other, in the order of the epoch."""
+        blocks = self._plan.blocks[first:end]
+        try:
+            found = self._divide(self._fetch(_merge(blocks)), blocks)
+        except SplitArrowError:
+            if len(blocks) == 1:
+                raise
+            # One at a time needs fewer leases. If the error remains, it names the block.
+            found = [rows for each in blocks for rows in self._divide(self._fetch(each), [each])]
+        return [self._arrange(first + number, rows) for number, rows in enumerate(found)]
 
-        A record batch is sliced in a fraction of the time that a table takes.
+    def _divide(self, table: pa.Table, blocks: Sequence[Block]) -> list[pa.Table]:
+        """Return the rows of each block. A record batch is in one block only.
+
+        Raises
+        ------
+        DatasetError
+            If the table has other rows than the plan states.
         """
-        block = self._plan.blocks[index]
-        table = self._fetch(block)
-        if table.num_rows != block.rows:
+        ends = set(accumulate(chunk.num_rows for chunk in table.to_batches()))
+        expected = list(accumulate(block.rows for block in blocks))
+        if table.num_rows != expected[-1] or not ends.issuperset(expected):
+            block = _merge(blocks)
             raise DatasetError(
                 f"record batches {block.first}:{block.end} of shard {block.shard} have "
                 f"{table.num_rows} rows; expected {block.rows}",
                 stream=self._plan.selection.name,
             )
+        if self._row_bytes is None:
+            self._row_bytes = max(1.0, table.get_total_buffer_size() / table.num_rows)
+        return [
+            table.slice(end - block.rows, block.rows)
+            for block, end in zip(blocks, expected, strict=True)
+        ]
+
+    def _arrange(self, index: int, table: pa.Table) -> BlockRows:
+        """Return the rows of a block in the order of the epoch."""
         permutation = self._order.permutation(index)
         if permutation is None:
-            batches = table.to_batches()
-            return batches[0] if len(batches) == 1 else table
+            return BlockRows(table.to_batches())
         (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
-        return batch.take(permutation)
+        return BlockRows([batch.take(permutation)])
 
     def _fetch(self, block: Block) -> pa.Table:
         selection = self._plan.selection
@@ -154,19 +269,18 @@ class BlockReader:
     ) -> None:
         self._stopped.set()
         self._threads.shutdown(cancel_futures=True)
-        self._rows.clear()
+        self._reads.clear()
 
 
-def _join(parts: list[_Rows]) -> pa.RecordBatch:
-    """Return rows as one record batch, without a copy if they are consecutive in one."""
-    first = parts[0]
-    if len(parts) == 1 and isinstance(first, pa.RecordBatch):
-        return first
-    table = pa.concat_tables(
-        pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
-        for part in parts
-    )
-    batches = table.to_batches()
-    if len(batches) > 1:
-        batches = table.unify_dictionaries().combine_chunks().to_batches()
-    return batches[0]
+def _merge(blocks: Sequence[Block]) -> Block:
+    """Return blocks that follow each other as one."""
+    first, last = blocks[0], blocks[-1]
+    return Block(first.shard, first.first, last.end, sum(block.rows for block in blocks))
+
+
+def _find_row_bytes(schema: pa.Schema) -> float | None:
+    """Return the size of a row, or None if it depends on the row."""
+    try:
+        return max(1.0, sum(field.type.bit_width for field in schema) / 8)
+    except ValueError:
+        return None

@@ -14,6 +14,7 @@ from ..client.connect import connect
 from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
+from .block_rows import Rows
 from .blocks import BatchPlan, BlockReader
 from .device import check_device, check_host_memory, move
 from .loader_state import find_dataset_state
@@ -92,10 +93,11 @@ class StreamDataset(_IterableDataset):
     transport : str
         As in `Client.read`.
     prefetch_blocks : int
-        The number of blocks that each worker reads ahead of their use, each in a thread.
+        The number of reads of each worker that are ahead of their use, each in a thread. A read is
+        one block, or several that follow each other if `shuffle` is off.
     threads : int
         The number of threads that convert batches, and call `transform` and `collate`, ahead of the
-        training loop. As many blocks are read ahead at least. With 0, the thread that iterates
+        training loop. As many reads are ahead at least. With 0, the thread that iterates
         converts. The order and the state do not depend on it.
     memory : str, PinnedMemory or Allocator, optional
         The host memory that record batches are received into; see `splitarrow.open`. A batch whose
@@ -251,9 +253,10 @@ class StreamDataset(_IterableDataset):
             BatchPlan(number, number % share.lanes, list(order.locate(share.batch(number))))
             for number in range(first, share.batches, workers)
         )
+        lanes = -(-share.lanes // workers)
         with (
             self._connect() as client,
-            BlockReader(client, self._plan, order, self._prefetch_blocks) as reader,
+            BlockReader(client, self._plan, order, self._prefetch_blocks, lanes) as reader,
             closing(map_in_threads(self._convert, reader.read(batches), self._threads)) as results,
         ):
             for number, result in results:
@@ -262,19 +265,26 @@ class StreamDataset(_IterableDataset):
                 yield result
                 del result  # its memory may be leased
 
-    def _convert(self, batch: tuple[BatchPlan, pa.RecordBatch]) -> tuple[int, Any]:
+    def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
         """Return the number of a batch and what the dataset yields for it."""
         return batch[0].number, self._make_batch(batch[1])
 
-    def _make_batch(self, batch: pa.RecordBatch) -> Any:
+    def _make_batch(self, rows: Rows) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        options, categories = self._tensor_options, self._plan.categories
         if self._transform is not None:
-            batch = self._transform(batch)
-        result = convert_batch(batch, self._tensor_options, self._plan.categories)
+            batch = self._transform(rows.to_record_batch())
+            result = convert_batch(batch, options, categories)
+        elif worker is not None and self._collate is not None:
+            # PyTorch sends the whole storage of each tensor, so it must not be shared.
+            result = convert_batch(rows.to_record_batch(), options, categories)
+        else:
+            result = rows.to_tensors(options, categories)
         if self._device is not None:
             result = {name: move(value, self._device) for name, value in result.items()}
         if self._collate is not None:
             return self._collate(result)
-        return SharedBatch(result) if torch.utils.data.get_worker_info() else result
+        return result if worker is None else SharedBatch(result)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Return the position in the epoch as a dict of plain values.

@@ -199,6 +199,11 @@ class EpochOrder:
                 begin += count
                 index += 1
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether blocks and rows are shuffled."""
+        return self._shuffle
+
     def permutation(self, block: int) -> Any:
         """Return the order of the rows of a block, or None if they are not shuffled."""
         if not self._shuffle:

@@ -74,6 +74,17 @@ def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Cat
     return tensors
 
 
+def convert_plain(field: Any, array: Any, options: TensorOptions) -> Any:
+    """Return an array of numbers or times as a tensor, or None if that needs a copy or a mask."""
+    kind, types = array.type, pa.types
+    is_time = types.is_temporal(kind) and not types.is_interval(kind)
+    is_number = types.is_integer(kind) or types.is_floating(kind) or is_time
+    has_mask = options.on_null == "mask" and field.nullable
+    if not is_number or has_mask or not len(array) or array.null_count:
+        return None
+    return torch.from_dlpack(_without_validity(_as_numbers(field.name, array)))
+
+
 def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
     """Return whether an array becomes a tensor as it is, like most columns of numbers."""
     return (

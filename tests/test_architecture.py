@@ -127,8 +127,9 @@ LAYERS: dict[str, list[set[str]]] = {
     "pytorch": [
         {"loader_state", "order", "plan", "threads", "torch_module"},
         {"device", "mapped_tensors", "planning", "position", "tensors"},
-        {"blocks", "held_batches", "worker_connections"},
-        {"shared_batch"},
+        {"batch_tensors", "held_batches", "worker_connections"},
+        {"block_rows", "shared_batch"},
+        {"blocks"},
         {"dataset"},
     ],
     "publication": [
