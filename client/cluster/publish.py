@@ -249,7 +249,9 @@ class _Publication:
     def _upload_copy(self, copy: _Copy) -> ShardUploadResult:
         """Upload one copy; try again if the connection fails."""
         client = self.clients[copy.node]
-        for attempt in range(1, self.attempts + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 with open_source(copy.source) as data:
                     return client.put_shard(self.name, data, job=self.job, ordinal=copy.ordinal)
@@ -260,7 +262,6 @@ class _Publication:
                         f"{error.message}"
                     )
                     raise restate_error(error, message, error.stream) from None
-        raise AssertionError("attempts is 1 or more")
 
     def check_copies(self, uploads: Sequence[ShardUploadResult]) -> None:
         """Refuse copies that differ: a read could not continue at another daemon."""
@@ -307,7 +308,9 @@ class _Publication:
         """
 
         def commit_at(node: str) -> PublishResult | SplitArrowError:
-            for attempt in range(1, self.attempts + 1):
+            attempt = 0
+            while True:
+                attempt += 1
                 try:
                     return self.clients[node].publish(
                         self.name,
@@ -322,9 +325,8 @@ class _Publication:
                 except SplitArrowError as error:
                     if attempt == self.attempts or not isinstance(error, _TRANSIENT):
                         return error
-            raise AssertionError("attempts is 1 or more")
 
-        with ThreadPoolExecutor(max(1, min(len(ordinals), _MAX_THREADS))) as pool:
+        with ThreadPoolExecutor(min(len(ordinals), _MAX_THREADS)) as pool:
             results = dict(zip(ordinals, pool.map(commit_at, ordinals), strict=True))
         committed: dict[str, PublishResult] = {}
         failed: dict[str, SplitArrowError] = {}

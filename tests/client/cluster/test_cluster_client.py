@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -91,6 +92,8 @@ def cluster(hosts: dict[str, Daemon]) -> ClusterClient:
 
 
 def test_a_dataset_is_dropped_where_it_is(hosts: dict[str, Daemon], cluster: ClusterClient) -> None:
+    with pytest.raises(UsageError):
+        cluster.drop("")
     cluster.drop("d")
     hosts["a"].drop_error = NotFoundError("no d")
     cluster.drop("d")
@@ -144,8 +147,11 @@ def test_the_version_is_the_snapshot(hosts: dict[str, Daemon], cluster: ClusterC
 
 
 def test_a_commit_that_is_in_progress_is_awaited(
-    hosts: dict[str, Daemon], cluster: ClusterClient
+    hosts: dict[str, Daemon], cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(module, "draw_pause", lambda retry: retry + 0.5)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pauses.append))
     hosts["a"].infos = [info([0, 1], snapshot="old"), info([0, 1])]
     hosts["b"].infos = [info([2, 3])]
     assert cluster.info("d").snapshot == "s"
@@ -154,7 +160,8 @@ def test_a_commit_that_is_in_progress_is_awaited(
     hosts["b"].requests.clear()
     with pytest.raises(DatasetError, match="incomplete"):
         cluster.info("d")
-    assert len(hosts["b"].requests) == module._COMMIT_RETRIES + 1
+    assert len(hosts["b"].requests) == 5
+    assert pauses == [0.5, 0.5, 1.5, 2.5, 3.5]  # one before the first success
 
 
 @pytest.mark.parametrize("snapshot", ["s", ""])
@@ -250,6 +257,9 @@ def test_batches_are_numbered_within_one_shard(
     assert len(plan(cluster, frozenset([1]), batches=(0, 1), version="s")) == 1
     assert len(hosts["a"].requests) == asked  # described once
     with pytest.raises(UsageError, match="'d' has several shards in this cluster, and batches"):
+        plan(cluster, batches=(0, 1))
+    hosts["a"].infos = [info([0, 1], 2)]
+    with pytest.raises(UsageError, match="'d' has several shards"):
         plan(cluster, batches=(0, 1))
     hosts["a"].infos = [replace(info([0], 1), name="e")]
     _, endpoints = cluster._plan_endpoints(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -125,6 +126,42 @@ def test_a_call_returns_the_result_or_the_error_of_each_daemon() -> None:
     pool.close()
     with pytest.raises(ClosedError, match="grpc://a:8815,grpc://down:8815,grpc://b:8815 is closed"):
         pool.call_all(lambda client: None)
+
+
+def list_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("splitarrow-cluster")}
+
+
+def test_a_pool_is_closed_without_waiting_for_its_calls() -> None:
+    pool = DaemonPool([connection("a"), connection("b")])
+    begun, released = threading.Event(), threading.Event()
+
+    def wait(client: Any) -> bool:
+        begun.set()
+        return released.wait(60)
+
+    caller = threading.Thread(target=pool.call_all, args=(wait,))
+    before = list_threads()
+    caller.start()
+    assert begun.wait(60)
+    pool.close()
+    assert caller.is_alive()
+    started = list_threads() - before
+    assert started
+    released.set()
+    caller.join()
+    for each in started:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def test_a_cluster_that_cannot_be_used_leaves_no_threads() -> None:
+    before = list_threads()
+    with pytest.raises(ConnectError):
+        cluster("down", "down2")
+    for each in list_threads() - before:
+        each.join(60)
+        assert not each.is_alive()
 
 
 def cluster(*hosts: str) -> ClusterClient:

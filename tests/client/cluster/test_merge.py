@@ -201,6 +201,17 @@ def test_unpublished_datasets_are_replicas_only_if_their_versions_are_equal() ->
         merge("d", [DaemonInfo("a", plain("")), DaemonInfo("b", plain(""))])
 
 
+def test_a_dataset_at_one_daemon_needs_no_version() -> None:
+    merged = merge("d", [DaemonInfo("a", plain("", 2))])
+    assert [copy.shard for part in merged.replicas for copy in part] == [0, 1]
+
+
+def test_unpublished_replicas_have_one_schema() -> None:
+    other = replace(plain("1"), schema=pa.schema([("m", pa.int64())]))
+    with pytest.raises(errors.DatasetError, match=r"a and b describe 'd' .* the schema differs"):
+        merge("d", [DaemonInfo("a", plain("1")), DaemonInfo("b", other)])
+
+
 def test_a_dataset_that_no_daemon_has() -> None:
     with pytest.raises(errors.NotFoundError, match="none of the daemons a, b has a dataset 'd'"):
         merge("d", [DaemonInfo("a", error=NONE), DaemonInfo("b", error=NONE)])

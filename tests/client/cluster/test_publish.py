@@ -160,6 +160,39 @@ def test_an_upload_is_tried_again_while_connections_fail(
         start(1)
 
 
+def test_there_are_three_attempts_by_default(daemons: dict[str, Daemon], start: Publish) -> None:
+    for daemon in daemons.values():
+        daemon.upload_errors = [LOST, LOST]
+        daemon.publish_errors = [LOST, LOST]
+    assert start(1).rows == 2
+    for daemon in daemons.values():
+        daemon.upload_errors = [LOST]
+    with pytest.raises(ConnectionLostError):
+        start(1, attempts=1)
+
+
+def test_a_schema_that_is_given_is_committed(daemons: dict[str, Daemon], start: Publish) -> None:
+    other = pa.schema([("m", pa.int8())])
+    start(1, schema=other)
+    start(0, job="none")
+    schemas = [each["schema"] for daemon in daemons.values() for each in daemon.published]
+    assert schemas.count(other) == 1
+    assert schemas.count(None) == 3
+
+
+def test_a_dataset_needs_a_name(daemons: dict[str, Daemon]) -> None:
+    with pytest.raises(UsageError):
+        publish_shards("", [lambda: TABLE], "grpc://a,b,c")
+    assert not any(daemon.uploaded for daemon in daemons.values())
+
+
+def test_a_publication_without_shards_is_appended_to_like_none(
+    daemons: dict[str, Daemon], start: Publish
+) -> None:
+    daemons["grpc://a:8815"].previous = replace(PUBLISHED, shards_total=0)
+    assert start(1, mode="append", job="j").rows == 2
+
+
 def test_a_commit_is_tried_again_while_connections_fail(
     daemons: dict[str, Daemon], start: Publish
 ) -> None:

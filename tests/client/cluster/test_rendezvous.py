@@ -56,3 +56,8 @@ def test_impossible_assignments_are_refused() -> None:
         choose_nodes("a", ["x", "y"], 0)
     with pytest.raises(UsageError, match="twice"):
         choose_nodes("a", ["x", "x"])
+
+
+def test_there_is_one_replica_by_default() -> None:
+    assert choose_nodes("trips/0", ["a", "b", "c"]) == PLACED[0][:1]
+    assert assign_shards("trips", 4, ["a", "b", "c"]) == [nodes[:1] for nodes in PLACED]

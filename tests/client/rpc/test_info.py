@@ -127,6 +127,7 @@ def test_locations_are_shown_without_secrets() -> None:
         ("tcp://m:1?want_data=0x10000000001&ticket=secret", "tcp://b:2?want_data=0x10000000001"),
     ).redacted_locations
     assert "secret" not in "".join(shown)
+    assert shown[1] == "arrow-flight-reuse-connection://?"
     assert [text.partition("?")[0] for text in shown] == [
         "tcp://h:1",
         "arrow-flight-reuse-connection://",
