@@ -57,8 +57,8 @@ class LeaseTable:
         while True:
             try:
                 return next((lease.since for lease in self._leases.values()), None)
-            except RuntimeError:  # Another thread changed the table meanwhile.
-                continue
+            except RuntimeError:
+                pass  # Another thread changed the table meanwhile.
 
     def grant(self, spans: Iterable[Span], now: float = 0.0) -> None:
         """Record leases on buffers that are about to be delivered. Empty buffers need none.

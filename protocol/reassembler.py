@@ -101,11 +101,11 @@ class Reassembler:
         return self._duplicates.total
 
     @property
-    def position(self) -> tuple[int, int, bool]:
+    def position(self) -> tuple[object, ...]:
         """A value that changes with every frame that is neither a duplicate nor a keep-alive."""
         pending = self._pending
-        waiting = len(pending.metadata) + len(pending.bodies) + (self._head is not None)
-        return self._delivered, waiting, self._end is None
+        metadata = len(pending.metadata) + bool(self._head)
+        return self._delivered, metadata, len(pending.bodies), self._end
 
     @property
     def pending_bytes(self) -> int:
@@ -205,7 +205,6 @@ class Reassembler:
             not self._pending
             and self._end is None
             and self.failure is None
-            and self._delivered > 0
             and origin.carries_metadata
         )
 
@@ -230,7 +229,6 @@ class Reassembler:
         if self._head is not None:
             self._pending.add_metadata(self._next, self._head)
             self._head = None
-            self._check_pending_bytes(self._next)
         if isinstance(frame, UntaggedFrame):
             self._add_metadata_message(frame.payload, origin)
         elif frame.tag in self._keep_alive_tags:

@@ -7,7 +7,12 @@ import pytest
 from helpers.streams import FORMATS, feed_frames, receive_frames, small_stream
 from splitarrow.errors import LimitError, ProtocolError
 from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame
-from splitarrow.protocol.keep_alive import MIN_INTERVAL, pack_interval, parse_interval
+from splitarrow.protocol.keep_alive import (
+    KEEP_ALIVES_PER_TIMEOUT,
+    MIN_INTERVAL,
+    pack_interval,
+    parse_interval,
+)
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.messages import Message
@@ -84,6 +89,25 @@ def test_the_interval_is_milliseconds() -> None:
     assert parse_interval(pack_interval(2.5)) == 2.5
     assert parse_interval(pack_interval(0)) == MIN_INTERVAL
     assert parse_interval(pack_interval(1e12)) == pytest.approx((2**32 - 1) / 1000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"),
+    [(0, 1), (-5, 1), (0.0014, 1), (0.002, 2), (4294967.294, 2**32 - 2), (1e12, 2**32 - 1)],
+)
+def test_an_interval_is_sent_within_its_32_bits(seconds: float, milliseconds: int) -> None:
+    assert int.from_bytes(pack_interval(seconds), "little") == milliseconds
+
+
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.1), (100, 0.1), (101, 0.101)])
+def test_a_server_sends_ten_keep_alives_a_second_at_most(
+    milliseconds: int, seconds: float
+) -> None:
+    assert parse_interval(milliseconds.to_bytes(4, "little")) == seconds
+
+
+def test_a_reader_may_miss_two_of_three_keep_alives() -> None:
+    assert KEEP_ALIVES_PER_TIMEOUT == 3
 
 
 @pytest.mark.parametrize("payload", [b"", b"\1\0\0", b"\1\0\0\0\0"])

@@ -65,12 +65,31 @@ def test_leases_that_a_refused_call_freed_are_returned_once() -> None:
     assert ledger.free_all() == []
 
 
+def test_the_oldest_of_several_deliveries_is_freed_first() -> None:
+    ledger = LeaseTable()
+    for length in (1, 20, 300):
+        ledger.grant([(64, length)])
+    sizes: list[int] = []
+    for _ in range(3):
+        ledger.free([64])
+        sizes.append(ledger.held_bytes)
+    assert sizes == [320, 300, 0]
+
+
+def test_a_peer_may_send_a_thousand_bad_frees_by_default() -> None:
+    ledger = LeaseTable()
+    assert ledger.free(range(1000)) == []
+    with pytest.raises(LimitError, match="freed 1001 offsets that it did not hold"):
+        ledger.free([0])
+
+
 def test_a_disconnect_frees_everything_once() -> None:
     ledger = LeaseTable()
     ledger.grant([(0, 8), (0, 8), (8, 8)])
     assert sorted(ledger.free_all()) == [0, 8]
     assert ledger.free_all() == []
-    assert ledger.held == 0
+    assert (ledger.held, ledger.held_bytes) == (0, 0)
+    assert ledger.oldest is None
 
 
 def test_a_freed_span_can_be_leased_again() -> None:

@@ -31,3 +31,8 @@ def test_the_defaults_are_those_of_a_plain_instance() -> None:
 def test_limits_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         DEFAULT_LIMITS.nesting = 1000  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_limits_are_shown_where_they_differ_from_the_defaults() -> None:
+    assert repr(DEFAULT_LIMITS) == "Limits()"
+    assert repr(Limits(calls=4096, nesting=3, uploads=1)) == "Limits(nesting=3, uploads=1)"

@@ -12,6 +12,7 @@ from splitarrow.protocol.memory import (
     DEFAULT_ALLOCATOR,
     SMALL_BODY_BYTES,
     BodyPool,
+    DeviceSpan,
 )
 
 LARGE = 1 << 20
@@ -36,12 +37,13 @@ class FixedAllocator:
 
     is_host = True
 
-    def __init__(self, buffer: pa.Buffer | None) -> None:
+    def __init__(self, buffer: pa.Buffer | None, reason: str = "") -> None:
         self.buffer = buffer
+        self.reason = reason
 
     def allocate(self, nbytes: int) -> pa.Buffer:
         if self.buffer is None:
-            raise MemoryError
+            raise MemoryError(self.reason)
         return self.buffer
 
 
@@ -132,3 +134,33 @@ def test_the_default_allocator_returns_aligned_host_memory() -> None:
     buffer = DEFAULT_ALLOCATOR.allocate(100)
     assert (buffer.size, buffer.is_mutable, buffer.address % ALIGNMENT) == (100, True, 0)
     assert DEFAULT_ALLOCATOR.is_host
+
+
+@pytest.mark.parametrize(("reason", "end"), [("", "for a body"), ("it is full", ": it is full")])
+def test_the_reason_of_the_allocator_is_reported(reason: str, end: str) -> None:
+    pool = BodyPool(FixedAllocator(None, reason))
+    with pytest.raises(LimitError) as caught:
+        pool.allocate_buffer(7, tag=3)
+    assert caught.value.message.startswith("cannot allocate 7 bytes for a body")
+    assert caught.value.message.endswith(end)
+    assert caught.value.tag == 3
+
+
+def test_small_bodies_take_16_kib_at_most_of_128_kib() -> None:
+    """Whoever keeps one small body keeps 128 KiB, and no more."""
+    assert (SMALL_BODY_BYTES, ARENA_BYTES) == (16 << 10, 128 << 10)
+    assert ALIGNMENT == 64
+
+
+def test_the_next_body_begins_behind_the_padding_of_the_last() -> None:
+    pool = BodyPool()
+    bodies = [pool.allocate(nbytes, headroom) for nbytes, headroom in [(1, 0), (64, 65), (9, 0)]]
+    first = bodies[0].buffer.address
+    assert [body.buffer.address - first for body in bodies] == [0, 64, 64 + 128 + 64]
+
+
+def test_the_beginning_of_a_span_of_device_memory_has_the_same_owner() -> None:
+    owner = object()
+    part = DeviceSpan(4096, 100, 2, owner).slice(60)
+    assert (part.address, part.nbytes, part.type_code) == (4096, 60, 2)
+    assert part.owner is owner

@@ -19,6 +19,7 @@ from helpers.crafting import (
 from helpers.streams import feed_frames, list_frames, receive_frames, small_stream
 from splitarrow.client.stream.decoders import FORMATS
 from splitarrow.errors import LimitError, NotFoundError, ProtocolError, SplitArrowError
+from splitarrow.formats.summary import MessageSummary
 from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody
@@ -200,6 +201,17 @@ def test_duplicates_in_succession_are_bounded(again: IncomingFrame) -> None:
     assert reassembler.duplicates == 6
     with pytest.raises(LimitError, match="4 duplicates arrived in succession; the limit is 3"):
         reassembler.feed([again], [])
+
+
+def test_each_new_frame_begins_another_succession_of_duplicates() -> None:
+    limits = Limits(duplicates=1)
+    again = metadata(2)
+    new = [metadata(3), body(4), metadata(4), body(3), body(2), end(9), metadata(1)]
+    frames = [frame for each in new for frame in (again, each)]
+    reassembler, _ = run(schema(), again, *frames, limits=limits)
+    assert reassembler.duplicates == len(new)
+    pairs = [schema(), again, again, metadata(3), body(3), again]
+    assert run(*pairs, limits=limits)[0].duplicates == 2
 
 
 def test_messages_before_an_error_are_delivered() -> None:
@@ -468,6 +480,37 @@ def test_a_message_that_declares_too_large_a_body_is_refused_at_once() -> None:
     error = refused(schema(), metadata(1), limits=Limits(body_bytes=7))
     assert isinstance(error, LimitError)
     assert (error.sequence, "8 bytes" in error.message) == (1, True)
+
+
+def test_a_body_of_the_largest_size_is_accepted() -> None:
+    _, ready = run(schema(), metadata(1), body(1), limits=Limits(body_bytes=8))
+    assert len(ready) == 2
+
+
+def test_an_end_may_count_as_many_outstanding_messages_as_may_wait() -> None:
+    limits = Limits(pending_messages=4)
+    reassembler, _ = run(schema(), end(5), limits=limits)
+    assert reassembler.missing() == "message 1; the end of the stream counts 5 messages"
+    error = refused(schema(), end(6), limits=limits)
+    assert error.message == "the stream ended with 5 messages outstanding; the limit is 4"
+
+
+@pytest.mark.parametrize("order", ["in order", "bodies first"])
+def test_metadata_that_repeats_is_parsed_once(order: str) -> None:
+    parsed: list[bytes] = []
+
+    def parse(payload: bytes) -> MessageSummary:
+        parsed.append(payload)
+        return FORMATS[MetadataType.ARROW](payload)
+
+    other = plain_batch(1, [(0, 0), (0, 8)], 8)
+    reassembler = Reassembler({MetadataType.ARROW: parse})
+    pairs = [(metadata(n, other if n == 5 else BATCH_METADATA), body(n)) for n in range(1, 7)]
+    frames = [frame for pair in pairs for frame in (pair if order == "in order" else pair[::-1])]
+    ready: list[Message] = []
+    feed_frames(reassembler, [schema(), *frames], ready)
+    assert len(ready) == 7
+    assert parsed == [SCHEMA_METADATA, BATCH_METADATA, other, BATCH_METADATA]
 
 
 def test_an_error_has_its_position() -> None:

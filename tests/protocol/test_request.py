@@ -100,6 +100,16 @@ def test_each_field_may_have_its_least_and_its_greatest_value(selection: dict[st
     assert json.loads(request.ticket()) == {"dataset": "x", **selection}
 
 
+def test_a_ticket_is_utf_8_without_escapes() -> None:
+    ticket = Request("flüge", limit=7).ticket()
+    assert ticket == '{"dataset": "flüge", "limit": 7}'.encode()
+
+
+def test_a_filter_has_44_ki_characters_at_most() -> None:
+    """They fit into a signed ticket of 64 KiB, which encodes its payload in base64."""
+    assert MAX_FILTER_CHARS == 44 * 1024
+
+
 def test_null_means_absent() -> None:
     assert Request.parse(b'{"dataset": "x", "columns": null, "limit": null}') == Request("x")
 

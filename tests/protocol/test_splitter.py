@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splitarrow.errors import ProtocolError
+from splitarrow.protocol.bodies import pack_spans
 from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import MetadataType, pack_metadata, parse_failure
@@ -92,3 +93,25 @@ def test_nothing_follows_the_end(finish: str) -> None:
     splitter.end() if finish == "end" else splitter.fail("INTERNAL", "broke")
     with pytest.raises(ProtocolError, match="ended"):
         splitter.split([BATCH])
+
+
+def test_a_message_is_an_arrow_message_without_rows_by_default() -> None:
+    assert SCHEMA[2:] == (0, 0, MetadataType.ARROW)
+
+
+@pytest.mark.parametrize("kind", list(Streams))
+def test_the_end_and_the_failure_close_one_stream_each(kind: Streams) -> None:
+    assert len(Splitter(kind).end()) == kind.carries_metadata
+    assert len(Splitter(kind).fail("INTERNAL", "broke")) == 1
+
+
+def test_a_remote_message_has_the_places_of_its_buffers_as_its_body() -> None:
+    splitter = Splitter(first_sequence=7)
+    metadata, body = splitter.split_remote(BATCH, [(64, 3), (0, 0)])
+    payload = pack_spans([(64, 3), (0, 0)])
+    assert metadata == UntaggedFrame(b"\x01\x07\0\0\0batch")
+    assert body == TaggedFrame(pack_body_tag(7, BodyType.OFFSETS), len(payload), (payload,))
+    splitter.end()
+    with pytest.raises(ProtocolError, match="ended") as caught:
+        splitter.split_remote(BATCH, [])
+    assert caught.value.sequence == 8
