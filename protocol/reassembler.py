@@ -155,8 +155,7 @@ class Reassembler:
             If more frames would have to wait than the limits allow.
         """
         in_order = self._in_order(origin)
-        takes_bodies = origin.carries_bodies
-        unpack = PREFIX.unpack_from
+        takes_bodies, unpack = origin.carries_bodies, PREFIX.unpack_from
         try:
             # The fast path has no function calls: it runs for every message.
             for frame in frames:
@@ -289,14 +288,18 @@ class Reassembler:
         return metadata
 
     def _add_end(self, count: int) -> None:
-        if self._end is not None:
-            if self._end != count:
-                raise ProtocolError(
-                    f"received two ends of the stream, with {self._end} and {count} messages",
-                    sequence=count,
-                )
+        if self._end is None:
+            self._check_end(count)
+            self._end = count
+        elif self._end == count:
             self._duplicates.count(self.position)
-            return
+        else:
+            raise ProtocolError(
+                f"received two ends of the stream, with {self._end} and {count} messages",
+                sequence=count,
+            )
+
+    def _check_end(self, count: int) -> None:
         outstanding = distance(count, self._next)
         if outstanding == 0 and self._delivered == 0:
             raise ProtocolError("the stream ended before its schema", sequence=count)
@@ -313,7 +316,6 @@ class Reassembler:
                 f"the limit is {self._limits.pending_messages}",
                 sequence=count,
             )
-        self._end = count
 
     def _add_body(self, tag: int, body: ReceivedBody, origin: Streams) -> None:
         sequence, body_type = parse_body_tag(tag)

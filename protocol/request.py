@@ -22,6 +22,7 @@ MAX_FILTER_CHARS = 44 << 10
 MAX_VERSION_CHARS = 256
 """The largest version in characters."""
 _MAX_COUNT = (1 << 63) - 1
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 
 
@@ -185,26 +186,21 @@ def _check_filter(field: str, expression: str) -> str | None:
 
 
 def _check_unicode(field: str, text: str) -> str | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return f"has a value of {field} that is not Unicode text"
-    return None
+    is_unicode = _SURROGATE.search(text) is None
+    return None if is_unicode else f"has a value of {field} that is not Unicode text"
 
 
 def _check_length(field: str, text: str, limit: int) -> str | None:
-    if len(text) <= limit:
-        return None
-    return f"has a {field} of {len(text)} characters; the limit is {limit} characters"
+    problem = f"has a {field} of {len(text)} characters; the limit is {limit} characters"
+    return None if len(text) <= limit else problem
 
 
 def _count(least: int) -> _Rule:
     def check(field: str, count: int) -> str | None:
         if count < least:
             return f"has the {field} {count}; it must be at least {least}"
-        if count > _MAX_COUNT:
-            return f"has a value of {field} that does not fit in 64 bits"
-        return None
+        too_large = f"has a value of {field} that does not fit in 64 bits"
+        return None if count <= _MAX_COUNT else too_large
 
     return _Rule(_is_integer, check)
 

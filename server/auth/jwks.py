@@ -258,8 +258,8 @@ def fetch_url(url: str) -> bytes:
         with build_opener(CheckedRedirects).open(url, timeout=_FETCH_TIMEOUT_SECONDS) as response:
             return response.read(MAX_BYTES + 1)
     except HTTPError as error:
-        error.close()
-        reason = f"status {error.code}"
+        with error:
+            reason = f"status {error.code}"
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)
     except (HTTPException, ValueError) as error:

@@ -100,9 +100,7 @@ def test_an_interval_is_sent_within_its_32_bits(seconds: float, milliseconds: in
 
 
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.1), (100, 0.1), (101, 0.101)])
-def test_a_server_sends_ten_keep_alives_a_second_at_most(
-    milliseconds: int, seconds: float
-) -> None:
+def test_a_server_sends_ten_keep_alives_a_second_at_most(milliseconds: int, seconds: float) -> None:
     assert parse_interval(milliseconds.to_bytes(4, "little")) == seconds
 
 

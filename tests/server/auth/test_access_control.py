@@ -6,16 +6,24 @@ import json
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from joserfc import jwk, jwt
 
-from splitarrow.errors import ConfigError, DeniedError, InvalidRequestError
+from splitarrow.errors import (
+    ConfigError,
+    DeniedError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri, Streams
 from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.auth.authenticator import Authenticator
 from splitarrow.server.auth.principal import ANYONE, Grants
+from splitarrow.server.auth.ticket_keys import TicketKeys
+from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.server.config import load_settings
 
@@ -95,6 +103,77 @@ async def test_a_reload_does_not_change_whether_tokens_are_required(token_file: 
     with pytest.raises(DeniedError):
         await access.authenticate({})
     access.close()
+
+
+async def test_a_reload_applies_other_files_of_tokens_and_keys(
+    tmp_path: Path, token_file: Path, key_file: Path
+) -> None:
+    settings = load_settings(token_file=token_file, ticket_key_file=key_file)
+    access = AccessControl.from_settings(settings)
+    old = access.issue_ticket(Request("data"), "x")
+    other_keys, other_tokens = tmp_path / "other-keys", tmp_path / "other-tokens"
+    other_keys.touch(0o600)
+    other_keys.write_text(secrets.token_hex(32))
+    other_tokens.touch(0o600)
+    other_tokens.write_text(token_file.read_text().replace(TOKEN, TOKEN[::-1]))
+    others = load_settings(token_file=other_tokens, ticket_key_file=other_keys)
+    signer = TicketSigner(TicketKeys(path=other_keys))
+    new = signer.sign(Request("data"), "x")
+    apply = access.load(others)
+    with pytest.raises(DeniedError, match="was not signed by this server"):
+        access.redeem_ticket(new, Streams.BOTH)
+    assert (await access.authenticate({"authorization": f"Bearer {TOKEN}"})).name == "x"
+    apply()
+    assert access.redeem_ticket(new, Streams.BOTH).request == Request("data")
+    assert (await access.authenticate({"authorization": f"Bearer {TOKEN[::-1]}"})).name == "x"
+    with pytest.raises(DeniedError, match="does not know the token"):
+        await access.authenticate({"authorization": f"Bearer {TOKEN}"})
+    with pytest.raises(DeniedError, match="was not signed by this server"):
+        access.redeem_ticket(old, Streams.BOTH)
+    access.load(load_settings(token_file=token_file))()  # without keys, it keeps those it has
+    assert access.redeem_ticket(signer.sign(Request("data"), "x"), Streams.BOTH)
+    signer.close()
+    access.close()
+
+
+def test_a_reload_does_not_change_whether_tickets_are_signed(key_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings())
+    access.load(load_settings(ticket_key_file=key_file))()
+    assert not access.signs_tickets
+    assert access.issue_ticket(Request("data")) == b"data"
+    access.close()
+
+
+def test_a_closed_access_control_redeems_nothing(key_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings(ticket_key_file=key_file))
+    ticket = access.issue_ticket(Request("data"))
+    access.close()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        access.redeem_ticket(ticket, Streams.BOTH)
+
+
+def test_a_server_issues_its_own_tickets_as_the_principal_server(key_file: Path) -> None:
+    access = AccessControl.from_settings(load_settings(ticket_key_file=key_file))
+    claims = access.redeem_ticket(access.issue_ticket(Request("data")), Streams.BOTH)
+    assert claims.principal == "server"
+    access.close()
+
+
+@pytest.mark.parametrize(
+    ("client_certificates", "insecure", "is_refused"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+def test_an_exposed_listener_needs_certificates_or_permission(
+    client_certificates: bool, insecure: bool, is_refused: bool
+) -> None:
+    access = AccessControl.from_settings(load_settings())
+    options: dict[str, Any] = {"client_certificates": client_certificates, "insecure": insecure}
+    listener = DataUri.parse("tcp+tls://0.0.0.0:0")
+    if is_refused:
+        with pytest.raises(ConfigError, match="everyone on the network"):
+            access.check_exposure([listener], None, **options)
+    else:
+        access.check_exposure([listener], None, **options)
 
 
 def test_servers_with_the_same_keys_redeem_one_stream_each(key_file: Path) -> None:

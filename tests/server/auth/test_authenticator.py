@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,31 @@ def test_arbitrary_headers_are_refused_with_a_denied_error(
     for header in (value, prefix + value):  # type: ignore[operator]
         with pytest.raises(DeniedError):
             authenticator.authenticate({"authorization": header})
+
+
+def test_a_token_has_16_ki_characters_at_most(authenticator: Authenticator) -> None:
+    for excess, why in ((0, "does not know the token"), (1, "has 16385 characters; the limit")):
+        with pytest.raises(DeniedError, match=why):
+            authenticator.authenticate({"authorization": "Bearer " + "x" * (16384 + excess)})
+
+
+@pytest.mark.parametrize("character", "! é\n")
+def test_base64_with_other_characters_is_malformed(
+    authenticator: Authenticator, character: str
+) -> None:
+    text = basic("training", CANARY)
+    with pytest.raises(DeniedError, match="Basic authorization header is malformed"):
+        authenticator.authenticate({"authorization": f"{text[:12]}{character}{text[12:]}"})
+
+
+def test_the_text_of_an_authenticator_names_its_sources(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.touch(0o600)
+    path.write_text(f"[[tokens]]\nname = 'x'\ntoken = '{CANARY}'\n")
+    verifier: Any = object()
+    assert repr(Authenticator(TokenFile(path), verifier)) == (
+        "<Authenticator token file and JSON Web Tokens>"
+    )
 
 
 def test_a_token_works_as_a_password(authenticator: Authenticator) -> None:

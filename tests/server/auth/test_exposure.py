@@ -23,6 +23,7 @@ LOCAL = (
     "tcp://:8816",
     "tcp+tls://",
     "inproc://",
+    "inproc://name",
     "shm:///run/splitarrow.sock",
     "ucx://127.0.0.1:0",
     "ucx://:8817",

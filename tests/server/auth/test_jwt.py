@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import hmac
 import json
 import logging
 import pickle
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from joserfc import jwk, jwt
 
 from helpers.clock import Clock
 from splitarrow.errors import ConfigError, DeniedError, MissingExtraError
+from splitarrow.server.auth import jwks
 from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.auth.authenticator import Authenticator
 from splitarrow.server.auth.jwks import FileKeys, UrlKeys, check_url, fetch_url, open_key_source
@@ -104,8 +108,9 @@ def test_a_token_is_valid_until_its_expiry_and_the_leeway(path: Path) -> None:
     clock = Clock(NOW)
     exact = JwtVerifier(FileKeys(path), ISSUER, AUDIENCE, clock=clock)
     lenient = JwtVerifier(FileKeys(path), ISSUER, AUDIENCE, leeway_seconds=30.0, clock=clock)
+    fraction = JwtVerifier(FileKeys(path), ISSUER, AUDIENCE, leeway_seconds=0.5, clock=clock)
     text = token(exp=NOW + 100)
-    for verifier, end in ((exact, NOW + 100), (lenient, NOW + 130)):
+    for verifier, end in ((exact, NOW + 100), (lenient, NOW + 130), (fraction, NOW + 100.5)):
         clock.now = end - 0.01
         assert verifier.verify(text).name == "training"
         clock.now = end
@@ -152,7 +157,8 @@ def refused(verifier: JwtVerifier, token: str) -> str:
         ({"aud": "other"}, "a claim is wrong"),
         ({"aud": None}, "a claim is wrong"),
         ({"aud": ["other"]}, "a claim is wrong"),
-        ({"sub": None}, "a claim is wrong"),
+        ({"sub": None}, "sub must be short"),
+        ({"sub": ""}, "sub must be short"),
         ({"sub": 7}, "a claim is wrong"),
         ({"sub": "x\n" + CANARY}, "sub must be short"),
         ({"datasets": 7}, "datasets must be a list"),
@@ -329,10 +335,39 @@ def test_keys_are_fetched_again_after_five_minutes(
         url_authenticator.authenticate(bearer(token()))
     assert issuer.requests == 1
     issuer.content = key_set(NEW)
-    clock.now += 300
+    clock.now += 299.5
+    url_authenticator.authenticate(bearer(token()))
+    assert issuer.requests == 1
+    clock.now += 0.5
     with pytest.raises(DeniedError):
         url_authenticator.authenticate(bearer(token()))
     assert issuer.requests == 2
+
+
+def test_fetched_keys_are_good_for_five_minutes_again(issuer: Issuer, clock: Clock) -> None:
+    keys = UrlKeys("https://issuer.example/jwks", clock=clock, fetch=issuer)
+    keys.refresh()
+    assert issuer.requests == 1  # not due
+    for requests in (2, 3):
+        clock.now += 299.5
+        assert not keys.refresh_due
+        clock.now += 0.5
+        assert keys.refresh_due
+        keys.refresh()
+        keys.refresh()
+        assert issuer.requests == requests
+
+
+def test_an_unknown_key_is_looked_up_once(issuer: Issuer, clock: Clock) -> None:
+    keys = UrlKeys("https://issuer.example/jwks", clock=clock, fetch=issuer)
+    keys.report_unknown_key()
+    clock.now += 9.5
+    assert not keys.refresh_due
+    clock.now += 0.5
+    assert keys.refresh_due
+    keys.refresh()
+    clock.now += 100
+    assert not keys.refresh_due
 
 
 def test_an_unknown_key_causes_a_fetch_every_ten_seconds_at_most(
@@ -369,6 +404,40 @@ def test_keys_stay_valid_while_the_issuer_is_unreachable(
     assert issuer.requests == 3
 
 
+class CountedKeys(StaticKeys):
+    """Keys that count how often they are refreshed, and say whether they should be."""
+
+    def __init__(self, *due: bool) -> None:
+        self.due = list(due)
+        self.refreshes = 0
+
+    @property
+    def refresh_due(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.due.pop(0)
+
+    def refresh(self) -> None:
+        self.refreshes += 1
+
+
+@pytest.mark.parametrize(
+    ("due", "refreshes"),
+    [((False, False), 0), ((True, False), 1), ((False, True), 1), ((True, True), 2)],
+)
+def test_keys_are_refreshed_only_where_that_is_due(due: tuple[bool, bool], refreshes: int) -> None:
+    keys = CountedKeys(*due)
+    tokens = Authenticator(jwt_verifier=JwtVerifier(keys, ISSUER, AUDIENCE, clock=Clock(NOW)))
+    with pytest.raises(DeniedError):
+        tokens.authenticate(bearer(token(FOREIGN)))
+    assert (keys.due, keys.refreshes) == ([], refreshes)
+
+
+def test_the_keys_of_a_valid_token_are_refreshed_if_they_are_old() -> None:
+    keys = CountedKeys(True)
+    tokens = Authenticator(jwt_verifier=JwtVerifier(keys, ISSUER, AUDIENCE, clock=Clock(NOW)))
+    assert tokens.authenticate(bearer(token())).name == "training"
+    assert keys.refreshes == 1
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/keys":
@@ -377,9 +446,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-        elif self.path == "/away":
+        elif self.path in ("/away", "/moved"):
             self.send_response(302)
-            self.send_header("location", "http://192.0.2.1/keys")
+            target = "http://192.0.2.1/keys" if self.path == "/away" else "/keys"
+            self.send_header("location", target)
             self.send_header("content-length", "0")
             self.end_headers()
         else:
@@ -398,14 +468,37 @@ def web() -> Iterator[str]:
         thread.join()
 
 
+def list_clients(url: str) -> Iterator[socket.socket]:
+    """Yield the open connections of this process to a server."""
+    port = int(url.rpartition(":")[2])
+    for each in gc.get_objects():
+        if isinstance(each, socket.socket) and each.fileno() >= 0:
+            with suppress(OSError):
+                if each.getpeername()[1] == port:
+                    yield each
+
+
 def test_keys_are_fetched_over_http(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     tokens = JwtVerifier(open_key_source(f"{web}/keys"), ISSUER, AUDIENCE, clock=Clock(NOW))
     assert tokens.verify(token()).name == "training"
     with pytest.raises(ConfigError, match=r"cannot fetch the keys from .*/none: status 404"):
         UrlKeys(f"{web}/none")
-    with pytest.raises(ConfigError, match="must use https"):
+    assert fetch_url(f"{web}/moved") == key_set(EC)
+    with pytest.raises(ConfigError, match="must use https") as caught:
         fetch_url(f"{web}/away")
+    assert caught.tb is not None  # It refers to the response, which must be closed all the same.
+    assert not list(list_clients(web))
+
+
+def test_one_byte_more_than_the_largest_key_set_is_read(
+    web: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(jwks, "MAX_BYTES", 100)
+    assert fetch_url(f"{web}/keys") == key_set(EC)[:101]
+    with pytest.raises(ConfigError, match="has more than 100 bytes"):
+        UrlKeys(f"{web}/keys")
 
 
 def test_an_unreachable_issuer_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

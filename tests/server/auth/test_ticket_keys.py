@@ -45,6 +45,16 @@ def test_a_key_with_a_character_of_no_alphabet_is_refused(tmp_path: Path, charac
         read_keys(write_keys(tmp_path, text.encode()))
 
 
+@pytest.mark.parametrize(("distinct", "is_random"), [(7, False), (8, True)])
+def test_a_random_key_has_eight_distinct_bytes_or_more(distinct: int, is_random: bool) -> None:
+    key = bytes(number % distinct for number in range(32))
+    if is_random:
+        assert TicketKeys([key]).current() == (key,)
+    else:
+        with pytest.raises(ConfigError, match="is not random; make one with: openssl"):
+            TicketKeys([key])
+
+
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
 def test_each_line_of_a_text_file_is_a_key(tmp_path: Path, ending: str) -> None:
     lines = [
