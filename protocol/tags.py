@@ -75,4 +75,4 @@ def is_request_tag(value: int) -> bool:
 
     At least one of the bits 32-55 must be set, so that no legal body tag equals the value.
     """
-    return 0 <= value < 1 << 64 and bool(value & RESERVED_MASK)
+    return value >> 64 == 0 and bool(value & RESERVED_MASK)

@@ -6,9 +6,11 @@ passed on without a copy. Other bodies are copied once, into memory of the reade
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable
 
@@ -33,7 +35,7 @@ from .memory.files import FileSpan
 _CAPACITY = 4 << 20
 _listeners: dict[str, InprocListener] = {}
 _lock = threading.Lock()
-_numbers = itertools.count(1)
+_numbers = itertools.count()
 
 
 class _Flag:
@@ -41,24 +43,20 @@ class _Flag:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+        """Close the descriptor, at the latest when the flag is collected. Idempotent."""
 
     def fileno(self) -> int:
-        return self._descriptor
+        return self._descriptor if self.close.alive else -1
 
     def set(self) -> None:
-        if self._descriptor >= 0:
+        if self.close.alive:
             os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        try:
-            os.eventfd_read(self._descriptor)
-        except BlockingIOError:
-            pass
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self.close.alive:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._descriptor)
 
 
 class _Pipe:
@@ -210,7 +208,7 @@ class InprocChannel:
             self._inward.close(drop=True)
 
     def __del__(self) -> None:
-        self._close(drop=False)
+        self._close(drop=False)  # the other end need not wait any longer
 
 
 class InprocListener:

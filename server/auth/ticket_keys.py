@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -117,9 +116,12 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        key = _decode_key(text)
-        if key is None:
-            raise ConfigError(f"{path}, line {number}: a ticket key must be hex or base64")
+        try:
+            key = _decode_key(text)
+        except ValueError:
+            raise ConfigError(
+                f"{path}, line {number}: a ticket key must be hex or base64"
+            ) from None
         check_key(key, f"{path}, line {number}")
         keys.append(key)
     if not keys:
@@ -155,14 +157,12 @@ def _is_text(data: bytes) -> bool:
     return all(32 <= byte < 127 or byte in b"\t\r\n" for byte in data)
 
 
-def _decode_key(text: str) -> bytes | None:
+def _decode_key(text: str) -> bytes:
+    """Return the key of a line; raise ValueError if it is neither hex nor base64."""
     try:
         return bytes.fromhex(text)
     except ValueError:
         pass
-    try:
-        padded = text.rstrip("=").replace("+", "-").replace("/", "_")
-        padded += "=" * (-len(padded) % 4)
-        return base64.b64decode(padded, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return None
+    padded = text.rstrip("=").replace("+", "-").replace("/", "_")
+    padded += "=" * (-len(padded) % 4)
+    return base64.b64decode(padded, altchars=b"-_", validate=True)

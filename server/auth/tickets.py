@@ -136,7 +136,7 @@ class TicketSigner:
         values[_PRINCIPAL] = principal
         values[_EXPIRES] = math.ceil(self._clock() + self._ttl_seconds)
         values[_NONCE] = secrets.token_hex(NONCE_BYTES)
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         signed = SIGNED_PREFIX + _encode_base64(text.encode())
         ticket = signed + b"." + _compute_mac(self._keys.current()[0], signed)
         if len(ticket) > TICKET_BYTES:

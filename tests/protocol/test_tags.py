@@ -69,6 +69,7 @@ def test_no_body_tag_can_be_a_request_value(body_type: BodyType) -> None:
 
 def test_a_request_value_fits_in_64_bits() -> None:
     assert not is_request_tag(1 << 64 | 1 << 40)
+    assert not is_request_tag(1 << 65 | 1 << 40)
     assert not is_request_tag(-1)
 
 

@@ -156,6 +156,7 @@ def test_numbers_are_decimal_or_hexadecimal(text: str, number: int) -> None:
         ("tcp://host?remote_handle=A", "base64"),
         ("tcp://host?remote_handle=A%20BC", "base64"),
         ("tcp://host?remote_handle=A=BC", "base64"),
+        ("tcp://host?remote_handle=AQID%20%20%20%20", "base64"),
     ],
 )
 def test_a_malformed_uri_is_refused_with_the_reason(text: str, why: str) -> None:
@@ -199,6 +200,13 @@ def test_an_error_never_shows_the_ticket(text: str) -> None:
 def test_a_uri_is_valid_once_built(fields: dict[str, object]) -> None:
     with pytest.raises(UriError):
         DataUri(**{"scheme": "tcp", **fields})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_changed_uri_keeps_its_other_parts() -> None:
+    uri = DataUri.parse("tcp://h:1?want_data=5&ticket=a")
+    assert str(uri.replace(port=2, ticket=b"b")) == "tcp://h:2?want_data=0x5&ticket=b"
+    with pytest.raises(UriError, match="port 65536 is not between"):
+        uri.replace(port=65536)
 
 
 def test_a_reader_needs_want_data() -> None:

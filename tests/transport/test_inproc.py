@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import select
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,3 +225,92 @@ def test_device_memory_is_refused(listener: InprocListener) -> None:
     allocator: Any = Device()
     with pytest.raises(UsageError, match="use a host allocator"):
         TRANSPORT.connect(listener.uri, ConnectOptions(allocator=allocator))
+
+
+def list_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_the_descriptors_of_a_connection_end_with_it(listener: InprocListener) -> None:
+    gc.collect()
+    before = list_descriptors()
+    for _ in range(5):
+        reader = TRANSPORT.connect(listener.uri, ConnectOptions())
+        server = listener.accept()
+        assert server is not None
+        assert not any(os.get_inheritable(end.fileno()) for end in (reader, server, listener))
+        reader.close()
+        assert len({reader.fileno(), server.fileno(), reader.send_fileno()} - {-1}) == 3
+        server.close()
+        del reader, server
+    assert list_descriptors() == before
+
+
+def test_a_reader_that_is_forgotten_ends_its_connection() -> None:
+    name = TRANSPORT.listen(DataUri("inproc"), ListenOptions())
+    server: Any = None
+    reader = TRANSPORT.connect(name.uri, ConnectOptions())
+    server = name.accept()
+    reader.queue([body(1)])
+    reader.send_some()
+    del reader
+    assert is_ready(server.fileno())
+    assert len(server.receive_some()) == 1
+    with pytest.raises(ConnectionLostError):
+        server.receive_some()
+    server.close()
+    name.close()
+
+
+def test_a_closed_listener_has_no_descriptor(listener: InprocListener) -> None:
+    descriptor = listener.fileno()
+    assert descriptor >= 0
+    listener.close()
+    listener.close()
+    assert listener.fileno() == -1
+    assert listener.accept() is None
+
+
+def test_a_connection_holds_4_mib(ends: Any) -> None:
+    reader, server = ends
+    buffer = pa.allocate_buffer(4 << 20)
+    reader.queue([TaggedFrame(TAG, 1, (b"x",)), TaggedFrame(TAG, buffer.size - 1, (buffer,))])
+    assert reader.send_some()
+    reader.queue([body(1)])
+    assert not reader.send_some()
+    assert len(server.receive_some()) == 2
+    assert reader.send_some()
+    assert len(server.receive_some()) == 1
+
+
+def test_a_body_has_headroom_for_the_metadata_before_it(ends: Any) -> None:
+    reader, server = ends
+    reader.queue([body(4), UntaggedFrame(bytes(120)), body(4), UntaggedFrame(bytes(121)), body(4)])
+    assert reader.send_some()
+    bodies = [frame.body for frame in server.receive_some() if isinstance(frame, ReceivedFrame)]
+    assert [body.start for body in bodies] == [1024, 128, 192]
+
+
+def test_the_ends_of_a_connection_name_each_other(ends: Any, listener: InprocListener) -> None:
+    reader, server = ends
+    assert (reader.peer, server.peer) == (listener.uri.address, "a reader in this process")
+    for end in ends:
+        assert end.is_local
+        assert end.at_boundary
+        assert end.send_waits_readable
+        assert not end.delays_writer
+        assert (end.unread_bytes, end.bytes_sent, end.bytes_received) == (0, 0, 0)
+
+
+def test_an_abort_drops_what_waits_on_both_sides(ends: Any) -> None:
+    reader, server = ends
+    for end in ends:
+        end.queue([body(1)])
+        assert end.send_some()
+    reader.queue([body(2)])
+    reader.abort()
+    for end in ends:
+        with pytest.raises(ConnectionLostError):
+            end.receive_some()
+    assert reader.send_some()  # nothing is queued any more
+    assert server.bytes_received == 0

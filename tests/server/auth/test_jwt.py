@@ -209,6 +209,14 @@ def test_an_altered_or_truncated_token_is_refused(verifier: JwtVerifier) -> None
         refused(verifier, text[:length])
 
 
+def test_the_type_of_the_problem_is_logged(
+    verifier: JwtVerifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        refused(verifier, token(aud="other"))
+    assert "InvalidClaimError" in str([record.__dict__ for record in caplog.records])
+
+
 @given(text=st.one_of(st.text(), st.tuples(st.text(), st.text(), st.text()).map(".".join)))
 def test_arbitrary_text_is_refused_with_a_denied_error(text: str) -> None:
     refused(STATIC, text + CANARY)

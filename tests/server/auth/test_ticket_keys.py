@@ -37,10 +37,10 @@ def test_a_byte_that_no_text_has_makes_a_file_one_key(tmp_path: Path, byte: byte
     assert read_keys(write_keys(tmp_path, raw)) == (raw,)
 
 
-@pytest.mark.parametrize("character", " *!")
-def test_a_key_with_a_character_of_no_alphabet_is_refused(tmp_path: Path, character: str) -> None:
+@pytest.mark.parametrize("characters", [" ", "*", "!", " " * 4, "*" * 4])
+def test_a_key_with_a_character_of_no_alphabet_is_refused(tmp_path: Path, characters: str) -> None:
     key = base64.b64encode(FIRST).decode()
-    text = f"{key[:20]}{character}{key[20:]}"
+    text = f"{key[:20]}{characters}{key[20:]}"
     with pytest.raises(ConfigError, match="hex or base64"):
         read_keys(write_keys(tmp_path, text.encode()))
 
@@ -53,6 +53,22 @@ def test_a_random_key_has_eight_distinct_bytes_or_more(distinct: int, is_random:
     else:
         with pytest.raises(ConfigError, match="is not random; make one with: openssl"):
             TicketKeys([key])
+
+
+def test_a_file_of_keys_has_64_kib_at_most(tmp_path: Path) -> None:
+    text = f"{FIRST.hex()}\n".encode()
+    assert read_keys(write_keys(tmp_path, text.ljust(64 << 10))) == (FIRST,)
+    with pytest.raises(ConfigError, match="has 65537 bytes; a file of ticket keys has at most"):
+        read_keys(write_keys(tmp_path, text.ljust((64 << 10) + 1)))
+
+
+def test_an_invalid_line_is_named(tmp_path: Path) -> None:
+    path = write_keys(tmp_path, f"# keys\n{FIRST.hex()}\n\nnothing?\n".encode())
+    with pytest.raises(ConfigError, match=r"keys, line 4: a ticket key must be hex or base64"):
+        read_keys(path)
+    path = write_keys(tmp_path, f"{FIRST.hex()}\n{SECOND.hex()[:62]}".encode())
+    with pytest.raises(ConfigError, match=r"keys, line 2: the ticket key has 31 bytes"):
+        read_keys(path)
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])

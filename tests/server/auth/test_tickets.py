@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import fcntl
+import gc
 import json
+import os
 import pickle
 import random
 import string
 from collections.abc import Iterator
+from multiprocessing.context import set_spawning_popen
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,7 +221,9 @@ def test_an_expired_ticket_is_refused(signer: TicketSigner, clock: Clock) -> Non
     tickets = [signer.sign(Request("data"), "x") for _ in range(2)]
     clock.now += 300
     assert signer.redeem(tickets[0], BOTH).request == Request("data")
-    clock.now += 1
+    clock.now = 1900000301
+    assert denied(signer, tickets[1]).startswith("the ticket expired 0 s ago")
+    clock.now += 0.25
     assert denied(signer, tickets[1]).startswith("the ticket expired 0 s ago")
     clock.now += 59
     assert denied(signer, tickets[1]).startswith("the ticket expired 59 s ago")
@@ -259,6 +267,27 @@ def test_the_error_names_the_version_of_a_ticket(signer: TicketSigner) -> None:
 def test_a_ticket_over_the_size_limit_is_refused(signer: TicketSigner) -> None:
     assert f"the limit is {TICKET_BYTES}" in denied(signer, b"sa1." + b"A" * TICKET_BYTES)
     denied(signer, b"sa1." + b"A" * (TICKET_BYTES - 48) + b"." + b"A" * 43)
+
+
+def test_a_ticket_may_have_64_kib(signer: TicketSigner) -> None:
+    assert TICKET_BYTES == 64 << 10
+    empty = len(signer.sign(Request("d"), "x"))
+    most = (TICKET_BYTES - empty) * 3 // 4
+    ticket = next(
+        ticket
+        for size in range(most - 4, most + 4)
+        if len(ticket := signer.sign(Request("d" * size), "x")) == TICKET_BYTES
+    )
+    assert signer.redeem(ticket, BOTH).principal == "x"
+    with pytest.raises(InvalidRequestError, match="has 655[0-9]+ bytes; the limit is 65536"):
+        signer.sign(Request("d" * (most + 4)), "x")
+
+
+def test_a_lifetime_may_be_short(clock: Clock) -> None:
+    signer = TicketSigner([KEY], 0.5, clock)
+    ticket = signer.sign(Request("data"), "x")
+    assert signer.redeem(ticket, BOTH).expires == 1900000001
+    signer.close()
 
 
 def test_a_request_too_large_for_a_ticket_is_not_signed(signer: TicketSigner) -> None:
@@ -344,6 +373,8 @@ def test_invalid_arguments_are_refused() -> None:
         TicketSigner([KEY], 0)
     with pytest.raises(UsageError, match="must be positive"):
         TicketSigner([KEY], float("nan"))
+    with pytest.raises(UsageError, match="must be positive"):
+        TicketSigner([KEY], float("inf"))
     with pytest.raises(ConfigError, match="has 31 bytes; it needs at least 32"):
         TicketSigner([KEY[:31]])
     with pytest.raises(ConfigError, match="not random"):
@@ -371,6 +402,101 @@ def test_the_replay_cache_is_bounded_and_forgets_no_valid_ticket(clock: Clock) -
     clock.now += 301
     assert "expired" in denied(signer, late)
     assert signer.redeem(signer.sign(Request("data"), "x"), BOTH)
+
+
+def test_the_smallest_replay_cache_has_one_bucket() -> None:
+    cache = ReplayCache(1)
+    assert repr(cache) == "<ReplayCache 64 tickets>"
+    assert cache.add(bytes(16), BOTH, 2, 1)
+    assert not cache.add(bytes(16), BOTH, 2, 1)
+    cache.close()
+    assert repr(ReplayCache(65)) == "<ReplayCache 128 tickets>"
+
+
+def test_a_use_is_recorded_until_its_expiry(clock: Clock) -> None:
+    cache = ReplayCache(64)
+    assert cache.add(b"n" * 16, BOTH, 100, 50)
+    assert not cache.add(b"n" * 16, BOTH, 100, 99.5)
+    assert cache.add(b"n" * 16, BOTH, 200, 100)
+    cache.close()
+
+
+def test_an_expired_use_makes_room_for_another() -> None:
+    cache = ReplayCache(64)
+    for number in range(64):
+        assert cache.add(number.to_bytes(16), BOTH, 100, 50)
+    with pytest.raises(ExhaustedError):
+        cache.add(b"n" * 16, BOTH, 200, 99.5)
+    for name in (b"n", b"m"):
+        assert cache.add(name * 16, BOTH, 200, 100)
+        assert not cache.add(name * 16, BOTH, 200, 100)
+    cache.close()
+
+
+def test_a_closed_replay_cache_holds_no_memory() -> None:
+    def count() -> int:
+        return Path("/proc/self/maps").read_text().count("splitarrow-tickets")
+
+    gc.collect()
+    before = count()
+    cache = ReplayCache(64)
+    assert count() == before + 1
+    cache.close()
+    assert count() == before
+
+
+class PassedDescriptor:
+    """A descriptor on its way into a process that is being started."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def detach(self) -> int:
+        return self.descriptor
+
+
+def test_a_worker_process_shares_the_used_tickets() -> None:
+    popen: Any = SimpleNamespace(DupFd=PassedDescriptor, duplicate_for_child=os.dup)
+    cache = ReplayCache(128)
+    set_spawning_popen(popen)
+    try:
+        data = pickle.dumps(cache)
+    finally:
+        set_spawning_popen(None)
+    copy = pickle.loads(data)
+    assert repr(copy) == repr(cache) == "<ReplayCache 128 tickets>"
+    for number in range(64):
+        assert (cache, copy)[number % 2].add(number.to_bytes(16, "little"), BOTH, 2, 1)
+    for number in range(64):
+        for each in (cache, copy):
+            assert not each.add(number.to_bytes(16, "little"), BOTH, 2, 1)
+    cache.close()
+    copy.close()
+
+
+def test_other_processes_are_locked_out_of_the_table_while_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[int] = []
+    monkeypatch.setattr(fcntl, "lockf", lambda _, operation: events.append(operation))
+    cache = ReplayCache(64)
+    original = cache._add
+
+    def add(*arguments: Any) -> bool:
+        events.append(0)
+        return original(*arguments)
+
+    monkeypatch.setattr(cache, "_add", add)
+    once = [fcntl.LOCK_EX, 0, fcntl.LOCK_UN]
+    assert cache.add(bytes(16), BOTH, 2, 1)
+    assert events == once
+    for number in range(1, 64):
+        cache.add(bytes(8) + number.to_bytes(8), BOTH, 2, 1)
+    del events[:]
+    with pytest.raises(ExhaustedError):
+        cache.add(b"\xff" * 16, BOTH, 2, 1)
+    assert events == once
+    cache.close()
 
 
 def test_a_replay_cache_is_passed_on_to_new_processes_only() -> None:

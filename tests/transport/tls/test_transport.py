@@ -374,9 +374,9 @@ def test_changed_certificates_are_loaded(tmp_path: Path, caplog: pytest.LogCaptu
     ("content", "why"),
     [
         (None, "cannot read .*own.pem: No such file"),
-        ("nothing", "own.pem.* contain no certificate and key in PEM"),
-        ("mismatch", "does not belong to the certificate"),
-        ("encrypted", "is encrypted; use a key without"),
+        ("nothing", r"own\.pem and \S+own\.pem contain no certificate and key in PEM"),
+        ("mismatch", r"client-key\S* does not belong to the certificate in \S+server-cert"),
+        ("encrypted", r"the key in \S+key\.pem is encrypted; use a key without"),
     ],
 )
 def test_unusable_files_are_named(pki: Pki, tmp_path: Path, content: str | None, why: str) -> None:
@@ -423,6 +423,27 @@ def test_options_are_checked() -> None:
         TlsOptions(check_name=False)
     assert TlsOptions.from_environment({}) == TlsOptions()
     assert TlsServerOptions.from_environment({"SPLITARROW_TLS_KEY": "key.pem"}) is None
+
+
+def test_a_server_takes_its_options_from_the_environment() -> None:
+    names = {"CERT": "cert.pem", "KEY": "key.pem", "CLIENT_CA": "ca.pem"}
+    variables = {f"SPLITARROW_TLS_{name}": file for name, file in names.items()}
+    assert TlsServerOptions.from_environment(variables) == TlsServerOptions(
+        "cert.pem", "key.pem", "ca.pem"
+    )
+    variables = {"SPLITARROW_TLS_CERT": "cert.pem", "SPLITARROW_TLS_KEY": ""}
+    assert TlsServerOptions.from_environment(variables) == TlsServerOptions("cert.pem")
+
+
+def test_a_client_takes_its_options_from_the_environment() -> None:
+    names = {"CA": "ca.pem", "CERT": "cert.pem", "KEY": "key.pem", "SERVER_NAME": "name"}
+    variables = {f"SPLITARROW_TLS_{name}": value for name, value in names.items()}
+    assert TlsOptions.from_environment(variables) == TlsOptions(
+        "ca.pem", "cert.pem", "key.pem", "name"
+    )
+    del variables["SPLITARROW_TLS_CERT"]  # a key alone belongs to nothing
+    assert TlsOptions.from_environment(variables) == TlsOptions("ca.pem", server_name="name")
+    assert TlsOptions().check_name
 
 
 def test_addresses_are_checked(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
