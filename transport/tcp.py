@@ -32,8 +32,8 @@ def is_local(sock: socket.socket) -> bool:
 
 def set_socket_options(sock: socket.socket) -> None:
     """Configure a connection: send small messages at once, and detect a dead peer."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     if hasattr(socket, "TCP_KEEPIDLE"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
@@ -128,7 +128,7 @@ def bind_socket(uri: DataUri) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
             sock.bind(address)
             sock.listen(_BACKLOG)
         except OSError:

@@ -306,3 +306,15 @@ def test_the_buffers_of_sockets_are_twice_the_limits_of_the_kernel(
     assert measure() == (64 << 20) + 2 * (40 + 5 + 6)
     contents.clear()
     assert measure() == 4 * (64 << 20)
+
+
+def test_a_closed_channel_keeps_no_buffers() -> None:
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=False, peer="peer", is_local=True)
+    data = bytearray(5000)
+    with theirs:
+        channel.queue([TaggedFrame(1, len(data), [data])])
+        with pytest.raises(BufferError):
+            data.clear()
+        channel.close()
+        data.clear()

@@ -127,3 +127,90 @@ def test_without_a_timeout_a_wait_ends_only_where_the_channel_wants_it(
         assert timer.compute_wait(0) is None
         assert timer.compute_wait(0, wake_at=clock.now + 3) == 3
         clock.now += 1000
+
+
+class OneWayChannel:
+    """A channel whose descriptor becomes ready for one direction only, and is then done."""
+
+    peer = "peer"
+    wake_at = None
+    bytes_sent = bytes_received = 0
+
+    def __init__(self, descriptor: int, *, readable: bool, busy: int = 1) -> None:
+        self._descriptor = descriptor
+        self.send_waits_readable = readable
+        self._busy = busy
+        self.waits = 0
+
+    def fileno(self) -> int:
+        self.waits += 1
+        return self._descriptor
+
+    send_fileno = fileno
+
+    def queue(self, frames: Any) -> None:
+        pass
+
+    def send_some(self) -> bool:
+        self._busy -= 1
+        return self._busy < 0
+
+    def receive_some(self) -> list[Any]:
+        return [b"frame"] if self.send_some() else []
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe with data: one is only readable, one only writable."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x")
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("timeout", [None, 30.0])
+async def test_a_sender_waits_for_the_direction_that_its_channel_names(
+    pipe: tuple[int, int], readable: bool, timeout: float | None
+) -> None:
+    def channel() -> Any:
+        return OneWayChannel(pipe[not readable], readable=readable, busy=3)
+
+    first, second = channel(), channel()
+    blocking.send(first, [], timeout)
+    await aio.send(second, [], timeout)
+    assert (first.waits, second.waits) == (3, 3)
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+async def test_a_receiver_waits_for_data(pipe: tuple[int, int], timeout: float | None) -> None:
+    for busy in (1, 2):
+        first: Any = OneWayChannel(pipe[0], readable=False, busy=busy)
+        second: Any = OneWayChannel(pipe[0], readable=False, busy=busy)
+        assert blocking.receive(first, timeout) == [b"frame"]
+        assert await aio.receive(second, timeout) == [b"frame"]
+        assert (first.waits, second.waits) == (busy, busy)
+
+
+async def test_a_wait_ends_when_the_channel_wants_to_wake(pipe: tuple[int, int]) -> None:
+    """Nothing ever arrives, and a time to wake that has passed is no reason to wait."""
+    for seconds in (0.001, 0.0, -5.0):
+        first: Any = OneWayChannel(pipe[1], readable=False)
+        second: Any = OneWayChannel(pipe[1], readable=False)
+        first.wake_at = second.wake_at = time.monotonic() + seconds
+        assert blocking.receive(first, None) == [b"frame"]
+        assert await aio.receive(second, None) == [b"frame"]
+
+
+def test_a_wait_takes_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    poll = SimpleNamespace(register=lambda *each: waits.append(each), poll=waits.append)
+    fake = SimpleNamespace(poll=lambda: poll, POLLIN=1)
+    monkeypatch.setattr(blocking, "select", fake)
+    clock = Clock(100.0)
+    monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=clock))
+    for timeout in (2.5, None):
+        channel: Any = OneWayChannel(7, readable=False)
+        blocking.receive(channel, timeout)
+    assert waits == [(7, 1), 2500.0, (7, 1), None]

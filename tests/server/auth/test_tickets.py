@@ -279,7 +279,7 @@ def test_a_ticket_may_have_64_kib(signer: TicketSigner) -> None:
         if len(ticket := signer.sign(Request("d" * size), "x")) == TICKET_BYTES
     )
     assert signer.redeem(ticket, BOTH).principal == "x"
-    with pytest.raises(InvalidRequestError, match="has 655[0-9]+ bytes; the limit is 65536"):
+    with pytest.raises(InvalidRequestError, match=r"has 655[0-9]+ bytes; the limit is 65536"):
         signer.sign(Request("d" * (most + 4)), "x")
 
 

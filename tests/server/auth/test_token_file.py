@@ -10,6 +10,7 @@ import pytest
 
 from helpers.clock import Clock
 from splitarrow.errors import ConfigError
+from splitarrow.server.auth import token_file
 from splitarrow.server.auth.principal import Grants, Principal
 from splitarrow.server.auth.token_file import TokenFile, read_tokens
 
@@ -73,6 +74,10 @@ def test_each_token_has_one_principal(tmp_path: Path) -> None:
             f"[[tokens]]\nname='a'\ntoken='{CANARY}'\nsha256='{'0' * 64}'",
             "give either token or sha256",
         ),
+        (
+            f"[[tokens]]\nname='a'\ntoken='{CANARY}'\nsha256='{'0' * 64}'\ndatasets=[]\nwrite=[]",
+            "give either token or sha256",
+        ),
         ("[[tokens]]\nname='a'\nsha256='12'", "must have 64 hexadecimal"),
         ("[[tokens]]\nname='a'\nsha256=12", "must have 64 hexadecimal"),
         ("[[tokens]]\nname='a'\ntoken='short'", "needs at least 16"),
@@ -101,6 +106,29 @@ def test_a_token_has_16_characters_or_more(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 15 characters; it needs at least 16"):
         read_tokens(write_tokens(tmp_path, entry.format("x" * 15)))
     assert len(read_tokens(write_tokens(tmp_path, entry.format("x" * 16)))) == 1
+
+
+def test_a_file_of_tokens_has_16_mib_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tokens(tmp_path, GOOD)
+    with path.open("r+b") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(ConfigError, match="has 16777217 bytes; a token file has at most 16777216"):
+        read_tokens(path)
+    write_tokens(tmp_path, GOOD)
+    for limit, is_refused in ((len(GOOD), False), (len(GOOD) - 1, True)):
+        monkeypatch.setattr(token_file, "_MAX_FILE_BYTES", limit)
+        if is_refused:
+            with pytest.raises(ConfigError, match=f"a token file has at most {limit}$"):
+                read_tokens(path)
+        else:
+            assert len(read_tokens(path)) == 3
+
+
+def test_the_number_of_an_invalid_token_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokens\.toml, token 4: a token needs a name"):
+        read_tokens(write_tokens(tmp_path, GOOD + "[[tokens]]\ntoken = '0123456789abcdef'"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
