@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from helpers.files import changing
 from helpers.waiting import wait_until
-from splitarrow.errors import ConnectionLostError, NotAPeerError, ProtocolError, StallError
+from splitarrow.errors import (
+    ConnectionLostError,
+    DatasetError,
+    NotAPeerError,
+    ProtocolError,
+    StallError,
+)
 from splitarrow.protocol.frames import (
     IncomingFrame,
     OutgoingFrame,
@@ -318,3 +325,324 @@ def test_a_closed_channel_keeps_no_buffers() -> None:
             data.clear()
         channel.close()
         data.clear()
+
+
+class Wire:
+    """A socket that takes and gives as many bytes in a call as the test chooses."""
+
+    def __init__(self, *takes: int, gives: bytes = b"") -> None:
+        self.takes = list(takes)
+        self.gives = memoryview(gives)
+        self.calls: list[tuple[int, int, int]] = []
+        """The parts, the bytes offered and the flags of each call."""
+        self.sent = b""
+        self.low_water: list[int] = []
+        self.error = 0
+
+    def sendmsg(self, views: list[memoryview], ancillary: object, flags: int) -> int:
+        offered = b"".join(views)
+        self.calls.append((len(views), len(offered), flags))
+        taken = self.takes.pop(0) if self.takes else len(offered)
+        if taken < 0:
+            raise BlockingIOError
+        self.sent += offered[:taken]
+        return min(taken, len(offered))
+
+    def recv_into(self, target: memoryview) -> int:
+        return self.recvmsg_into([target])[0]
+
+    def recvmsg_into(self, targets: list[memoryview]) -> tuple[int]:
+        if not self.gives.nbytes:
+            raise BlockingIOError
+        count = 0
+        for target in targets:
+            part = self.gives[: target.nbytes]
+            target[: part.nbytes] = part
+            self.gives = self.gives[part.nbytes :]
+            count += part.nbytes
+        return (count,)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        self.low_water.append(value)
+
+    def getsockopt(self, level: int, option: int) -> int:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR)
+        return self.error
+
+    def setblocking(self, blocking: bool) -> None:
+        assert not blocking
+
+    def close(self) -> None: ...
+
+
+def over(wire: Wire, *, server: bool = False, **options: Any) -> SocketChannel:
+    sock: Any = wire
+    return SocketChannel(sock, Limits(), server=server, peer="peer", is_local=True, **options)
+
+
+def separate(nbytes: int, count: int) -> list[OutgoingFrame]:
+    """Return frames whose bodies are parts of their own."""
+    return [TaggedFrame(n, nbytes, [memoryview(bytes(nbytes))]) for n in range(count)]
+
+
+def test_a_call_of_the_kernel_has_512_parts_at_most() -> None:
+    wire = Wire()
+    channel = over(wire)
+    channel.queue(separate(10, 600))
+    assert channel.send_some()
+    assert [parts for parts, _, _ in wire.calls] == [512, 512, 1 + 2 * 600 - 1024]
+    assert channel.bytes_sent == len(wire.sent) == 8 + 600 * 34
+    assert {flags for _, _, flags in wire.calls} == {socket.MSG_NOSIGNAL}
+
+
+def test_a_call_of_the_kernel_has_4_mib_and_a_part_at_most() -> None:
+    wire = Wire()
+    channel = over(wire, server=True)
+    channel.queue(separate((1 << 20) - 24, 6))
+    assert channel.send_some()
+    assert [nbytes for _, nbytes, _ in wire.calls] == [4 << 20, 2 << 20]
+
+
+def test_a_turn_ends_after_8_mib() -> None:
+    wire = Wire()
+    channel = over(wire, server=True)
+    channel.queue(separate((1 << 20) - 24, 17))
+    turns: list[int] = []
+    while not channel.send_some():
+        turns.append(channel.bytes_sent)
+    assert turns == [8 << 20, 16 << 20]
+    assert channel.bytes_sent == 17 << 20
+
+
+@pytest.mark.parametrize("most", [1, 7, 24, 33, 34, 35, 100])
+def test_a_part_that_was_sent_in_part_goes_on_where_it_ended(most: int) -> None:
+    frames = [TaggedFrame(n, 10, [memoryview(b"0123456789")]) for n in range(5)]
+    whole = Wire()
+    complete = over(whole)
+    complete.queue(frames)
+    complete.send_some()
+    wire = Wire(*[most] * 200)
+    channel = over(wire)
+    channel.queue(frames)
+    assert channel.send_some()
+    assert wire.sent == whole.sent
+    assert channel.bytes_sent == len(wire.sent) == 8 + 5 * 34
+
+
+def test_a_full_socket_ends_a_turn() -> None:
+    wire = Wire(5, -1, 3, -1)
+    channel = over(wire)
+    channel.queue([])
+    for sent in (5, 8):
+        done = channel.send_some()
+        assert (done, channel.bytes_sent) == (sent == 8, sent)
+    assert wire.sent == PREFACE
+
+
+def test_the_kernel_waits_for_the_file_after_a_header(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(256)) * 128)
+    ours, theirs = socket.socketpair()
+    flags: list[int] = []
+    channel = SocketChannel(ours, Limits(), server=True, peer="peer", is_local=True)
+    with theirs, closing(SourceFile(tmp_path / "x")) as file, closing(channel):
+        span = FileSpan(file, 256, 20_000)
+        channel.queue([TaggedFrame(5, 20_000, [span]), UntaggedFrame(b"end")])
+        original, channel._socket = channel._socket, cast(Any, Spy(ours, flags))
+        theirs.settimeout(10)
+        assert channel.send_some()
+        channel._socket = original
+        expected = HEADER.pack(1, 20_000, 5) + (bytes(range(256)) * 128)[256:20_256]
+        expected += untagged(b"end")
+        assert theirs.recv(1 << 20, socket.MSG_WAITALL)[:20_000] == expected[:20_000]
+        assert channel.bytes_sent == len(expected)
+        assert (span.offset, span.nbytes) == (256, 20_000)  # that of the caller is unchanged
+    assert flags == [socket.MSG_NOSIGNAL | socket.MSG_MORE, socket.MSG_NOSIGNAL]
+
+
+class Spy:
+    """A socket that notes the flags of its calls."""
+
+    def __init__(self, sock: socket.socket, flags: list[int]) -> None:
+        self._sock = sock
+        self._flags = flags
+        self.fileno = sock.fileno
+
+    def sendmsg(self, views: list[memoryview], ancillary: Any, flags: int) -> int:
+        self._flags.append(flags)
+        return self._sock.sendmsg(views, ancillary, flags)
+
+
+def test_a_read_returns_after_1_mib_with_frames() -> None:
+    frame = untagged(bytes(1000))
+    wire = Wire(gives=PREFACE + frame * 3000)
+    channel = over(wire)
+    frames = channel.receive_some()
+    assert 1 << 20 <= channel.bytes_received < (1 << 20) + (256 << 10)
+    assert len(frames) == (channel.bytes_received - 8) // len(frame)
+    assert len(frames + channel.receive_some() + channel.receive_some()) == 3000
+    assert channel.at_boundary
+
+
+def test_a_read_goes_on_until_it_has_a_frame() -> None:
+    wire = Wire(gives=PREFACE + HEADER.pack(1, 3 << 20, 7) + bytes(3 << 20))
+    channel = over(wire)
+    (frame,) = channel.receive_some()
+    assert isinstance(frame, ReceivedFrame)
+    assert frame.body.nbytes == 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("missing", "low_water"),
+    [
+        (1 << 20, 256 << 10),
+        ((256 << 10) + 1, 256 << 10),
+        (100_000, 100_000),
+        (64 << 10, 64 << 10),
+        ((64 << 10) - 1, 1),
+        (1, 1),
+    ],
+)
+def test_the_kernel_wakes_a_reader_for_a_large_part_of_a_body(
+    monkeypatch: pytest.MonkeyPatch, missing: int, low_water: int
+) -> None:
+    monkeypatch.setattr(socket_channel, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    nbytes = missing + 50_000
+    wire = Wire(gives=PREFACE + HEADER.pack(1, nbytes, 7) + bytes(50_000))
+    channel = over(wire)
+    for _ in range(2):
+        assert channel.receive_some() == []
+    assert wire.low_water == ([] if low_water == 1 else [low_water])
+    assert channel.wake_at == (None if low_water == 1 else 100.0 + 0.05)
+    wire.gives = memoryview(bytes(missing))
+    assert len(channel.receive_some()) == 1
+    assert channel.receive_some() == []
+    assert wire.low_water == ([] if low_water == 1 else [low_water, 1])
+    assert channel.wake_at is None
+
+
+@pytest.mark.parametrize(("nbytes", "is_proven"), [((16 << 10) - 1, True), (16 << 10, False)])
+def test_a_body_that_comes_from_no_file_survives_a_broken_connection(
+    nbytes: int, is_proven: bool
+) -> None:
+    data = PREFACE + untagged(bytes(16 << 10)) + HEADER.pack(1, nbytes, 7) + bytes(nbytes)
+    wire = Wire(gives=data)
+    wire.error = 104
+    channel = over(wire)
+    if is_proven:
+        assert len(channel.receive_some()) == 2
+    for _ in range(2):
+        with pytest.raises(ConnectionLostError, match="with peer broke: Connection reset by peer"):
+            channel.receive_some()
+
+
+def test_a_server_does_not_ask_for_the_error_of_its_socket() -> None:
+    wire = Wire(gives=PREFACE + untagged(b"x"))
+    wire.error = 104
+    channel = over(wire, server=True)
+    assert channel.receive_some() == [UntaggedFrame(b"x")]
+    assert channel.receive_some() == []
+    assert wire.sent == PREFACE  # the server's, once it has that of the client
+
+
+def test_a_server_sends_its_preface_second() -> None:
+    wire = Wire(gives=PREFACE[:5])
+    channel = over(wire, server=True)
+    assert channel.send_some()
+    assert channel.receive_some() == []
+    assert (wire.sent, channel.preface_received, channel.at_boundary) == (b"", False, False)
+    wire.gives = memoryview(PREFACE[5:])
+    assert channel.receive_some() == []
+    assert (wire.sent, channel.preface_received, channel.at_boundary) == (PREFACE, True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\0\0\x12\x04\0\0\0\0\0", "is a control plane, not a data listener: use a URI that"),
+        (b"\0\0\x12\x05\0\0\0\0\0", "does not speak splitarrow: it answered"),
+        (b"\0\1\x12\x04\0\0\0\0\0", "does not speak splitarrow: it answered"),
+        (b"\x15\x03\x03\0\x02\x02\x46", r"requires TLS: use a URI that begins with tcp\+tls://"),
+        (b"x" * 40, f"it answered b'{'x' * 32}'$"),
+    ],
+)
+def test_another_server_is_recognized_by_its_first_bytes(answer: bytes, why: str) -> None:
+    channel = over(Wire(gives=answer))
+    with pytest.raises(NotAPeerError, match=f"^peer .*{why}"):
+        channel.receive_some()
+    other = over(Wire(gives=answer), server=True)
+    with pytest.raises(ProtocolError, match="are not the preface"):
+        other.receive_some()
+
+
+@pytest.mark.parametrize(
+    ("server", "answer", "error", "why"),
+    [
+        (False, b"", NotAPeerError, "without an answer; is it a splitarrow server"),
+        (True, b"", ConnectionLostError, "closed the connection before it sent anything"),
+        (False, PREFACE, ConnectionLostError, "^peer closed the connection$"),
+        (True, PREFACE, ConnectionLostError, "^peer closed the connection$"),
+    ],
+)
+def test_the_end_of_a_connection_is_explained(
+    server: bool, answer: bytes, error: type[Exception], why: str
+) -> None:
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=server, peer="peer", is_local=True)
+    with theirs, closing(channel):
+        theirs.sendall(answer)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(error, match=why):
+            blocking.receive(channel, 10)
+
+
+def test_an_interrupt_ends_both_directions_and_may_come_late() -> None:
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=False, peer="peer", is_local=True)
+    with theirs:
+        channel.interrupt()
+        assert theirs.recv(1) == b""
+        with pytest.raises(NotAPeerError):
+            channel.receive_some()
+        assert channel.fileno() == channel.send_fileno() >= 0
+        channel.close()
+        channel.interrupt()
+        assert channel.fileno() == channel.send_fileno() == -1
+
+
+def test_a_turn_of_a_file_is_8_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[tuple[int, int]] = []
+
+    def send(out: int, file: int, offset: int, count: int) -> int:
+        counts.append((offset, count))
+        return min(count, 5 << 20)
+
+    monkeypatch.setattr(os, "sendfile", send)
+    path = tmp_path / "x"
+    path.touch()
+    os.truncate(path, 20 << 20)
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=True, peer="peer", is_local=True)
+    with theirs, closing(SourceFile(path)) as file, closing(channel):
+        channel.queue([TaggedFrame(5, 18 << 20, [FileSpan(file, 1, 18 << 20)])])
+        assert not channel.send_some()
+        assert channel.bytes_sent == 24 + (10 << 20)
+        assert channel.send_some()
+    mib = 1 << 20
+    assert counts == [
+        (1, 8 * mib),
+        (1 + 5 * mib, 8 * mib),
+        (1 + 10 * mib, 8 * mib),
+        (1 + 15 * mib, 3 * mib),
+    ]
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(20_000))
+    ours, theirs = socket.socketpair()
+    channel = SocketChannel(ours, Limits(), server=True, peer="peer", is_local=True)
+    with theirs, closing(SourceFile(path)) as file, closing(channel):
+        channel.queue([TaggedFrame(5, 40_000, [FileSpan(file, 0, 40_000)])])
+        with pytest.raises(DatasetError):
+            wait_until(channel.send_some)
