@@ -72,6 +72,13 @@ class FrameDecoder:
         If the allocator does not supply host memory.
     """
 
+    _tag: int
+    """The tag of the incomplete body."""
+    _filled: int
+    """The number of bytes of the incomplete frame that have arrived."""
+    _lookahead: int
+    """The number of bytes expected between a large body and the next one."""
+
     def __init__(
         self,
         limits: Limits,
@@ -90,12 +97,9 @@ class FrameDecoder:
         self._headroom = 1024
         # The incomplete frame: a body, or metadata larger than the staging area.
         self._body: ReceivedBody | None = None
-        self._tag = 0
         self._metadata: bytearray | None = None
-        self._filled = 0
-        # The bytes received since the last body, and those expected before the next one.
+        # The bytes received since the last body.
         self._since_body = 0
-        self._lookahead = 4096
         self._frames: list[IncomingFrame] = []
 
     @property

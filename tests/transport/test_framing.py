@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from helpers.framing import plain, push
-from splitarrow.errors import LimitError, ProtocolError
+from splitarrow.errors import LimitError, ProtocolError, UsageError
 from splitarrow.protocol.frames import ReceivedFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.transport.frame_decoder import DIRECT_BYTES, FrameDecoder, PrefaceError
@@ -192,6 +194,7 @@ def test_the_read_of_a_large_body_includes_the_next_header_but_not_the_next_body
     decoder = opened()
     message = framed(0, 200, 0, bytes(200)) + framed(1, 1 << 20, 4)
     push(decoder, message)
+    assert [target.nbytes for target in decoder.targets()] == [1 << 20, len(message)]
     push(decoder, bytes(1 << 20))
     push(decoder, message)
     rest, after = decoder.targets()
@@ -218,3 +221,91 @@ def test_a_huge_metadata_message_does_not_enlarge_small_bodies() -> None:
     bodies = decoder.take()
     assert len(bodies) == 100
     assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_only_single_small_bytes_are_copied() -> None:
+    many = [b"a", b"b"]
+    view = memoryview(b"ab")
+    parts = encode_frames([TaggedFrame(1, 2, many), TaggedFrame(2, 2, [view]), UntaggedFrame(b"m")])
+    header = [HEADER.pack(1, 2, tag) for tag in (1, 2)]
+    assert parts == [header[0], b"a", b"b", header[1], view, HEADER.pack(0, 1, 0) + b"m"]
+    assert parts[4] is view
+
+
+@pytest.mark.parametrize("body", [[], [b""], [memoryview(b"")]])
+def test_an_empty_body_has_no_buffers(body: list[bytes | memoryview]) -> None:
+    assert encode_frames([TaggedFrame(1, 0, body)]) == [HEADER.pack(1, 0, 1)]
+    assert encode_frames([]) == []
+
+
+def test_device_memory_is_refused() -> None:
+    allocator: Any = SimpleNamespace(is_host=False)
+    with pytest.raises(UsageError, match="is received into host memory; use a host allocator"):
+        FrameDecoder(DEFAULT_LIMITS, allocator=allocator)
+
+
+def test_the_first_body_has_headroom_before_any_metadata() -> None:
+    decoder = opened()
+    push(decoder, framed(1, 4, 4, b"body"))
+    (frame,) = decoder.take()
+    assert isinstance(frame, ReceivedFrame)
+    assert frame.body.start == 1024
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "start"), [(0, 64), (61, 64), (62, 128), (125, 128), (126, 192), (1000, 1024)]
+)
+def test_the_headroom_takes_the_prefix_of_arrow_and_no_more(nbytes: int, start: int) -> None:
+    """Arrow's prefix has 8 bytes where that of a metadata message has 5."""
+    for staging in (64, 256 << 10):
+        decoder = opened(staging=staging)
+        push(decoder, framed(0, nbytes, 0, bytes(nbytes)) + framed(1, 4, 4, b"body"))
+        frame = decoder.take()[1]
+        assert isinstance(frame, ReceivedFrame)
+        assert frame.body.start == start
+
+
+def test_the_read_of_a_large_body_includes_64_bytes_at_least() -> None:
+    decoder = opened()
+    push(decoder, framed(1, 1 << 20, 4))
+    assert [target.nbytes for target in decoder.targets()] == [1 << 20, 64]
+    push(decoder, bytes(1 << 20) + framed(0, 17, 0, bytes(17)) + framed(1, 1 << 20, 4))
+    assert [target.nbytes for target in decoder.targets()] == [1 << 20, 24 + 17 + 24]
+
+
+@pytest.mark.parametrize("nbytes", [DIRECT_BYTES - 1, DIRECT_BYTES])
+def test_the_read_of_a_smaller_body_fills_the_staging_area(nbytes: int) -> None:
+    decoder = opened(staging=4096)
+    push(decoder, framed(1, nbytes, 4))
+    after = 4096 if nbytes < DIRECT_BYTES else 64
+    assert [target.nbytes for target in decoder.targets()] == [nbytes, after]
+
+
+def test_the_missing_bytes_of_a_body_are_counted() -> None:
+    decoder = opened()
+    assert decoder.missing_body_bytes == 0
+    push(decoder, framed(1, 1000, 4))
+    assert decoder.missing_body_bytes == 1000
+    push(decoder, bytes(999))
+    assert (decoder.missing_body_bytes, decoder.has_frames) == (1, False)
+    push(decoder, bytes(1))
+    assert (decoder.missing_body_bytes, decoder.has_frames) == (0, True)
+    push(decoder, framed(0, 1 << 20, 0))
+    assert decoder.missing_body_bytes == 0  # metadata is no body
+
+
+@pytest.mark.parametrize(("nbytes", "is_staged"), [(4096 - 24, True), (4096 - 23, False)])
+def test_metadata_that_fits_is_received_into_the_staging_area(nbytes: int, is_staged: bool) -> None:
+    decoder = opened(staging=4096)
+    push(decoder, framed(0, nbytes, 0))
+    (target,) = decoder.targets()
+    assert target.nbytes == nbytes
+    assert (pa.py_buffer(target).size, decoder.at_boundary) == (nbytes, False)
+    push(decoder, bytes(100))
+    assert [target.nbytes for target in decoder.targets()] == [nbytes - 100]
+    push(decoder, bytes(nbytes - 100))
+    assert plain(decoder.take()) == [(None, bytes(nbytes))]
+    after = [target.nbytes for target in decoder.targets()]
+    assert after == [4096]
+    assert decoder.at_boundary
+    assert is_staged == (nbytes + 24 <= 4096)

@@ -7,6 +7,8 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,3 +199,188 @@ def test_a_flooded_port_admits_fewer_clients_until_it_is_calm(
     assert shares[:4] == [0.25, 0.0625, 0.078125, 0.09765625]
     assert guard.seconds_to_check == pytest.approx(0.25)
     guard.close()
+
+
+@pytest.mark.parametrize(
+    ("handshake_seconds", "pause"),
+    [(None, 0.25), (10, 0.25), (1, 0.25), (0.8, 0.2), (0.2, 0.05), (0.1, 0.05)],
+)
+def test_a_short_time_for_handshakes_is_checked_more_often(
+    port: Port, handshake_seconds: float | None, pause: float
+) -> None:
+    guard = PortGuard(port.number, handshake_seconds=handshake_seconds, clock=Clock())
+    guard.check_if_due()
+    assert guard.seconds_to_check == pytest.approx(pause)
+    guard.close()
+
+
+def test_checks_take_a_fiftieth_of_the_time_at_most(port: Port) -> None:
+    class Slow(Clock):
+        """A clock that goes on while a check runs."""
+
+        def __call__(self) -> float:
+            self.now += 0.5
+            return self.now
+
+    clock = Slow(100.0)
+    guard = PortGuard(port.number, clock=clock)
+    guard.check_if_due()
+    first = guard._next_check - clock.now
+    assert first >= 50 * 0.5 - 1
+    assert guard.check_if_due() == 0
+    assert guard._next_check - clock.now == first - 0.5  # it was not due
+    guard.close()
+
+
+def test_a_check_that_is_not_due_changes_nothing(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, max_connections=0, clock=clock)
+    guard.check_if_due()
+    port.connect()
+    clock.now += 0.125
+    assert (guard.check_if_due(), port.open) == (0, [True])
+    assert guard.seconds_to_check == 0.125
+    clock.now += 0.125
+    assert (guard.check_if_due(), port.open) == (1, [False])
+    clock.now += 100
+    assert guard.seconds_to_check == 0
+    guard.close()
+
+
+def test_the_share_of_a_flooded_port_has_a_least_value(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(port_guard, "set_admitted_share", lambda _, share: shares.append(share))
+    clock = Clock()
+    guard = PortGuard(port.number, max_connections=0, clock=clock)
+    guard.check_if_due()
+    assert shares == []  # nothing changes in the calm
+    port.connect()
+    for _ in range(8):
+        clock.now += 1
+        assert guard.check_if_due() == 1
+    assert shares == [4.0**-n for n in range(1, 7)]
+    guard.close()
+
+
+def test_a_port_without_limits_is_left_alone(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, clock=clock)
+    for _ in range(3):
+        port.connect()
+        clock.now += 1000
+        assert guard.check_if_due() == 0
+    assert port.open == [True] * 3
+    guard.close()
+
+
+def test_no_more_than_the_limit_of_an_address_wait(port: Port) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, clock=clock)
+    guard.max_per_address = 2
+    for expected in (0, 0, 1):
+        port.connect()
+        clock.now += 1
+        assert guard.check_if_due() == expected
+    assert port.open == [False, True, True]  # those that wait longest
+    guard.close()
+
+
+def test_a_filter_is_set_on_the_listener_and_not_on_its_successor(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(port_guard, "set_admitted_share", lambda _, share: shares.append(share))
+    clock = Clock()
+    guard = PortGuard(port.number, max_connections=0, clock=clock)
+    port.connect()
+    descriptor = port.listener.detach()
+    try:
+        with socket.socket() as other:
+            assert guard.check_if_due() == 1
+            assert shares == [0.25]
+            os.dup2(other.fileno(), descriptor, inheritable=False)
+            clock.now += 1
+            guard.check_if_due()
+            assert shares == [0.25]
+    finally:
+        os.close(descriptor)
+    clock.now += 1
+    guard.check_if_due()  # there is no such descriptor any more
+    guard.close()
+
+
+def test_a_kernel_without_filters_is_no_error(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(listener: socket.socket, share: float) -> None:
+        raise OSError(errno.ENOPROTOOPT, "no filters")
+
+    monkeypatch.setattr(port_guard, "set_admitted_share", refuse)
+    guard = PortGuard(port.number, max_connections=0, clock=Clock())
+    port.connect()
+    assert guard.check_if_due() == 1
+    guard.close()
+
+
+def test_other_sockets_are_examined_once(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    guard = PortGuard(port.number, clock=clock)
+    examined: list[int] = []
+    original = guard._peer
+
+    def examine(descriptor: int) -> Any:
+        examined.append(descriptor)
+        return original(descriptor)
+
+    monkeypatch.setattr(guard, "_peer", examine)
+    port.connect()
+    pipe = os.pipe()
+    mine, others = port.servers[0].fileno(), {port.clients[0].fileno(), port.listener.fileno()}
+    guard.check_if_due()
+    assert {mine, *others} <= set(examined)
+    assert not {*pipe, guard._slot, guard._null} & set(examined)
+    assert len(set(examined)) == len(examined)
+    del examined[:]
+    clock.now += 1
+    guard.check_if_due()
+    assert examined == [mine]
+    for descriptor in pipe:
+        os.close(descriptor)
+    guard.close()
+
+
+def test_a_descriptor_that_another_socket_has_now_is_not_disconnected(port: Port) -> None:
+    guard = PortGuard(port.number, clock=Clock())
+    peer = port.connect()
+    descriptor = port.servers[0].fileno()
+    inode = os.fstat(descriptor).st_ino
+    guard._disconnect(port_guard._Connection(descriptor, inode + 1, peer))
+    assert port.open == [True]
+    guard._disconnect(port_guard._Connection(descriptor, inode, peer))
+    assert port.open == [False]
+    guard.close()
+
+
+def test_a_guard_has_two_descriptors_and_returns_them(port: Port) -> None:
+    guard = PortGuard(port.number, clock=Clock())
+    own = [Path(f"/proc/self/fd/{each}") for each in (guard._slot, guard._null)]
+    assert [each.exists() for each in own] == [True, True]
+    port.connect()
+    guard.check_if_due()
+    guard.close()
+    assert (guard._slot, guard._null) == (-1, -1)
+    assert [each.exists() for each in own] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "equal"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "0:0:0:0:0:0:0:1", True),
+        ("fe80::1%eth0", "fe80::1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+    ],
+)
+def test_an_address_is_equal_however_it_is_written(host: str, other: str, equal: bool) -> None:
+    assert (make_address(host, 7) == make_address(other, 7)) == equal
+    assert make_address(host, 7) != make_address(host, 8)
