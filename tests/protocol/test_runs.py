@@ -12,10 +12,23 @@ from helpers.framing import plain, push
 from helpers.streams import encode_wire_bytes, ipc_stream, list_frames, split_messages
 from splitarrow.client.stream.decoders import FORMATS, open_decoder
 from splitarrow.errors import InvalidDataError, InvalidValueWarning, ProtocolError
-from splitarrow.protocol.frames import IncomingFrame, MessageRun
+from splitarrow.protocol.frames import (
+    IncomingFrame,
+    MessageRun,
+    OutgoingFrame,
+    TaggedFrame,
+    UntaggedFrame,
+)
 from splitarrow.protocol.limits import DEFAULT_LIMITS
-from splitarrow.protocol.memory import ARENA_BYTES
-from splitarrow.protocol.messages import PREFIX, Message, expand_frames, expand_messages
+from splitarrow.protocol.memory import ARENA_BYTES, SMALL_BODY_BYTES
+from splitarrow.protocol.messages import (
+    PREFIX,
+    Message,
+    MetadataType,
+    expand_frames,
+    expand_messages,
+    pack_metadata,
+)
 from splitarrow.protocol.reassembler import Reassembler
 from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.splitter import Splitter
@@ -247,3 +260,35 @@ def test_values_within_a_run_are_checked(validate: Any, is_refused: bool) -> Non
         with pytest.warns(InvalidValueWarning, match=f"message {run.sequence + 10} has values"):
             decoder.decode_run(run, got)
     assert len(got) == (10 if is_refused else run.count)
+
+
+def crafted(kind: int, metadata: bytes, nbytes: int, count: int = 4) -> list[IncomingFrame]:
+    """Return what is received of equal messages, with numbers from 1."""
+    frames: list[OutgoingFrame] = []
+    for number in range(1, count + 1):
+        frames.append(UntaggedFrame(pack_metadata(kind, number, metadata)))
+        frames.append(TaggedFrame(number, nbytes, [bytes(nbytes)]))
+    return received(PREFACE + b"".join(bytes(part) for part in encode_frames(frames)))
+
+
+@pytest.mark.parametrize("headroom", [0, 1])
+def test_bodies_form_a_run_if_they_are_small_with_their_headroom(headroom: int) -> None:
+    metadata = bytes(61 + headroom)  # its prefix has 3 bytes more in Arrow IPC
+    nbytes = SMALL_BODY_BYTES - 3 - 5 - len(metadata)
+    (run,) = runs_of(crafted(MetadataType.ARROW, metadata, nbytes))
+    assert (run.sequence, run.count, run.nbytes, run.metadata) == (2, 3, nbytes, metadata)
+    assert run.start == 128
+    assert runs_of(crafted(MetadataType.ARROW, metadata, nbytes + 1)) == []
+
+
+def test_only_messages_of_arrow_with_metadata_form_runs() -> None:
+    assert len(runs_of(crafted(MetadataType.ARROW, b"m", 8))) == 1
+    assert runs_of(crafted(MetadataType.VORTEX, b"m", 8)) == []
+    assert runs_of(crafted(MetadataType.ARROW, b"", 8)) == []
+
+
+def test_a_run_holds_no_more_than_small_bodies_share() -> None:
+    stride = MessageRun.stride_of(4000, 1 + 5 + 3)
+    runs = runs_of(crafted(MetadataType.ARROW, b"m", 4000, 60))
+    assert max(run.count for run in runs) == ARENA_BYTES // stride
+    assert all(run.buffer.size == run.count * stride for run in runs)

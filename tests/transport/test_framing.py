@@ -308,3 +308,27 @@ def test_incomplete_metadata_is_received_alone(nbytes: int) -> None:
     after = [target.nbytes for target in decoder.targets()]
     assert after == [4096]
     assert decoder.at_boundary
+
+
+def test_the_first_64_bytes_of_another_protocol_are_kept() -> None:
+    data = bytes(range(100, 200))
+    with pytest.raises(PrefaceError) as caught:
+        push(FrameDecoder(DEFAULT_LIMITS), data)
+    assert caught.value.received == data[:64]
+
+
+@pytest.mark.parametrize(("nbytes", "is_staged"), [(4096 - 24, True), (4096 - 23, False)])
+def test_metadata_that_fits_is_completed_in_the_staging_area(nbytes: int, is_staged: bool) -> None:
+    decoder = opened(staging=4096)
+    staging = pa.py_buffer(decoder.targets()[0]).address
+    push(decoder, framed(0, nbytes, 0, b"x"))
+    target = pa.py_buffer(decoder.targets()[0]).address
+    assert (target == staging + 25) == is_staged
+
+
+def test_metadata_larger_than_the_staging_area_counts_as_expected_bytes() -> None:
+    decoder = opened(staging=4096)
+    for _ in range(2):
+        push(decoder, framed(0, 10_000, 0, bytes(10_000)) + framed(1, DIRECT_BYTES, 4))
+        assert [target.nbytes for target in decoder.targets()] == [DIRECT_BYTES, 4096]
+        push(decoder, bytes(DIRECT_BYTES))

@@ -132,7 +132,6 @@ class TlsChannel(SocketChannel):
             try:
                 self.shake_hands()
                 turn = self.bytes_sent + TURN_BYTES
-                self._flush()
                 while self._parts:
                     if self.bytes_sent >= turn:
                         return False

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -36,6 +38,7 @@ from splitarrow.protocol.limits import Limits
 from splitarrow.transport import blocking
 from splitarrow.transport.framing import PREFACE, encode_frames
 from splitarrow.transport.memory.files import FileSpan, SourceFile
+from splitarrow.transport.tls import channel as channel_module
 from splitarrow.transport.tls.channel import TlsChannel
 from splitarrow.transport.tls.options import build_client_context, build_server_context
 
@@ -473,3 +476,196 @@ def test_a_client_without_tls_is_named(pki: Pki, data: bytes, why: str) -> None:
         pair.server_end.send(data)
         with pytest.raises(NotAPeerError, match=why):
             pair.server.shake_hands()
+
+
+class Recorder:
+    """Stands for OpenSSL: it notes what it encrypts, and takes some bytes of it at a time."""
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        self.most = most
+        self.writes: list[int] = []
+        self.data = b""
+
+    def write(self, data: bytes | memoryview) -> int:
+        taken = min(len(data), self.most)
+        self.writes.append(taken)
+        self.data += bytes(data[:taken])
+        return taken
+
+
+def encrypting(pki: Pki, recorder: Recorder, *parts: Any) -> tuple[Pair, Any]:
+    pair = Pair(pki)
+    channel: Any = pair.client
+    channel._tls = recorder
+    channel._parts.clear()
+    channel._parts.extend(parts)
+    return pair, channel
+
+
+def view(nbytes: int) -> memoryview:
+    return memoryview(bytes(nbytes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "records"),
+    [
+        ([8192, 8192, 1], [16384, 1]),
+        ([8192, 8193], [8192, 8193]),
+        ([16383, 1, 1], [16384, 1]),
+        ([16384, 1], [16384, 1]),
+        ([1, 16384], [1, 16384]),
+        ([1, 20_000, 1], [1, 20_000, 1]),
+        ([300_000], [256 << 10]),
+        ([200_000, 100_000], [200_000, (256 << 10) - 200_000]),
+        ([256 << 10, 5], [256 << 10]),
+        ([(256 << 10) - 1, 5, 5], [(256 << 10) - 1, 10]),
+    ],
+)
+def test_parts_are_encrypted_in_records_and_256_kib_at_a_time(
+    pki: Pki, sizes: list[int], records: list[int]
+) -> None:
+    recorder = Recorder()
+    pair, channel = encrypting(pki, recorder, *map(view, sizes))
+    channel._encrypt()
+    assert recorder.writes == records
+    assert sum(part.nbytes for part in channel._parts) == sum(sizes) - sum(records)
+    assert all(part.nbytes for part in channel._parts)
+    pair.close()
+
+
+def test_openssl_may_take_a_part_of_the_bytes(pki: Pki) -> None:
+    recorder = Recorder(most=7)
+    pair, channel = encrypting(pki, recorder, memoryview(bytes(range(20))))
+    channel._encrypt()
+    assert recorder.writes == [7, 7, 6]
+    assert recorder.data == bytes(range(20))
+    pair.close()
+
+
+def test_a_file_is_encrypted_in_pieces_between_the_other_parts(pki: Pki, tmp_path: Path) -> None:
+    data = random.Random(9).randbytes(600_000)
+    (tmp_path / "x").write_bytes(data)
+    recorder = Recorder()
+    with closing(SourceFile(tmp_path / "x")) as file:
+        span = FileSpan(file, 100, 500_000)
+        pair, channel = encrypting(pki, recorder, view(3), span, view(4))
+        left: list[int] = []
+        while channel._parts:
+            channel._encrypt()
+            left.append(sum(part.nbytes for part in channel._parts))
+        pair.close()
+    assert recorder.data == bytes(3) + data[100:500_100] + bytes(4)
+    assert recorder.writes == [3, 256 << 10, 500_000 - (256 << 10), 4]
+    assert left == [500_004 - (256 << 10), 0]
+    assert (span.offset, span.nbytes) == (500_100, 0)
+
+
+def test_a_read_takes_1_mib_at_most(pki: Pki) -> None:
+    with make_connected_pair(pki) as pair:
+        channel: Any = pair.client
+        original, channel._tls = channel._tls, SimpleNamespace()
+        channel._tls.read = lambda most, target: min(most, 16 << 10)
+        assert channel._receive_into([view(3 << 20)]) == 1 << 20
+        assert channel._receive_into([view(100), view(40_000)]) == 40_100
+        channel._tls.read = lambda most, target: min(most, (1 << 20) - 1)
+        assert channel._receive_into([view(3 << 20), view(5)]) == 2 * ((1 << 20) - 1)
+        channel._tls = original
+
+
+class Sink:
+    """A socket that sends everything, or raises an error."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+        self.sent = 0
+
+    def send(self, data: memoryview, flags: int) -> int:
+        assert flags == socket.MSG_NOSIGNAL
+        if self.error is not None:
+            raise self.error
+        self.sent += len(data)
+        return len(data)
+
+    def recv_into(self, target: memoryview) -> int:
+        raise BlockingIOError
+
+
+def test_a_turn_ends_when_enough_ciphertext_was_sent(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = (256 << 10) + 17 * 22  # a record for the header, and 16 for the body
+    for turn, sent in ((1, piece), (piece, piece), (piece + 1, 2 * piece - 22)):
+        monkeypatch.setattr(channel_module, "TURN_BYTES", turn)
+        with make_connected_pair(pki) as pair:
+            channel: Any = pair.client
+            before = channel.bytes_sent
+            original, channel._socket = channel._socket, Sink()
+            channel.queue([TaggedFrame(7, 600_000, (bytes(600_000),))])
+            assert channel.send_some() is False
+            assert channel.bytes_sent - before == channel._socket.sent == sent
+            while not channel.send_some():
+                pass
+            assert channel.send_some() is True
+            assert channel._socket.sent > 600_000
+            channel._socket = original
+
+
+def test_a_connection_that_breaks_while_sending_is_lost(pki: Pki) -> None:
+    for name in ("client", "server"):
+        with make_connected_pair(pki) as pair:
+            channel: Any = getattr(pair, name)
+            channel.queue([UntaggedFrame(b"x")])
+            original, channel._socket = channel._socket, Sink(BrokenPipeError(32, "Broken pipe"))
+            with pytest.raises(ConnectionLostError, match=r"broke: Broken pipe"):
+                channel.send_some()
+            channel._socket = original
+
+
+def test_a_finished_handshake_leaves_nothing_unsent(pki: Pki) -> None:
+    with closing(Pair(pki, buffer=1 << 16)) as pair:
+        for channel in (pair.client, pair.server):
+            with pytest.raises(BlockingIOError):
+                channel.shake_hands()
+            assert not channel.has_unsent_bytes
+            pair.pump(1 << 16)
+        with pytest.raises(BlockingIOError):
+            pair.server.shake_hands()
+        pair.pump(1 << 16)
+        pair.client.shake_hands()
+        assert (pair.client.established, pair.client.has_unsent_bytes) == (True, False)
+        pair.pump(1 << 16)
+        pair.server.shake_hands()
+        assert (pair.server.established, pair.server.has_unsent_bytes) == (True, False)
+
+
+def test_a_plain_client_receives_an_alert_and_a_plain_server_none(pki: Pki) -> None:
+    with closing(Pair(pki)) as pair:
+        pair.server_end.send(PREFACE[:7])
+        with pytest.raises(NotAPeerError, match="the client uses plain tcp"):
+            pair.server.shake_hands()
+        assert pair.server_end.recv(100) == b"\x15\x03\x03\x00\x02\x02\x46"
+        pair.client_end.send(b"x" * 40)
+        with pytest.raises(
+            NotAPeerError, match=f"server does not use TLS: it answered b'{'x' * 32}'$"
+        ):
+            pair.client.shake_hands()
+    with closing(Pair(pki)) as pair:
+        pair.server_end.send(PREFACE[:6])
+        with pytest.raises(NotAPeerError, match=r"the client does not use TLS$"):
+            pair.server.shake_hands()
+
+
+def test_a_handshake_that_the_other_end_leaves_is_explained(pki: Pki) -> None:
+    for name, error, why in (
+        (
+            "server",
+            ConnectionLostError,
+            "the client closed the connection during the TLS handshake$",
+        ),
+        ("client", NotAPeerError, r"during the TLS handshake; does it use plain tcp://\?$"),
+    ):
+        with closing(Pair(pki)) as pair:
+            getattr(pair, f"{name}_end").shutdown(socket.SHUT_WR)
+            with pytest.raises(error, match=why):
+                getattr(pair, name).shake_hands()
+            assert not getattr(pair, name).established
