@@ -175,8 +175,6 @@ class TlsChannel(SocketChannel):
                         return total
                     total += count
                     rest = rest[count:]
-                if rest.nbytes:
-                    break
         except BlockingIOError:
             if not total:
                 raise

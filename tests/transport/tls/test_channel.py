@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -334,8 +335,9 @@ def test_before_the_handshake_sending_waits_for_the_peer(pki: Pki) -> None:
             blocking.receive(pair.server, 0.05)
 
 
-def test_a_handshake_without_room_is_retried(pki: Pki) -> None:
+def test_a_handshake_without_room_is_retried(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver waits for the peer, so the channel sets `wake_at` to be called."""
+    monkeypatch.setattr(channel_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     with closing(Pair(pki)) as pair:
         pair.client.send_some()
         hello = pair.client_end.recv(1 << 16)
@@ -349,7 +351,7 @@ def test_a_handshake_without_room_is_retried(pki: Pki) -> None:
         assert pair.server.receive_some() == []
         assert pair.server.has_unsent_bytes
         assert not pair.server.send_waits_readable
-        assert pair.server.wake_at is not None
+        assert pair.server.wake_at == 100.01
         while select.select([pair.server_end], [], [], 0)[0]:
             pair.server_end.recv(1 << 16)
         assert pair.server.receive_some() == []
@@ -588,6 +590,35 @@ class Sink:
 
     def recv_into(self, target: memoryview) -> int:
         raise BlockingIOError
+
+
+def test_what_openssl_answers_while_reading_is_sent_at_once(pki: Pki) -> None:
+    """It answers an update of the keys, and refuses what is malformed."""
+    with make_connected_pair(pki) as pair:
+        channel: Any = pair.client
+
+        def read(most: int, target: memoryview) -> int:
+            channel._outgoing.write(b"answer")
+            raise ssl.SSLZeroReturnError
+
+        original, channel._tls = channel._tls, SimpleNamespace(read=read)
+        assert channel._receive_into([view(5)]) == 0
+        assert pair.client_end.recv(100) == b"answer"
+        channel._socket, sock = Sink(BrokenPipeError()), channel._socket
+        assert channel._receive_into([view(5)]) == 0  # the peer may be gone
+        channel._tls, channel._socket = original, sock
+
+
+def test_nothing_is_decrypted_before_the_handshake(pki: Pki) -> None:
+    with closing(Pair(pki)) as pair:
+        channel: Any = pair.client
+
+        def shake() -> None:
+            raise ssl.SSLWantReadError
+
+        original, channel._tls = channel._tls, SimpleNamespace(do_handshake=shake)
+        assert channel.receive_some() == []
+        channel._tls = original
 
 
 def test_a_turn_ends_when_enough_ciphertext_was_sent(
