@@ -36,7 +36,7 @@ MAX_RECEIVE_BYTES = 1 << 20
 _MIN_LOW_WATER = 64 << 10
 _MAX_LOW_WATER = 256 << 10
 _WAKE_SECONDS = 0.05
-RESET = struct.pack("ii", 1, 0)
+RESET = struct.pack("ii", True, 0)
 """The value of SO_LINGER with which closing a socket resets the connection."""
 _UNKNOWN_BUFFER = 64 << 20
 _TLS_ALERT = b"\x15\x03"

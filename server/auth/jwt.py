@@ -112,7 +112,7 @@ class JwtVerifier:
 
 
 def _read_principal(claims: dict[str, Any]) -> Principal:
-    name = claims.get("sub")
+    name = claims.get("sub", "")
     if not is_principal_name(name):
         raise unauthenticated("the token is invalid: its claim sub must be short printable text")
     grants: list[tuple[str, ...]] = []

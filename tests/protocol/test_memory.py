@@ -13,6 +13,7 @@ from splitarrow.protocol.memory import (
     SMALL_BODY_BYTES,
     BodyPool,
     DeviceSpan,
+    ReceivedBody,
 )
 
 LARGE = 1 << 20
@@ -164,3 +165,8 @@ def test_the_beginning_of_a_span_of_device_memory_has_the_same_owner() -> None:
     part = DeviceSpan(4096, 100, 2, owner).slice(60)
     assert (part.address, part.nbytes, part.type_code) == (4096, 60, 2)
     assert part.owner is owner
+
+
+def test_a_copy_has_no_headroom_by_default() -> None:
+    body = ReceivedBody.copy(b"abc")
+    assert (body.start, body.nbytes, body.buffer.size) == (0, 3, 3)

@@ -97,6 +97,10 @@ def faulty(faults: Faults, *arrivals: list[IncomingFrame]) -> tuple[Any, FaultyC
     return channel, FaultyChannel(channel, faults)
 
 
+def test_there_are_no_faults_by_default() -> None:
+    assert Faults() == Faults(0, 0, 0.0, 0.0, 0.0, 0.0, None)
+
+
 def test_without_faults_frames_arrive_as_they_are() -> None:
     _, channel = faulty(Faults(), numbered(3), [], numbered(2))
     assert [numbers(channel.receive_some()) for _ in range(3)] == [[0, 1, 2], [], [0, 1]]
@@ -114,7 +118,7 @@ def test_a_run_arrives_as_its_frames() -> None:
 
 
 def test_a_seed_determines_which_frames_are_dropped_and_repeated() -> None:
-    def receive(seed: int, **rates: float) -> list[int]:
+    def receive(seed: int, **rates: Any) -> list[int]:
         return numbers(faulty(Faults(seed, **rates), numbered(200))[1].receive_some())
 
     assert receive(1, drop=1.0) == []
@@ -181,10 +185,11 @@ def test_too_few_frames_for_a_window_wait_for_others(monkeypatch: pytest.MonkeyP
     clock.now += 0.004
     assert channel.receive_some() == []
     assert (channel.wake_at, inner.calls) == (first, 1)
+    assert first is not None
     clock.now = first
     assert channel.receive_some() == []
     assert channel.wake_at == clock.now + 0.005
-    clock.now = channel.wake_at
+    clock.now += 0.005
     assert sorted(numbers(channel.receive_some())) == [0, 0, 1]  # nothing else has arrived
     assert channel.wake_at is None
     assert sorted(numbers(channel.receive_some())) == [0, 1, 2, 3]

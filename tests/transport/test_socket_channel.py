@@ -646,3 +646,18 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
         channel.queue([TaggedFrame(5, 40_000, [FileSpan(file, 0, 40_000)])])
         with pytest.raises(DatasetError):
             wait_until(channel.send_some)
+
+
+@pytest.mark.parametrize(("options", "nbytes"), [({}, 256 << 10), ({"staging": 5000}, 5000)])
+def test_a_read_fills_the_staging_area(options: dict[str, Any], nbytes: int) -> None:
+    wire = Wire(gives=PREFACE + untagged(bytes(1000)) * 2000)
+    targets: list[int] = []
+    original = wire.recv_into
+
+    def receive(target: memoryview) -> int:
+        targets.append(target.nbytes)
+        return original(target)
+
+    wire.recv_into = receive
+    over(wire, **options).receive_some()
+    assert targets[0] == nbytes

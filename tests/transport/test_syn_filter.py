@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,3 +90,11 @@ def test_a_syn_is_admitted_if_a_random_number_is_large_enough(share: float, leas
             kept = program.run(packet, max(number, 0))
             expected = admits or max(number, 0) >= least
             assert kept == (0xFFFFFFFF if expected else 0), (flags, number)
+
+
+@pytest.mark.parametrize("share", [1, 1.0, 2.0])
+def test_no_filter_is_left_where_all_clients_are_admitted(share: float) -> None:
+    calls: list[tuple[int, int]] = []
+    listener: Any = SimpleNamespace(setsockopt=lambda *call: calls.append(call[:2]))
+    set_admitted_share(listener, share)
+    assert calls == [(socket.SOL_SOCKET, 27)]  # SO_DETACH_FILTER

@@ -170,8 +170,9 @@ def test_an_exposed_listener_needs_certificates_or_permission(
     options: dict[str, Any] = {"client_certificates": client_certificates, "insecure": insecure}
     listener = DataUri.parse("tcp+tls://0.0.0.0:0")
     if is_refused:
-        with pytest.raises(ConfigError, match="everyone on the network"):
-            access.check_exposure([listener], None, **options)
+        for each in (options, {}):
+            with pytest.raises(ConfigError, match="everyone on the network"):
+                access.check_exposure([listener], None, **each)
     else:
         access.check_exposure([listener], None, **options)
 

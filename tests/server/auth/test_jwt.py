@@ -304,6 +304,14 @@ def test_a_changed_file_replaces_the_keys_if_it_is_valid(
     assert "keeping the old ones" in caplog.text
 
 
+def test_the_keys_of_a_file_are_never_due(path: Path) -> None:
+    keys = FileKeys(path)
+    keys.report_unknown_key()
+    keys.refresh()
+    assert not keys.refresh_due
+    assert {key.kid for key in keys.current().keys} == {"rsa", "ec", "okp"}
+
+
 # Keys from a URL.
 
 

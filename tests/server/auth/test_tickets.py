@@ -404,6 +404,17 @@ def test_the_replay_cache_is_bounded_and_forgets_no_valid_ticket(clock: Clock) -
     assert signer.redeem(signer.sign(Request("data"), "x"), BOTH)
 
 
+def test_an_unsigned_ticket_has_no_nonce_and_no_expiry() -> None:
+    claims = TicketClaims(Request("data"), "anyone")
+    assert (claims.nonce, claims.expires, claims.signed) == (b"", 0, False)
+
+
+def test_a_replay_cache_remembers_262144_tickets() -> None:
+    cache = ReplayCache()
+    assert repr(cache) == "<ReplayCache 262144 tickets>"
+    cache.close()
+
+
 def test_the_smallest_replay_cache_has_one_bucket() -> None:
     cache = ReplayCache(1)
     assert repr(cache) == "<ReplayCache 64 tickets>"

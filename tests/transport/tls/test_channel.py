@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from helpers.pki import Pki
 from splitarrow.errors import (
+    ConnectError,
     ConnectionLostError,
     DatasetError,
     NotAPeerError,
@@ -700,3 +701,22 @@ def test_a_handshake_that_the_other_end_leaves_is_explained(pki: Pki) -> None:
             with pytest.raises(error, match=why):
                 getattr(pair, name).shake_hands()
             assert not getattr(pair, name).established
+
+
+@pytest.mark.parametrize("kind", [0, 20, 23, 24, 255])
+def test_a_connection_with_tls_begins_with_a_handshake_or_an_alert(pki: Pki, kind: int) -> None:
+    with closing(Pair(pki)) as pair:
+        for end, channel in ((pair.client_end, pair.client), (pair.server_end, pair.server)):
+            end.send(bytes([kind, 3, 3, 0, 2, 2, 70]))
+            with pytest.raises(NotAPeerError, match="does not use TLS"):
+                channel.shake_hands()
+    with closing(Pair(pki)) as pair:
+        pair.client_end.send(bytes([21, 3, 3, 0, 2, 2, 70]))
+        with pytest.raises(ConnectError, match="refuses the TLS connection: it does not support"):
+            pair.client.shake_hands()
+
+
+def test_a_channel_reads_ciphertext_into_the_size_of_its_staging_area(pki: Pki) -> None:
+    with closing(Pair(pki)) as pair:
+        sizes = [len(channel._ciphertext) for channel in (pair.client, pair.server)]
+        assert sizes == [256 << 10, 16 << 10]

@@ -30,7 +30,14 @@ from splitarrow.transport import registry, tcp
 from splitarrow.transport.base import ConnectOptions, ListenOptions
 from splitarrow.transport.registry import find_transport
 from splitarrow.transport.tls.channel import TlsChannel
-from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions, load_server_context
+from splitarrow.transport.tls.options import (
+    TlsOptions,
+    TlsServerOptions,
+    build_client_context,
+    build_server_context,
+    load_client_context,
+    load_server_context,
+)
 from splitarrow.transport.tls.transport import TlsListener, TlsTransport
 
 CANARY = "canary-d41d8cd98f00"
@@ -474,3 +481,31 @@ def test_a_refused_client_does_not_count_as_a_failed_session(pki: Pki) -> None:
         with pytest.raises(TransportError):
             splitarrow.open(server.uri("data"))
         assert server.stats()["failures"] == 0
+
+
+def test_contexts_require_tls_1_3_and_the_right_name(pki: Pki) -> None:
+    client = build_client_context(pki.make_client_options())
+    server = build_server_context(pki.make_server_options())
+    strict = build_server_context(pki.make_server_options(client_ca="ca"))
+    unnamed = build_client_context(pki.make_client_options(check_name=False))
+    for context in (client, server, strict, unnamed):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert [each.verify_mode for each in (client, unnamed, server, strict)] == [
+        ssl.CERT_REQUIRED,
+        ssl.CERT_REQUIRED,
+        ssl.CERT_NONE,
+        ssl.CERT_REQUIRED,
+    ]
+    assert (client.check_hostname, unnamed.check_hostname) == (True, False)
+    assert not client.hostname_checks_common_name
+    assert (server.num_tickets, strict.num_tickets) == (0, 0)  # a server sends nothing first
+    assert client.cert_store_stats()["x509_ca"] == strict.cert_store_stats()["x509_ca"] == 1
+
+
+def test_equal_options_share_a_context(pki: Pki) -> None:
+    one, two = pki.make_client_options(), pki.make_client_options()
+    assert load_client_context(one) is load_client_context(two)
+    assert load_client_context(one).current() is load_client_context(two).current()
+    assert load_client_context(one) is not load_client_context(
+        pki.make_client_options(server_name="other")
+    )
