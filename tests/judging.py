@@ -104,23 +104,23 @@ class Judge:
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Plant a change and run the tests of its line until one fails."""
-        if not self.tests_of(mutant):
+        tests = self.tests_of(mutant)  # before the change, whose lines have other numbers
+        if not tests:
             return Verdict(mutant, False, None)
         path = self._workplace / "splitarrow" / mutant.file
         original = path.read_text()
         path.write_text(mutant.source)
         try:
-            failed = (test for part in self._parts(mutant) for test in self._failing(part))
+            failed = (test for part in self._parts(mutant, tests) for test in self._failing(part))
             return Verdict(mutant, True, next(failed, None))
         finally:
             path.write_text(original)
 
-    def _parts(self, mutant: Mutant) -> Iterator[list[str]]:
+    def _parts(self, mutant: Mutant, tests: list[str]) -> Iterator[list[str]]:
         """Yield tests of the changed module, then some others, then those that are quick enough.
 
         A few tests start in a fraction of the time that all take, and mostly suffice.
         """
-        tests = self.tests_of(mutant)
         own = sum(test.startswith(_mirror(mutant)) for test in tests[:FIRST_TESTS])
         yield tests[:own]
         yield tests[own : own + FIRST_TESTS]
