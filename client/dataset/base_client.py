@@ -19,7 +19,7 @@ from ..stream.options import ReadOptions, check_validation
 from ..stream.uris import check_spans, column_names
 from .dataset import Dataset
 from .read_plan import AUTO, ReadPlan
-from .requests import build_request, check_name
+from .requests import build_request
 
 if TYPE_CHECKING:
     from .dataset_stream import DatasetStream
@@ -302,7 +302,6 @@ class BaseClient(ABC):
         plan = ReadPlan(
             options, transport, location_timeout, resume_attempts, parallel, window_bytes
         )
-        check_name(name)
         request = build_request(
             name,
             columns=column_names(columns),

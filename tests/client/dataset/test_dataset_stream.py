@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
+from splitarrow.client.dataset import dataset_stream
 from splitarrow.client.dataset.dataset_stream import DatasetStream
+from splitarrow.client.stream.custom_metadata import attach_metadata
 from splitarrow.errors import ClosedError, ConnectionLostError, InvalidDataError
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -137,3 +140,139 @@ def test_a_stream_that_cannot_be_opened_is_closed() -> None:
         stream_of(refused, holds=[hold])
     assert refused.calls == ["cancel", "close"]
     assert hold.released == 1
+
+
+def test_an_endpoint_is_closed_as_soon_as_it_ends() -> None:
+    one, other = Endpoint(batch(1)), Endpoint(batch(2))
+    stream = stream_of(one, other)
+    next(stream)
+    assert one.calls == ["open True"]
+    next(stream)
+    assert one.calls == ["open True", "close"]
+    assert other.calls == []
+    assert list(stream) == []
+    assert other.calls == ["close", "cancel", "close"]
+    assert list(stream) == []
+    assert stream.is_exhausted
+
+
+class Prefetcher:
+    """Takes the place of a thread that prefetches, and records its window."""
+
+    started: ClassVar[list[Prefetcher]] = []
+
+    def __init__(self, read: Callable[[], pa.RecordBatch | None], window: int) -> None:
+        self.next = read
+        self.window = window
+        self.is_stopped = False
+        self.started.append(self)
+
+    def stop(self) -> None:
+        assert not self.is_stopped
+        self.is_stopped = True
+
+
+@pytest.fixture
+def prefetchers(monkeypatch: pytest.MonkeyPatch) -> list[Prefetcher]:
+    Prefetcher.started = []
+    monkeypatch.setattr(dataset_stream, "ThreadPrefetcher", Prefetcher)
+    return Prefetcher.started
+
+
+@pytest.mark.parametrize(
+    ("window", "parallel", "endpoints", "share"),
+    [(7, 3, 5, 2), (2, 3, 5, 1), (7, 9, 2, 3), (100, 1, 3, 100)],
+)
+def test_the_endpoints_that_are_read_at_a_time_share_the_window(
+    prefetchers: list[Prefetcher], window: int, parallel: int, endpoints: int, share: int
+) -> None:
+    parts = [Endpoint(batch(number)) for number in range(endpoints)]
+    with stream_of(*parts, window=window, parallel=parallel) as stream:
+        assert prefetchers == []
+        for number in range(endpoints):
+            assert next(stream)["n"].to_pylist() == [number]
+            assert len(prefetchers) == min(endpoints, number + parallel)
+            assert [each.is_stopped for each in prefetchers].index(False) == number
+    assert all(each.is_stopped and each.window == share for each in prefetchers)
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_leaving_the_context_releases_everything(
+    prefetchers: list[Prefetcher], window: int
+) -> None:
+    hold: Any = Hold()
+    parts = [Endpoint(batch(1), batch(2)), Endpoint(batch(3))]
+    closed: list[bool] = []
+    with stream_of(*parts, window=window, holds=[hold]) as stream:
+        stream.on_close = lambda: closed.append(True)
+        next(stream)
+        assert not hold.released
+    assert [part.calls[-2:] for part in parts] == [["cancel", "close"]] * 2
+    assert hold.released == 1
+    assert all(each.is_stopped for each in prefetchers)
+    stream.close()
+    assert (closed, hold.released) == ([True], 1)
+
+
+def test_the_last_row_of_a_limit_releases_everything() -> None:
+    hold: Any = Hold()
+    parts = [Endpoint(batch(1, 2)), Endpoint(batch(3))]
+    stream = stream_of(*parts, limit=2, holds=[hold])
+    assert next(stream)["n"].to_pylist() == [1, 2]
+    assert [part.calls[-2:] for part in parts] == [["cancel", "close"]] * 2
+    assert (hold.released, stream.is_exhausted) == (1, False)
+    assert list(stream) == []
+    assert stream.is_exhausted
+
+
+def test_a_batch_that_a_limit_cuts_keeps_its_custom_metadata() -> None:
+    item = batch(1, 2)
+    attach_metadata(item, {b"k": b"v"})
+    with stream_of(Endpoint(item), limit=1) as stream:
+        ((cut, metadata),) = stream.batches_with_metadata()
+    assert (cut["n"].to_pylist(), metadata) == ([1], {b"k": b"v"})
+
+
+def test_running_out_of_memory_ends_the_stream() -> None:
+    endpoint = Endpoint(batch(1), MemoryError("full"), batch(2))
+    stream = stream_of(endpoint)
+    next(stream)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="full"):
+            next(stream)
+    assert stream.error is None  # It is none of splitarrow's.
+    assert endpoint.calls == ["open True", "cancel", "close"]
+    failed = stream_of(Endpoint(error := ConnectionLostError("lost")))
+    with pytest.raises(ConnectionLostError):
+        next(failed)
+    assert failed.error is error
+
+
+def test_an_error_after_a_cancellation_says_that_the_stream_was_cancelled() -> None:
+    for failure, told in ((ClosedError("told"), "told"), (MemoryError(), "the stream was cancel")):
+        stream = stream_of(Endpoint(batch(1), failure))
+        next(stream)
+        stream.cancel()
+        with pytest.raises(ClosedError, match=told) as caught:
+            next(stream)
+        assert stream.error is caught.value
+    endpoints = [Endpoint(batch(1)), Endpoint(batch(2))]
+    stream = stream_of(*endpoints)
+    stream.cancel()
+    assert [endpoint.calls[-1] for endpoint in endpoints] == ["cancel", "cancel"]
+
+
+def test_a_stream_shows_its_state() -> None:
+    def shown(stream: DatasetStream) -> str:
+        return repr(stream).splitlines()[0]
+
+    one = stream_of(Endpoint(batch(1, 2)))
+    assert shown(one) == "<splitarrow.DatasetStream 'd': open, tcp, 0 rows so far>"
+    assert list(one)
+    assert shown(one) == "<splitarrow.DatasetStream 'd': read to its end, tcp, 2 rows>"
+    two = stream_of(Endpoint(), Endpoint())
+    assert shown(two) == "<splitarrow.DatasetStream 'd': open, tcp, 0 rows so far, 2 parts>"
+    two = stream_of(*[Endpoint(batch(1))] * 1200)
+    assert shown(two) == "<splitarrow.DatasetStream 'd': open, tcp, 0 rows so far, 1,200 parts>"
+    two.close()
+    assert shown(two) == "<splitarrow.DatasetStream 'd': closed, tcp, 0 rows so far, 1,200 parts>"

@@ -14,7 +14,7 @@ from splitarrow.client.dataset.requests import (
     encode_command,
     pin_version,
 )
-from splitarrow.client.dataset.shards import select_endpoints
+from splitarrow.client.dataset.shards import format_ranges, select_endpoints
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
 from splitarrow.errors import UsageError
 from splitarrow.protocol.request import Request
@@ -67,3 +67,16 @@ def test_endpoints_are_selected_by_ordinal_or_by_index() -> None:
     assert select_endpoints(info(4, 5), None) == [0, 1]
     with pytest.raises(UsageError, match="'d' has no shard 6-7, 10"):
         select_endpoints(info(4, 5, 9), frozenset({4, 6, 7, 10}))
+
+
+def test_a_command_is_written_in_utf_8() -> None:
+    assert encode_command(Request("ü")) == '{"dataset": "ü"}'.encode()
+
+
+def test_long_lists_of_shards_are_shortened() -> None:
+    assert format_ranges([7, 1, 2, 3, 9]) == "1-3, 7, 9"
+    assert format_ranges([]) == ""
+    assert format_ranges(range(0, 24, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22"
+    for count in (13, 15):
+        shown = format_ranges(range(0, 2 * count, 2))
+        assert shown == f"0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and {count - 12} more"

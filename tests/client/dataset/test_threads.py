@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import anyio
 import pytest
 
 from helpers.waiting import wait_until
+from splitarrow.client.dataset import threads
 from splitarrow.client.dataset.threads import open_in_thread, run_in_thread
 
 
@@ -47,3 +49,17 @@ async def test_a_cancelled_task_does_not_wait_for_its_thread() -> None:
         released.set()
     # What a cancelled task opens is closed by its thread.
     wait_until(lambda: resource.is_closed)
+
+
+async def test_what_was_opened_before_the_task_was_cancelled_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run_and_fail(function: Callable[[], None]) -> None:
+        function()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threads, "run_in_thread", run_and_fail)
+    resource = Resource()
+    with pytest.raises(KeyboardInterrupt):
+        await open_in_thread(lambda: resource)
+    assert resource.is_closed
