@@ -43,7 +43,7 @@ class QueryStream(DatasetStream):
 
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch; see `DatasetStream.__next__`."""
-        if self._closed or self._cancelled or not self._batches:
+        if self._closed or not self._batches:
             return super().__next__()
         batch = self._batches.popleft()
         self._rows += batch.num_rows
@@ -52,7 +52,6 @@ class QueryStream(DatasetStream):
 
     def cancel(self) -> None:
         """Drop the rest of the result."""
-        super().cancel()
         self.close()
 
     def close(self) -> None:

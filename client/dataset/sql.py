@@ -13,6 +13,9 @@ from ...errors import MissingExtraError, SplitArrowError, UsageError
 from .dataset_stream import DatasetStream
 
 _DIALECT = "duckdb"
+_COLUMN_SETS = ("Columns", "TableColumn")
+"""The nodes for ``COLUMNS('d.*')`` and for a table as a value. Not all versions of sqlglot have
+both."""
 
 
 def run_query(
@@ -116,6 +119,8 @@ def _find_columns(statement: Any, schemas: Mapping[str, pa.Schema]) -> dict[str,
     used: dict[str, set[str]] = {name: set() for name in schemas}
     try:
         qualified = qualify(statement.copy(), schema=known, dialect=_DIALECT)
+        if _takes_other_columns(statement, qualified):
+            return {}
         for scope in traverse_scope(qualified):
             for column in scope.columns:
                 source = scope.sources.get(column.table)
@@ -129,6 +134,25 @@ def _find_columns(statement: Any, schemas: Mapping[str, pa.Schema]) -> dict[str,
     }
     # A query that counts rows uses no column, and a request selects at least one.
     return {name: names or schemas[name].names[:1] for name, names in selected.items()}
+
+
+def _takes_other_columns(statement: Any, qualified: Any) -> bool:
+    """Return whether a query uses columns that it does not name.
+
+    It may select them with a pattern or ``EXCLUDE``, or take the row of a table as one value.
+
+    Parameters
+    ----------
+    statement, qualified : sqlglot.exp.Query
+        The query, and the same with each ``*`` replaced by the columns that it stands for.
+    """
+    from sqlglot import exp
+
+    if any(any(star.args.values()) for star in statement.find_all(exp.Star)):
+        return True  # such as * EXCLUDE (id)
+    if any(not isinstance(star.parent, exp.Count) for star in qualified.find_all(exp.Star)):
+        return True  # such as * LIKE 'd%'
+    return any(type(node).__name__ in _COLUMN_SETS for node in qualified.walk())
 
 
 def _find_failure(streams: list[DatasetStream]) -> SplitArrowError | None:

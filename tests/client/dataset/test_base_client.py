@@ -163,7 +163,7 @@ def test_a_filter_is_serialized_for_the_schema_of_the_dataset(
 def test_one_window_is_shared_by_several_endpoints(
     streams: list[dict[str, Any]], window: int, decoded: int, used: int
 ) -> None:
-    client = Client("a", "b", "a")
+    client = Client("a", "b")
     client.read("d", window_bytes=window, max_decoded_bytes=decoded, prefetch_bytes=9, limit=5)
     (stream,) = streams
     assert (stream["window"], stream["limit"]) == (used, 5)

@@ -141,6 +141,15 @@ def test_locations_are_tried_in_the_order_of_the_server_and_do_get_last(
     assert len(opened.uris) == 4
 
 
+def test_a_pair_has_the_scheme_of_its_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened(monkeypatch)
+    pair = (f"TCP://m?{TAG}&stream=metadata", f"ucx://b?{TAG}&stream=body")
+    assert open_parts(pair=pair, transport="tcp") == "stream"
+    assert len(opened.uris[0]) == 2
+    with pytest.raises(UsageError, match="offers tcp"):
+        open_parts(pair=pair, transport="ucx")
+
+
 @pytest.mark.parametrize(
     ("transport", "first"), [("shm", "shm:///sock"), ("tcp", "tcp://a"), ("ucx", "ucx://p")]
 )

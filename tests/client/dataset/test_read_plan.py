@@ -26,3 +26,8 @@ def test_a_plan_is_valid_once_built(name: str, least: float, below: int, expecte
     refused: Any = {name: below}
     with pytest.raises(UsageError, match=f"^{name} is {below}; expected {expected}$"):
         ReadPlan(ReadOptions(), **refused)
+
+
+def test_the_defaults_are_those_of_a_read() -> None:
+    options = ReadOptions()
+    assert ReadPlan(options) == ReadPlan(options, "auto", 2.0, 8, 4, 268_435_456)

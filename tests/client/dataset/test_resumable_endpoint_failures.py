@@ -310,6 +310,9 @@ def test_the_error_of_a_shard_names_all_servers(monkeypatch: pytest.MonkeyPatch)
         ConnectError, match=r"^cannot read shard 0 of 'd' after 0 of its rows; .* a: d"
     ):
         endpoint.open(first=True)
+    endpoint = Servers(monkeypatch, REFUSED, DOWN).endpoint("ab", ordinal=0)
+    with pytest.raises(ConnectError, match=r"failed: a: too many; b: down"):
+        endpoint.open()
     for error in (REFUSED, EXPIRED):
         endpoint = Servers(monkeypatch, error).endpoint(ordinal=0, attempts=0)
         with pytest.raises(type(error), match=r"^cannot read shard 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,16 @@ import pytest
 
 import splitarrow
 from splitarrow import Client, aio
-from splitarrow.client.dataset.query_stream import check_no_selection
-from splitarrow.errors import ClosedError, DeniedError, NotFoundError, UsageError
+from splitarrow.client.dataset.dataset_stream import DatasetStream
+from splitarrow.client.dataset.query_stream import QueryStream, check_no_selection
+from splitarrow.client.dataset.sql import run_query
+from splitarrow.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DeniedError,
+    NotFoundError,
+    UsageError,
+)
 
 FLIGHTS = pa.table({"Carrier": ["AA", "BB", "AA"], "delay": [70, 90, 5], "id": [1, 2, 3]})
 NAMES = pa.table({"code": ["AA", "BB"], "name": ["Alpha", "Beta"]})
@@ -68,6 +77,22 @@ def test_only_the_columns_that_a_query_uses_are_read(
     monkeypatch.setattr(Client, "read", record)
     client.sql("SELECT max(delay) FROM flights WHERE carrier = 'AA'")
     assert read == [("flights", ["Carrier", "delay"])]
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("SELECT COLUMNS('^d') FROM flights", ["delay"]),
+        ("SELECT max(COLUMNS(*)) FROM flights", ["Carrier", "delay", "id"]),
+        ("SELECT * EXCLUDE (id) FROM flights", ["Carrier", "delay"]),
+        ("SELECT * LIKE 'd%' FROM flights", ["delay"]),
+        ("SELECT unnest(f) FROM flights f", ["Carrier", "delay", "id"]),
+    ],
+)
+def test_a_query_may_select_columns_that_it_does_not_name(
+    client: Client, query: str, names: list[str]
+) -> None:
+    assert client.sql(query).column_names == names
 
 
 @pytest.mark.parametrize(
@@ -158,3 +183,76 @@ def test_the_error_lists_what_to_leave_out() -> None:
     with pytest.raises(UsageError, match="leave 'trips', columns, limit out"):
         check_no_selection("trips", {"columns": ["a"], "filter": None, "limit": 3})
     check_no_selection(None, {"columns": None})
+
+
+class Failing(DatasetStream):
+    """A dataset whose connection breaks after its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__("flights", FLIGHTS.schema, (), 1, 0)
+        self._batches = FLIGHTS.to_batches()
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._batches:
+            return self._batches.pop()
+        self._error = ConnectionLostError("lost", stream="flights")
+        raise self._error
+
+
+def test_the_error_of_a_dataset_is_that_of_the_query() -> None:
+    """DuckDB reports it as text only."""
+    opened: list[Failing] = []
+
+    def read(name: str, **options: Any) -> DatasetStream:
+        opened.append(Failing())
+        return opened[-1]
+
+    with pytest.raises(ConnectionLostError) as caught:
+        run_query("SELECT sum(delay) FROM flights", lambda name: FLIGHTS.schema, read)
+    (stream,) = opened
+    assert caught.value is stream.error
+    assert stream._closed
+
+
+@pytest.mark.parametrize(
+    ("query", "columns"),
+    [
+        ("SELECT count(*) FROM flights", [("flights", ["Carrier"])]),
+        ("SELECT * FROM flights", [("flights", ["Carrier", "delay", "id"])]),
+        (
+            "SELECT f.id FROM flights f JOIN names ON f.CARRIER = code",
+            [("flights", ["Carrier", "id"]), ("names", ["code"])],
+        ),
+        ("SELECT nothing FROM flights", [("flights", None)]),
+        ("SELECT 1 AS n", []),
+    ],
+)
+def test_each_dataset_is_read_once_with_the_columns_in_use(
+    query: str, columns: list[tuple[str, list[str] | None]]
+) -> None:
+    tables = {"flights": FLIGHTS, "names": NAMES}
+    asked: list[tuple[str, list[str] | None]] = []
+
+    def read(name: str, *, columns: list[str] | None) -> DatasetStream:
+        asked.append((name, columns))
+        return QueryStream(tables[name] if columns is None else tables[name].select(columns))
+
+    with contextlib.suppress(UsageError):
+        run_query(query, lambda name: tables[name].schema, read)
+    assert asked == columns
+
+
+def test_a_query_sees_no_variables_of_this_process() -> None:
+    hidden = NAMES
+    assert hidden.num_rows
+    query = "SELECT * FROM query('SELECT * FROM hidden')"
+    with pytest.raises(UsageError, match=r"the query failed: .*hidden"):
+        run_query(query, lambda name: NAMES.schema, lambda name, **_: QueryStream(NAMES))
+
+
+def test_the_text_of_a_failure_is_one_short_line() -> None:
+    text = "a " * 400
+    with pytest.raises(UsageError) as caught:
+        run_query(f"SELECT error('{text}\n')", lambda name: NAMES.schema, print)  # pyright: ignore[reportArgumentType]
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) == len("the query failed: ") + 500
