@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.streams import ipc_stream, split_messages
+from splitarrow.client.rpc import download
 from splitarrow.client.rpc.download import FlightStream
 from splitarrow.client.stream.options import ReadOptions
 from splitarrow.errors import (
@@ -204,3 +206,107 @@ def test_a_cancelled_or_closed_stream_raises() -> None:
     stream.close()
     with pytest.raises(ClosedError, match="the stream is closed"):
         next(stream)
+
+
+class Timer:
+    """Takes the place of the thread that watches waits, and records them."""
+
+    def __init__(self, timeout: float | None, on_stall: Callable[[], None]) -> None:
+        self.timeout = timeout
+        self.on_stall = on_stall
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def test_each_wait_for_a_message_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_StallTimer", Timer)
+    channel = Channel(MESSAGES[0], MESSAGES[1], KEEP_ALIVE, OTHER, *MESSAGES[2:])
+    stream = open_stream(channel, stall_timeout=7.0)
+    timer: Any = stream._stall_timer
+    assert (timer.timeout, timer.calls) == (7.0, ["start", "reset"])
+    timer.calls.clear()
+    assert next(stream) == BATCH
+    # The dictionary, and the batch after a sign of life and a message that is none.
+    assert timer.calls == ["start", "reset", "start", "start", "reset"]
+    assert list(stream) == [BATCH]
+    assert timer.calls[-2:] == ["start", "reset"]
+    stream.close()
+    assert timer.calls[-1] == "stop"
+    failed = Channel(MESSAGES[0], grpc.RpcError())
+    stream = open_stream(failed, stall_timeout=7.0)
+    timer = stream._stall_timer
+    with pytest.raises(UnavailableError):
+        next(stream)
+    assert timer.calls[-1] == "reset"
+    timer.on_stall()
+    assert failed.call.is_cancelled.is_set()
+
+
+def test_silence_after_a_batch_is_an_error() -> None:
+    stream = open_stream(Channel(*MESSAGES[:3], None), stall_timeout=0.05)
+    assert next(stream) == BATCH
+    with pytest.raises(StallError, match=r"nothing arrived for 0\.05 s"):
+        next(stream)
+
+
+def test_a_consumer_that_takes_its_time_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    naps: list[float] = []
+    stalls: list[float] = []
+    timer = download._StallTimer(None, lambda: stalls.append(now[0]))
+
+    def nap(seconds: float) -> bool:
+        """Let the thread of the timer sleep. The consumer returns late in the second nap."""
+        naps.append(seconds)
+        now[0] += seconds
+        if len(naps) == 2:
+            now[0] -= 4
+            timer.start()
+            now[0] += 4
+        return False
+
+    stopped: Any = SimpleNamespace(wait=nap)
+    timer._stopped = stopped
+    monkeypatch.setattr(download, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    timer._run(10.0)
+    assert (naps, stalls) == ([10.0, 10.0, 6.0], [126.0])
+
+
+def test_a_message_that_is_invalid_is_numbered() -> None:
+    broken = pack_flight_data(split_messages(ipc_stream([BATCH], BATCH.schema))[2].metadata, [], 0)
+    stream = open_stream(Channel(MESSAGES[0], MESSAGES[1], broken))
+    with pytest.raises(InvalidDataError) as caught:
+        next(stream)
+    assert (caught.value.stream, caught.value.sequence) == ("d", 2)
+
+
+@pytest.mark.parametrize("validate", [None, "off"])
+def test_values_are_checked_unless_that_is_disabled(validate: Any) -> None:
+    text = pa.record_batch({"s": ["ab"]})
+    schema, message = split_messages(ipc_stream([text], text.schema))
+    body = b"".join(map(bytes, message.body or ()))
+    items = [
+        pack_flight_data(schema.metadata),
+        pack_flight_data(message.metadata, [body.replace(b"ab", b"\xff\xff")], len(body)),
+    ]
+    stream = open_stream(Channel(*items), validate=validate)
+    if validate is None:
+        with pytest.raises(InvalidDataError):
+            next(stream)
+    else:
+        assert next(stream).num_rows == 1
+
+
+def test_metadata_may_be_as_long_as_its_limit() -> None:
+    for limit, problem in ((99, "100 bytes exceeds the limit of 99"), (100, "is not an Arrow")):
+        channel = Channel(pack_flight_data(b"x" * 100))
+        with pytest.raises(ProtocolError, match=problem):
+            open_stream(channel, limits=Limits(metadata_bytes=limit))
