@@ -235,3 +235,27 @@ def test_a_batch_without_values_has_no_body() -> None:
         body = RemoteBody(ReceivedBody.copy(payload, 0), region)
         found = bodies.resolve(Message(1, bytes(message.metadata), body, BodyType.OFFSETS))
         assert decode(found, empty.schema) == empty
+
+
+def test_a_copy_is_padded_with_zeros() -> None:
+    class Dirty:
+        """Supplies memory that held something else before."""
+
+        is_host = True
+
+        def allocate(self, nbytes: int) -> pa.Buffer:
+            memory = pa.allocate_buffer(nbytes)
+            memoryview(memory).cast("B")[:] = b"\xff" * nbytes
+            return memory
+
+    bodies = RemoteBodies(None, DEFAULT_LIMITS, Dirty())
+    region = MemoryRegion(bytes(3) + BODY)
+    message = bodies.resolve(remote(region, packed_at(3)))
+    assert decode(message) == BATCH
+    assert message.body is not None
+    found = memoryview(message.body.payload()).cast("B")
+    expected = bytearray(len(found))
+    layout = read_batch_layout(message.metadata).buffers
+    for (begin, length), (source, _) in zip(layout, LAYOUT, strict=True):
+        expected[begin : begin + length] = BODY[source : source + length]
+    assert found == expected
