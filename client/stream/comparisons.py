@@ -89,7 +89,7 @@ def literal(value: Any) -> Operand:
     """
     try:
         return Operand(pa.scalar(value).type, value=value)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"the filter is invalid: {error}") from None
 
 

@@ -200,11 +200,14 @@ class _Translation:
 
     def _arithmetic(self, node: Any) -> Operand:
         left, right = self.operand(node.this), self.operand(node.expression)
-        if left.expression is None and right.expression is None:
-            return literal(_ARITHMETIC[type(node)](left.value, right.value))
         for operand in (left, right):
             if not (pa.types.is_integer(operand.type) or pa.types.is_floating(operand.type)):
                 raise _unsupported(node, f"computes with a value of the type {operand.type}")
+        if left.expression is None and right.expression is None:
+            try:
+                return literal(_ARITHMETIC[type(node)](left.value, right.value))
+            except ZeroDivisionError:
+                raise _unsupported(node, "divides by zero") from None
         integers = pa.types.is_integer(left.type) and pa.types.is_integer(right.type)
         exact = integers and not isinstance(node, exp.Div)
         target: Any = pa.int64() if exact else pa.float64()
