@@ -295,6 +295,13 @@ def test_a_farewell_is_matched_after_all_else(library: Library) -> None:
     assert len(library.matched) == 2
 
 
+def test_what_follows_a_farewell_arrives_in_the_same_turn(library: Library) -> None:
+    receiver, _ = make()
+    library.waiting = [Message(FAREWELL, b""), Message(2, b"x")]
+    assert contents(take(receiver)) == [(2, b"x")]
+    assert receiver.has_ended
+
+
 def test_a_server_receives_the_tag_of_farewells_like_any_other(library: Library) -> None:
     receiver, _ = make(farewell=False)
     library.waiting = [Message(FAREWELL, b"x")]
