@@ -24,7 +24,8 @@ $(BIN)/python:
 # `splitarrow`. It follows edits, but not new or removed files: an install depends on this list.
 $(VENV)/files: $(BIN)/python FORCE
 	@find . \( -name .venv -o -name build -o -name dist -o -path ./tests \) -prune \
-	    -o \( -name '*.py' -o -name '*.pyi' -o -name '*.fbs' -o -name '*.proto' -o -name py.typed \) \
+	    -o \( -name '*.py' -o -name '*.pyi' -o -name '*.fbs' -o -name '*.proto' -o -name py.typed \
+       -o -name '*.jar' -o -name '*.java' \) \
 	    -print | LC_ALL=C sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
@@ -258,6 +259,19 @@ proto-check: proto-scratch ## check that the messages are what the declarations 
 	@diff -r -x committed $(PROTO_SCRATCH) $(PROTO_SCRATCH)/committed || \
 	    { echo "proto/ is not what protoc makes of its declarations: run make proto"; exit 1; }
 	@echo "proto: generated messages match the declarations"
+
+# --- the reader in the JVM ---------------------------------------------------------------------
+
+JAR := pipeline/jvm/splitarrow-spark.jar
+
+.PHONY: jar
+jar: $(VENV)/installed-test ## compile the reader of Spark; needs javac 17
+	@$(BIN)/python -m splitarrow.pipeline.jvm.build_jar $(JAR)
+
+.PHONY: jar-check
+jar-check: $(VENV)/installed-test ## check that the jar is what its sources compile to; needs javac 17
+	@$(BIN)/python -m splitarrow.pipeline.jvm.build_jar --check $(JAR)
+	@echo "jar: the classes match the sources"
 
 # --- tidying -----------------------------------------------------------------------------------
 

@@ -117,9 +117,9 @@ LAYERS: dict[str, list[set[str]]] = {
         {"selection"},
     ],
     "pipeline": [
-        {"casting", "options", "folder_publication", "portable", "types"},
+        {"casting", "options", "folder_publication", "jvm", "portable", "types"},
         {"sink", "source"},
-        {"datasource"},
+        {"datasource", "plan"},
         {"spark"},
         {"publish", "parts"},
         {"submit"},

@@ -183,6 +183,10 @@ class ClusterClient(BaseClient):
         """
         return self._describe_merged(request).info
 
+    def describe_replicas(self, request: Request) -> MergedDataset:
+        """Describe a dataset, and what each daemon holds of it; raises as `describe` does."""
+        return self._describe_merged(request)
+
     def schema(self, name: str) -> pa.Schema:
         """Return the schema of a dataset; raises as `info` does."""
         return self.info(name).schema

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import ConfigError, MissingExtraError
 from .java import configure_java
+from .jvm_reader import load_reader
 from .launch import start_session
 from .settings import DEFAULTS, FILTER_PUSHDOWN
 from .workers import check_workers, use_worker_python
@@ -68,6 +69,7 @@ def session(
     master: str | None = None,
     settings: Mapping[str, Any] | None = None,
     log: IO[bytes] | None = None,
+    jvm_reader: bool = False,
 ) -> SparkSession:
     """Return a Spark session in which the data source ``splitarrow`` is registered.
 
@@ -83,6 +85,8 @@ def session(
     log : binary file, optional
         The file that receives the output of Java, Spark and the workers on this machine. By
         default they share the standard output and error of this process.
+    jvm_reader : bool
+        Whether to load the reader in the JVM as well; see `register`.
 
     Returns
     -------
@@ -94,7 +98,8 @@ def session(
     MissingExtraError
         If PySpark or Java is not installed.
     ConfigError
-        If Spark does not start, or an executor lacks a package; see `register`.
+        If Spark does not start, an executor lacks a package, or the reader in the JVM cannot be
+        loaded; see `register`.
     """
     prepare_environment(master or os.environ.get("MASTER"))
     from pyspark.sql import SparkSession
@@ -108,7 +113,7 @@ def session(
         builder = builder.config(key, value)
     spark = start_session(builder, log)
     try:
-        register(spark)
+        register(spark, jvm_reader=jvm_reader)
     except ConfigError:
         if not exists:
             spark.stop()
@@ -116,7 +121,7 @@ def session(
     return spark
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, jvm_reader: bool = False) -> None:
     """Register the data source with a running session, and enable filter pushdown.
 
     PySpark finds the data source by itself if splitarrow is on the driver's import path, but then
@@ -128,11 +133,14 @@ def register(spark: SparkSession) -> None:
     ----------
     spark : pyspark.sql.SparkSession
         The session.
+    jvm_reader : bool
+        Whether to load the reader in the JVM as well, the data source ``splitarrow_jvm``.
 
     Raises
     ------
     ConfigError
-        If the interpreter on an executor lacks a package, or has another version of splitarrow.
+        If the interpreter on an executor lacks a package, or has another version of splitarrow. If
+        this session cannot load the reader in the JVM.
     """
     from ..datasource import SplitArrowDataSource
 
@@ -141,3 +149,5 @@ def register(spark: SparkSession) -> None:
         check_workers(spark)
     spark.dataSource.register(SplitArrowDataSource)
     spark.conf.set(FILTER_PUSHDOWN, "true")
+    if jvm_reader:
+        load_reader(spark)

@@ -1,0 +1,14 @@
+"""The reader of Spark that is written in Java: its sources, and the jar built from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+JAR = Path(__file__).with_name("splitarrow-spark.jar")
+"""The jar. `make jar` builds it."""
+FORMAT = "splitarrow_jvm"
+"""The name of the data source."""
+SOURCE_CLASS = "io.splitarrow.spark.SplitArrowSource"
+"""The class of the data source."""
+SPARK_VERSIONS = ("4.3",)
+"""The versions of Spark whose interfaces the jar is built for, without their last number."""

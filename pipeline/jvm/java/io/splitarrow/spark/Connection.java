@@ -1,0 +1,181 @@
+package io.splitarrow.spark;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.StandardSocketOptions;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.Selector;
+import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+
+/**
+ * A TCP connection that receives frames; see "TCP" in docs/wire.md.
+ *
+ * <p>Small messages pass through a staging buffer. Large bodies are received in place.
+ */
+final class Connection implements Closeable {
+  private static final byte[] PREFACE = "SPLTARW\1".getBytes(StandardCharsets.US_ASCII);
+  private static final int HEADER = 24;
+  private static final int STAGING = 64 << 10;
+
+  private final SocketChannel channel;
+  private final Selector selector;
+  private final ByteBuffer staging =
+      ByteBuffer.allocateDirect(STAGING).order(ByteOrder.LITTLE_ENDIAN).limit(0);
+  private final String peer;
+  private final long stallMillis;
+
+  /** The bytes received so far. */
+  long received;
+
+  /** The header of the current frame. */
+  boolean tagged;
+
+  long length;
+  long tag;
+
+  Connection(Address address, Timeouts timeouts) throws IOException {
+    peer = address.toString();
+    stallMillis = timeouts.stallMillis();
+    channel = SocketChannel.open();
+    Selector opened = null;
+    try {
+      opened = Selector.open();
+      channel.socket().connect(
+          new InetSocketAddress(address.host(), address.port()), timeouts.connectMillis());
+      channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
+      channel.configureBlocking(false);
+      channel.register(opened, SelectionKey.OP_READ);
+    } catch (IOException | RuntimeException error) {
+      channel.close();
+      if (opened != null) {
+        opened.close();
+      }
+      throw ReadFailure.broken(peer + ": cannot connect: " + reason(error));
+    }
+    selector = opened;
+  }
+
+  /** Sends the preface, a request for keep-alives if the server knows them, and the ticket. */
+  void request(Address address, byte[] ticket) throws IOException {
+    boolean keepAlive = address.keepAlive() != null;
+    ByteBuffer out =
+        ByteBuffer.allocate(PREFACE.length + 2 * HEADER + 4 + ticket.length)
+            .order(ByteOrder.LITTLE_ENDIAN);
+    out.put(PREFACE);
+    if (keepAlive) {
+      putHeader(out, 4, address.keepAlive());
+      out.putInt((int) Math.min(Math.max(100, stallMillis / 3), 60_000));
+    }
+    putHeader(out, ticket.length, address.wantData());
+    out.put(ticket).flip();
+    while (out.hasRemaining()) {
+      if (channel.write(out) == 0) {
+        await(SelectionKey.OP_WRITE);
+      }
+    }
+    channel.keyFor(selector).interestOps(SelectionKey.OP_READ);
+    byte[] answer = new byte[PREFACE.length];
+    ByteBuffer view = ByteBuffer.wrap(answer);
+    receive(view);
+    if (!java.util.Arrays.equals(answer, PREFACE)) {
+      throw ReadFailure.invalid(peer + ": the server does not speak this protocol");
+    }
+  }
+
+  private static void putHeader(ByteBuffer out, int length, long tag) {
+    out.putLong(1).putLong(length).putLong(tag);
+  }
+
+  /** Receives the header of the next frame. */
+  void nextFrame() throws IOException {
+    while (staging.remaining() < HEADER) {
+      staging.compact();
+      fill(staging);
+      staging.flip();
+    }
+    long kind = staging.getLong();
+    length = staging.getLong();
+    tag = staging.getLong();
+    tagged = kind == 1;
+    if (kind < 0 || kind > 1 || length < 0 || (!tagged && tag != 0)) {
+      throw ReadFailure.invalid(peer + ": malformed header of a frame");
+    }
+  }
+
+  /** Receives the payload of the current frame, or a part of it. */
+  void receive(ByteBuffer target) throws IOException {
+    if (staging.hasRemaining()) {
+      int size = Math.min(staging.remaining(), target.remaining());
+      target.put(staging.slice(staging.position(), size));
+      staging.position(staging.position() + size);
+    }
+    while (target.hasRemaining()) {
+      if (target.remaining() >= STAGING / 2) {
+        fill(target);
+      } else {
+        staging.clear();
+        fill(staging);
+        staging.flip();
+        int size = Math.min(staging.remaining(), target.remaining());
+        target.put(staging.slice(staging.position(), size));
+        staging.position(staging.position() + size);
+      }
+    }
+  }
+
+  /** Receives at least one byte. */
+  private void fill(ByteBuffer target) throws IOException {
+    while (true) {
+      int size;
+      try {
+        size = channel.read(target);
+      } catch (java.nio.channels.ClosedChannelException error) {
+        throw error; // the task was killed
+      } catch (IOException error) {
+        throw ReadFailure.broken(peer + ": the connection broke: " + reason(error));
+      }
+      if (size > 0) {
+        received += size;
+        return;
+      }
+      if (size < 0) {
+        throw ReadFailure.broken(peer + ": the connection ended before the stream did");
+      }
+      await(SelectionKey.OP_READ);
+    }
+  }
+
+  private void await(int operation) throws IOException {
+    channel.keyFor(selector).interestOps(operation);
+    int ready = selector.select(stallMillis);
+    selector.selectedKeys().clear();
+    if (Thread.currentThread().isInterrupted()) {
+      throw new java.io.InterruptedIOException("the task was killed");
+    }
+    if (ready == 0) {
+      throw ReadFailure.broken(peer + ": no data for " + stallMillis / 1000.0 + " s");
+    }
+  }
+
+  private static String reason(Exception error) {
+    return error.getMessage() == null ? error.getClass().getSimpleName() : error.getMessage();
+  }
+
+  @Override
+  public String toString() {
+    return peer;
+  }
+
+  @Override
+  public void close() throws IOException {
+    try {
+      selector.close();
+    } finally {
+      channel.close();
+    }
+  }
+}

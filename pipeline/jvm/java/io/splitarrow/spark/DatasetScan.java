@@ -1,0 +1,213 @@
+package io.splitarrow.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Objects;
+import java.util.OptionalLong;
+import java.util.function.Supplier;
+import java.util.stream.Collectors;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/** The read of one query: which columns and rows of a version, and from which servers. */
+final class DatasetScan implements SupportsReportStatistics, Batch {
+  private final Described dataset;
+  private final StructType schema;
+  private final String filter;
+  private final List<Predicate> predicates;
+  private final int limit;
+  private final List<String> aggregates;
+  private final Supplier<ScanBuilder> python;
+  private InputPartition[] partitions;
+
+  DatasetScan(
+      Described dataset,
+      StructType schema,
+      String filter,
+      List<Predicate> predicates,
+      int limit,
+      List<String> aggregates,
+      Supplier<ScanBuilder> python) {
+    this.dataset = dataset;
+    this.schema = schema;
+    this.filter = filter;
+    this.predicates = predicates;
+    this.limit = limit;
+    this.aggregates = aggregates;
+    this.python = python;
+  }
+
+  @Override
+  public StructType readSchema() {
+    return schema;
+  }
+
+  @Override
+  public Batch toBatch() {
+    return this;
+  }
+
+  @Override
+  public MicroBatchStream toMicroBatchStream(String checkpoint) {
+    return python.get().build().toMicroBatchStream(checkpoint);
+  }
+
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return ColumnarSupportMode.PARTITION_DEFINED;
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return new CustomMetric[] {new BytesReceived()};
+  }
+
+  @Override
+  public String description() {
+    String filters =
+        predicates.stream().map(Object::toString).collect(Collectors.joining(", ", "[", "]"));
+    return "splitarrow "
+        + dataset.dataset()
+        + " ReadSchema: "
+        + schema.catalogString()
+        + ", PushedFilters: "
+        + filters
+        + (limit < 0 ? "" : ", PushedLimit: " + limit)
+        + (aggregates.isEmpty() ? "" : ", PushedAggregates: " + aggregates);
+  }
+
+  @Override
+  public String toString() {
+    return description();
+  }
+
+  @Override
+  public synchronized InputPartition[] planInputPartitions() {
+    if (partitions == null) {
+      partitions = plan();
+    }
+    return partitions;
+  }
+
+  private InputPartition[] plan() {
+    if (!aggregates.isEmpty()) {
+      return new InputPartition[] {new CountPartition(dataset.rows(), true)};
+    }
+    if (schema.isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
+      long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
+      return new InputPartition[] {new CountPartition(rows, false)};
+    }
+    ObjectNode request = dataset.request("plan");
+    request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
+    request.put("filter", filter);
+    JsonNode answer = Planner.call(dataset.python(), request);
+    long total = answer.path("limit").asLong(-1);
+    List<InputPartition> found = new ArrayList<>();
+    for (JsonNode part : answer.get("partitions")) {
+      List<Shard> shards = new ArrayList<>();
+      try {
+        for (JsonNode shard : part) {
+          List<Replica> replicas = new ArrayList<>();
+          for (JsonNode replica : shard.get("replicas")) {
+            replicas.add(Replica.of(replica));
+          }
+          shards.add(
+              new Shard(
+                  shard.get("ordinal").asInt(), shard.path("rows").asLong(-1), replicas));
+        }
+      } catch (IOException error) {
+        throw new IllegalStateException("the planner answered with a malformed ticket");
+      }
+      found.add(new ShardPartition(shards, smaller(total, limit)));
+    }
+    return found.toArray(InputPartition[]::new);
+  }
+
+  private static long smaller(long one, long other) {
+    return one < 0 ? other : other < 0 ? one : Math.min(one, other);
+  }
+
+  /** Returns the columns to request: a server sends at least one. */
+  private StructType requested() {
+    if (!schema.isEmpty()) {
+      return schema;
+    }
+    StructField narrowest = null;
+    for (StructField field : dataset.schema().fields()) {
+      if (narrowest == null
+          || field.dataType().defaultSize() < narrowest.dataType().defaultSize()) {
+        narrowest = field;
+      }
+    }
+    return narrowest == null ? schema : new StructType(new StructField[] {narrowest});
+  }
+
+  @Override
+  public PartitionReaderFactory createReaderFactory() {
+    return new ColumnarReaders(
+        new ReadTask(
+            dataset.options(),
+            dataset.dataset(),
+            schema,
+            requested(),
+            filter,
+            dataset.timeouts(),
+            dataset.memoryLimit(),
+            Interpreters.executor()));
+  }
+
+  @Override
+  public Statistics estimateStatistics() {
+    OptionalLong rows = dataset.rows() < 0 ? OptionalLong.empty() : known(dataset.rows());
+    double part =
+        (double) Math.max(8, schema.defaultSize()) / Math.max(8, dataset.schema().defaultSize());
+    OptionalLong bytes =
+        dataset.bytes() < 0
+            ? OptionalLong.empty()
+            : known(aggregates.isEmpty() ? (long) (dataset.bytes() * Math.min(1, part)) : 8);
+    return new Statistics() {
+      @Override
+      public OptionalLong sizeInBytes() {
+        return bytes;
+      }
+
+      @Override
+      public OptionalLong numRows() {
+        return aggregates.isEmpty() ? rows : known(1);
+      }
+    };
+  }
+
+  private static OptionalLong known(long value) {
+    return OptionalLong.of(value);
+  }
+
+  @Override
+  public boolean equals(Object other) {
+    return other instanceof DatasetScan scan
+        && dataset.options().equals(scan.dataset.options())
+        && dataset.version().equals(scan.dataset.version())
+        && !dataset.version().isEmpty()
+        && schema.equals(scan.schema)
+        && Objects.equals(filter, scan.filter)
+        && limit == scan.limit
+        && aggregates.equals(scan.aggregates);
+  }
+
+  @Override
+  public int hashCode() {
+    return Objects.hash(dataset.dataset(), dataset.version(), schema, filter, limit, aggregates);
+  }
+}

@@ -1,0 +1,127 @@
+package io.splitarrow.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.function.Supplier;
+import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
+import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+
+/** Collects what one query needs of a dataset: columns, filters, a limit, or only the count. */
+final class DatasetScanBuilder
+    implements ScanBuilder,
+        SupportsPushDownRequiredColumns,
+        SupportsPushDownV2Filters,
+        SupportsPushDownLimit,
+        SupportsPushDownAggregates {
+  private final Described dataset;
+  private final Supplier<ScanBuilder> python;
+  private StructType schema;
+  private Predicate[] pushed = {};
+  private String filter;
+  private int limit = -1;
+  private Aggregation aggregation;
+
+  DatasetScanBuilder(Described dataset, StructType schema, Supplier<ScanBuilder> python) {
+    this.dataset = dataset;
+    this.schema = schema;
+    this.python = python;
+  }
+
+  @Override
+  public void pruneColumns(StructType required) {
+    if (aggregation == null) {
+      schema = required;
+    }
+  }
+
+  @Override
+  public Predicate[] pushPredicates(Predicate[] predicates) {
+    if (!dataset.pushdown() || predicates.length == 0) {
+      return predicates;
+    }
+    ObjectNode request = dataset.request("push");
+    ArrayNode candidates = request.putArray("predicates");
+    for (Predicate predicate : predicates) {
+      candidates.add(PredicateJson.encode(predicate));
+    }
+    JsonNode answer = Planner.call(dataset.python(), request);
+    List<Predicate> accepted = new ArrayList<>();
+    List<Predicate> rejected = new ArrayList<>();
+    for (int index = 0; index < predicates.length; index++) {
+      (answer.get("accepted").get(index).asBoolean() ? accepted : rejected).add(predicates[index]);
+    }
+    if (!accepted.isEmpty()) {
+      filter = answer.get("filter").asText();
+      pushed = accepted.toArray(Predicate[]::new);
+    }
+    return rejected.toArray(Predicate[]::new);
+  }
+
+  @Override
+  public Predicate[] pushedPredicates() {
+    return pushed;
+  }
+
+  @Override
+  public boolean pushLimit(int rows) {
+    if (!dataset.pushdown()) {
+      return false;
+    }
+    limit = rows;
+    return true;
+  }
+
+  /** Every task applies the limit to its own rows, so Spark applies it once more. */
+  @Override
+  public boolean isPartiallyPushed() {
+    return true;
+  }
+
+  @Override
+  public boolean supportCompletePushDown(Aggregation aggregates) {
+    return dataset.pushdown()
+        && dataset.rows() >= 0
+        && filter == null
+        && aggregates.groupByExpressions().length == 0
+        && aggregates.aggregateExpressions().length > 0
+        && Arrays.stream(aggregates.aggregateExpressions()).allMatch(CountStar.class::isInstance);
+  }
+
+  @Override
+  public boolean pushAggregation(Aggregation aggregates) {
+    if (!supportCompletePushDown(aggregates)) {
+      return false;
+    }
+    aggregation = aggregates;
+    schema = new StructType();
+    AggregateFunc[] functions = aggregates.aggregateExpressions();
+    for (int index = 0; index < functions.length; index++) {
+      schema = schema.add("count_" + index, DataTypes.LongType, false);
+    }
+    return true;
+  }
+
+  @Override
+  public Scan build() {
+    List<String> aggregates =
+        aggregation == null
+            ? List.of()
+            : Arrays.stream(aggregation.aggregateExpressions()).map(Object::toString).toList();
+    return new DatasetScan(
+        dataset, schema, filter, Arrays.asList(pushed), limit, aggregates, python);
+  }
+}

@@ -1,0 +1,127 @@
+package io.splitarrow.spark;
+
+import java.io.IOException;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/** Reads the shards of one partition as batches of columns. */
+final class PartitionColumns implements PartitionReader<ColumnarBatch> {
+  private final ReadTask task;
+  private final ShardPartition partition;
+  private final Memory memory;
+  private ShardReader reader;
+  private int index;
+  private long left;
+  private long earlierBytes;
+  private ColumnarBatch batch;
+
+  PartitionColumns(ReadTask task, ShardPartition partition) {
+    this.task = task;
+    this.partition = partition;
+    left = partition.limit();
+    memory = new Memory(task.memoryLimit());
+  }
+
+  @Override
+  public boolean next() throws IOException {
+    while (left != 0) {
+      if (reader == null) {
+        if (index == partition.shards().size()) {
+          return false;
+        }
+        reader = new ShardReader(task, partition.shards().get(index++), left, memory);
+      }
+      BatchStream stream = reader.next();
+      if (stream == null) {
+        earlierBytes += reader.received();
+        reader.close();
+        reader = null;
+      } else if (stream.rows > 0) {
+        take(stream);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  private void take(BatchStream stream) {
+    int rows = stream.rows;
+    if (left >= 0) {
+      rows = (int) Math.min(rows, left);
+      left -= rows;
+    }
+    StructField[] fields = task.schema().fields();
+    ColumnVector[] columns = new ColumnVector[fields.length];
+    System.arraycopy(stream.columns, 0, columns, 0, columns.length);
+    batch = new ColumnarBatch(columns, rows);
+  }
+
+  @Override
+  public ColumnarBatch get() {
+    return batch;
+  }
+
+  @Override
+  public CustomTaskMetric[] currentMetricsValues() {
+    long bytes = earlierBytes + (reader == null ? 0 : reader.received());
+    return new CustomTaskMetric[] {new BytesReceived.InTask(bytes)};
+  }
+
+  @Override
+  public void close() throws IOException {
+    try {
+      if (reader != null) {
+        reader.close();
+      }
+    } finally {
+      memory.close();
+    }
+  }
+
+  /** Returns a reader of rows that need no server. */
+  static PartitionReader<ColumnarBatch> counted(CountPartition partition, int width) {
+    return new PartitionReader<>() {
+      private long left = partition.isAggregate() ? 1 : partition.rows();
+      private ColumnarBatch batch;
+
+      @Override
+      public boolean next() {
+        int rows = (int) Math.min(left, 1 << 20);
+        left -= rows;
+        ColumnVector[] columns = new ColumnVector[partition.isAggregate() ? width : 0];
+        for (int index = 0; index < columns.length; index++) {
+          columns[index] = new Constant(partition.rows());
+        }
+        batch = new ColumnarBatch(columns, rows);
+        return rows > 0;
+      }
+
+      @Override
+      public ColumnarBatch get() {
+        return batch;
+      }
+
+      @Override
+      public void close() {}
+    };
+  }
+
+  /** A column of one number. */
+  private static final class Constant extends Column {
+    private final long value;
+
+    Constant(long value) {
+      super(DataTypes.LongType, 1, Buffer.EMPTY, 0);
+      this.value = value;
+    }
+
+    @Override
+    public long getLong(int row) {
+      return value;
+    }
+  }
+}

@@ -1,0 +1,38 @@
+package io.splitarrow.spark;
+
+import java.io.Serializable;
+import java.util.HashMap;
+import java.util.List;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * What all tasks of a read have in common.
+ *
+ * @param options the options of the data source, which may contain a token
+ * @param dataset the name of the dataset
+ * @param schema the columns to deliver
+ * @param columns the columns to request: those of the schema, or one if it has none
+ * @param filter the filter that the servers apply, in base64; null if there is none
+ * @param memoryLimit the memory of a task outside of the heap, in bytes
+ * @param python the interpreter that renews tickets on the executors
+ */
+record ReadTask(
+    HashMap<String, String> options,
+    String dataset,
+    StructType schema,
+    StructType columns,
+    String filter,
+    Timeouts timeouts,
+    long memoryLimit,
+    String python)
+    implements Serializable {
+
+  List<String> columnNames() {
+    return List.of(columns.fieldNames());
+  }
+
+  @Override
+  public String toString() {
+    return dataset; // the options may contain a token
+  }
+}

@@ -1,0 +1,93 @@
+package io.splitarrow.spark;
+
+import java.util.Set;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** A dataset. What writes it, and what reads it as a stream, is the Python source. */
+@SuppressWarnings("deprecation") // Spark still calls schema()
+final class SplitArrowTable implements SupportsRead, SupportsWrite {
+  private final StructType schema;
+  private final CaseInsensitiveStringMap options;
+  private final Described described;
+  private Table python;
+
+  SplitArrowTable(
+      StructType schema, CaseInsensitiveStringMap options, Described described) {
+    this.schema = schema;
+    this.options = options;
+    this.described = described;
+  }
+
+  @Override
+  public String name() {
+    return "splitarrow";
+  }
+
+  @Override
+  public StructType schema() {
+    return schema;
+  }
+
+  @Override
+  public Set<TableCapability> capabilities() {
+    return python().capabilities();
+  }
+
+  private synchronized Table python() {
+    if (python == null) {
+      python = PythonSource.of(options).table(schema);
+    }
+    return python;
+  }
+
+  private ScanBuilder pythonBuilder() {
+    return ((SupportsRead) python()).newScanBuilder(PythonSource.without(options));
+  }
+
+  @Override
+  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap ignored) {
+    ReaderChoice choice = ReaderChoice.of(options);
+    if (choice == ReaderChoice.PYTHON) {
+      return pythonBuilder();
+    }
+    Described dataset = described == null ? Described.of(options) : described;
+    String problem = dataset.isReadable() ? casts(dataset.schema()) : dataset.problem();
+    if (problem != null) {
+      choice.fallBack(dataset.dataset(), problem);
+      return pythonBuilder();
+    }
+    return new DatasetScanBuilder(dataset, schema, this::pythonBuilder);
+  }
+
+  /** Returns what a schema that the user gave asks of the Python source; null if nothing. */
+  private String casts(StructType found) {
+    for (StructField field : schema.fields()) {
+      StructField known = null;
+      for (StructField candidate : found.fields()) {
+        known = candidate.name().equals(field.name()) ? candidate : known;
+      }
+      if (known == null) {
+        return "it has no column '" + field.name() + "'";
+      }
+      if (!DataType.equalsIgnoreNullability(known.dataType(), field.dataType())) {
+        return "the schema asks for another type of '" + field.name() + "'";
+      }
+    }
+    return null;
+  }
+
+  @Override
+  public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+    return ((SupportsWrite) python()).newWriteBuilder(info);
+  }
+}

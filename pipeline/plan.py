@@ -1,0 +1,40 @@
+"""The process that plans for the reader in the JVM: ``python -m splitarrow.pipeline.plan``.
+
+It reads requests from standard input, one JSON object in each line, and writes an answer to each
+to standard output. It ends when standard input does. Requests contain tokens: it logs none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from ..errors import SplitArrowError
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the program that started Spark
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)  # whatever else is printed
+        for line in sys.stdin.buffer:
+            answers.write(json.dumps(_answer(line)) + "\n")
+            answers.flush()
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    from .source.jvm_plan import answer
+
+    try:
+        return answer(json.loads(line))
+    except SplitArrowError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""What the reader in the JVM asks of the control plane; the answers are JSON objects.
+
+The reader speaks the data plane by itself. Spark's driver asks for the schema of a dataset, for the
+filters that the daemon can apply, and for the tickets of all shards. A task asks for a new ticket
+if the one that it got has expired.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from ...client.cluster.client import ClusterClient
+from ...client.cluster.daemon_info import MergedDataset, ReplicaInfo
+from ...client.connect import AnyClient
+from ...client.dataset.requests import pin_version
+from ...client.rpc.info import DatasetInfo, Endpoint
+from ...errors import SplitArrowError
+from ...protocol.request import Request
+from ...protocol.uri import DataUri, Streams
+from ..options import Options
+from ..types import arrow_schema, check_readable
+from .filters import PushedFilter
+from .predicates import push_predicates
+from .read_task import shard_ordinals
+from .reader import OPTIONS, dataset_schema
+from .remote_dataset import RemoteDataset
+
+_TRANSPORT = "tcp"
+_DEFAULT_PORT = 8816
+_OWN_OPTIONS = ("memory_limit", "reader")
+"""The options that the Python source does not have."""
+_MEMORY_LIMIT = 1 << 30
+"""The default of the option ``memory_limit``, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request of the reader in the JVM."""
+
+    values: Mapping[str, Any]
+    options: Options
+    dataset: RemoteDataset
+
+    def text(self, name: str) -> str | None:
+        """Return a text of the request; None if it is absent or empty."""
+        return self.values.get(name) or None
+
+    def request(self, **selection: Any) -> Request:
+        """Return a request for the columns and the filter of the query."""
+        return Request(
+            self.dataset.name,
+            columns=tuple(self.values.get("columns") or ()) or None,
+            filter=self.text("filter") or self.options.text("filter"),
+            **selection,
+        )
+
+
+def answer(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request of the reader in the JVM.
+
+    Parameters
+    ----------
+    values : mapping
+        The request: ``operation``, ``options`` (those of the data source), and what the operation
+        needs.
+
+    Raises
+    ------
+    SplitArrowError
+        If an option is wrong, or the control plane refuses.
+    """
+    settings = {name: text for name, text in values["options"].items() if text is not None}
+    options = Options(settings, (*OPTIONS, *_OWN_OPTIONS))
+    question = _Question(values, options, RemoteDataset.from_options(options))
+    return _OPERATIONS[values["operation"]](question)
+
+
+def _describe(question: _Question) -> dict[str, Any]:
+    """Describe the dataset that the options name, in the version to read."""
+    options, dataset = question.options, question.dataset
+    limit = options.count("limit", minimum=0)
+    options.count("shards_per_partition")
+    info = dataset.info(options.text("version"))
+    schema = dataset_schema(info, options.names("columns"))
+    filter_text = options.text("filter")
+    filtered = filter_text is not None
+    if filter_text is not None:
+        PushedFilter.from_text(filter_text)
+    rows = -1 if filtered or info.rows is None else info.rows
+    if limit is not None and rows >= 0:
+        rows = min(limit, rows)
+    return {
+        "dataset": dataset.name,
+        "problem": _find_problem(info, schema, dataset.transport),
+        "schema": schema.jsonValue(),
+        "version": info.version,
+        "rows": rows,
+        "bytes": -1 if info.bytes is None else info.bytes,
+        "pushdown": options.flag("pushdown", True) and not filtered and limit is None,
+        "connect_millis": int(dataset.connect_timeout * 1000),
+        "stall_millis": int(dataset.stall_timeout * 1000),
+        "memory_limit": options.nbytes("memory_limit", _MEMORY_LIMIT),
+    }
+
+
+def _find_problem(info: DatasetInfo, schema: st.StructType, transport: str) -> str | None:
+    """Return why the reader in the JVM cannot read a dataset; None if it can."""
+    if transport not in ("auto", _TRANSPORT):
+        return f"the option transport is {transport!r}"
+    try:
+        check_readable(schema)
+    except SplitArrowError as error:
+        return error.message
+    if len(set(schema.names)) < len(schema.names):
+        return "two columns have the same name"
+    if not schema.names:
+        return "it has no columns"
+    for endpoint in info.endpoints:
+        if not any(True for _ in _addresses(endpoint)):
+            return "the daemon does not listen on tcp"
+    return None
+
+
+def _push(question: _Question) -> dict[str, Any]:
+    """Choose the predicates that the daemon evaluates."""
+    info = question.dataset.info(question.text("version"))
+    columns = dataset_schema(info, question.options.names("columns"))
+    accepted, text = push_predicates(question.values["predicates"], _exportable(columns))
+    return {"accepted": accepted, "filter": text}
+
+
+def _exportable(schema: st.StructType) -> pa.Schema:
+    """Return the columns that a filter can use, with the types that Spark gives them."""
+    simple = (st.AtomicType, st.NumericType)
+    return arrow_schema(
+        st.StructType([field for field in schema if isinstance(field.dataType, simple)])
+    )
+
+
+def _plan(question: _Question) -> dict[str, Any]:
+    """Divide the shards of one version among tasks, with tickets for all of their replicas."""
+    limit = question.options.count("limit", minimum=0)
+    size = question.options.count("shards_per_partition") or 1
+    with question.dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(version=question.text("version")))
+    ordinals = shard_ordinals(merged.info)
+    shards = [
+        {
+            "ordinal": ordinal,
+            "rows": -1 if endpoint.rows is None else endpoint.rows,
+            "replicas": [_encode_replica(replica) for replica in _rotate(replicas, index)],
+        }
+        for index, (ordinal, endpoint, replicas) in enumerate(
+            zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
+        )
+    ]
+    if limit is not None:
+        return {"partitions": [shards], "limit": limit}
+    starts = range(0, len(shards), size)
+    return {"partitions": [shards[start : start + size] for start in starts], "limit": -1}
+
+
+def _renew(question: _Question) -> dict[str, Any]:
+    """Request a new ticket for the rest of a shard at one daemon."""
+    values = question.values
+    dataset = replace(question.dataset, uri=values["control"])
+    selection = {
+        name: values[name]
+        for name in ("offset", "limit", "shard", "version")
+        if values.get(name) not in (None, "")
+    }
+    with dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(**selection))
+    ((replica,),) = merged.replicas
+    return {"replica": _encode_replica(replica)}
+
+
+def _describe_replicas(client: AnyClient, request: Request) -> MergedDataset:
+    if isinstance(client, ClusterClient):
+        return client.describe_replicas(request)
+    info = client.describe(request)
+    several = len(info.endpoints) > 1
+    replicas = tuple(
+        (ReplicaInfo(client.uri, info.version, index if several else request.shard, endpoint),)
+        for index, endpoint in enumerate(info.endpoints)
+    )
+    return MergedDataset(info, replicas)
+
+
+def _rotate(replicas: tuple[ReplicaInfo, ...], index: int) -> tuple[ReplicaInfo, ...]:
+    """Return the replicas, beginning with another one for each shard."""
+    start = index % len(replicas)
+    return (*replicas[start:], *replicas[:start])
+
+
+def _encode_replica(replica: ReplicaInfo) -> dict[str, Any]:
+    endpoint = pin_version(replica.endpoint, replica.version)
+    return {
+        "control": replica.address,
+        "version": replica.version,
+        "shard": replica.shard,
+        "ticket": base64.b64encode(endpoint.ticket).decode(),
+        "addresses": list(_addresses(endpoint)),
+    }
+
+
+def _addresses(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+    """Yield the addresses that carry both streams over TCP. Numbers of 64 bits are texts."""
+    for text in endpoint.locations:
+        if not text.startswith(f"{_TRANSPORT}:"):
+            continue
+        uri = DataUri.parse(text)
+        if uri.stream is Streams.BOTH and uri.want_data is not None:
+            yield {
+                "host": uri.host,
+                "port": uri.port or _DEFAULT_PORT,
+                "want_data": str(uri.want_data),
+                "keep_alive": None if uri.keep_alive is None else str(uri.keep_alive),
+            }
+
+
+_OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
+    "describe": _describe,
+    "push": _push,
+    "plan": _plan,
+    "renew": _renew,
+}

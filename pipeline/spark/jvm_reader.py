@@ -1,0 +1,74 @@
+"""Loading the reader in the JVM into a running session."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+from ..jvm import JAR, SOURCE_CLASS, SPARK_VERSIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DRIVER_PYTHON = "spark.splitarrow.driver.python"
+"""The interpreter with which the reader in the JVM plans on the driver."""
+EXECUTOR_PYTHON = "spark.splitarrow.executor.python"
+"""The interpreter with which it renews tickets on the executors."""
+
+
+def load_reader(spark: SparkSession) -> None:
+    """Load the reader in the JVM into a session, unless it is loaded already.
+
+    The class loader of the thread that runs PySpark's calls is the one in which Spark looks for
+    data sources. Executors get the jar with their tasks.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        The session.
+
+    Raises
+    ------
+    ConfigError
+        If the session cannot load the reader. The message gives the reason.
+    """
+    from py4j.protocol import Py4JError
+
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise _cannot_load("a Spark Connect session has no JVM of its own")
+    if spark.version.rpartition(".")[0] not in SPARK_VERSIONS:
+        raise _cannot_load(f"it needs Spark {', '.join(SPARK_VERSIONS)}, not {spark.version}")
+    if not JAR.is_file():
+        raise _cannot_load(f"{JAR} is missing; run make jar")
+    context: Any = spark.sparkContext
+    spark.conf.set(DRIVER_PYTHON, sys.executable)
+    spark.conf.set(EXECUTOR_PYTHON, context.pythonExec)
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    if _is_loaded(loader):
+        return
+    try:
+        loader.addURL(jvm.java.io.File(str(JAR)).toURI().toURL())
+        context._jsc.sc().addJar(str(JAR))
+    except Py4JError as error:
+        raise _cannot_load(str(error).partition("\n")[0]) from None
+    if not _is_loaded(loader):
+        raise _cannot_load("Spark does not find its classes")
+
+
+def _cannot_load(reason: str) -> ConfigError:
+    return ConfigError(
+        f"this session cannot load the reader in the JVM: {reason}; "
+        "the data source 'splitarrow' works without it"
+    )
+
+
+def _is_loaded(loader: Any) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        loader.loadClass(SOURCE_CLASS)
+    except Py4JJavaError:
+        return False
+    return True
