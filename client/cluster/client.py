@@ -181,11 +181,7 @@ class ClusterClient(BaseClient):
         RemoteError
             With the code FAILED_PRECONDITION, if the request names another version.
         """
-        return self._describe_merged(request).info
-
-    def describe_replicas(self, request: Request) -> MergedDataset:
-        """Describe a dataset, and what each daemon holds of it; raises as `describe` does."""
-        return self._describe_merged(request)
+        return self.describe_replicas(request).info
 
     def schema(self, name: str) -> pa.Schema:
         """Return the schema of a dataset; raises as `info` does."""
@@ -265,8 +261,8 @@ class ClusterClient(BaseClient):
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
 
-    def _describe_merged(self, request: Request) -> MergedDataset:
-        """Describe a dataset as all daemons have it together."""
+    def describe_replicas(self, request: Request) -> MergedDataset:
+        """Describe a dataset as all daemons have it together; raises as `describe` does."""
         # Each daemon numbers its versions by itself. Only the snapshot is common to all.
         merged = self._merge_settled(replace(request, version=None))
         if request.version not in (None, merged.info.version):
@@ -306,7 +302,7 @@ class ClusterClient(BaseClient):
         return [DaemonInfo.of(address, result) for address, result in results.items()]
 
     def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
-        merged = self._describe_merged(request)
+        merged = self.describe_replicas(request)
         return count_merged_rows(self._pool, merged, request, timeout)
 
     def _plan_endpoints(
@@ -316,9 +312,9 @@ class ClusterClient(BaseClient):
         limit = request.limit
         request = replace(request, limit=None, batches=None, rows=None)
         if span is None:
-            merged = self._describe_merged(request)
+            merged = self.describe_replicas(request)
         else:
-            merged = self._descriptions.get(request, self._describe_merged)
+            merged = self._descriptions.get(request, self.describe_replicas)
             if shards is None and len(merged.info.endpoints) > 1:
                 raise UsageError(
                     f"{request.dataset!r} has several shards in this cluster, and batches and "
