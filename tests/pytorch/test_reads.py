@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from helpers.files import write_file
 from splitarrow import errors
@@ -17,6 +16,9 @@ from splitarrow.pytorch.batch_tensors import BatchTensors
 from splitarrow.pytorch.plan import Block, Selection
 from splitarrow.pytorch.tensors import TensorOptions, convert_batch
 from splitarrow.testing import Daemon
+
+torch: Any = import_module("torch")
+torch_data: Any = import_module("torch.utils.data")
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("plans_in_this_process")]
 BLOCKS = 40
@@ -186,8 +188,7 @@ def test_a_batch_can_be_changed_while_autograd_needs_another(server: Daemon) -> 
     loss = (weight * floats).sum()
     second.add_(1)
     loss.backward()
-    gradient: Any = weight.grad
-    assert torch.equal(gradient, floats)
+    assert torch.equal(weight.grad, floats)
 
 
 def collate_unchanged(batch: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +199,6 @@ def collate_unchanged(batch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_worker_sends_no_more_than_the_batch(server: Daemon) -> None:
     dataset = open_dataset(server, collate=collate_unchanged)
-    loader: Any = DataLoader(dataset, batch_size=None, num_workers=1)
+    loader = torch_data.DataLoader(dataset, batch_size=None, num_workers=1)
     sizes = [(len(each["n"]), each["n"].untyped_storage().nbytes()) for each in loader]
     assert {nbytes // rows for rows, nbytes in sizes} == {8}
