@@ -10,6 +10,7 @@ NEED_TORCH = [
     "test_dataset.py",
     "test_loaders.py",
     "test_mapped_batches.py",
+    "test_reads.py",
     "test_tensors.py",
     "test_threads.py",
 ]
