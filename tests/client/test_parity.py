@@ -22,8 +22,8 @@ PAIRS = [
     (splitarrow.Client, aio.AsyncClient),
     (splitarrow.ClusterClient, aio.AsyncClusterClient),
 ]
-# Arrow's readers and its C stream interface block.
-BLOCKING_ONLY = {"to_reader"}
+# Arrow's readers, its C stream interface and the planner of Spark block.
+BLOCKING_ONLY = {"to_reader", "describe_replicas"}
 # Wraps the client of one daemon of a cluster.
 ASYNC_ONLY = {"of"}
 # Return at once, so that finalizers and signal handlers may call them; or return an object that

@@ -73,12 +73,14 @@ def denied(signer: TicketSigner, ticket: bytes, stream: Streams = BOTH) -> str:
 def known_values(name: str) -> st.SearchStrategy[Any]:
     """Return valid values of a field of `Request`, by its type unless the field is known here."""
     texts = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=20)
+    ranges = st.tuples(st.integers(0, 2**31), st.integers(2**31, 2**63 - 1))
     named: dict[str, st.SearchStrategy[Any]] = {
         "dataset": texts.filter(lambda text: "\0" not in text),
         "columns": st.lists(texts, min_size=1, max_size=5).map(tuple),
         "compression": st.sampled_from(COMPRESSIONS),
         "format": st.sampled_from(FORMATS),
-        "batches": st.tuples(st.integers(0, 2**31), st.integers(2**31, 2**63 - 1)),
+        "batches": ranges,
+        "rows": ranges,
         "batch_rows": st.integers(1, 2**63 - 1),
         "filter": st.binary(max_size=50).map(lambda data: base64.urlsafe_b64encode(data).decode()),
     }
@@ -112,7 +114,7 @@ def test_redeeming_returns_what_was_signed(request: Request, principal: str) -> 
 def test_every_field_of_a_request_is_signed(signer: TicketSigner) -> None:
     """New fields are signed too. None may have the name of one of the ticket's own."""
     samples: dict[str, Any] = {"columns": ("b", "a"), "compression": "zstd", "format": "vortex"}
-    samples["batches"] = (3, 7)
+    samples |= {"batches": (3, 7), "rows": (3, 7)}
     types = {field.name: str(field.type) for field in dataclasses.fields(Request)}
     assert types.keys().isdisjoint({"p", "e", "n"})
     del types["dataset"]
