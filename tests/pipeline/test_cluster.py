@@ -23,7 +23,7 @@ from splitarrow.pipeline.submit import SCRIPT
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(1500)]
 ROWS, SHARDS = 40_000, 8
 PATIENCE = 400.0
 WITH_PACKAGES = {"spark.pyspark.python": sys.executable}

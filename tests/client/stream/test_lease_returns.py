@@ -66,6 +66,8 @@ def test_offsets_that_are_freed_together_are_returned_together(channel: Any) -> 
     wait_until(lambda: sum(map(len, channel.messages)) == 6)
     returned = [offset for message in channel.messages for offset in message]
     assert sorted(returned) == [0, 1, 8, 9, 16, 17]
+    (sender,) = (each for each in threading.enumerate() if each.name == "splitarrow-returns")
+    assert sender.daemon  # A program can end while it holds leases.
     lease = returns.lease((99,))
     assert channel.ended == []
     del lease

@@ -123,7 +123,8 @@ def test_the_schema_is_requested_without_rows_and_of_all_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ticket", "name"), [(b"a", "a"), (b'{"dataset": "b", "limit": 3}', "b"), (b"sa1.x", "?")]
+    ("ticket", "name"),
+    [(b"a", "a"), (b'{"dataset": "b", "limit": 3}', "b"), (b"sa1.x", "?"), (b"{", "?")],
 )
 def test_errors_name_the_dataset_of_a_ticket(ticket: bytes, name: str) -> None:
     assert read_dataset_name(ticket) == name

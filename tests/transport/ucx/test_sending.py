@@ -145,6 +145,17 @@ def test_messages_that_have_left_make_room(library: Library) -> None:
     assert (library.freed, sender.is_idle, sender.abandon()) == ([1, 2, 3, 4], True, [])
 
 
+def test_what_has_left_no_longer_counts_against_the_window(library: Library) -> None:
+    sender = make_sender()
+    sender.add([body(WINDOW_BYTES // 4)] * 8)
+    sender.post(1 << 40)
+    assert len(library.sent) == 4
+    library.statuses.update(dict.fromkeys(range(1, 5), OK))
+    sender.reap()
+    sender.post(1 << 40)
+    assert len(library.sent) == 8
+
+
 def test_a_message_that_could_not_be_sent_is_an_error(library: Library) -> None:
     sender = make_sender()
     sender.add([body(1), body(2), body(3)])

@@ -269,4 +269,4 @@ def test_a_worker_needs_64_free_descriptors(
     monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 100)
     context = nullcontext() if is_enough else pytest.raises(TransportError, match="fewer than 64")
     with context:
-        workers._check_free_descriptors()
+        workers.Worker(1)
