@@ -99,8 +99,8 @@ class PortGuard:
         self._share = 1.0
         self._next_check = 0.0
         # Without free descriptors, a descriptor can still be duplicated onto this one.
-        self._slot = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._slot = os.open(os.devnull, os.O_RDONLY)
+        self._null = os.open(os.devnull, os.O_RDONLY)
 
     @property
     def seconds_to_check(self) -> float:
