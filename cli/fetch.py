@@ -91,8 +91,8 @@ def fetch(
         "columns": _parse_columns(columns),
         "filter": filter,
         "limit": limit,
-        "batches": None if batches is None else _parse_span("batches", "record batch", batches),
-        "rows": None if rows is None else _parse_span("rows", "row", rows),
+        "batches": _parse_span("batches", "record batch", batches),
+        "rows": _parse_span("rows", "row", rows),
         "batch_rows": batch_rows,
         "compression": compression,
         "validate": validate,
@@ -220,7 +220,9 @@ def _check_output(output: str | None, format: str | None, *, as_json: bool) -> N
         raise UsageError("-o -: standard output is closed")
 
 
-def _parse_span(name: str, item: str, text: str) -> tuple[int, int]:
+def _parse_span(name: str, item: str, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
     first, _, end = text.partition(":")
     if not (first.isdecimal() and end.isdecimal()):
         raise UsageError(

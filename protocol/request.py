@@ -191,16 +191,18 @@ def _check_unicode(field: str, text: str) -> str | None:
 
 
 def _check_length(field: str, text: str, limit: int) -> str | None:
-    problem = f"has a {field} of {len(text)} characters; the limit is {limit} characters"
-    return None if len(text) <= limit else problem
+    if len(text) > limit:
+        return f"has a {field} of {len(text)} characters; the limit is {limit} characters"
+    return None
 
 
 def _count(least: int) -> _Rule:
     def check(field: str, count: int) -> str | None:
         if count < least:
             return f"has the {field} {count}; it must be at least {least}"
-        too_large = f"has a value of {field} that does not fit in 64 bits"
-        return None if count <= _MAX_COUNT else too_large
+        if count > _MAX_COUNT:
+            return f"has a value of {field} that does not fit in 64 bits"
+        return None
 
     return _Rule(_is_integer, check)
 

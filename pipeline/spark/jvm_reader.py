@@ -59,7 +59,7 @@ def load_reader(spark: SparkSession) -> None:
 
 def _cannot_load(reason: str) -> ConfigError:
     return ConfigError(
-        f"this session cannot load the reader in the JVM: {reason}; "
+        f"this Spark session cannot load the reader in the JVM: {reason}; "
         "the data source 'splitarrow' works without it"
     )
 

@@ -140,7 +140,7 @@ def register(spark: SparkSession, *, jvm_reader: bool = False) -> None:
     ------
     ConfigError
         If the interpreter on an executor lacks a package, or has another version of splitarrow. If
-        this session cannot load the reader in the JVM.
+        this Spark session cannot load the reader in the JVM.
     """
     from ..datasource import SplitArrowDataSource
 

@@ -81,6 +81,7 @@ class JwtVerifier:
             leeway=leeway_seconds,
             iss={"essential": True, "value": issuer},
             aud={"essential": True, "value": audience},
+            exp={"essential": True},
         )
 
     def verify(self, token: str) -> Principal:

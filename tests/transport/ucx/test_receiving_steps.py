@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from helpers.ucx_requests import Library
 from splitarrow.protocol.frames import UntaggedFrame
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport.ucx import (
@@ -44,32 +45,6 @@ def test_two_to_four_bodies_are_received_at_a_time(
     if reads is not None:
         receiver._remote_reads = SimpleNamespace(count=reads, nbytes=read_bytes)
     assert receiver._has_room is has_room
-
-
-class Library:
-    """Takes the place of the library: requests are numbers, and so are their statuses."""
-
-    def __init__(self, *results: Any) -> None:
-        self.results = list(results)
-        self.statuses: dict[Any, int] = {}
-        self.freed: list[Any] = []
-        self.calls: list[Any] = []
-
-    def ucp_am_recv_data_nbx(
-        self, worker: Any, data: bytes, target: Any, length: int, param: Any
-    ) -> Any:
-        ffi.memmove(target, data, length)
-        return self.results.pop(0)
-
-    def ucp_get_nbx(self, *arguments: Any) -> Any:
-        self.calls.append(arguments)
-        return self.results.pop(0)
-
-    def ucp_request_check_status(self, request: Any) -> int:
-        return self.statuses[request]
-
-    def ucp_request_free(self, request: Any) -> None:
-        self.freed.append(request)
 
 
 @pytest.fixture

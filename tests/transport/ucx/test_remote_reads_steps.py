@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from helpers.ucx_requests import Library
 from splitarrow.errors import LimitError, ProtocolError
 from splitarrow.protocol.bodies import pack_spans, parse_spans
 from splitarrow.protocol.limits import Limits
@@ -86,32 +87,6 @@ def test_a_local_region_keeps_to_its_memory() -> None:
     short = region.prefixed_buffer(b"ab", 0, 3, None)
     assert short is not None
     assert short.to_pybytes() == b"ab\0\1\2"
-
-
-class Library:
-    """Takes the place of the library: requests are numbers, and so are their statuses."""
-
-    def __init__(self, *results: Any) -> None:
-        self.results = list(results)
-        self.statuses: dict[Any, int] = {}
-        self.freed: list[Any] = []
-        self.calls: list[Any] = []
-
-    def ucp_am_recv_data_nbx(
-        self, worker: Any, data: bytes, target: Any, length: int, param: Any
-    ) -> Any:
-        ffi.memmove(target, data, length)
-        return self.results.pop(0)
-
-    def ucp_get_nbx(self, *arguments: Any) -> Any:
-        self.calls.append(arguments)
-        return self.results.pop(0)
-
-    def ucp_request_check_status(self, request: Any) -> int:
-        return self.statuses[request]
-
-    def ucp_request_free(self, request: Any) -> None:
-        self.freed.append(request)
 
 
 def read_of(spans: list[tuple[int, int]], limits: Limits | None = None) -> remote_reads.RemoteRead:
