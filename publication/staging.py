@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +52,24 @@ class StagingArea:
     def location(self, job: str) -> str:
         """Return the staging folder of a job: a path or a URL."""
         return f"{self._storage.location}/{format_staging_folder(check_name(job, 'job'))}"
+
+    def create_folder(self, job: str) -> Path | None:
+        """Create the staging folder of a job, and return it; None in an object store."""
+        if self._storage.folder is None:
+            check_name(job, "job")
+            return None
+        folder = self._storage.folder / format_staging_folder(check_name(job, "job"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatasetError(f"{folder}: {error.strerror}") from None
+        return folder
+
+    def discard_empty_folder(self, job: str) -> None:
+        """Remove the staging folder of a job if it is empty."""
+        if self._storage.folder is not None:
+            with suppress(OSError):  # it is not empty
+                (self._storage.folder / format_staging_folder(check_name(job, "job"))).rmdir()
 
     def write_shard(
         self,
@@ -122,17 +140,12 @@ class StagingArea:
     @contextmanager
     def _create_temporary_file(self, job: str) -> Generator[Path]:
         """Yield the path of a new local file, on the file system of the dataset if possible."""
-        folder = format_staging_folder(check_name(job, "job"))
-        if self._storage.folder is None:
+        folder = self.create_folder(job)
+        if folder is None:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch, "shard")
             return
-        local = self._storage.folder / folder
-        try:
-            local.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DatasetError(f"{local}: {error.strerror}") from None
-        path = local / new_temporary_name()
+        path = folder / new_temporary_name()
         try:
             yield path
         finally:
@@ -146,7 +159,16 @@ class StagingArea:
         return replace(entry, path=f"{format_data_folder(job)}/{file_name}", ordinal=ordinal)
 
     def _delete_folder(self, folder: str) -> None:
-        self._storage.delete([entry.name for entry in self._storage.list_objects(folder)])
-        if self._storage.folder is not None:
-            # What is left is an empty folder, or files that a killed task did not complete.
-            shutil.rmtree(self._storage.folder / folder, ignore_errors=True)
+        if self._storage.folder is None:
+            self._storage.delete([entry.name for entry in self._storage.list_objects(folder)])
+            return
+        # A task that still runs cannot create files in a folder that has another name.
+        path = self._storage.folder / folder
+        removed = path.with_name(new_temporary_name())
+        try:
+            path.rename(removed)
+            shutil.rmtree(removed)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DatasetError(f"{path}: {error.strerror}") from None

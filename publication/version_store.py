@@ -105,6 +105,22 @@ class VersionStore:
         """
         return self._staging.location(job)
 
+    def create_staging(self, job: str) -> None:
+        """Create the staging folder of a job; in an object store, do nothing.
+
+        Raises
+        ------
+        DatasetError
+            If the folder cannot be created.
+        UsageError
+            If `job` is not a valid name.
+        """
+        self._staging.create_folder(job)
+
+    def discard_empty_staging(self, job: str) -> None:
+        """Remove the staging folder of a job if it is empty."""
+        self._staging.discard_empty_folder(job)
+
     def write_shard(
         self,
         job: str,

@@ -79,7 +79,8 @@ def write_shards(
     Raises
     ------
     DatasetError
-        If the dataset cannot be written.
+        If the dataset cannot be written, or the job's staging folder does not exist; see
+        `VersionStore.create_staging`.
     InvalidDataError
         If a value does not fit the schema.
     """
@@ -195,20 +196,23 @@ class _ShardFile:
 
 @contextmanager
 def _scratch_folder(store: VersionStore, job_id: str) -> Generator[Path]:
-    """Yield a local folder for open shards: the staging folder itself, if it is local."""
+    """Yield a local folder for open shards: the staging folder itself, if it is local.
+
+    A task does not create the staging folder: one that still runs after its job was aborted
+    would leave a new one behind.
+    """
     root = store.storage.folder
     if root is None:
         with TemporaryDirectory(prefix="splitarrow-shards-") as temporary:
             yield Path(temporary)
-    else:
-        staging = root / format_staging_folder(job_id)
-        staging.mkdir(parents=True, exist_ok=True)
-        try:
-            yield staging
-        except BaseException:
-            with suppress(OSError):  # the folder is not empty
-                staging.rmdir()
-            raise
+        return
+    staging = root / format_staging_folder(job_id)
+    if not staging.is_dir():
+        raise DatasetError(
+            f"{staging} does not exist: either the job was aborted, or this machine does not "
+            "share the folder with the driver"
+        )
+    yield staging
 
 
 def _cast(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -49,7 +49,14 @@ class StreamShardWriter(Portable, ds.DataSourceStreamArrowWriter):
         query, batch = (context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
         if not query or not batch:
             raise DatasetError("Spark names no streaming query for this task")
-        return stage_task(replace(self._job, job_id=f"{query}-{batch}"), iterator)
+        job = replace(self._job, job_id=f"{query}-{batch}")
+        store = VersionStore(job.location)
+        store.create_staging(job.job_id)  # the driver does not know this identifier
+        try:
+            return stage_task(job, iterator)
+        except BaseException:
+            store.discard_empty_staging(job.job_id)
+            raise
 
     def commit(self, messages: Sequence[ds.WriterCommitMessage | None], batchId: int) -> None:
         """Publish the shards of a micro-batch as the next version, unless it has one already.

@@ -87,7 +87,8 @@ class StagedShards(ds.WriterCommitMessage):
 class ShardWriter(Portable, ds.DataSourceArrowWriter):
     """Writes a DataFrame as shards. Spark pickles it for the tasks.
 
-    `write` runs in every task. `commit` or `abort` runs once, on the driver.
+    The driver creates it, and with it the staging folder of the job. `write` runs in every task.
+    `commit` or `abort` runs once, on the driver.
 
     Parameters
     ----------
@@ -100,6 +101,7 @@ class ShardWriter(Portable, ds.DataSourceArrowWriter):
     def __init__(self, job: WriteJob, overwrite: bool) -> None:
         self._job = job
         self._overwrite = overwrite
+        VersionStore(job.location).create_staging(job.job_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ds.WriterCommitMessage:
         """Write the rows of a task to staged shards."""

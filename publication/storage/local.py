@@ -68,6 +68,7 @@ class LocalStorage:
         """Move a local file to a name; see `Storage.put`."""
         target = self.folder / name
         with self._map_errors(name):
+            source.stat()  # create no folder for a file that does not exist
             target.parent.mkdir(parents=True, exist_ok=True)
             with AtomicFile(target) as file:
                 shutil.move(source, file.temporary)

@@ -14,7 +14,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 
+from splitarrow.errors import DatasetError
 from splitarrow.pipeline.options import Options
+from splitarrow.pipeline.sink.shards import WriteJob, write_shards
 from splitarrow.pipeline.sink.writer import OPTIONS, ShardWriter, plan_write
 from splitarrow.publication.version_store import VersionStore
 
@@ -171,7 +173,7 @@ def test_a_task_that_fails_is_repeated_without_duplicate_rows(spark, tmp_path, f
     assert {name for name in visible if not name.startswith("_splitarrow")} == {
         shard.path for shard in manifest.shards
     }
-    assert not [name for name in list_files(tmp_path / "set") if "staging" in name]
+    assert list((tmp_path / "set" / "_splitarrow" / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("failure", ["raise", "kill"])
@@ -185,6 +187,26 @@ def test_a_job_that_fails_changes_nothing(spark, tmp_path, failure):
     staging = tmp_path / "set" / "_splitarrow" / "staging"
     assert list(staging.iterdir()) == []
     assert ids(read_shards(tmp_path / "set")[1]) == list(range(10))
+
+
+@pytest.mark.parametrize("begin", ["before the abort", "after the abort"])
+def test_a_task_that_runs_after_its_job_was_aborted_leaves_nothing(tmp_path, begin):
+    schema = pa.schema([("id", pa.int64())])
+    job = WriteJob(str(tmp_path), "job", schema, rows_per_shard=2)
+    store = VersionStore(job.location)
+    store.create_staging("job")
+
+    def batches():
+        for first in range(0, 8, 2):
+            yield pa.record_batch([pa.array([first, first + 1])], schema=schema)
+            if begin == "before the abort" and first == 4:
+                store.discard("job")
+
+    if begin == "after the abort":
+        store.discard("job")
+    with pytest.raises(DatasetError, match=r"does not exist|No such file"):
+        write_shards(job, "00000-0", batches())
+    assert list((tmp_path / "_splitarrow" / "staging").iterdir()) == []
 
 
 def test_a_worker_killed_while_it_writes_a_shard_is_replaced(spark, tmp_path):
