@@ -1,0 +1,1 @@
+"""Parquet: what pyarrow hides or gets wrong, read from footers, and corrections of arrays."""

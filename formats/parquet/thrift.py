@@ -1,0 +1,336 @@
+"""The compact protocol of Thrift, in which Parquet files write their metadata.
+
+A struct is read into a dictionary, so that fields that nobody knows yet survive a rewrite. Every
+length and count is checked against the bytes that are left before memory is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from ...errors import InvalidDataError, LimitError
+
+MAX_DEPTH = 32
+"""The largest number of structs and lists inside each other."""
+MAX_VALUES = 1 << 21
+"""The largest number of values that one reader decodes."""
+_MAX_VARINT_BITS = 64
+_DOUBLE = struct.Struct("<d")
+
+
+class Type(IntEnum):
+    """The types of values, as the compact protocol numbers them."""
+
+    STOP = 0
+    TRUE = 1
+    FALSE = 2
+    I8 = 3
+    I16 = 4
+    I32 = 5
+    I64 = 6
+    DOUBLE = 7
+    BINARY = 8
+    LIST = 9
+    SET = 10
+    MAP = 11
+    STRUCT = 12
+    UUID = 13
+
+
+_INTEGERS = (Type.I16, Type.I32, Type.I64)
+_INTEGER_BITS = {Type.I16: 16, Type.I32: 32, Type.I64: 64}
+
+
+class Value(NamedTuple):
+    """A value and its type. A boolean has the type TRUE whatever it is."""
+
+    type: Type
+    content: Any
+    """A bool, int, float, bytes, `Struct` or `ThriftList`. The encoded bytes of a map or a UUID."""
+
+
+Struct = dict[int, Value]
+"""A struct: its values by their field numbers, in the order of the bytes."""
+
+
+@dataclass(slots=True)
+class ThriftList:
+    """A list or a set."""
+
+    element: Type
+    """The type of the elements."""
+    items: list[Any] = field(default_factory=list[Any])
+    """The contents of the elements; see `Value.content`."""
+    type: Type = Type.LIST
+    """LIST or SET."""
+
+
+class CompactReader:
+    """Reads values of the compact protocol.
+
+    Parameters
+    ----------
+    data : bytes
+        The bytes.
+    position : int
+        The offset of the first value.
+
+    Raises
+    ------
+    InvalidDataError
+        If the bytes are malformed; the error names the offset. All methods raise it.
+    LimitError
+        If the nesting or the number of values exceeds a limit. All methods raise it.
+    """
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self._data = data
+        self.position = position
+        """The offset of the next byte."""
+        self._values = 0
+
+    def read_struct(self, depth: int = 0) -> Struct:
+        """Read a struct with all of its fields."""
+        fields: Struct = {}
+        for number, kind in self.fields(depth):
+            if number in fields:
+                raise self._error(f"field {number} appears twice")
+            fields[number] = self.read_value(kind, depth + 1)
+        return fields
+
+    def fields(self, depth: int = 0) -> Iterator[tuple[int, Type]]:
+        """Yield the number and type of each field. The caller reads or skips its value."""
+        self._check_depth(depth)
+        number = 0
+        while True:
+            header = self._read_byte()
+            kind, delta = header & 0x0F, header >> 4
+            if kind == Type.STOP:
+                if delta:
+                    raise self._error("the end of a struct has a field number")
+                return
+            number = number + delta if delta else self.read_integer(16)
+            yield number, self._make_type(kind)
+
+    def read_value(self, kind: Type, depth: int = 0) -> Value:
+        """Read the value of a field."""
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise LimitError(f"the metadata has more than {MAX_VALUES} values")
+        if kind in (Type.TRUE, Type.FALSE):
+            return Value(Type.TRUE, kind == Type.TRUE)
+        return Value(kind, self._read_content(kind, depth))
+
+    def skip_value(self, kind: Type, depth: int = 0) -> None:
+        """Skip the value of a field without keeping it."""
+        if kind not in (Type.TRUE, Type.FALSE):
+            self._skip_content(kind, depth)
+
+    def read_list_header(self) -> tuple[Type, int]:
+        """Read the header of a list: the type and the number of its elements."""
+        header = self._read_byte()
+        count = header >> 4
+        if count == 15:
+            count = self._read_varint()
+        if count > self._left:
+            raise self._error(f"a list has {count} elements, but only {self._left} bytes follow")
+        kind = header & 0x0F
+        return (Type.TRUE if not kind and not count else self._make_type(kind)), count
+
+    def read_integer(self, bits: int) -> int:
+        """Read a signed integer of at most `bits` bits."""
+        encoded = self._read_varint()
+        value = (encoded >> 1) ^ -(encoded & 1)
+        if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+            raise self._error(f"{value} does not fit in {bits} bits")
+        return value
+
+    @property
+    def _left(self) -> int:
+        return len(self._data) - self.position
+
+    def _read_content(self, kind: Type, depth: int) -> Any:
+        if kind in _INTEGERS:
+            return self.read_integer(_INTEGER_BITS[kind])
+        if kind == Type.BINARY:
+            return self._take(self._read_varint())
+        if kind == Type.STRUCT:
+            return self.read_struct(depth)
+        if kind in (Type.LIST, Type.SET):
+            return self._read_list(kind, depth)
+        if kind == Type.I8:
+            return int.from_bytes(self._take(1), signed=True)
+        if kind == Type.DOUBLE:
+            return _DOUBLE.unpack(self._take(8))[0]
+        start = self.position
+        self._skip_content(kind, depth)
+        return self._data[start : self.position]
+
+    def _read_list(self, kind: Type, depth: int) -> ThriftList:
+        self._check_depth(depth)
+        element, count = self.read_list_header()
+        self._values += count
+        if self._values > MAX_VALUES:
+            raise LimitError(f"the metadata has more than {MAX_VALUES} values")
+        if element in (Type.TRUE, Type.FALSE):
+            items: list[Any] = [each == Type.TRUE for each in self._take(count)]
+            return ThriftList(Type.TRUE, items, kind)
+        items = [self._read_content(element, depth + 1) for _ in range(count)]
+        return ThriftList(element, items, kind)
+
+    def _skip_content(self, kind: Type, depth: int) -> None:
+        if kind in _INTEGERS:
+            self._read_varint()
+        elif kind in (Type.TRUE, Type.FALSE, Type.I8):
+            self._skip(1)
+        elif kind == Type.DOUBLE:
+            self._skip(8)
+        elif kind == Type.UUID:
+            self._skip(16)
+        elif kind == Type.BINARY:
+            self._skip(self._read_varint())
+        elif kind == Type.STRUCT:
+            for _, member in self.fields(depth):
+                self.skip_value(member, depth + 1)
+        elif kind == Type.MAP:
+            self._skip_map(depth)
+        else:
+            self._check_depth(depth)
+            element, count = self.read_list_header()
+            for _ in range(count):
+                self._skip_content(element, depth + 1)
+
+    def _skip_map(self, depth: int) -> None:
+        self._check_depth(depth)
+        count = self._read_varint()
+        if count > self._left:
+            raise self._error(f"a map has {count} entries, but only {self._left} bytes follow")
+        if not count:
+            return
+        kinds = self._read_byte()
+        for _ in range(count):
+            self._skip_content(self._make_type(kinds >> 4), depth + 1)
+            self._skip_content(self._make_type(kinds & 0x0F), depth + 1)
+
+    def _read_varint(self) -> int:
+        value = shift = 0
+        while shift < _MAX_VARINT_BITS:
+            byte = self._read_byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise self._error("an integer has more than 10 bytes")
+
+    def _read_byte(self) -> int:
+        if self.position >= len(self._data):
+            raise self._error("the metadata ends inside a value")
+        byte = self._data[self.position]
+        self.position += 1
+        return byte
+
+    def _take(self, count: int) -> bytes:
+        start = self.position
+        self._skip(count)
+        return self._data[start : self.position]
+
+    def _skip(self, count: int) -> None:
+        if count > self._left:
+            raise self._error(f"a value has {count} bytes, but only {self._left} follow")
+        self.position += count
+
+    def _make_type(self, kind: int) -> Type:
+        if not Type.TRUE <= kind <= Type.UUID:
+            raise self._error(f"{kind} is not a type of Thrift")
+        return Type(kind)
+
+    def _check_depth(self, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise LimitError(f"the metadata is nested more than {MAX_DEPTH} levels deep")
+
+    def _error(self, problem: str) -> InvalidDataError:
+        return InvalidDataError(f"{problem} (at byte {self.position} of the metadata)")
+
+
+def encode_struct(fields: Struct) -> bytes:
+    """Return the bytes of a struct.
+
+    Examples
+    --------
+    >>> encode_struct({1: Value(Type.I32, 3), 2: Value(Type.BINARY, b"x")}).hex()
+    '150618017800'
+    """
+    out = bytearray()
+    _write_struct(out, fields)
+    return bytes(out)
+
+
+def encode_list(values: ThriftList) -> bytes:
+    """Return the bytes of a list, with its header."""
+    out = bytearray()
+    _write_list(out, values)
+    return bytes(out)
+
+
+def _write_struct(out: bytearray, fields: Struct) -> None:
+    last = 0
+    for number in sorted(fields):
+        kind, content = fields[number]
+        code = kind
+        if kind == Type.TRUE:
+            code = Type.TRUE if content else Type.FALSE
+        if 0 < number - last < 16:
+            out.append((number - last) << 4 | code)
+        else:
+            out.append(code)
+            _write_integer(out, number)
+        last = number
+        if kind != Type.TRUE:
+            _write_content(out, kind, content)
+    out.append(Type.STOP)
+
+
+def _write_content(out: bytearray, kind: Type, content: Any) -> None:
+    if kind in _INTEGERS:
+        _write_integer(out, content)
+    elif kind == Type.BINARY:
+        _write_varint(out, len(content))
+        out += content
+    elif kind == Type.STRUCT:
+        _write_struct(out, content)
+    elif kind in (Type.LIST, Type.SET):
+        _write_list(out, content)
+    elif kind == Type.I8:
+        out += content.to_bytes(1, signed=True)
+    elif kind == Type.DOUBLE:
+        out += _DOUBLE.pack(content)
+    elif kind == Type.TRUE:
+        out.append(Type.TRUE if content else Type.FALSE)
+    else:
+        out += content
+
+
+def _write_list(out: bytearray, values: ThriftList) -> None:
+    count = len(values.items)
+    if count < 15:
+        out.append(count << 4 | values.element)
+    else:
+        out.append(0xF0 | values.element)
+        _write_varint(out, count)
+    for item in values.items:
+        _write_content(out, values.element, item)
+
+
+def _write_integer(out: bytearray, value: int) -> None:
+    _write_varint(out, value << 1 if value >= 0 else ~(value << 1))
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)

@@ -1,0 +1,198 @@
+"""Footers: every schema is read and written back; mutated footers give an error or a schema."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.parquet_files import edit_schema, field, footer_of, with_footer, write_parquet
+from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
+from splitarrow.formats.parquet.footer import Footer, read_footer_size, wrap_footer
+from splitarrow.formats.parquet.logical_types import Converted, Kind, LogicalType
+from splitarrow.formats.parquet.schema import CONVERTED, LOGICAL, NAME, annotate
+from splitarrow.formats.parquet.thrift import (
+    MAX_DEPTH,
+    CompactReader,
+    Type,
+    Value,
+    encode_struct,
+)
+
+TABLE = pa.table(
+    {
+        "a": pa.array([1], pa.int16()),
+        "s": pa.array([{"x": [1.5], "y": "z"}]),
+        "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+        "t": pa.array([0], pa.time64("us")),
+        "d": pa.array([None], pa.decimal128(10, 2)),
+    }
+)
+FILE = write_parquet(TABLE)
+FOOTER = footer_of(FILE)
+
+ANNOTATIONS = [
+    (LogicalType(Kind.STRING), Converted.UTF8),
+    (LogicalType(Kind.ENUM), Converted.ENUM),
+    (LogicalType(Kind.DECIMAL, precision=9, scale=2), Converted.DECIMAL),
+    (LogicalType(Kind.DATE), Converted.DATE),
+    (LogicalType(Kind.TIME, utc=True, unit="MILLIS"), Converted.TIME_MILLIS),
+    (LogicalType(Kind.TIME, utc=False, unit="MICROS"), Converted.TIME_MICROS),
+    (LogicalType(Kind.TIME, utc=False, unit="NANOS"), None),
+    (LogicalType(Kind.TIMESTAMP, utc=False, unit="MILLIS"), Converted.TIMESTAMP_MILLIS),
+    (LogicalType(Kind.TIMESTAMP, utc=True, unit="MICROS"), Converted.TIMESTAMP_MICROS),
+    (LogicalType(Kind.TIMESTAMP, utc=True, unit="NANOS"), None),
+    (LogicalType(Kind.INT, bits=8, signed=True), Converted.INT_8),
+    (LogicalType(Kind.INT, bits=64, signed=False), Converted.UINT_64),
+    (LogicalType(Kind.UNKNOWN), None),
+    (LogicalType(Kind.JSON), Converted.JSON),
+    (LogicalType(Kind.BSON), Converted.BSON),
+    (LogicalType(Kind.UUID), None),
+    (LogicalType(Kind.FLOAT16), None),
+    (LogicalType(Kind.VARIANT), None),
+    (LogicalType(Kind.GEOMETRY, crs="srid:5070"), None),
+    (LogicalType(Kind.GEOGRAPHY, crs=None, edges="karney"), None),
+    (LogicalType(Kind.INTERVAL), Converted.INTERVAL),
+]
+
+
+@pytest.mark.parametrize(("logical", "converted"), ANNOTATIONS, ids=lambda value: str(value))
+def test_an_annotation_is_read_as_it_was_written_with_its_converted_type(logical, converted):
+    file = edit_schema(FILE, {"a": lambda element: annotate(element, logical)})
+    column = Footer.parse(footer_of(file)).root.children[0]
+    assert column.logical == logical
+    assert column.converted == converted
+
+
+@pytest.mark.parametrize("converted", list(Converted))
+def test_a_converted_type_alone_gives_the_logical_type(converted):
+    def keep_converted(element):
+        element = {k: v for k, v in element.items() if k != LOGICAL}
+        return element | {CONVERTED: Value(Type.I32, int(converted)), 8: Value(Type.I32, 4)}
+
+    column = Footer.parse(footer_of(edit_schema(FILE, {"a": keep_converted}))).root.children[0]
+    assert column.logical is not None
+    written = annotate({}, column.logical)[CONVERTED].content
+    expected = Converted.MAP if converted is Converted.MAP_KEY_VALUE else converted
+    assert written == expected
+
+
+def test_unknown_annotations_are_described():
+    def column_of(*edits):
+        file = FILE
+        for edit in edits:
+            file = edit_schema(file, {"t": edit})
+        return Footer.parse(footer_of(file)).root.children[3]
+
+    future = {2555: Value(Type.STRUCT, {1: Value(Type.BINARY, b"x")})}
+    assert str(column_of(field(LOGICAL, Type.STRUCT, future)).logical) == (
+        "unknown logical type 2555"
+    )
+    unit = {1: Value(Type.TRUE, False), 2: Value(Type.STRUCT, {4: Value(Type.STRUCT, {})})}
+    time = {8: Value(Type.STRUCT, unit)}
+    assert str(column_of(field(LOGICAL, Type.STRUCT, time)).logical) == (
+        "TIMESTAMP(isAdjustedToUTC=false, unit=4)"
+    )
+    edges = {18: Value(Type.STRUCT, {2: Value(Type.I32, 9)})}
+    assert column_of(field(LOGICAL, Type.STRUCT, edges)).kind is Kind.FUTURE
+
+
+def test_a_rewritten_schema_leaves_the_rest_of_the_footer_unchanged():
+    footer = Footer.parse(FOOTER)
+    assert footer.with_elements(footer.elements) == FOOTER
+    assert encode_struct(CompactReader(FOOTER).read_struct()) == FOOTER
+    renamed = [element | {NAME: Value(Type.BINARY, b"n")} for element in footer.elements[:2]]
+    changed = footer.with_elements([*renamed, *footer.elements[2:]])
+    metadata = pq.read_metadata(pa.BufferReader(wrap_footer(changed)))
+    assert metadata.schema.to_arrow_schema().names == ["n", "s", "m", "t", "d"]
+    assert metadata.row_group(0).num_rows == 1
+
+
+def test_every_footer_of_parquet_testing_is_written_back_unchanged(parquet_test_data):
+    files = list(parquet_test_data.rglob("*.parquet"))
+    assert files
+    for path in files:
+        footer = footer_of(path.read_bytes())
+        assert encode_struct(CompactReader(footer).read_struct()) == footer, path
+        parsed = Footer.parse(footer)
+        assert parsed.with_elements(parsed.elements) == footer, path
+
+
+def test_errors_name_the_place():
+    def message(edit, path="s.y"):
+        with pytest.raises(InvalidDataError) as caught:
+            Footer.parse(footer_of(edit_schema(FILE, {path: edit})))
+        return caught.value.message
+
+    assert "element 6 of the schema, 'y', is malformed: its physical type is 77" in message(
+        field(1, Type.I32, 77)
+    )
+    assert "its repetition is None" in message(lambda e: {k: v for k, v in e.items() if k != 3})
+    assert "its field 3 has the wrong type" in message(field(3, Type.BINARY, b"1"))
+    assert "it has -1 fields" in message(field(5, Type.I32, -1))
+    assert "a DECIMAL has no precision" in message(
+        lambda e: {k: v for k, v in e.items() if k != LOGICAL} | {CONVERTED: Value(Type.I32, 5)}
+    )
+    assert "the schema ends after 5 of the 200 fields of 's'" in message(
+        field(5, Type.I32, 200), "s"
+    )
+    assert "a logical type has 0 members" in message(field(LOGICAL, Type.STRUCT, {}))
+    assert "belongs to no group" in message(field(5, Type.I32, 1), "")
+
+
+def test_sizes_are_checked_before_memory_is_taken():
+    with pytest.raises(InvalidDataError, match="100 bytes, but the file has only 50"):
+        read_footer_size((100).to_bytes(4, "little") + b"PAR1", 50)
+    with pytest.raises(InvalidDataError, match="ends with b'XXXX'"):
+        read_footer_size(b"0000XXXX", 50)
+    with pytest.raises(InvalidDataError, match="elements, but only 2 bytes follow"):
+        Footer.parse(b"\x15\x02\x19\xfc\xff\xff\xff\xff\x0f\x00\x00")
+    deep = b"\x1c" * 1000 + b"\x00" * 1000
+    with pytest.raises(LimitError, match=f"more than {MAX_DEPTH} levels"):
+        Footer.parse(deep)
+    with pytest.raises(LimitError, match="levels"):
+        Footer.parse(b"\x29" + b"\x19" * 1000 + b"\x00")
+
+
+def test_a_deeply_nested_schema_is_refused():
+    root = {NAME: Value(Type.BINARY, b"r"), 5: Value(Type.I32, 1)}
+    group = root | {3: Value(Type.I32, 0)}
+    leaf = {1: Value(Type.I32, 1), 3: Value(Type.I32, 0), NAME: Value(Type.BINARY, b"x")}
+    footer = Footer.parse(FOOTER)
+    with pytest.raises(LimitError, match="levels deep"):
+        Footer.parse(footer.with_elements([root, *[group] * 5000, leaf]))
+
+
+def check_mutated_footers(seed: int, count: int) -> int:
+    """Check that mutated footers give an error or a schema that can be written; count errors."""
+    rng = random.Random(seed)
+    refused = 0
+    schema_end = Footer.parse(FOOTER).span[1]
+    for _ in range(count):
+        mutated = bytearray(FOOTER)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            end = schema_end if rng.random() < 0.8 else len(FOOTER)
+            mutated[rng.randrange(end)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        if rng.random() < 0.1:
+            del mutated[rng.randrange(len(mutated)) :]
+        try:
+            parsed = Footer.parse(bytes(mutated))
+        except ProtocolError:
+            refused += 1
+        else:
+            written = parsed.with_elements(parsed.elements)
+            again = Footer.parse(written)
+            assert again.with_elements(again.elements) == written
+            assert again.root == parsed.root
+    return refused
+
+
+def test_mutated_footers_give_an_error_or_a_schema():
+    refused = check_mutated_footers(15, 1500)
+    assert 500 < refused < 1450
+
+
+def test_a_file_keeps_its_data_with_another_footer():
+    assert with_footer(FILE, FOOTER) == FILE
