@@ -1,0 +1,1 @@
+"""Variant values (Parquet: Variant Binary Encoding, Variant Shredding), by columns of Arrow."""

@@ -1,0 +1,173 @@
+"""Many byte strings in one buffer, read and copied together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Index = NDArray[np.int64]
+"""Positions, lengths or counts. int64 is what NumPy indexes with."""
+Mask = NDArray[np.bool_]
+
+_PADDING = 16
+"""Zero bytes after the data, so that reading the widest integer at its last byte stays inside."""
+
+
+class ByteBuffer:
+    """Bytes from which integers are read at many positions at once.
+
+    Parameters
+    ----------
+    data : ndarray of uint8, shape (n,)
+        The bytes. They are copied.
+
+    Attributes
+    ----------
+    bytes : ndarray of uint8, shape (n + 16,)
+        The bytes, and zeros after them.
+    arrow : pyarrow.Buffer
+        The same memory.
+    """
+
+    __slots__ = ("_u32", "_u64", "arrow", "bytes")
+
+    def __init__(self, data: Bytes) -> None:
+        padded = np.empty(len(data) + _PADDING, np.uint8)
+        padded[: len(data)] = data
+        padded[len(data) :] = 0
+        self.bytes = padded
+        self.arrow = pa.py_buffer(padded)
+        self._u32 = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))
+        self._u64 = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))
+
+    def read_u8(self, at: Index) -> Bytes:
+        """Return the bytes at some positions."""
+        return self.bytes.take(at)
+
+    def read_u32(self, at: Index) -> NDArray[np.uint32]:
+        """Return the little-endian integers of 4 bytes at some positions."""
+        return self._u32[at]
+
+    def read_u64(self, at: Index) -> NDArray[np.uint64]:
+        """Return the little-endian integers of 8 bytes at some positions."""
+        return self._u64[at]
+
+    def read_uint(self, at: Index, width: Index) -> Index:
+        """Return unsigned little-endian integers of 1 to 4 bytes.
+
+        Parameters
+        ----------
+        at : ndarray of int64, shape (n,)
+            The positions.
+        width : ndarray of int64, shape (n,)
+            The number of bytes of each integer.
+        """
+        if not len(at):
+            return np.empty(0, np.int64)
+        widest = int(width.max())
+        if widest == 1:
+            return self.read_u8(at).astype(np.int64)
+        values = self.read_u32(at).astype(np.int64)
+        values &= (np.int64(1) << (8 * width)) - 1
+        return values
+
+    def slice(self, start: Index, size: Index) -> Any:
+        """Return byte strings of this buffer as a `pyarrow.LargeBinaryArray`, which copies them.
+
+        They must lie inside of the buffer and may be in any order, but must not overlap.
+        """
+        count = len(start)
+        order = None
+        if count > 1 and not bool((start[1:] >= start[:-1] + size[:-1]).all()):
+            order = np.lexsort((size, start))
+            start, size = start[order], size[order]
+        ends = np.empty(2 * count + 1, np.int64)
+        ends[0] = 0
+        ends[0 : 2 * count : 2] = start
+        ends[1 : 2 * count : 2] = start + size
+        ends[2 * count] = ends[2 * count - 1] if count else 0
+        between = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), 2 * count, [None, pa.py_buffer(ends), self.arrow]
+        )
+        selected = np.arange(0, 2 * count, 2)
+        if order is not None:
+            taken = np.empty(count, np.int64)
+            taken[order] = selected
+            selected = taken
+        return between.take(pa.array(selected))
+
+
+def expand(counts: Index) -> tuple[Index, Index]:
+    """Return the group, and the position in its group, of every member of some groups.
+
+    Parameters
+    ----------
+    counts : ndarray of int64, shape (n,)
+        The number of members of each group.
+
+    Returns
+    -------
+    group, position : ndarray of int64, shape (sum of `counts`,)
+    """
+    group = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return group, np.arange(len(group)) - first[group]
+
+
+def accumulate(sizes: Index) -> Index:
+    """Return the offsets of byte strings of some sizes: one more than there are sizes."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def binary_parts(array: Any) -> tuple[Bytes, Index]:
+    """Return the data of a binary or string array, and its offsets into them.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        An array of type binary, large_binary, string, large_string, or a view of them. Nulls may
+        have any size.
+
+    Returns
+    -------
+    data : ndarray of uint8
+        The data of the array, and of arrays that share its memory. It shares the array's memory.
+    offsets : ndarray of int64, shape (len(array) + 1,)
+        The offset of each value.
+    """
+    if not (pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)):
+        narrow = pa.types.is_binary(array.type) or pa.types.is_string(array.type)
+        if not narrow:
+            return binary_parts(array.cast(pa.large_binary()))
+    else:
+        narrow = False
+    if not len(array):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32 if narrow else np.int64)
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    return data, offsets
+
+
+def make_binary(data: Bytes, offsets: Index, data_type: Any = None) -> Any:
+    """Return a `pyarrow.LargeBinaryArray`, or one of another large type, over data and offsets."""
+    return pa.Array.from_buffers(
+        data_type or pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)],
+    )
+
+
+def valid_mask(array: Any) -> Mask:
+    """Return which values of an array are not null."""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    mask: Mask = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
+    return mask

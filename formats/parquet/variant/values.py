@@ -1,0 +1,369 @@
+"""Many encoded Variant values, parsed together one level at a time.
+
+Each level is checked before it is used: sizes, offsets, field ids, and the order of field names. So
+a reader of a path checks what it visits and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ....errors import InvalidDataError
+from .buffers import ByteBuffer, Index, Mask, binary_parts, expand, valid_mask
+from .checks import RowChecks
+from .names import Names
+from .types import ARRAY, KINDS, OBJECT, SIZES, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all values of a column share.
+
+    Attributes
+    ----------
+    buffer : ByteBuffer
+        The bytes of the values.
+    names : Names
+        The field names.
+    checks : RowChecks
+        Receives the rows that are invalid.
+    ordered : bool
+        Whether the fields of an object must be in the order of their names, as the specification
+        demands. Otherwise they are sorted where they are read.
+    """
+
+    buffer: ByteBuffer
+    names: Names
+    checks: RowChecks
+    ordered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Encoded values, which are complete Variants or parts of them.
+
+    Attributes
+    ----------
+    context : Context
+        What they share.
+    start, size : ndarray of int64, shape (n,)
+        Their bytes in the buffer.
+    row : ndarray of int64, shape (n,)
+        The rows that contain them.
+    """
+
+    context: Context
+    start: Index
+    size: Index
+    row: Index
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self.start)
+
+    def take(self, selected: Index | Mask) -> Values:
+        """Return some of the values."""
+        return Values(
+            self.context, self.start[selected], self.size[selected], self.row[selected]
+        )
+
+    def to_arrow(self) -> Any:
+        """Return the encoded values as a `pyarrow.LargeBinaryArray`."""
+        return self.context.buffer.slice(self.start, self.size)
+
+    def kinds(self) -> Any:
+        """Return the `Kind` of each value, as an ndarray of int8, without further checks."""
+        return KINDS.take(self.context.buffer.read_u8(self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The fields of objects or the elements of arrays.
+
+    Attributes
+    ----------
+    counts : ndarray of int64, shape (n,)
+        The number of entries of each object or array.
+    parent : ndarray of int64, shape (m,)
+        The object or array of each entry, in ascending order.
+    values : Values
+        The values, in the order of field names or elements.
+    key : ndarray of int64, shape (m,), or None
+        The name of each field, as an index into `Names.texts`; None for elements.
+    """
+
+    counts: Index
+    parent: Index
+    values: Values
+    key: Index | None
+
+
+def open_values(
+    metadata: Any, value: Any, checks: RowChecks, *, ordered: bool = True
+) -> Values:
+    """Return the values of a column, of which nothing but the metadata is checked.
+
+    Parameters
+    ----------
+    metadata, value : pyarrow.Array
+        Binary arrays of the same length. A row without a value is left out.
+    checks : RowChecks
+        Receives the rows that are invalid.
+    ordered : bool, optional
+        See `Context`.
+
+    Returns
+    -------
+    Values
+        The values whose metadata is valid.
+    """
+    present = valid_mask(value)
+    known = valid_mask(metadata)
+    rows = np.flatnonzero(present)
+    checks.require(known[rows], rows, "it has no metadata")
+    if metadata.null_count:
+        metadata = metadata.fill_null(b"\x01\x00\x00")
+    names = Names(metadata, checks)
+    data, offsets = binary_parts(value)
+    first, last = int(offsets[0]), int(offsets[-1])
+    context = Context(ByteBuffer(data[first:last]), names, checks, ordered)
+    keep = present & known & ~checks.invalid
+    rows = np.flatnonzero(keep)
+    start = offsets[:-1][rows] - first
+    values = Values(context, start, offsets[1:][rows] - offsets[:-1][rows], rows)
+    filled = values.size > 0
+    if not checks.require(filled, rows, "its value is empty"):
+        values = values.take(filled)
+    return values
+
+
+def check_sizes(values: Values) -> Values:
+    """Check that each value's type is known and its size is the one that its header states.
+
+    The sizes of objects and arrays are checked where their entries are read.
+
+    Returns
+    -------
+    Values
+        The valid ones.
+    """
+    buffer = values.context.buffer
+    header = buffer.read_u8(values.start)
+    required = SIZES.take(header)
+    ok = required == values.size
+    if bool(ok.all()):
+        return values
+    open_sized = np.flatnonzero(required < 0)
+    kind = KINDS.take(header[open_sized])
+    checks = values.context.checks
+    known = kind != Kind.INVALID
+    checks.require(known, values.row[open_sized], "a type id is not one of version 1")
+    sized = open_sized[(kind == Kind.STRING) | (kind == Kind.BINARY)]
+    ok[open_sized[kind >= Kind.OBJECT]] = True
+    length = buffer.read_u32(np.minimum(values.start[sized] + 1, len(buffer.bytes) - 4))
+    ok[sized] = length.astype(np.int64) + 5 == values.size[sized]
+    ok[open_sized[~known]] = False
+    if checks.require(ok, values.row, "the size of a value does not fit its bytes"):
+        return values
+    return values.take(ok)
+
+
+def read_objects(values: Values) -> tuple[Values, Entries]:
+    """Return the fields of objects.
+
+    Parameters
+    ----------
+    values : Values
+        Values that are objects.
+
+    Returns
+    -------
+    values : Values
+        The objects that are valid.
+    entries : Entries
+        Their fields.
+    """
+    return _read_entries(values, OBJECT)
+
+
+def read_arrays(values: Values) -> tuple[Values, Entries]:
+    """Return the elements of arrays, as `read_objects` does."""
+    return _read_entries(values, ARRAY)
+
+
+def _read_entries(values: Values, basic_type: int) -> tuple[Values, Entries]:
+    buffer = values.context.buffer
+    layout = _Layout(values, basic_type)
+    if not layout.ok.all():
+        values = values.take(layout.ok)
+        layout = _Layout(values, basic_type)
+    counts, width = layout.counts, layout.offset_width
+    parent, position = expand(counts)
+    offset_at = layout.offsets_at
+    uniform = bool((width == 1).all()) if len(width) else True
+    entry_width = width[parent]
+    begin = buffer.read_uint(
+        offset_at[parent] + (position if uniform else position * entry_width), entry_width
+    )
+    total = buffer.read_uint(offset_at + counts * width, width)
+    end, ok = _find_ends(begin, total, parent, counts)
+    ok &= total == layout.body_size
+    rows = values.row
+    key = order = None
+    problem = "the offsets of an object or array do not fit its values"
+    fine = values.context.checks.require(ok, rows, problem)
+    if basic_type == OBJECT:
+        key, order, named = _read_keys(values, layout, parent, position, ok)
+        ok = ok & named
+        fine = fine and bool(named.all())
+    if order is not None:
+        begin, end = begin[order], end[order]
+    start = layout.body_at[parent] + begin
+    children = Values(values.context, start, end - begin, rows[parent])
+    if fine:
+        return values, Entries(counts, parent, children, key)
+    inside = ok[parent]
+    renumbered = np.cumsum(ok) - 1
+    return values.take(ok), Entries(
+        counts[ok],
+        renumbered[parent[inside]],
+        children.take(inside),
+        None if key is None else key[inside],
+    )
+
+
+class _Layout:
+    """Where the parts of objects or arrays are."""
+
+    def __init__(self, values: Values, basic_type: int) -> None:
+        buffer = values.context.buffer
+        start, size = values.start, values.size
+        header = buffer.read_u8(start).astype(np.int64) >> 2
+        self.offset_width: Index = (header & 3) + 1
+        if basic_type == OBJECT:
+            self.id_width: Index = ((header >> 2) & 3) + 1
+            is_large = (header & 0x10) != 0
+        else:
+            self.id_width = np.zeros(len(start), np.int64)
+            is_large = (header & 0x04) != 0
+        count_width = np.where(is_large, 4, 1)
+        # A value at the end of the buffer may lack its count: the padding is read then.
+        self.counts: Index = buffer.read_uint(start + 1, count_width)
+        self.ids_at: Index = start + 1 + count_width
+        self.offsets_at: Index = self.ids_at + self.counts * self.id_width
+        self.body_at: Index = self.offsets_at + (self.counts + 1) * self.offset_width
+        self.body_size: Index = start + size - self.body_at
+        self.ok: Mask = self.body_size >= 0
+        values.context.checks.require(
+            self.ok, values.row, "an object or array ends inside of its offsets"
+        )
+
+
+def _find_ends(
+    begin: Index, total: Index, parent: Index, counts: Index
+) -> tuple[Index, Mask]:
+    """Return where each entry ends, relative to the first one, and which parents are valid.
+
+    The entries of an object or array fill its bytes without gaps, in any order.
+    """
+    ok = np.ones(len(counts), np.bool_)
+    filled = counts > 0
+    last = np.cumsum(counts)[filled] - 1
+    end = np.empty(len(begin), np.int64)
+    end[:-1] = begin[1:]
+    end[last] = total[filled]
+    ok[~filled] = total[~filled] == 0
+    bad = end <= begin
+    first = last - counts[filled] + 1
+    if bad.any() or begin[first].any():
+        unordered = np.zeros(len(counts), np.bool_)
+        unordered[parent[bad]] = True
+        unordered[np.flatnonzero(filled)[begin[first] != 0]] = True
+        members = np.flatnonzero(unordered[parent])
+        order = members[np.lexsort((begin[members], parent[members]))]
+        owner = parent[order]
+        closing = np.append(owner[1:] != owner[:-1], True)
+        opening = np.append(True, closing[:-1])
+        following = np.append(begin[order][1:], 0)
+        following[closing] = total[owner[closing]]
+        end[order] = following
+        wrong = (following <= begin[order]) | (opening & (begin[order] != 0))
+        ok[owner[wrong]] = False
+    return end, ok
+
+
+def _read_keys(
+    values: Values, layout: _Layout, parent: Index, position: Index, ok: Mask
+) -> tuple[Index, Index | None, Mask]:
+    """Return the names of fields, their order if it is not by name, and which objects are valid."""
+    checks = values.context.checks
+    at, known = _find_names(values, layout, parent, position)
+    result = ok.copy()
+    if not bool(known.all()):
+        result[parent[~known]] = False
+        checks.require(result, values.row, "a field id is not in the metadata")
+        at = np.where(known, at, 0)
+    keys = values.context.names.keys
+    if not len(keys):
+        return np.zeros(len(parent), np.int64), None, result
+    key, order = keys[at], None
+    same_parent = parent[1:] == parent[:-1]
+    if bool(((key[1:] <= key[:-1]) & same_parent).any()):
+        unordered = (key[1:] < key[:-1]) & same_parent
+        if values.context.ordered and unordered.any():
+            result[parent[1:][unordered]] = False
+            checks.require(
+                result, values.row, "the fields of an object are not in the order of their names"
+            )
+        order = np.lexsort((key, parent))
+        key = key[order]
+        repeated = (key[1:] == key[:-1]) & same_parent
+        result[parent[1:][repeated]] = False
+        checks.require(result, values.row, "an object has two fields of one name")
+    return key, order, result
+
+
+def _find_names(
+    values: Values, layout: _Layout, parent: Index, position: Index
+) -> tuple[Index, Mask]:
+    """Return where the names of fields are in `Names.keys`, and which field ids are valid."""
+    names, buffer = values.context.names, values.context.buffer
+    width = layout.id_width[parent]
+    ids = buffer.read_uint(layout.ids_at[parent] + position * width, width)
+    if len(names.size) == 1:
+        return ids, ids < names.size[0]
+    dictionary = names.metadata_of[values.row]
+    return names.first[dictionary][parent] + ids, ids < names.size[dictionary][parent]
+
+
+def split_column(column: Any) -> tuple[Any, Any]:
+    """Return the metadata and the values of an unshredded column.
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray
+        A struct with the fields ``metadata`` and ``value``, in any order.
+
+    Raises
+    ------
+    InvalidDataError
+        If the array is not such a struct.
+    """
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    data_type = column.type
+    names = [field.name for field in data_type] if pa.types.is_struct(data_type) else []
+    if sorted(names) != ["metadata", "value"]:
+        raise InvalidDataError(
+            f"{data_type} is not an unshredded Variant: expected a struct of metadata and value"
+        )
+    metadata, value = column.field("metadata"), column.field("value")
+    if column.null_count:
+        # The children of a null struct are undefined.
+        valid = column.is_valid()
+        value = pa.compute.if_else(valid, value, pa.scalar(None, value.type))
+    return metadata, value
