@@ -58,9 +58,7 @@ def encode(value: Any) -> tuple[bytes, bytes]:
     UsageError
         If a value has no Variant type, or is nested more than MAX_DEPTH deep.
     """
-    names: set[str] = set()
-    _collect_names(value, names, 0)
-    ordered = sorted(names, key=_encode_text)
+    ordered = sorted(collect_names(value), key=_encode_text)
     return encode_metadata(ordered), encode_with(value, {name: i for i, name in enumerate(ordered)})
 
 
@@ -71,6 +69,13 @@ def encode_with(value: Any, ids: Mapping[str, int]) -> bytes:
     if isinstance(value, list | tuple):
         return _encode_container([encode_with(item, ids) for item in value], None)
     return _encode_scalar(value)
+
+
+def collect_names(value: Any) -> set[str]:
+    """Return all field names in a Python value; errors as for `encode`."""
+    names: set[str] = set()
+    _collect_names(value, names, 0)
+    return names
 
 
 def _collect_names(value: Any, names: set[str], depth: int) -> None:

@@ -1,0 +1,223 @@
+"""Functions over whole columns of Variants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ....errors import InvalidDataError, UsageError
+from .buffers import Mask
+from .checks import RowChecks
+from .json_text import render_json
+from .levels import parse_levels
+from .names import encode_metadata
+from .paths import follow, parse_path
+from .python_decoder import decode
+from .python_encoder import collect_names, encode_with
+from .typed import cast_values
+from .values import Values, open_values, split_column
+
+_CHUNK_ROWS = 16 << 10
+_CHUNK_BYTES = 8 << 20
+"""Columns are worked on in parts of this size, whose arrays fit into the processor's caches."""
+
+STORAGE_TYPE = pa.struct(
+    [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())]
+)
+"""The type of the columns that these functions return: an unshredded Variant."""
+
+
+def to_json(column: Any, *, ordered: bool = True) -> Any:
+    """Return Variants as JSON; see `splitarrow.variant.to_json`."""
+
+    def convert(metadata: Any, value: Any, first_row: int) -> Any:
+        values = _open(metadata, value, first_row, ordered)
+        return _place(render_json(values), values.row, len(value))
+
+    return _map(column, convert, pa.large_string())
+
+
+def to_python(column: Any, *, ordered: bool = True) -> list[Any]:
+    """Return Variants as Python values; see `splitarrow.variant.to_python`."""
+    return [
+        None if value is None else decode(metadata, value, ordered=ordered)
+        for chunk in _chunks(column)
+        for metadata, value in zip(
+            *(part.to_pylist() for part in split_column(chunk)), strict=True
+        )
+    ]
+
+
+def get(column: Any, path: str, data_type: Any = None, *, strict: bool, ordered: bool) -> Any:
+    """Return what is at a path; see `splitarrow.variant.get`."""
+    steps = parse_path(path)
+
+    def convert(metadata: Any, value: Any, first_row: int) -> Any:
+        values = follow(_open(metadata, value, first_row, ordered), steps)
+        if data_type is not None:
+            return cast_values(values, len(value), data_type, strict=strict)
+        found = _place(values.to_arrow(), values.row, len(value)).cast(pa.binary())
+        return make_column(metadata, found)
+
+    return _map(column, convert, STORAGE_TYPE if data_type is None else data_type)
+
+
+def find_valid(column: Any, *, ordered: bool = True) -> Any:
+    """Return which Variants are valid; see `splitarrow.variant.is_valid`."""
+
+    def convert(metadata: Any, value: Any, first_row: int) -> Any:
+        checks = RowChecks(len(value), first_row=first_row, collect=True)
+        parse_levels(open_values(metadata, value, checks, ordered=ordered))
+        missing: Mask = value.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(~checks.invalid, mask=missing)
+
+    return _map(column, convert, pa.bool_())
+
+
+def from_python(values: Iterable[Any]) -> Any:
+    """Return Python values as Variants; see `splitarrow.variant.from_python`."""
+    encoder = _RowEncoder()
+    return encoder.encode(values)
+
+
+def from_json(texts: Any) -> Any:
+    """Return JSON texts as Variants; see `splitarrow.variant.from_json`."""
+    encoder = _RowEncoder()
+    chunks = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
+    done = 0
+    arrays: list[Any] = []
+    for chunk in chunks:
+        arrays.append(encoder.encode(_parse_json(chunk, done), absent=_ABSENT))
+        done += len(chunk)
+    if isinstance(texts, pa.ChunkedArray):
+        return pa.chunked_array(arrays, STORAGE_TYPE)
+    return arrays[0]
+
+
+_ABSENT = object()
+
+
+def _parse_json(texts: Any, first_row: int) -> Iterator[Any]:
+    for row, text in enumerate(texts.to_pylist(), first_row):
+        if text is None:
+            yield _ABSENT
+            continue
+        try:
+            yield json.loads(
+                text,
+                parse_float=_parse_number,
+                parse_int=_parse_number,
+                parse_constant=_refuse_constant,
+                object_pairs_hook=_build_object,
+            )
+        except (ValueError, RecursionError) as error:
+            raise InvalidDataError(f"row {row} is not JSON: {error}") from None
+
+
+def _parse_number(text: str) -> int | float | Decimal:
+    """Return an exact number as it is written; one with an exponent is a floating-point number."""
+    if "e" in text or "E" in text:
+        return float(text)
+    digits = len(text) - ("." in text) - ("-" in text)
+    if digits > 38:
+        return float(text)
+    return Decimal(text) if "." in text else int(text)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("an object has two fields of one name")
+    return fields
+
+
+class _RowEncoder:
+    """Encodes rows, and the metadata of rows with the same field names only once."""
+
+    def __init__(self) -> None:
+        self._by_names: dict[frozenset[str], tuple[bytes, dict[str, int]]] = {}
+
+    def encode(self, rows: Iterable[Any], absent: Any = None) -> Any:
+        """Return rows as an array of Variants, in which those that are `absent` are null."""
+        metadata: list[bytes] = []
+        values: list[bytes | None] = []
+        for row in rows:
+            if row is absent:
+                metadata.append(_NO_NAMES)
+                values.append(None)
+                continue
+            encoded, ids = self._find_metadata(row)
+            metadata.append(encoded)
+            values.append(encode_with(row, ids))
+        return make_column(pa.array(metadata, pa.binary()), pa.array(values, pa.binary()))
+
+    def _find_metadata(self, row: Any) -> tuple[bytes, dict[str, int]]:
+        names = frozenset(collect_names(row))
+        found = self._by_names.get(names)
+        if found is None:
+            ordered = sorted(names, key=lambda name: name.encode())
+            found = encode_metadata(ordered), {name: i for i, name in enumerate(ordered)}
+            if len(self._by_names) < _MAX_CACHED_NAMES:
+                self._by_names[names] = found
+        return found
+
+
+_MAX_CACHED_NAMES = 10_000
+_NO_NAMES = encode_metadata([])
+
+
+def make_column(metadata: Any, value: Any) -> Any:
+    """Return a column of Variants, in which a row without a value is null."""
+    mask = value.is_null() if value.null_count else None
+    return pa.StructArray.from_arrays(
+        [metadata.cast(pa.binary()), value], fields=list(STORAGE_TYPE), mask=mask
+    )
+
+
+def _open(metadata: Any, value: Any, first_row: int, ordered: bool) -> Values:
+    checks = RowChecks(len(value), first_row=first_row)
+    return open_values(metadata, value, checks, ordered=ordered)
+
+
+def _place(array: Any, rows: Any, length: int) -> Any:
+    """Return an array of a length with values in some rows, and nulls in all others."""
+    if len(rows) == length:
+        return array
+    index = np.full(length, -1, np.int64)
+    index[rows] = np.arange(len(rows))
+    return array.take(pa.array(index, mask=index < 0))
+
+
+def _map(column: Any, convert: Callable[[Any, Any, int], Any], data_type: Any) -> Any:
+    """Return the results of a function over parts of a column, as an array of the same kind."""
+    results: list[Any] = []
+    row = 0
+    for chunk in _chunks(column):
+        metadata, value = split_column(chunk)
+        results.append(convert(metadata, value, row))
+        row += len(chunk)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array(results, data_type)
+    return pa.concat_arrays(results) if results else pa.array([], data_type)
+
+
+def _chunks(column: Any) -> Iterator[Any]:
+    """Yield parts of a column that are small enough."""
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        raise UsageError(f"expected a pyarrow.Array or ChunkedArray, not {type(column).__name__}")
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        row_bytes = max(1, chunk.nbytes // max(1, len(chunk)))
+        step = int(min(max(_CHUNK_BYTES // row_bytes, 1), _CHUNK_ROWS))
+        for first in range(0, len(chunk), step):
+            yield chunk.slice(first, step)
+
+
