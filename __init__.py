@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import aio, errors
+    from . import aio, errors, variant
     from .client.cluster.client import ClusterClient
     from .client.connect import connect
     from .client.dataset.client import Client
@@ -54,6 +54,7 @@ __all__ = [
     "errors",
     "open",
     "serve",
+    "variant",
 ]
 
 _MODULES = {
@@ -73,6 +74,7 @@ _MODULES = {
     "errors": ".errors",
     "open": ".client.open",
     "serve": ".server.embedded",
+    "variant": ".variant",
 }
 
 

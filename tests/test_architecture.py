@@ -36,7 +36,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "units",
         },
         {"formats"},
-        {"protocol"},
+        {"protocol", "variant"},
         {"memory", "transport"},
         {"publication"},
         {"client", "server"},

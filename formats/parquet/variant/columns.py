@@ -13,13 +13,16 @@ import pyarrow as pa
 from ....errors import InvalidDataError, UsageError
 from .buffers import Mask
 from .checks import RowChecks
+from .inference import infer_type
 from .json_text import render_json
 from .levels import parse_levels
 from .names import encode_metadata
 from .paths import follow, parse_path
 from .python_decoder import decode
 from .python_encoder import collect_names, encode_with
+from .shredding import shred, shredded_type
 from .typed import cast_values
+from .unshredding import unshred
 from .values import Values, open_values, split_column
 
 _CHUNK_ROWS = 16 << 10
@@ -77,6 +80,43 @@ def find_valid(column: Any, *, ordered: bool = True) -> Any:
         return pa.array(~checks.invalid, mask=missing)
 
     return _map(column, convert, pa.bool_())
+
+
+def cast_column(column: Any, data_type: Any, *, strict: bool, ordered: bool) -> Any:
+    """Return Variants as an Arrow type; see `splitarrow.variant.cast`."""
+    return get(column, "$", data_type, strict=strict, ordered=ordered)
+
+
+def unshred_column(column: Any, *, ordered: bool = False) -> Any:
+    """Return a shredded column unshredded; see `splitarrow.variant.unshred`."""
+    results: list[Any] = []
+    row = 0
+    for chunk in _chunks(column):
+        metadata, value = unshred(chunk, first_row=row, ordered=ordered)
+        results.append(make_column(metadata.fill_null(_NO_NAMES), value.cast(pa.binary())))
+        row += len(chunk)
+    return _join(column, results, STORAGE_TYPE)
+
+
+def shred_column(column: Any, data_type: Any, *, ordered: bool) -> Any:
+    """Return a column shredded as a type; see `splitarrow.variant.shred`."""
+
+    def convert(metadata: Any, value: Any, first_row: int) -> Any:
+        values = _open(metadata, value, first_row, ordered)
+        parse_levels(values)
+        return shred(metadata, values, len(value), data_type)
+
+    return _map(column, convert, shredded_type(data_type))
+
+
+def infer_column(column: Any, *, rows: int, ordered: bool) -> Any:
+    """Return a type to shred a column as; see `splitarrow.variant.infer_type`."""
+    arrays = [chunk for chunk in _chunks(column[:rows])]
+    if not arrays:
+        return pa.null()
+    pieces = [pa.StructArray.from_arrays(split_column(array), ["metadata", "value"]) for array in arrays]
+    metadata, value = split_column(pa.concat_arrays(pieces))
+    return infer_type(_open(metadata, value, 0, ordered))
 
 
 def from_python(values: Iterable[Any]) -> Any:
@@ -205,6 +245,10 @@ def _map(column: Any, convert: Callable[[Any, Any, int], Any], data_type: Any) -
         metadata, value = split_column(chunk)
         results.append(convert(metadata, value, row))
         row += len(chunk)
+    return _join(column, results, data_type)
+
+
+def _join(column: Any, results: list[Any], data_type: Any) -> Any:
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array(results, data_type)
     return pa.concat_arrays(results) if results else pa.array([], data_type)

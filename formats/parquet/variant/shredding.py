@@ -1,0 +1,243 @@
+"""Variants split into typed columns, by columns (Variant Shredding)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ....errors import UsageError
+from .arrow_values import find_kind
+from .buffers import Index, Mask, accumulate
+from .building import build_objects
+from .checks import MAX_DEPTH
+from .scalars import DECIMAL_BYTES, check_scalars
+from .typed import natural_arrays
+from .types import Kind
+from .values import Entries, Values, check_sizes, read_arrays, read_objects
+
+_INTEGERS: Final = frozenset({Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64})
+
+
+def shredded_type(data_type: Any) -> Any:
+    """Return the type of a column that is shredded as a type.
+
+    Parameters
+    ----------
+    data_type : pyarrow.DataType
+        What to shred as: a struct for objects, a list for arrays, or a primitive type.
+
+    Returns
+    -------
+    pyarrow.StructType
+        A struct of metadata, value and typed_value.
+
+    Raises
+    ------
+    UsageError
+        If Variants cannot be shredded as this type.
+    """
+    group = _group_type(data_type, 0)
+    return pa.struct([pa.field("metadata", pa.binary(), nullable=False), *group])
+
+
+def _group_type(data_type: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
+    if pa.types.is_struct(data_type):
+        names = [field.name for field in data_type]
+        if not names or len(set(names)) < len(names):
+            raise UsageError(f"a Variant cannot be shredded as {data_type}: name different fields")
+        typed = pa.struct(
+            [pa.field(f.name, _group_type(f.type, depth + 1), nullable=False) for f in data_type]
+        )
+    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        element = _group_type(data_type.value_type, depth + 1)
+        typed = pa.list_(pa.field("element", element, nullable=False))
+    elif pa.types.is_null(data_type):
+        return pa.struct([pa.field("value", pa.binary())])
+    elif find_kind(data_type) is None:
+        raise UsageError(f"a Variant cannot be shredded as {data_type}")
+    else:
+        typed = data_type
+    return pa.struct([pa.field("value", pa.binary()), pa.field("typed_value", typed)])
+
+
+def shred(metadata: Any, values: Values, rows: int, data_type: Any) -> Any:
+    """Return a column that is shredded as a type.
+
+    Integers of every size are shredded as an integer type that holds them, and decimals as one of
+    the same scale, so that equal values are read. Anything else keeps its type, and stays in
+    ``value`` where the column has another one.
+
+    Parameters
+    ----------
+    metadata : pyarrow.Array
+        The metadata of each row.
+    values : Values
+        The values of the rows that have one.
+    rows : int
+        The number of rows.
+    data_type : pyarrow.DataType
+        What to shred as; see `shredded_type`.
+
+    Returns
+    -------
+    pyarrow.StructArray
+        The column; a row without a value is null.
+    """
+    full = shredded_type(data_type)
+    group = _shred(values, values.row, rows, data_type)
+    missing = np.ones(rows, np.bool_)
+    missing[values.row] = False
+    mask = pa.array(missing) if missing.any() else None
+    arrays = [metadata.cast(pa.binary()), *group.flatten()]
+    return pa.StructArray.from_arrays(arrays, fields=list(full), mask=mask)
+
+
+def _shred(values: Values, at: Index, rows: int, data_type: Any) -> Any:
+    """Return a struct of value and typed_value, with the values at some positions."""
+    values = check_sizes(values)
+    kind = values.kinds()
+    check_scalars(values, kind)
+    fields = list(_group_type(data_type, 0))
+    if pa.types.is_null(data_type):
+        everything = np.arange(len(values))
+        return pa.StructArray.from_arrays([_place(values, everything, at, rows)], fields=fields)
+    if pa.types.is_struct(data_type):
+        return _shred_objects(values, kind, at, rows, data_type)
+    if len(fields) == 2 and pa.types.is_list(fields[1].type):
+        return _shred_arrays(values, kind, at, rows, data_type)
+    typed, taken = _shred_primitives(values, kind, at, rows, data_type)
+    value = _place(values, np.flatnonzero(~taken), at, rows)
+    return pa.StructArray.from_arrays([value, typed], fields=fields)
+
+
+def _place(values: Values, selected: Index, at: Index, rows: int) -> Any:
+    """Return some encoded values at their positions, and null at all others."""
+    index = np.full(rows, -1, np.int64)
+    index[at[selected]] = np.arange(len(selected))
+    encoded = values.take(selected).to_arrow().cast(pa.binary())
+    return encoded.take(pa.array(index, mask=index < 0))
+
+
+def _shred_primitives(
+    values: Values, kind: Any, at: Index, rows: int, data_type: Any
+) -> tuple[Any, Mask]:
+    """Return the typed values, and which values they are."""
+    wanted = find_kind(data_type)
+    assert wanted is not None
+    accepted = frozenset({wanted})
+    if wanted in _INTEGERS:
+        accepted = _INTEGERS
+    elif wanted in DECIMAL_BYTES:
+        accepted = frozenset(DECIMAL_BYTES)
+    elif wanted == Kind.TRUE:
+        accepted = frozenset({Kind.TRUE, Kind.FALSE})
+    taken = np.zeros(len(values), np.bool_)
+    index = np.full(rows, -1, np.int64)
+    parts: list[Any] = []
+    size = 0
+    for members, natural in natural_arrays(values, kind, accepted):
+        selected, array = members, natural
+        if pa.types.is_decimal(natural.type) and natural.type.scale != data_type.scale:
+            continue
+        fits = _find_fitting(natural, data_type)
+        if fits is not None:
+            selected, array = selected[fits], natural.filter(pa.array(fits))
+        storage = pa.binary(16) if wanted == Kind.UUID else data_type
+        parts.append(array.cast(storage))
+        taken[selected] = True
+        index[at[selected]] = np.arange(size, size + len(selected))
+        size += len(selected)
+    if not parts:
+        return pa.nulls(rows, data_type), taken
+    typed = pa.concat_arrays(parts).take(pa.array(index, mask=index < 0))
+    if wanted == Kind.UUID:
+        typed = pa.ExtensionArray.from_storage(pa.uuid(), typed)
+    return typed, taken
+
+
+def _find_fitting(array: Any, data_type: Any) -> Mask | None:
+    """Return which integers or decimals fit a type, or None if all do."""
+    if pa.types.is_integer(data_type):
+        numbers = array.to_numpy()
+        limit = 1 << data_type.bit_width - 1
+        fits = (numbers >= -limit) & (numbers <= limit - 1)
+        return None if fits.all() else fits
+    if not pa.types.is_decimal(data_type):
+        return None
+    try:
+        array.cast(data_type)
+    except pa.ArrowInvalid:
+        limit = 10**data_type.precision
+        unscaled = [int(number.scaleb(data_type.scale)) for number in array.to_pylist()]
+        return np.array([abs(number) < limit for number in unscaled])
+    return None
+
+
+def _shred_arrays(values: Values, kind: Any, at: Index, rows: int, data_type: Any) -> Any:
+    is_array = kind == Kind.ARRAY
+    arrays = np.flatnonzero(is_array)
+    arrays = arrays[np.argsort(at[arrays], kind="stable")]
+    _, entries = read_arrays(values.take(arrays))
+    count = len(entries.values)
+    items = _shred(entries.values, np.arange(count), count, data_type.value_type)
+    sizes = np.zeros(rows, np.int64)
+    sizes[at[arrays]] = entries.counts
+    missing = np.ones(rows, np.bool_)
+    missing[at[arrays]] = False
+    fields = list(_group_type(data_type, 0))
+    typed = pa.ListArray.from_arrays(
+        pa.array(accumulate(sizes).astype(np.int32)),
+        items,
+        type=fields[1].type,
+        mask=pa.array(missing),
+    )
+    value = _place(values, np.flatnonzero(~is_array), at, rows)
+    return pa.StructArray.from_arrays([value, typed], fields=fields)
+
+
+def _shred_objects(values: Values, kind: Any, at: Index, rows: int, data_type: Any) -> Any:
+    is_object = kind == Kind.OBJECT
+    objects = np.flatnonzero(is_object)
+    _, entries = read_objects(values.take(objects))
+    assert entries.key is not None
+    places = at[objects]
+    left = np.ones(len(entries.parent), np.bool_)
+    groups: list[Any] = []
+    for field in data_type:
+        key = values.context.names.find(field.name)
+        selected = np.flatnonzero(entries.key == key)
+        left[selected] = False
+        part = entries.values.take(selected)
+        groups.append(_shred(part, places[entries.parent[selected]], rows, field.type))
+    missing = np.ones(rows, np.bool_)
+    missing[places] = False
+    fields = list(_group_type(data_type, 0))
+    typed = pa.StructArray.from_arrays(groups, fields=list(fields[1].type), mask=pa.array(missing))
+    parents, built = _build_residual(entries, left)
+    others = np.flatnonzero(~is_object)
+    encoded = pa.concat_arrays([built, values.take(others).to_arrow()]).cast(pa.binary())
+    index = np.full(rows, -1, np.int64)
+    index[np.concatenate([places[parents], at[others]])] = np.arange(len(encoded))
+    value = encoded.take(pa.array(index, mask=index < 0))
+    return pa.StructArray.from_arrays([value, typed], fields=fields)
+
+
+def _build_residual(entries: Entries, left: Mask) -> tuple[Index, Any]:
+    """Return the objects with fields that are not shredded, and their values of those fields."""
+    remaining = np.flatnonzero(left)
+    counts = np.bincount(entries.parent[remaining], minlength=len(entries.counts))
+    parents = np.flatnonzero(counts)
+    fields = entries.values.take(remaining)
+    names = fields.context.names
+    assert entries.key is not None
+    keys = entries.key[remaining]
+    dictionary = names.metadata_of[fields.row]
+    ids = np.empty(len(remaining), np.int64)
+    for key in np.unique(keys):
+        selected = np.flatnonzero(keys == key)
+        ids[selected] = names.find_ids(int(key))[dictionary[selected]]
+    return parents, build_objects(counts[parents].astype(np.int64), ids, fields.to_arrow())

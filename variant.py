@@ -1,0 +1,293 @@
+"""Variants: semi-structured values in columns of Arrow and Parquet.
+
+A Variant column is a struct of ``metadata`` and ``value``, both binary, whose field names the
+extension type ``arrow.parquet.variant``. The functions take such a struct array, chunked or not, and
+return an array of the same kind and length. A null row stays null. They check each value before
+they use it.
+
+duckdb 2.0 writes objects whose fields are not in the order of their names, which the specification
+forbids. Functions with the parameter `ordered` accept them if it is false.
+
+Examples
+--------
+>>> from splitarrow import variant
+>>> column = variant.from_json(pyarrow.array(['{"id": 7, "tags": ["a", "b"]}', '{"id": "x"}']))
+>>> variant.to_json(column).to_pylist()
+['{"id":7,"tags":["a","b"]}', '{"id":"x"}']
+>>> variant.get(column, "$.tags[1]", pyarrow.string()).to_pylist()
+['b', None]
+>>> variant.get(column, "$.id", pyarrow.int64(), errors="null").to_pylist()
+[7, None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+
+import pyarrow as pa
+
+from .errors import UsageError
+from .formats.arrow.numpy_arrays import require_numpy
+
+if TYPE_CHECKING:
+    from .formats.parquet.variant.python_decoder import Timestamp
+
+__all__ = [
+    "EXTENSION_NAME",
+    "Timestamp",
+    "cast",
+    "field",
+    "from_json",
+    "from_python",
+    "get",
+    "infer_type",
+    "is_valid",
+    "shred",
+    "to_json",
+    "to_python",
+    "unshred",
+]
+
+EXTENSION_NAME = "arrow.parquet.variant"
+"""The extension type that the metadata of a Variant field names."""
+
+_INFERENCE_ROWS = 10_000
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class `Timestamp` at its first use, because it needs NumPy."""
+    if name != "Timestamp":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_numpy()
+    from .formats.parquet.variant.python_decoder import Timestamp
+
+    return Timestamp
+
+
+def _columns() -> Any:
+    require_numpy()
+    from .formats.parquet.variant import columns
+
+    return columns
+
+
+def _is_strict(errors: str) -> bool:
+    if errors not in ("raise", "null"):
+        raise UsageError(f'errors={errors!r}: expected "raise" or "null"')
+    return errors == "raise"
+
+
+def field(name: str, *, nullable: bool = True) -> pa.Field[Any]:
+    """Return the field of an unshredded Variant column, for a `pyarrow.Schema`.
+
+    Do not register a Python extension type of its name: pyarrow crashes when it writes one to a
+    Parquet file.
+    """
+    storage = pa.struct(
+        [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())]
+    )
+    metadata = {"ARROW:extension:name": EXTENSION_NAME, "ARROW:extension:metadata": ""}
+    return pa.field(name, storage, nullable, metadata)
+
+
+def to_json(column: Any, *, ordered: bool = True) -> Any:
+    """Return Variants as JSON texts.
+
+    A decimal keeps the digits of its scale, and a floating-point number has a fraction. Dates, times
+    and timestamps are ISO 8601 strings, with ``+00:00`` if they are instants; binary values are in
+    Base64; NaN and the infinities are strings. Fields are in the order of their names.
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+        The Variants.
+    ordered : bool, optional
+        Refuse objects whose fields are not in the order of their names.
+
+    Returns
+    -------
+    pyarrow.LargeStringArray or pyarrow.ChunkedArray, shape (n,)
+
+    Raises
+    ------
+    InvalidDataError
+        If a Variant is invalid.
+    """
+    return _columns().to_json(column, ordered=ordered)
+
+
+def from_json(texts: Any) -> Any:
+    """Return JSON texts as Variants.
+
+    Integers get the smallest type that holds them. A number with a point becomes a decimal, and one
+    with an exponent or with more than 38 digits a double.
+
+    Parameters
+    ----------
+    texts : pyarrow.Array or pyarrow.ChunkedArray, shape (n,)
+        The texts, of a string type. A null text becomes a null Variant.
+
+    Returns
+    -------
+    pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+
+    Raises
+    ------
+    InvalidDataError
+        If a text is not JSON, or an object has two fields of one name.
+    UsageError
+        If a value has no Variant type.
+    """
+    return _columns().from_json(texts)
+
+
+def to_python(column: Any, *, ordered: bool = True) -> list[Any]:
+    """Return Variants as Python values.
+
+    Objects become dicts, arrays lists, exact numbers int or Decimal, and dates and times objects of
+    `datetime`. A timestamp in nanoseconds, or outside of the years 1 to 9999, becomes a `Timestamp`.
+    This decodes one row after another; `to_json`, `get` and `cast` are faster.
+
+    Raises
+    ------
+    InvalidDataError
+        If a Variant is invalid.
+    """
+    return _columns().to_python(column, ordered=ordered)
+
+
+def from_python(values: Iterable[Any]) -> Any:
+    """Return Python values as a `pyarrow.StructArray` of Variants, the inverse of `to_python`.
+
+    None becomes the Variant null. A number of NumPy keeps its type.
+
+    Raises
+    ------
+    UsageError
+        If a value has no Variant type.
+    """
+    return _columns().from_python(values)
+
+
+def get(
+    column: Any,
+    path: str,
+    type: pa.DataType | None = None,
+    *,
+    errors: Literal["raise", "null"] = "raise",
+    ordered: bool = True,
+) -> Any:
+    """Return what is at a path, without decoding the rest.
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+        The Variants.
+    path : str
+        ``$``, followed by ``.name``, ``['name']`` and ``[3]``.
+    type : pyarrow.DataType, optional
+        Convert the values to this type, as `cast` does. Without it, the result is Variants.
+    errors : {"raise", "null"}, optional
+        What to do with values that do not fit the type.
+    ordered : bool, optional
+        Refuse objects whose fields are not in the order of their names.
+
+    Returns
+    -------
+    pyarrow.Array or pyarrow.ChunkedArray, shape (n,)
+        The values. A row without this path is null.
+
+    Raises
+    ------
+    UsageError
+        If the path is malformed, or Variants cannot be converted to the type.
+    InvalidDataError
+        If an object or array on the path is invalid, or a value does not fit the type.
+    """
+    strict = _is_strict(errors)
+    return _columns().get(column, path, type, strict=strict, ordered=ordered)
+
+
+def cast(
+    column: Any,
+    type: pa.DataType,
+    *,
+    errors: Literal["raise", "null"] = "raise",
+    ordered: bool = True,
+) -> Any:
+    """Return Variants as an Arrow type.
+
+    Nothing is guessed: exact numbers become equal exact numbers, all numbers become floating-point
+    numbers, and everything else keeps its type. No text is parsed. A struct takes the fields of
+    objects by name, and a list the elements of arrays. The Variant null becomes null.
+
+    Parameters, results and errors are those of `get`.
+    """
+    strict = _is_strict(errors)
+    return _columns().cast_column(column, type, strict=strict, ordered=ordered)
+
+
+def is_valid(column: Any, *, ordered: bool = True) -> Any:
+    """Return which Variants are valid, as booleans. A null row stays null."""
+    return _columns().find_valid(column, ordered=ordered)
+
+
+def unshred(column: Any, *, ordered: bool = False) -> Any:
+    """Return a shredded column as Variants (Variant Shredding).
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+        A struct of ``metadata``, ``value`` and ``typed_value``, as pyarrow reads it.
+    ordered : bool, optional
+        Refuse encoded objects whose fields are not in the order of their names.
+
+    Raises
+    ------
+    InvalidDataError
+        If the type is not one of shredded Variants, or ``value`` and ``typed_value`` contradict
+        each other.
+    """
+    return _columns().unshred_column(column, ordered=ordered)
+
+
+def shred(column: Any, type: pa.DataType | None = None, *, ordered: bool = True) -> Any:
+    """Return Variants split into typed columns, the inverse of `unshred`.
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+        The Variants.
+    type : pyarrow.DataType, optional
+        What to shred as: a struct for objects, a list for arrays, or a primitive type. By default,
+        `infer_type` chooses one.
+    ordered : bool, optional
+        Refuse objects whose fields are not in the order of their names.
+
+    Returns
+    -------
+    pyarrow.StructArray or pyarrow.ChunkedArray, shape (n,)
+        A struct of ``metadata``, ``value`` and ``typed_value``.
+
+    Raises
+    ------
+    UsageError
+        If Variants cannot be shredded as the type.
+    InvalidDataError
+        If a Variant is invalid.
+    """
+    if type is None:
+        type = infer_type(column, ordered=ordered)
+    return _columns().shred_column(column, type, ordered=ordered)
+
+
+def infer_type(column: Any, *, rows: int = _INFERENCE_ROWS, ordered: bool = True) -> Any:
+    """Return the type that `shred` should use, from the first rows of a column.
+
+    Objects become structs of the fields that a tenth of them have. A type must fit nine tenths of
+    the values that are not null. The result is the null type if the values have too little in
+    common.
+    """
+    return _columns().infer_column(column, rows=rows, ordered=ordered)
