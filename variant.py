@@ -1,8 +1,8 @@
 """Variants: semi-structured values in columns of Arrow and Parquet.
 
 A Variant column is a struct of ``metadata`` and ``value``, both binary, whose field names the
-extension type ``arrow.parquet.variant``. The functions take such a struct array, chunked or not, and
-return an array of the same kind and length. A null row stays null. They check each value before
+extension type ``arrow.parquet.variant``. The functions take such a struct array, chunked or not,
+and return an array of the same kind and length. A null row stays null. They check each value before
 they use it.
 
 duckdb 2.0 writes objects whose fields are not in the order of their names, which the specification
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
-
 
 import pyarrow as pa
 
@@ -95,9 +94,9 @@ def field(name: str, *, nullable: bool = True) -> pa.Field[Any]:
 def to_json(column: Any, *, ordered: bool = True) -> Any:
     """Return Variants as JSON texts.
 
-    A decimal keeps the digits of its scale, and a floating-point number has a fraction. Dates, times
-    and timestamps are ISO 8601 strings, with ``+00:00`` if they are instants; binary values are in
-    Base64; NaN and the infinities are strings. Fields are in the order of their names.
+    A decimal keeps the digits of its scale, and a floating-point number has a fraction. Dates,
+    times and timestamps are ISO 8601 strings, with ``+00:00`` if they are instants; binary values
+    are in Base64; NaN and the infinities are strings. Fields are in the order of their names.
 
     Parameters
     ----------
@@ -147,7 +146,8 @@ def to_python(column: Any, *, ordered: bool = True) -> list[Any]:
     """Return Variants as Python values.
 
     Objects become dicts, arrays lists, exact numbers int or Decimal, and dates and times objects of
-    `datetime`. A timestamp in nanoseconds, or outside of the years 1 to 9999, becomes a `Timestamp`.
+    `datetime`. A timestamp in nanoseconds, or outside of the years 1 to 9999, becomes a
+    `Timestamp`.
     This decodes one row after another; `to_json`, `get` and `cast` are faster.
 
     Raises

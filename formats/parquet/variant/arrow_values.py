@@ -98,11 +98,11 @@ def _encode_booleans(array: Any, kind: Kind) -> Any:
 
 def _encode_times(array: Any, kind: Kind) -> Any:
     counts = array.cast(pa.int64())
-    if kind == Kind.TIME_NTZ and pc.any(
-        pc.or_(pc.less(counts, 0), pc.greater_equal(counts, MICROSECONDS_PER_DAY))
-    ).as_py():
+    numbers = _without_nulls(counts).to_numpy()
+    outside = (numbers < 0) | (numbers >= MICROSECONDS_PER_DAY)
+    if kind == Kind.TIME_NTZ and outside.any():
         raise InvalidDataError("a shredded time is not within a day")
-    return build_fixed(kind, _without_nulls(counts).to_numpy(), array)
+    return build_fixed(kind, numbers, array)
 
 
 def _encode_dates(array: Any, kind: Kind) -> Any:

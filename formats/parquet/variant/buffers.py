@@ -13,6 +13,18 @@ Index = NDArray[np.int64]
 """Positions, lengths or counts. int64 is what NumPy indexes with."""
 Mask = NDArray[np.bool_]
 
+
+def to_arrow(array: Any, mask: Any = None) -> Any:
+    """Return an array of NumPy as an Arrow array, with nulls where the mask is true."""
+    return pa.array(array, mask=mask)
+
+
+def to_buffer(array: Any) -> Any:
+    """Return the memory of an array of NumPy, copied if it is not contiguous."""
+    contiguous: Any = np.ascontiguousarray(array)
+    return pa.py_buffer(contiguous)
+
+
 _PADDING = 16
 """Zero bytes after the data, so that reading the widest integer at its last byte stays inside."""
 
@@ -40,7 +52,7 @@ class ByteBuffer:
         padded[: len(data)] = data
         padded[len(data) :] = 0
         self.bytes = padded
-        self.arrow = pa.py_buffer(padded)
+        self.arrow = to_buffer(padded)
         self._u32 = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))
         self._u64 = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))
 
@@ -91,14 +103,14 @@ class ByteBuffer:
         ends[1 : 2 * count : 2] = start + size
         ends[2 * count] = ends[2 * count - 1] if count else 0
         between = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), 2 * count, [None, pa.py_buffer(ends), self.arrow]
+            pa.large_binary(), 2 * count, [None, to_buffer(ends), self.arrow]
         )
         selected = np.arange(0, 2 * count, 2)
         if order is not None:
             taken = np.empty(count, np.int64)
             taken[order] = selected
             selected = taken
-        return between.take(pa.array(selected))
+        return between.take(to_arrow(selected))
 
 
 def expand(counts: Index) -> tuple[Index, Index]:
@@ -161,7 +173,7 @@ def make_binary(data: Bytes, offsets: Index, data_type: Any = None) -> Any:
     return pa.Array.from_buffers(
         data_type or pa.large_binary(),
         len(offsets) - 1,
-        [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)],
+        [None, to_buffer(offsets), to_buffer(data)],
     )
 
 

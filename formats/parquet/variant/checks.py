@@ -7,7 +7,7 @@ import numpy as np
 from ....errors import InvalidDataError
 from .buffers import Index, Mask
 
-MAX_DEPTH = 500
+MAX_DEPTH = 200
 """The largest number of nested objects and arrays."""
 
 

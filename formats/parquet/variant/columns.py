@@ -22,14 +22,14 @@ from .python_decoder import decode
 from .python_encoder import collect_names, encode_with
 from .shredding import shred, shredded_type
 from .typed import cast_values
-from .unshredding import unshred
+from .unshredding import check_shredded_type, unshred
 from .values import Values, open_values, split_column
 
 _CHUNK_ROWS = 16 << 10
 _CHUNK_BYTES = 8 << 20
 """Columns are worked on in parts of this size, whose arrays fit into the processor's caches."""
 
-STORAGE_TYPE = pa.struct(
+STORAGE_TYPE: Any = pa.struct(
     [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())]
 )
 """The type of the columns that these functions return: an unshredded Variant."""
@@ -50,9 +50,7 @@ def to_python(column: Any, *, ordered: bool = True) -> list[Any]:
     return [
         None if value is None else decode(metadata, value, ordered=ordered)
         for chunk in _chunks(column)
-        for metadata, value in zip(
-            *(part.to_pylist() for part in split_column(chunk)), strict=True
-        )
+        for metadata, value in zip(*(part.to_pylist() for part in split_column(chunk)), strict=True)
     ]
 
 
@@ -89,11 +87,12 @@ def cast_column(column: Any, data_type: Any, *, strict: bool, ordered: bool) -> 
 
 def unshred_column(column: Any, *, ordered: bool = False) -> Any:
     """Return a shredded column unshredded; see `splitarrow.variant.unshred`."""
+    check_shredded_type(column.type)
     results: list[Any] = []
     row = 0
     for chunk in _chunks(column):
         metadata, value = unshred(chunk, first_row=row, ordered=ordered)
-        results.append(make_column(metadata.fill_null(_NO_NAMES), value.cast(pa.binary())))
+        results.append(make_column(metadata, value.cast(pa.binary())))
         row += len(chunk)
     return _join(column, results, STORAGE_TYPE)
 
@@ -111,10 +110,12 @@ def shred_column(column: Any, data_type: Any, *, ordered: bool) -> Any:
 
 def infer_column(column: Any, *, rows: int, ordered: bool) -> Any:
     """Return a type to shred a column as; see `splitarrow.variant.infer_type`."""
-    arrays = [chunk for chunk in _chunks(column[:rows])]
+    arrays = list(_chunks(column[:rows]))
     if not arrays:
         return pa.null()
-    pieces = [pa.StructArray.from_arrays(split_column(array), ["metadata", "value"]) for array in arrays]
+    pieces = [
+        pa.StructArray.from_arrays(split_column(array), ["metadata", "value"]) for array in arrays
+    ]
     metadata, value = split_column(pa.concat_arrays(pieces))
     return infer_type(_open(metadata, value, 0, ordered))
 
@@ -132,11 +133,9 @@ def from_json(texts: Any) -> Any:
     done = 0
     arrays: list[Any] = []
     for chunk in chunks:
-        arrays.append(encoder.encode(_parse_json(chunk, done), absent=_ABSENT))
+        arrays.append(encoder.encode(_parse_json(chunk, done)))
         done += len(chunk)
-    if isinstance(texts, pa.ChunkedArray):
-        return pa.chunked_array(arrays, STORAGE_TYPE)
-    return arrays[0]
+    return _join(texts, arrays, STORAGE_TYPE)
 
 
 _ABSENT = object()
@@ -186,12 +185,12 @@ class _RowEncoder:
     def __init__(self) -> None:
         self._by_names: dict[frozenset[str], tuple[bytes, dict[str, int]]] = {}
 
-    def encode(self, rows: Iterable[Any], absent: Any = None) -> Any:
-        """Return rows as an array of Variants, in which those that are `absent` are null."""
+    def encode(self, rows: Iterable[Any]) -> Any:
+        """Return rows as an array of Variants, in which those that are _ABSENT are null."""
         metadata: list[bytes] = []
         values: list[bytes | None] = []
         for row in rows:
-            if row is absent:
+            if row is _ABSENT:
                 metadata.append(_NO_NAMES)
                 values.append(None)
                 continue
@@ -263,5 +262,3 @@ def _chunks(column: Any) -> Iterator[Any]:
         step = int(min(max(_CHUNK_BYTES // row_bytes, 1), _CHUNK_ROWS))
         for first in range(0, len(chunk), step):
             yield chunk.slice(first, step)
-
-

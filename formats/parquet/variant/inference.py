@@ -111,5 +111,3 @@ def _count_digits(values: Values, code: Kind) -> int:
         return min(len(str(high << 64)), 38)
     low = read_decimals(values, code)[:, 0].view(np.int64)
     return len(str(max(abs(int(low.min())), abs(int(low.max())))))
-
-

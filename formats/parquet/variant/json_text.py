@@ -1,7 +1,7 @@
 """Variants as JSON texts, by columns.
 
-Numbers become JSON numbers: a decimal keeps the digits of its scale, and a floating-point number has
-a fraction. Dates, times and timestamps become ISO 8601 strings, with ``+00:00`` where they are
+Numbers become JSON numbers: a decimal keeps the digits of its scale, and a floating-point number
+has a fraction. Dates, times and timestamps become ISO 8601 strings, with ``+00:00`` where they are
 instants; UUIDs and binary values (Base64) become strings, and so do NaN and the infinities, which
 JSON has no numbers for. Fields are in the order of their names.
 """
@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .buffers import binary_parts, make_binary
+from .buffers import binary_parts, make_binary, to_arrow
+from .escaping import escape_json
 from .levels import Level, parse_levels
 from .names import Names
-from .escaping import escape_json
 from .scalar_text import ScalarTexts, render_scalars
 from .values import Entries, Values
 
@@ -97,7 +97,7 @@ def _join(
     ending[filled] = quoted[ends[filled] - 1]
     ending[~filled] = 2
     pieces[closing] = separators.ends[brackets] + ending
-    taken = pa.concat_arrays([separators.pieces, *below.arrays]).take(pa.array(pieces))
+    taken = pa.concat_arrays([separators.pieces, *below.arrays]).take(to_arrow(pieces))
     data, offsets = binary_parts(taken)
     return make_binary(data, np.append(offsets[:1], offsets[closing + 1]))
 

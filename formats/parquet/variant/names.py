@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Names:
         do.
     """
 
-    __slots__ = ("_texts_list", "first", "keys", "metadata", "metadata_of", "size", "texts")
+    __slots__ = ("first", "keys", "metadata", "metadata_of", "size", "texts")
 
     def __init__(self, metadata: Any, checks: RowChecks) -> None:
         """Parse and check the metadata of all rows.
@@ -50,7 +51,6 @@ class Names:
         encoded = metadata.cast(pa.large_binary()).dictionary_encode()
         self.metadata_of: Index = encoded.indices.to_numpy().astype(np.int64)
         self.metadata = encoded.dictionary
-        self._texts_list: list[str] | None = None
         rows = np.zeros(len(self.metadata), np.int64)
         rows[self.metadata_of[::-1]] = np.arange(len(metadata))[::-1]
         own = RowChecks(len(self.metadata), collect=True)
@@ -71,9 +71,8 @@ class Names:
         size = buffer.read_uint(start[alive] + 1, width)
         body = start[alive] + 1 + width * (size + 2)
         kept = checks.valid(body <= end[alive], alive, "the metadata ends inside of its offsets")
-        alive, width, size, body, header = (
-            part[kept] for part in (alive, width, size, body, header)
-        )
+        alive, header = alive[kept], header[kept]
+        width, size, body = width[kept], size[kept], body[kept]
         group, position = expand(size + 1)
         at = buffer.read_uint(start[alive][group] + 1 + width[group] * (position + 1), width[group])
         is_last = position == size[group]
@@ -99,7 +98,7 @@ class Names:
         """Set `keys` and `texts` from the names of all dictionaries."""
         encoded = names.dictionary_encode()
         distinct = encoded.dictionary
-        valid = _find_utf8(distinct)
+        valid = find_utf8(distinct)
         codes = encoded.indices.to_numpy().astype(np.int64)
         if not bool(valid.all()):
             checks.keep(valid[codes], owner, "a field name is not UTF-8")
@@ -122,9 +121,7 @@ class Names:
 
     def text(self, key: int) -> str:
         """Return a field name."""
-        if self._texts_list is None:
-            self._texts_list = self.texts.to_pylist()
-        return self._texts_list[key]
+        return self.texts[key].as_py()
 
     def find(self, name: str) -> int:
         """Return the index of a field name in `texts`, or -1 if no dictionary has it."""
@@ -164,7 +161,7 @@ class _DictionaryChecks:
         return dictionaries[self.valid(ok, dictionaries, problem)]
 
 
-def _find_utf8(values: Any) -> Mask:
+def find_utf8(values: Any) -> Mask:
     """Return which binary values are UTF-8."""
     data, offsets = binary_parts(values)
     try:
@@ -184,13 +181,10 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-find_utf8 = _find_utf8
-
-
 def encode_metadata(names: list[str]) -> bytes:
     """Return the metadata of some field names, sorted if they are in the order of their bytes."""
     encoded = [name.encode() for name in names]
-    is_sorted = all(left < right for left, right in zip(encoded, encoded[1:], strict=False))
+    is_sorted = all(left < right for left, right in pairwise(encoded))
     total = sum(map(len, encoded))
     width = max(1, (max(total, len(encoded)).bit_length() + 7) // 8)
     header = _VERSION | (_SORTED if is_sorted else 0) | (width - 1) << 6
@@ -201,20 +195,3 @@ def encode_metadata(names: list[str]) -> bytes:
         at += len(name)
         parts.append(at.to_bytes(width, "little"))
     return b"".join([*parts, *encoded])
-
-
-def encode_metadata_of(names: Any) -> tuple[bytes, Index]:
-    """Return the metadata of some different names, and the field id of each one.
-
-    Parameters
-    ----------
-    names : pyarrow.LargeStringArray
-        The names.
-    """
-    order = pc.sort_indices(names.cast(pa.large_binary())).to_numpy().astype(np.int64)
-    ids = np.empty(len(order), np.int64)
-    ids[order] = np.arange(len(order))
-    return encode_metadata(names.take(pa.array(order)).to_pylist()), ids
-
-
-__all__ = ["Names", "encode_metadata", "encode_metadata_of", "find_utf8"]

@@ -6,7 +6,8 @@ import struct
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import numpy as np
@@ -55,7 +56,7 @@ class Timestamp:
     """
 
     count: int
-    unit: str
+    unit: Literal["us", "ns"]
     utc: bool
 
     def __str__(self) -> str:
@@ -85,8 +86,8 @@ def decode_metadata(metadata: bytes) -> list[str]:
     ends = _read_ints(metadata, 1 + width, width, size + 1)
     if ends[0] != 0 or body + ends[-1] != len(metadata) or ends != sorted(ends):
         raise InvalidDataError("the offsets of the metadata do not fit its bytes")
-    encoded = [metadata[body + a : body + b] for a, b in zip(ends, ends[1:], strict=False)]
-    if header & 0x10 and any(a >= b for a, b in zip(encoded, encoded[1:], strict=False)):
+    encoded = [metadata[body + a : body + b] for a, b in pairwise(ends)]
+    if header & 0x10 and any(a >= b for a, b in pairwise(encoded)):
         raise InvalidDataError("the metadata claims to be sorted, but is not")
     return [_decode_text(name) for name in encoded]
 

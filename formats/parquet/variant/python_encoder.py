@@ -44,9 +44,9 @@ def encode(value: Any) -> tuple[bytes, bytes]:
     ----------
     value : object
         None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`, UUID,
-        `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets the
-        smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy keeps
-        its type.
+        `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
+        the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
+        keeps its type.
 
     Returns
     -------
@@ -253,4 +253,3 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (Timestamp, _encode_timestamp),
     (UUID, lambda value: _primitive(Primitive.UUID, value.bytes)),
 ]
-

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from .buffers import Index, Mask, accumulate, make_binary
+from .buffers import Index, Mask, accumulate, binary_parts, make_binary
 from .escaping import escape_json
 from .scalars import (
     DECIMAL_BYTES,
@@ -32,7 +32,9 @@ _BASE64: Final = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
 )
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
-_UUID_DIGITS: Final = np.array([*range(8), *range(9, 13), *range(14, 18), *range(19, 23), *range(24, 36)])
+_UUID_DIGITS: Final = np.array(
+    [*range(8), *range(9, 13), *range(14, 18), *range(19, 23), *range(24, 36)]
+)
 _DAY_YEAR_0, _DAY_YEAR_10000 = -719_528, 2_932_897
 """The days since 1970 at which four-digit years begin and end."""
 
@@ -81,7 +83,7 @@ def render_scalars(values: Values, kind: Any) -> ScalarTexts:
         numbers = read_integers(values.take(selected), kind[selected])
         texts.add(selected, _cast_text(pa.array(numbers)), quoted=False)
     for code in np.flatnonzero(present):
-        if code == Kind.NULL or code > Kind.INT64 and code < Kind.OBJECT:
+        if code == Kind.NULL or (code > Kind.INT64 and code < Kind.OBJECT):
             _render_kind(values, kind, Kind(int(code)), texts)
     return texts
 
@@ -156,13 +158,13 @@ def _render_dates(days: Index) -> Any:
     return _replace_unusual(texts, days, usual, "D", b"")
 
 
-def _render_timestamps(count: Index, unit: str, suffix: bytes) -> Any:
+def _render_timestamps(count: Index, unit: Any, suffix: bytes) -> Any:
     per_day = 86_400 * (10**9 if unit == "ns" else 10**6)
     days = count // per_day
     usual = (days >= _DAY_YEAR_0) & (days < _DAY_YEAR_10000)
     texts = pa.array(np.where(usual, count, 0)).cast(pa.timestamp(unit)).cast(pa.large_string())
     width = 29 if unit == "ns" else 26
-    data = np.frombuffer(texts.buffers()[2], np.uint8)[: width * len(count)]
+    data = binary_parts(texts)[0][: width * len(count)]
     rows = np.empty((len(count), width + len(suffix)), np.uint8)
     rows[:, :width] = data.reshape(-1, width)
     rows[:, 10] = ord("T")
@@ -175,10 +177,15 @@ def _replace_unusual(texts: Any, count: Index, usual: Mask, unit: str, suffix: b
     if bool(usual.all()):
         return texts
     dates: list[str] = np.datetime_as_string(count[~usual].astype(f"M8[{unit}]")).tolist()
-    signed = [
-        (date if date.startswith("-") else f"+{date}").encode() + suffix for date in dates
-    ]
+    signed = [_sign_year(date).encode() + suffix for date in dates]
     return pc.replace_with_mask(texts, pa.array(~usual), pa.array(signed, pa.large_binary()))
+
+
+def _sign_year(date: str) -> str:
+    """Return a date with a sign before the year, which has at least four digits."""
+    sign = "-" if date.startswith("-") else "+"
+    year, rest = date.lstrip("-").split("-", 1)
+    return f"{sign}{year.zfill(4)}-{rest}"
 
 
 def _render_uuids(digits: NDArray[np.uint8]) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .buffers import Index, Mask
+from .buffers import Index, Mask, to_buffer
 from .names import find_utf8
 from .types import MAX_DECIMAL_SCALE, MICROSECONDS_PER_DAY, SHORT_STRING, Kind
 from .values import Values
@@ -131,7 +131,7 @@ def decimal_array(unscaled: NDArray[np.uint64], scale: int) -> Any:
     return pa.Array.from_buffers(
         pa.decimal128(38, scale),
         len(unscaled),
-        [None, pa.py_buffer(np.ascontiguousarray(unscaled))],
+        [None, to_buffer(unscaled)],
     )
 
 

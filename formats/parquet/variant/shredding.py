@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ....errors import UsageError
 from .arrow_values import find_kind
-from .buffers import Index, Mask, accumulate
+from .buffers import Index, Mask, accumulate, to_arrow
 from .building import build_objects
 from .checks import MAX_DEPTH
 from .scalars import DECIMAL_BYTES, check_scalars
@@ -190,10 +190,10 @@ def _shred_arrays(values: Values, kind: Any, at: Index, rows: int, data_type: An
     missing[at[arrays]] = False
     fields = list(_group_type(data_type, 0))
     typed = pa.ListArray.from_arrays(
-        pa.array(accumulate(sizes).astype(np.int32)),
+        to_arrow(accumulate(sizes).astype(np.int32)),
         items,
         type=fields[1].type,
-        mask=pa.array(missing),
+        mask=to_arrow(missing),
     )
     value = _place(values, np.flatnonzero(~is_array), at, rows)
     return pa.StructArray.from_arrays([value, typed], fields=fields)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError, UsageError
-from .buffers import Index, Mask, accumulate
+from .buffers import Index, Mask, accumulate, to_buffer
 from .checks import MAX_DEPTH
 from .scalars import (
     DECIMAL_BYTES,
@@ -196,13 +196,13 @@ def _natural_array(values: Values, code: Kind) -> Any:
     if code == Kind.DATE:
         return pa.array(read_int32(values)).cast(pa.date32())
     if code == Kind.UUID:
-        data = pa.py_buffer(np.ascontiguousarray(read_fixed(values, 16)))
+        data = to_buffer(read_fixed(values, 16))
         return pa.Array.from_buffers(pa.binary(16), len(values), [None, data])
     if code == Kind.TIME_NTZ:
         return pa.array(read_int64(values)).cast(pa.time64("us"))
     unit = "ns" if code in (Kind.TIMESTAMP_NANOS, Kind.TIMESTAMP_NTZ_NANOS) else "us"
-    zone = "UTC" if code in _UTC else None
-    return pa.array(read_int64(values)).cast(pa.timestamp(unit, zone))
+    data_type = pa.timestamp(unit, "UTC") if code in _UTC else pa.timestamp(unit)
+    return pa.array(read_int64(values)).cast(data_type)
 
 
 def _convert(array: Any, data_type: Any, rows: Index, *, strict: bool) -> Any:
@@ -257,9 +257,11 @@ def _cast_structs(
         arrays.append(_cast(part, places[entries.parent[selected]], rows, field.type, strict))
     missing = np.ones(rows, np.bool_)
     missing[places] = False
-    return pa.StructArray.from_arrays(arrays, fields=list(data_type), mask=pa.array(missing)) if (
-        arrays
-    ) else pa.array([None if gone else {} for gone in missing.tolist()], data_type)
+    return (
+        pa.StructArray.from_arrays(arrays, fields=list(data_type), mask=pa.array(missing))
+        if (arrays)
+        else pa.array([None if gone else {} for gone in missing.tolist()], data_type)
+    )
 
 
 def _cast_lists(

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from ....errors import InvalidDataError
 from .arrow_values import encode_arrow, find_kind
-from .buffers import ByteBuffer, Index, Mask, binary_parts, valid_mask
+from .buffers import ByteBuffer, Index, Mask, binary_parts, to_arrow, valid_mask
 from .building import NULL, build_arrays, build_objects
 from .checks import MAX_DEPTH, RowChecks
 from .levels import parse_levels
 from .names import Names
 from .types import Kind
-from .values import Context, Values, read_objects
+from .values import Context, Values, default_metadata, read_objects
 
 
 def check_shredded_type(data_type: Any) -> None:
@@ -67,7 +67,8 @@ def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[
     checks = RowChecks(len(column), first_row=first_row)
     rows = np.arange(len(column))
     checks.require(valid_mask(metadata) | ~present, rows, "it has no metadata")
-    names = Names(metadata.fill_null(b"\x01\x00\x00"), checks)
+    metadata = default_metadata(metadata, present)
+    names = Names(metadata, checks)
     group = _Group.from_struct(column)
     value = _Reconstruction(names, checks, ordered).build(group, rows)
     if value.null_count:
@@ -121,7 +122,9 @@ def _check_group(fields: dict[str, Any], place: str, depth: int) -> None:
 
 def _check_child(data_type: Any, place: str, depth: int) -> None:
     if not pa.types.is_struct(data_type):
-        raise InvalidDataError(f"{place} has type {data_type}: expected a group of value, typed_value")
+        raise InvalidDataError(
+            f"{place} has type {data_type}: expected a group of value, typed_value"
+        )
     _check_group(_fields_by_name(data_type, place), place, depth + 1)
 
 
@@ -233,7 +236,7 @@ class _Reconstruction:
         ids = self._find_ids(key[order], rows[parent[order]])
         fields = pa.concat_arrays([pa.array([], pa.large_binary()), *arrays])
         counts = np.bincount(parent, minlength=len(typed)).astype(np.int64)
-        built = build_objects(counts, ids, fields.take(pa.array(index[order])))
+        built = build_objects(counts, ids, fields.take(to_arrow(index[order])))
         built = pc.if_else(pa.array(is_object), built, pa.scalar(None, built.type))
         return built if encoded is None else pc.coalesce(built, encoded)
 
@@ -266,6 +269,7 @@ class _Reconstruction:
         _, entries = read_objects(objects)
         shredded = [key for key in map(self._names.find, names) if key >= 0]
         problem = "a shredded field is in value"
+        assert entries.key is not None
         repeated = np.isin(entries.key, shredded)
         self._checks.require(~repeated, entries.values.row, problem)
         return entries

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ....errors import InvalidDataError
 from .buffers import ByteBuffer, Index, Mask, binary_parts, expand, valid_mask
@@ -67,9 +68,7 @@ class Values:
 
     def take(self, selected: Index | Mask) -> Values:
         """Return some of the values."""
-        return Values(
-            self.context, self.start[selected], self.size[selected], self.row[selected]
-        )
+        return Values(self.context, self.start[selected], self.size[selected], self.row[selected])
 
     def to_arrow(self) -> Any:
         """Return the encoded values as a `pyarrow.LargeBinaryArray`."""
@@ -102,9 +101,7 @@ class Entries:
     key: Index | None
 
 
-def open_values(
-    metadata: Any, value: Any, checks: RowChecks, *, ordered: bool = True
-) -> Values:
+def open_values(metadata: Any, value: Any, checks: RowChecks, *, ordered: bool = True) -> Values:
     """Return the values of a column, of which nothing but the metadata is checked.
 
     Parameters
@@ -125,8 +122,7 @@ def open_values(
     known = valid_mask(metadata)
     rows = np.flatnonzero(present)
     checks.require(known[rows], rows, "it has no metadata")
-    if metadata.null_count:
-        metadata = metadata.fill_null(b"\x01\x00\x00")
+    metadata = default_metadata(metadata, known & present)
     names = Names(metadata, checks)
     data, offsets = binary_parts(value)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -139,6 +135,13 @@ def open_values(
     if not checks.require(filled, rows, "its value is empty"):
         values = values.take(filled)
     return values
+
+
+def default_metadata(metadata: Any, used: Mask) -> Any:
+    """Return metadata in which rows that are not used have no field names."""
+    if bool(used.all()):
+        return metadata
+    return pc.if_else(pa.array(used), metadata, pa.scalar(b"\x01\0\0", metadata.type))
 
 
 def check_sizes(values: Values) -> Values:
@@ -263,9 +266,7 @@ class _Layout:
         )
 
 
-def _find_ends(
-    begin: Index, total: Index, parent: Index, counts: Index
-) -> tuple[Index, Mask]:
+def _find_ends(begin: Index, total: Index, parent: Index, counts: Index) -> tuple[Index, Mask]:
     """Return where each entry ends, relative to the first one, and which parents are valid.
 
     The entries of an object or array fill its bytes without gaps, in any order.
@@ -365,5 +366,5 @@ def split_column(column: Any) -> tuple[Any, Any]:
     if column.null_count:
         # The children of a null struct are undefined.
         valid = column.is_valid()
-        value = pa.compute.if_else(valid, value, pa.scalar(None, value.type))
+        value = pc.if_else(valid, value, pa.scalar(None, value.type))
     return metadata, value
