@@ -35,9 +35,10 @@ whose Python workers run the tasks::
 - The job identifier makes a commit idempotent: a dataset has at most one version per job.
 - A read uses one version, which the driver chooses. A repeated task reads the same rows again.
 - `DatasetStreamReader` plans each micro-batch in the same way. Spark stores its offsets.
-- The reader in the JVM (`jvm/`, the data source ``splitarrow_jvm``) reads the data plane by
-  itself. The module `plan` runs in a process beside the driver's JVM, and speaks with the control
-  plane for it.
+- The data source exists twice under one name, in Python and in Java (`jvm/`), and Spark prefers
+  Java. That one reads the data plane by itself. The module `plan` runs in a process beside the
+  driver's JVM, and speaks with the control plane for it. It leaves writes and streams, and reads
+  that it cannot do, to the one in Python.
 """
 
 from __future__ import annotations

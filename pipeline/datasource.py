@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
+from ..errors import UsageError
 from .options import Options
 from .portable import Portable
 from .sink.stream_writer import OPTIONS as STREAM_WRITE_OPTIONS
@@ -12,7 +13,7 @@ from .sink.stream_writer import StreamShardWriter
 from .sink.writer import OPTIONS as WRITE_OPTIONS
 from .sink.writer import ShardWriter, plan_write
 from .source.reader import OPTIONS as READ_OPTIONS
-from .source.reader import DatasetReader, dataset_schema
+from .source.reader import READERS, DatasetReader, dataset_schema
 from .source.remote_dataset import RemoteDataset
 from .source.stream_reader import DatasetStreamReader
 
@@ -40,7 +41,13 @@ class SplitArrowDataSource(Portable, ds.DataSource):
 
     def reader(self, schema: st.StructType) -> ds.DataSourceReader:
         """Return the reader of a batch query."""
-        return DatasetReader(self._read_options(), schema, self._version)
+        options = self._read_options()
+        if options.choice("reader", READERS, "auto") == "jvm":
+            raise UsageError(
+                "option 'reader' is 'jvm', but the session has not loaded the reader in the JVM; "
+                "call splitarrow.pipeline.register(spark, jvm_reader=True)"
+            )
+        return DatasetReader(options, schema, self._version)
 
     def streamReader(self, schema: st.StructType) -> ds.DataSourceStreamReader:
         """Return the reader of a streaming query."""

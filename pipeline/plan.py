@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SplitArrowError
@@ -26,14 +27,22 @@ def main() -> None:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    from .source.jvm_plan import answer
-
     try:
-        return answer(json.loads(line))
+        return _dispatch(json.loads(line))
     except SplitArrowError as error:
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _dispatch(request: Mapping[str, Any]) -> dict[str, Any]:
+    if request["operation"] == "find":
+        from .sink.existing import find_existing
+
+        return find_existing(request)
+    from .source.jvm_plan import answer
+
+    return answer(request)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -87,7 +87,18 @@ def _encode_shard(shard: ShardEntry) -> dict[str, Any]:
         "rows": shard.rows,
         "bytes": shard.nbytes,
         "sha256": shard.sha256,
-        "columns": {name: _encode_column(column) for name, column in shard.columns.items()},
+        "columns": encode_ranges(shard),
+    }
+
+
+def encode_ranges(
+    shard: ShardEntry, columns: Collection[str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the ranges of a shard's columns by name, or of some of them, for JSON."""
+    return {
+        name: _encode_column(column)
+        for name, column in shard.columns.items()
+        if columns is None or name in columns
     }
 
 
@@ -147,14 +158,21 @@ def _decode_shard(shard: dict[str, Any]) -> ShardEntry:
         nbytes=check_count(shard.get("bytes"), "bytes"),
         sha256=check_text(shard.get("sha256"), "sha256"),
         columns={
-            name: _decode_entry(f"columns[{name[:64]!r}]", _decode_column, column)
+            name: _decode_entry(f"columns[{name[:64]!r}]", decode_range, column)
             for name, column in columns.items()
         },
         ordinal=_decode_optional_count(shard, "ordinal"),
     )
 
 
-def _decode_column(column: dict[str, Any]) -> ColumnRange:
+def decode_range(column: Mapping[str, Any]) -> ColumnRange:
+    """Return the range of a column from its JSON object; see `encode_ranges`.
+
+    Raises
+    ------
+    InvalidDataError
+        If a field has an impossible value.
+    """
     nulls = check_count(column.get("nulls"), "nulls")
     return ColumnRange(column.get("min"), column.get("max"), nulls)
 

@@ -87,7 +87,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"connect_failures", "control_uri", "info", "probe", "results"},
         {"errors"},
         {"channel"},
-        {"download", "row_counts", "upload"},
+        {"column_ranges", "download", "row_counts", "upload"},
         {"shard_upload"},
     ],
     "client.dataset": [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 JAR = Path(__file__).with_name("splitarrow-spark.jar")
 """The jar. `make jar` builds it."""
-FORMAT = "splitarrow_jvm"
-"""The name of the data source."""
+FORMAT = "splitarrow"
+"""The name of the data source, in Java as in Python."""
 SOURCE_CLASS = "io.splitarrow.spark.SplitArrowSource"
 """The class of the data source."""
 SPARK_VERSIONS = ("4.3",)

@@ -8,8 +8,10 @@ if the one that it got has expired.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,18 +25,18 @@ from ...client.rpc.info import DatasetInfo, Endpoint
 from ...errors import SplitArrowError
 from ...protocol.request import Request
 from ...protocol.uri import DataUri, Streams
+from ...transport.tls.options import TlsOptions
 from ..options import Options
 from ..types import arrow_schema, check_readable
+from .aggregates import compute_aggregates
 from .filters import PushedFilter
 from .predicates import push_predicates
 from .read_task import shard_ordinals
 from .reader import OPTIONS, dataset_schema
 from .remote_dataset import RemoteDataset
 
-_TRANSPORT = "tcp"
+_TRANSPORTS = ("tcp", "tcp+tls")
 _DEFAULT_PORT = 8816
-_OWN_OPTIONS = ("memory_limit", "reader")
-"""The options that the Python source does not have."""
 _MEMORY_LIMIT = 1 << 30
 """The default of the option ``memory_limit``, in bytes."""
 
@@ -76,7 +78,7 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
         If an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
-    options = Options(settings, (*OPTIONS, *_OWN_OPTIONS))
+    options = Options(settings, OPTIONS)
     question = _Question(values, options, RemoteDataset.from_options(options))
     return _OPERATIONS[values["operation"]](question)
 
@@ -97,7 +99,7 @@ def _describe(question: _Question) -> dict[str, Any]:
         rows = min(limit, rows)
     return {
         "dataset": dataset.name,
-        "problem": _find_problem(info, schema, dataset.transport),
+        "problem": _find_problem(info, schema, dataset),
         "schema": schema.jsonValue(),
         "version": info.version,
         "rows": rows,
@@ -109,10 +111,10 @@ def _describe(question: _Question) -> dict[str, Any]:
     }
 
 
-def _find_problem(info: DatasetInfo, schema: st.StructType, transport: str) -> str | None:
+def _find_problem(info: DatasetInfo, schema: st.StructType, dataset: RemoteDataset) -> str | None:
     """Return why the reader in the JVM cannot read a dataset; None if it can."""
-    if transport not in ("auto", _TRANSPORT):
-        return f"the option transport is {transport!r}"
+    if dataset.transport not in ("auto", *_TRANSPORTS):
+        return f"the option transport is {dataset.transport!r}"
     try:
         check_readable(schema)
     except SplitArrowError as error:
@@ -122,9 +124,20 @@ def _find_problem(info: DatasetInfo, schema: st.StructType, transport: str) -> s
     if not schema.names:
         return "it has no columns"
     for endpoint in info.endpoints:
-        if not any(True for _ in _addresses(endpoint)):
+        addresses = list(_addresses(endpoint, dataset))
+        if not addresses:
             return "the daemon does not listen on tcp"
+        if any(address["tls"] is not None for address in addresses):
+            return _find_key_problem(dataset.tls or TlsOptions.from_environment())
     return None
+
+
+def _find_key_problem(tls: TlsOptions) -> str | None:
+    """Return why Java cannot use the key of a client's certificate; None if it can."""
+    path = tls.key_file or tls.cert_file
+    if path is None or b"-----BEGIN PRIVATE KEY-----" in Path(path).read_bytes():
+        return None
+    return f"the key in {os.fspath(path)} is not in the form PKCS #8, unencrypted"
 
 
 def _push(question: _Question) -> dict[str, Any]:
@@ -143,6 +156,15 @@ def _exportable(schema: st.StructType) -> pa.Schema:
     )
 
 
+def _aggregate(question: _Question) -> dict[str, Any]:
+    """Return the values of aggregates over all rows, if the manifest has them."""
+    with question.dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(version=question.text("version")))
+    target = _exportable(dataset_schema(merged.info, question.options.names("columns")))
+    aggregates = question.values["aggregates"]
+    return {"values": compute_aggregates(question.dataset, merged, aggregates, target)}
+
+
 def _plan(question: _Question) -> dict[str, Any]:
     """Divide the shards of one version among tasks, with tickets for all of their replicas."""
     limit = question.options.count("limit", minimum=0)
@@ -154,7 +176,9 @@ def _plan(question: _Question) -> dict[str, Any]:
         {
             "ordinal": ordinal,
             "rows": -1 if endpoint.rows is None else endpoint.rows,
-            "replicas": [_encode_replica(replica) for replica in _rotate(replicas, index)],
+            "replicas": [
+                _encode_replica(replica, question.dataset) for replica in _rotate(replicas, index)
+            ],
         }
         for index, (ordinal, endpoint, replicas) in enumerate(
             zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
@@ -178,7 +202,7 @@ def _renew(question: _Question) -> dict[str, Any]:
     with dataset.connect() as client:
         merged = _describe_replicas(client, question.request(**selection))
     ((replica,),) = merged.replicas
-    return {"replica": _encode_replica(replica)}
+    return {"replica": _encode_replica(replica, dataset)}
 
 
 def _describe_replicas(client: AnyClient, request: Request) -> MergedDataset:
@@ -199,21 +223,21 @@ def _rotate(replicas: tuple[ReplicaInfo, ...], index: int) -> tuple[ReplicaInfo,
     return (*replicas[start:], *replicas[:start])
 
 
-def _encode_replica(replica: ReplicaInfo) -> dict[str, Any]:
+def _encode_replica(replica: ReplicaInfo, dataset: RemoteDataset) -> dict[str, Any]:
     endpoint = pin_version(replica.endpoint, replica.version)
     return {
         "control": replica.address,
         "version": replica.version,
         "shard": replica.shard,
         "ticket": base64.b64encode(endpoint.ticket).decode(),
-        "addresses": list(_addresses(endpoint)),
+        "addresses": list(_addresses(endpoint, dataset)),
     }
 
 
-def _addresses(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+def _addresses(endpoint: Endpoint, dataset: RemoteDataset) -> Iterator[dict[str, Any]]:
     """Yield the addresses that carry both streams over TCP. Numbers of 64 bits are texts."""
     for text in endpoint.locations:
-        if not text.startswith(f"{_TRANSPORT}:"):
+        if text.partition(":")[0] not in _transports(dataset):
             continue
         uri = DataUri.parse(text)
         if uri.stream is Streams.BOTH and uri.want_data is not None:
@@ -222,12 +246,27 @@ def _addresses(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
                 "port": uri.port or _DEFAULT_PORT,
                 "want_data": str(uri.want_data),
                 "keep_alive": None if uri.keep_alive is None else str(uri.keep_alive),
+                "tls": _encode_tls(dataset.tls) if uri.scheme != "tcp" else None,
             }
+
+
+def _transports(dataset: RemoteDataset) -> tuple[str, ...]:
+    return _TRANSPORTS if dataset.transport == "auto" else (dataset.transport,)
+
+
+def _encode_tls(tls: TlsOptions | None) -> dict[str, str | None]:
+    """Return the files that options name. Without any, the executor's variables apply."""
+    if tls is None:
+        return {}
+    files = {"ca": tls.ca_file, "cert": tls.cert_file, "key": tls.key_file}
+    named = {name: os.fspath(path) for name, path in files.items() if path is not None}
+    return {**named, "server_name": tls.server_name}
 
 
 _OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
     "describe": _describe,
     "push": _push,
+    "aggregate": _aggregate,
     "plan": _plan,
     "renew": _renew,
 }

@@ -34,8 +34,15 @@ OPTIONS = (
     "token",
     *TLS_OPTIONS,
     "path",
+    "reader",
+    "memory_limit",
 )
-"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``."""
+"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
+
+The last two are those of the reader in the JVM.
+"""
+READERS = ("auto", "jvm", "python")
+"""The values of the option ``reader``."""
 
 _PUSHDOWN_IS_SAFE = hasattr(ds.DataSourceReader, "pushLimit")
 """Whether Spark keeps the pushed filters of a query apart from other queries of the DataFrame.

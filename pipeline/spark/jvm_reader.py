@@ -17,6 +17,40 @@ EXECUTOR_PYTHON = "spark.splitarrow.executor.python"
 """The interpreter with which it renews tickets on the executors."""
 
 
+READER = "spark.splitarrow.reader"
+"""The reader of queries whose option ``reader`` is not set: ``auto``, ``jvm`` or ``python``."""
+_notices: set[str] = set()
+
+
+def choose_reader(spark: SparkSession, jvm_reader: bool | None) -> None:
+    """Choose what reads in a session: see `splitarrow.pipeline.register`.
+
+    Raises
+    ------
+    ConfigError
+        If `jvm_reader` is true and the session cannot load the reader in the JVM.
+    """
+    if jvm_reader is False:
+        spark.conf.set(READER, "python")
+        return
+    try:
+        load_reader(spark)
+    except ConfigError as error:
+        if jvm_reader:
+            raise
+        _notify(str(error))
+        return
+    if jvm_reader:
+        spark.conf.set(READER, "auto")
+
+
+def _notify(line: str) -> None:
+    """Write a line to standard error, once."""
+    if line not in _notices:
+        _notices.add(line)
+        sys.stderr.write(f"splitarrow: {line}\n")
+
+
 def load_reader(spark: SparkSession) -> None:
     """Load the reader in the JVM into a session, unless it is loaded already.
 
@@ -59,8 +93,7 @@ def load_reader(spark: SparkSession) -> None:
 
 def _cannot_load(reason: str) -> ConfigError:
     return ConfigError(
-        f"this Spark session cannot load the reader in the JVM: {reason}; "
-        "the data source 'splitarrow' works without it"
+        f"this Spark session cannot load the reader in the JVM, so Python reads, by rows: {reason}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import ConfigError, MissingExtraError
 from .java import configure_java
-from .jvm_reader import load_reader
+from .jvm_reader import choose_reader
 from .launch import start_session
 from .settings import DEFAULTS, FILTER_PUSHDOWN
 from .workers import check_workers, use_worker_python
@@ -69,7 +69,7 @@ def session(
     master: str | None = None,
     settings: Mapping[str, Any] | None = None,
     log: IO[bytes] | None = None,
-    jvm_reader: bool = False,
+    jvm_reader: bool | None = None,
 ) -> SparkSession:
     """Return a Spark session in which the data source ``splitarrow`` is registered.
 
@@ -85,8 +85,8 @@ def session(
     log : binary file, optional
         The file that receives the output of Java, Spark and the workers on this machine. By
         default they share the standard output and error of this process.
-    jvm_reader : bool
-        Whether to load the reader in the JVM as well; see `register`.
+    jvm_reader : bool, optional
+        Whether the reader in the JVM reads; see `register`.
 
     Returns
     -------
@@ -98,8 +98,7 @@ def session(
     MissingExtraError
         If PySpark or Java is not installed.
     ConfigError
-        If Spark does not start, an executor lacks a package, or the reader in the JVM cannot be
-        loaded; see `register`.
+        If Spark does not start, or for the reasons of `register`.
     """
     prepare_environment(master or os.environ.get("MASTER"))
     from pyspark.sql import SparkSession
@@ -121,8 +120,8 @@ def session(
     return spark
 
 
-def register(spark: SparkSession, *, jvm_reader: bool = False) -> None:
-    """Register the data source with a running session, and enable filter pushdown.
+def register(spark: SparkSession, *, jvm_reader: bool | None = None) -> None:
+    """Register the data source with a running session, and load its reader in the JVM.
 
     PySpark finds the data source by itself if splitarrow is on the driver's import path, but then
     runs ``python3`` on the executors, whatever ``spark.pyspark.python`` says. After this function,
@@ -133,14 +132,16 @@ def register(spark: SparkSession, *, jvm_reader: bool = False) -> None:
     ----------
     spark : pyspark.sql.SparkSession
         The session.
-    jvm_reader : bool
-        Whether to load the reader in the JVM as well, the data source ``splitarrow_jvm``.
+    jvm_reader : bool, optional
+        Whether the reader in the JVM reads. By default it does if the session can load it; if
+        not, the data source in Python reads, and a line on standard error gives the reason, once.
+        True makes that an error. False selects the data source in Python.
 
     Raises
     ------
     ConfigError
         If the interpreter on an executor lacks a package, or has another version of splitarrow. If
-        this Spark session cannot load the reader in the JVM.
+        `jvm_reader` is true and the session cannot load that reader.
     """
     from ..datasource import SplitArrowDataSource
 
@@ -149,5 +150,4 @@ def register(spark: SparkSession, *, jvm_reader: bool = False) -> None:
         check_workers(spark)
     spark.dataSource.register(SplitArrowDataSource)
     spark.conf.set(FILTER_PUSHDOWN, "true")
-    if jvm_reader:
-        load_reader(spark)
+    choose_reader(spark, jvm_reader)

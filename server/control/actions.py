@@ -65,6 +65,11 @@ class ActionHandler:
                 'each shard: {"dataset": NAME, "filter": EXPRESSION}',
                 self._count,
             ),
+            "ranges": (
+                "Return the ranges of columns, as one JSON object for each shard: "
+                '{"dataset": NAME, "columns": NAMES}',
+                self._ranges,
+            ),
             "cancel": ('Cancel a stream of the caller: {"stream": NUMBER}', self._cancel),
             "renew": ("Exchange an unused ticket for a new one.", self._renew),
             "drop": ("Remove an uploaded or published dataset: NAME", self._drop),
@@ -186,6 +191,23 @@ class ActionHandler:
             async with server.filter_slots.slot_for(request, call.principal.name):
                 rows = await run(dataset.count_rows, part, server.encoding)
             result = _encode_json({"shard": shard, "version": version, "rows": rows})
+        return result
+
+    async def _ranges(self, call: Call, body: bytes) -> bytes:
+        """Send the ranges of the columns, shard by shard. The last shard is the result."""
+        request = Request.parse(body)
+        dataset = call.find_dataset(request.dataset)
+        if not isinstance(dataset, PublishedDataset):
+            raise remote_error(
+                "UNIMPLEMENTED", f"{request.dataset!r} is not a published dataset: it has no ranges"
+            )
+        run = partial(to_thread.run_sync, limiter=call.server.threads)
+        version = await run(dataset.resolve_version, request)
+        result = b""
+        for shard in version.list_ranges(request.columns):
+            if result:
+                await call.write(flight.Result(body=result).SerializeToString())
+            result = _encode_json({"version": version.version, **shard})
         return result
 
     async def _drop(self, call: Call, body: bytes) -> bytes:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from helpers.files import write_file, write_shards, write_stream
+from helpers.pki import Pki
 from helpers.waiting import wait_until
+from splitarrow.errors import ConfigError
 from splitarrow.pipeline import register
 from splitarrow.pipeline.jvm import FORMAT
+from splitarrow.pipeline.spark import jvm_reader
 
 ROWS, SHARDS, COLUMNS = 5000, 4, 20
 
@@ -35,8 +46,6 @@ def wide(tmp_path, serve):
 
 @pytest.fixture
 def load(spark):
-    register(spark, jvm_reader=True)
-
     def read(uri, name, reader="jvm", **options):
         frame = spark.read.format(FORMAT).option("uri", uri).option("reader", reader)
         return frame.options(**options).load(name)
@@ -192,6 +201,40 @@ def test_a_killed_daemon_is_replaced_in_the_middle_of_a_shard(tmp_path, writable
     assert sum(row.id for row in rows) == sum(range(400_000))
 
 
+@pytest.mark.parametrize("client", [False, True], ids=["server", "mutual"])
+def test_tls_checks_the_name_and_presents_the_certificate(tmp_path, daemon, load, client):
+    pki = Pki(tmp_path)
+    rows = 50_000
+    table = pa.table({"n": range(rows), "s": [f"row {n}" for n in range(rows)]})
+    path = write_file(tmp_path / "t.arrow", table, batch_rows=7000)
+    settings = {"tls_client_ca": pki.path("ca")} if client else {}
+    uri = daemon(
+        {"t": path},
+        listen=["tcp+tls://127.0.0.1:0"],
+        control="grpc://127.0.0.1:0",
+        tls_cert=pki.path("server"),
+        **settings,
+    ).control_uri
+    options: dict[str, Any] = {"tls_ca": pki.path("ca")}
+    if client:
+        options["tls_cert"] = pki.path("client")
+        with pytest.raises(PySparkException, match="not in the form PKCS #8"):
+            load(uri, "t", **options)
+        key = load_pem_private_key(pki.path("client-key").read_bytes(), None)
+        options["tls_key"] = tmp_path / "pkcs8.pem"
+        options["tls_key"].write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+    assert load(uri, "t", **options).toArrow().equals(table)
+    for wrong in (
+        {"tls_server_name": "elsewhere.example"},
+        {"tls_ca": pki.path("foreign-ca")},
+        *([{"tls_cert": "", "tls_key": ""}] if client else []),
+    ):
+        with pytest.raises((PySparkException, Py4JJavaError), match=r"127\.0\.0\.1"):
+            load(uri, "t", **{**options, **wrong}).collect()
+
+
 def test_the_python_source_reads_what_the_reader_cannot(tmp_path, serve, load):
     path = write_file(tmp_path / "t.arrow", pa.table({"n": [1, 2, 3]}))
     uri = serve({"t": path}).control_uri
@@ -203,14 +246,42 @@ def test_the_python_source_reads_what_the_reader_cannot(tmp_path, serve, load):
 
 
 def test_registering_twice_loads_the_reader_once(spark):
-    register(spark, jvm_reader=True)
     jars = spark.sparkContext._jsc.sc().listJars().size()
+    register(spark)
     register(spark, jvm_reader=True)
-    assert spark.sparkContext._jsc.sc().listJars().size() == jars
+    assert spark.sparkContext._jsc.sc().listJars().size() == jars == 1
 
 
-def test_writes_go_to_the_python_source(spark, tmp_path, serve, load):
-    register(spark, jvm_reader=True)
-    spark.range(10).write.format(FORMAT).mode("append").save(str(tmp_path / "set"))
-    uri = serve({"set": tmp_path / "set"}).control_uri
-    assert sorted(row.id for row in load(uri, "set").collect()) == list(range(10))
+def test_a_session_reads_by_columns_unless_it_selects_the_python_source(spark, wide):
+    def plan():
+        reader = spark.read.format("splitarrow").option("uri", wide.control_uri)
+        return plan_of(reader.load("wide").select("c1"))
+
+    assert "ReadSchema: struct<c1:double>" in plan()
+    register(spark, jvm_reader=False)
+    try:
+        assert "ReadSchema" not in plan()
+    finally:
+        register(spark, jvm_reader=True)
+    assert "ReadSchema: struct<c1:double>" in plan()
+
+
+def test_without_the_jar_one_line_says_that_python_reads(spark, monkeypatch, capsys, tmp_path):
+    jar = tmp_path / "absent.jar"
+    monkeypatch.setattr(jvm_reader, "JAR", jar)
+    register(spark)
+    register(spark)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("splitarrow: this Spark session cannot load the reader in the JVM")
+    assert line.endswith(f"{jar} is missing; run make jar")
+    with pytest.raises(ConfigError, match="is missing"):
+        register(spark, jvm_reader=True)
+
+
+@pytest.mark.parametrize(("jvm", "version"), [(None, "4.3.0"), (object(), "4.2.1")])
+def test_other_sessions_read_with_python(monkeypatch, capsys, jvm, version):
+    monkeypatch.setattr(jvm_reader, "_notices", set())
+    session: Any = SimpleNamespace(_jvm=jvm, version=version)
+    jvm_reader.choose_reader(session, None)
+    reason = f"it needs Spark 4.3, not {version}" if jvm else "a Spark Connect session"
+    assert reason in capsys.readouterr().err

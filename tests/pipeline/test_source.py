@@ -52,6 +52,16 @@ def read(spark, control_uri):
     return load
 
 
+@pytest.fixture(params=["jvm", "python"])
+def read_by_either(request, read):
+    """Read through the reader in the JVM, or through the source in Python."""
+
+    def load(dataset="shards", **options):
+        return read(dataset, reader=request.param, **options)
+
+    return load
+
+
 def as_spark_reads(tables):
     table = pa.concat_tables(tables)
     types: dict[str, Any] = {"s": pa.string(), "u": pa.int16()}
@@ -63,8 +73,8 @@ def sort(table):
     return table.sort_by("id").combine_chunks()
 
 
-def test_each_shard_is_read_once(read, parts):
-    frame = read()
+def test_each_shard_is_read_once(read_by_either, parts):
+    frame = read_by_either()
     assert frame.rdd.getNumPartitions() == 4
     assert sort(frame.toArrow()).to_pydict().keys() == set(parts[0].column_names)
     names = ["id", "s", "u", "b"]
@@ -72,14 +82,16 @@ def test_each_shard_is_read_once(read, parts):
     assert rows.equals(sort(as_spark_reads(parts)).select(names).cast(rows.schema))
 
 
-def test_the_options_columns_limit_and_shards_per_partition(read, parts):
-    frame = read(columns="s,id", shards_per_partition="3")
+def test_the_options_columns_limit_and_shards_per_partition(read_by_either, parts):
+    frame = read_by_either(columns="s,id", shards_per_partition="3")
     assert (frame.columns, frame.rdd.getNumPartitions()) == (["s", "id"], 2)
     assert frame.count() == 4 * ROWS
-    first = read(limit="1500", columns='["id"]').toArrow()["id"].to_pylist()
+    first = read_by_either(limit="1500", columns='["id"]').toArrow()["id"].to_pylist()
     assert first == list(range(1500))
-    assert read("one").agg({"id": "sum"}).collect()[0][0] == pc.sum(parts[0]["id"]).as_py()
-    assert read(limit="0").count() == 0
+    assert (
+        read_by_either("one").agg({"id": "sum"}).collect()[0][0] == pc.sum(parts[0]["id"]).as_py()
+    )
+    assert read_by_either(limit="0").count() == 0
 
 
 CONDITIONS = [
@@ -122,13 +134,13 @@ def ids(frame):
     return sorted(frame.select("id").toArrow()["id"].to_pylist())
 
 
-def test_pushed_filters_keep_the_rows_that_spark_keeps(read, expected):
+def test_pushed_filters_keep_the_rows_that_spark_keeps(read_by_either, expected):
     for condition, rows in zip(CONDITIONS, expected, strict=True):
-        assert ids(read(pushdown="true").where(condition)) == rows, condition
+        assert ids(read_by_either(pushdown="true").where(condition)) == rows, condition
 
 
-def test_queries_of_a_frame_do_not_share_filters(read, expected):
-    frame = read()
+def test_queries_of_a_frame_do_not_share_filters(read_by_either, expected):
+    frame = read_by_either()
     for condition, rows in zip(CONDITIONS[:6], expected, strict=False):
         assert ids(frame.where(condition)) == rows, condition
         assert frame.count() == 4 * ROWS
@@ -137,12 +149,14 @@ def test_queries_of_a_frame_do_not_share_filters(read, expected):
 def test_spark_filters_if_pushdown_is_disabled(spark, read, expected):
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
-        assert ids(read(pushdown="true").where(CONDITIONS[0])) == expected[0]
+        frame = read(pushdown="true", reader="python")
+        assert ids(frame.where(CONDITIONS[0])) == expected[0]
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_spark_leaves_pushed_filters_to_the_daemon(read, parts):
+def test_spark_leaves_pushed_filters_to_the_daemon(read_by_either, parts):
+    read = read_by_either
     pushed = read(pushdown="true").where("s = 'n3' and f > 2")
     assert "Filter (" not in pushed._jdf.queryExecution().executedPlan().toString()
     text = filter_option(pc.field("id") >= 3990, pa.schema({"id": pa.int64()}))

@@ -91,6 +91,9 @@ def array(kind: Any, values: list[Any]) -> Any:
     return pa.array(values, kind)
 
 
+READERS = ("jvm", "python")
+
+
 def test_values_that_spark_writes_return_unchanged(spark, tmp_path, serve):
     columns = [f"{literal} as c{index}" for index, (_, literal, _) in enumerate(WRITTEN)]
     nulls = [f"cast(null as {kind}) as c{index}" for index, (kind, _, _) in enumerate(WRITTEN)]
@@ -100,13 +103,16 @@ def test_values_that_spark_writes_return_unchanged(spark, tmp_path, serve):
     for field, (kind, _, expected) in zip(manifest.schema, WRITTEN, strict=True):
         assert expected is None or field.type == expected, kind
     uri = serve({"set": tmp_path / "set"}).control_uri
-    read = spark.read.format("splitarrow").option("uri", uri).load("set")
-    assert [f.dataType.simpleString() for f in read.schema] == [kind for kind, _, _ in WRITTEN]
+    reader = spark.read.format("splitarrow").option("uri", uri)
+    reads = [reader.option("reader", name).load("set") for name in READERS]
     # Variants cannot be compared, but their JSON can.
     names = [
         f"c{i}" if kind != "variant" else f"to_json(c{i})" for i, (kind, _, _) in enumerate(WRITTEN)
     ]
-    assert read.selectExpr(*names).collect() == frame.selectExpr(*names).collect()
+    written = frame.selectExpr(*names).collect()
+    for read in reads:
+        assert [f.dataType.simpleString() for f in read.schema] == [kind for kind, _, _ in WRITTEN]
+        assert read.selectExpr(*names).collect() == written
 
 
 def test_arrow_types_that_spark_lacks_are_read_exactly(spark, tmp_path, serve):
@@ -116,12 +122,14 @@ def test_arrow_types_that_spark_lacks_are_read_exactly(spark, tmp_path, serve):
     path = tmp_path / "t.arrow"
     path.write_bytes(b"".join(map(bytes, [*file.begin(), *file.add(batch), *file.end()])))
     uri = serve({"t": path}).control_uri
-    frame = spark.read.format("splitarrow").option("uri", uri).load("t")
-    assert [f.dataType.simpleString() for f in frame.schema] == [kind for _, _, kind, _ in READ]
-    first, second = frame.collect()
-    for index, (_, value, kind, expected) in enumerate(READ):
-        assert first[index] == (value if expected is None else expected), kind
-        assert second[index] is None, kind
+    reader = spark.read.format("splitarrow").option("uri", uri)
+    for name in READERS:
+        frame = reader.option("reader", name).load("t")
+        assert [f.dataType.simpleString() for f in frame.schema] == [kind for _, _, kind, _ in READ]
+        first, second = frame.collect()
+        for index, (_, value, kind, expected) in enumerate(READ):
+            assert first[index] == (value if expected is None else expected), (name, kind)
+            assert second[index] is None, (name, kind)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +185,8 @@ def test_a_frame_whose_only_column_has_no_buffers_returns(spark, tmp_path, serve
     frame.write.format("splitarrow").mode("append").save(str(tmp_path / "set"))
     uri = serve({"set": tmp_path / "set"}).control_uri
     reader = spark.read.format("splitarrow").option("uri", uri)
-    for transport in ("tcp", "shm"):
-        rows = reader.option("transport", transport).load("set")
+    for transport, name in (("tcp", "jvm"), ("tcp", "python"), ("shm", "python")):
+        rows = reader.options(transport=transport, reader=name).load("set")
         assert rows.schema["c"].dataType == frame.schema["c"].dataType
         assert rows.collect() == frame.collect()
 

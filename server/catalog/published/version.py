@@ -13,7 +13,7 @@ import pyarrow as pa
 from ....errors import DatasetError
 from ....protocol.request import Request
 from ....publication.manifest import Manifest, ShardEntry
-from ....publication.manifest_json import encode_manifest
+from ....publication.manifest_json import encode_manifest, encode_ranges
 from ....publication.version_store import VersionStore
 from ..dataset import Encoding, Shard
 from ..messages.generator_source import GeneratorSource
@@ -86,6 +86,17 @@ class PublishedVersion:
             "rows": shard.rows,
             "bytes": shard.nbytes,
         }
+
+    def list_ranges(self, columns: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Return the rows of each shard, and the ranges of columns, as the manifest has them."""
+        shards = self.manifest.shards
+        ranges = [
+            {"rows": shard.rows, "columns": encode_ranges(shard, columns)} for shard in shards
+        ]
+        return [
+            {"shard": index, **values}
+            for index, values in enumerate(ranges or [{"rows": 0, "columns": {}}])
+        ]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the version for one reader; see `Dataset.open`.

@@ -107,6 +107,8 @@ def test_random_access_works_with_signed_tickets_and_needs_a_grant(
             client.count_rows("trips")
     with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
         list(client.do_action(flight.Action("count", b'{"dataset": "trips"}'), ANNA))
+    with server.client() as client, pytest.raises(flight.FlightUnauthorizedError):
+        list(client.do_action(flight.Action("ranges", b'{"dataset": "trips"}'), ANNA))
 
 
 def test_writing_needs_a_grant(server: Running, table: pa.Table) -> None:

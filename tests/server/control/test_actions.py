@@ -13,8 +13,10 @@ from pyarrow import flight
 
 from helpers.control_plane import running
 from helpers.files import write_file
+from helpers.publication import numbers, publish
 from splitarrow.errors import ConfigError
 from splitarrow.proto import Flight_pb2 as pb
+from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.reload import ReloadReport
 
 PATH = flight.FlightDescriptor.for_path
@@ -43,6 +45,41 @@ def test_status_returns_the_metrics_of_the_daemon(table: pa.Table) -> None:
         assert status["uptime_seconds"] > 0
         assert status["draining"] is False
         assert status["streams"] == []
+
+
+def test_ranges_are_those_of_the_manifest(table: pa.Table, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    publish(store, "one", numbers(0), numbers(5))
+    with running({"numbers": tmp_path, "a": table}) as server, server.client() as client:
+
+        def ranges(body: bytes) -> list[Any]:
+            results = client.do_action(flight.Action("ranges", body))
+            return [json.loads(result.body.to_pybytes()) for result in results]
+
+        listed = ranges(b'{"dataset": "numbers", "columns": ["n"]}')
+        version = listed[0]["version"]
+        assert version.startswith("1-")
+        assert listed == [
+            {
+                "version": version,
+                "shard": shard,
+                "rows": 10,
+                "columns": {"n": {"min": begin, "max": begin + 9, "nulls": 0}},
+            }
+            for shard, begin in enumerate((0, 5))
+        ]
+        assert ranges(b"numbers")[0]["columns"].keys() == {"n", "text"}
+        with pytest.raises(pa.ArrowInvalid, match="its version is"):
+            ranges(b'{"dataset": "numbers", "version": "9-x"}')
+        with pytest.raises(NotImplementedError, match="'a' is not a published dataset"):
+            ranges(b"a")
+
+
+def test_the_ranges_of_a_version_without_shards_are_empty(tmp_path: Path) -> None:
+    VersionStore(tmp_path).commit("one", pa.schema([("n", pa.int64())]), [], append=False)
+    with running({"none": tmp_path}) as server, server.client() as client:
+        found = act(client, "ranges", b"none")
+    assert (found["shard"], found["rows"], found["columns"]) == (0, 0, {})
 
 
 def test_rows_are_counted_shard_by_shard(table: pa.Table, tmp_path: Path) -> None:

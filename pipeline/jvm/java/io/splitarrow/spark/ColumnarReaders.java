@@ -22,8 +22,11 @@ record ColumnarReaders(ReadTask task) implements PartitionReaderFactory {
 
   @Override
   public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
+    if (partition instanceof AggregatePartition aggregates) {
+      return new AggregateRow(task.schema(), aggregates.values());
+    }
     return partition instanceof CountPartition count
-        ? PartitionColumns.counted(count, task.schema().length())
+        ? PartitionColumns.counted(count)
         : new PartitionColumns(task, (ShardPartition) partition);
   }
 }

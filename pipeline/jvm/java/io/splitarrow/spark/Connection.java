@@ -22,6 +22,7 @@ final class Connection implements Closeable {
   private static final int STAGING = 64 << 10;
 
   private final SocketChannel channel;
+  private final TlsChannel tls;
   private final Selector selector;
   private final ByteBuffer staging =
       ByteBuffer.allocateDirect(STAGING).order(ByteOrder.LITTLE_ENDIAN).limit(0);
@@ -49,6 +50,10 @@ final class Connection implements Closeable {
       channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
       channel.configureBlocking(false);
       channel.register(opened, SelectionKey.OP_READ);
+      tls =
+          address.tls() == null
+              ? null
+              : new TlsChannel(channel, address.tls().connect(address.host(), address.port()));
     } catch (IOException | RuntimeException error) {
       channel.close();
       if (opened != null) {
@@ -73,8 +78,8 @@ final class Connection implements Closeable {
     putHeader(out, ticket.length, address.wantData());
     out.put(ticket).flip();
     while (out.hasRemaining()) {
-      if (channel.write(out) == 0) {
-        await(SelectionKey.OP_WRITE);
+      if (send(out) == 0) {
+        await(tls == null || tls.isBlockedOnWrite() ? SelectionKey.OP_WRITE : SelectionKey.OP_READ);
       }
     }
     channel.keyFor(selector).interestOps(SelectionKey.OP_READ);
@@ -83,6 +88,16 @@ final class Connection implements Closeable {
     receive(view);
     if (!java.util.Arrays.equals(answer, PREFACE)) {
       throw ReadFailure.invalid(peer + ": the server does not speak this protocol");
+    }
+  }
+
+  private int send(ByteBuffer out) throws IOException {
+    try {
+      return tls == null ? channel.write(out) : tls.write(out);
+    } catch (java.nio.channels.ClosedChannelException error) {
+      throw error; // the task was killed
+    } catch (IOException error) {
+      throw ReadFailure.broken(peer + ": the connection broke: " + reason(error));
     }
   }
 
@@ -132,7 +147,7 @@ final class Connection implements Closeable {
     while (true) {
       int size;
       try {
-        size = channel.read(target);
+        size = tls == null ? channel.read(target) : tls.read(target);
       } catch (java.nio.channels.ClosedChannelException error) {
         throw error; // the task was killed
       } catch (IOException error) {
@@ -145,7 +160,8 @@ final class Connection implements Closeable {
       if (size < 0) {
         throw ReadFailure.broken(peer + ": the connection ended before the stream did");
       }
-      await(SelectionKey.OP_READ);
+      await(
+          tls != null && tls.isBlockedOnWrite() ? SelectionKey.OP_WRITE : SelectionKey.OP_READ);
     }
   }
 

@@ -28,7 +28,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   private final String filter;
   private final List<Predicate> predicates;
   private final int limit;
-  private final List<String> aggregates;
+  private final Aggregates aggregates;
   private final Supplier<ScanBuilder> python;
   private InputPartition[] partitions;
 
@@ -38,7 +38,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       String filter,
       List<Predicate> predicates,
       int limit,
-      List<String> aggregates,
+      Aggregates aggregates,
       Supplier<ScanBuilder> python) {
     this.dataset = dataset;
     this.schema = schema;
@@ -85,7 +85,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
         + ", PushedFilters: "
         + filters
         + (limit < 0 ? "" : ", PushedLimit: " + limit)
-        + (aggregates.isEmpty() ? "" : ", PushedAggregates: " + aggregates);
+        + (aggregates == null ? "" : ", PushedAggregates: " + aggregates.functions());
   }
 
   @Override
@@ -102,12 +102,12 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
   }
 
   private InputPartition[] plan() {
-    if (!aggregates.isEmpty()) {
-      return new InputPartition[] {new CountPartition(dataset.rows(), true)};
+    if (aggregates != null) {
+      return new InputPartition[] {new AggregatePartition(aggregates.values())};
     }
     if (schema.isEmpty() && filter == null && dataset.rows() >= 0 && dataset.pushdown()) {
       long rows = limit < 0 ? dataset.rows() : Math.min(limit, dataset.rows());
-      return new InputPartition[] {new CountPartition(rows, false)};
+      return new InputPartition[] {new CountPartition(rows)};
     }
     ObjectNode request = dataset.request("plan");
     request.set("columns", Replica.toJson(List.of(requested().fieldNames())));
@@ -176,7 +176,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
     OptionalLong bytes =
         dataset.bytes() < 0
             ? OptionalLong.empty()
-            : known(aggregates.isEmpty() ? (long) (dataset.bytes() * Math.min(1, part)) : 8);
+            : known(aggregates == null ? (long) (dataset.bytes() * Math.min(1, part)) : 8);
     return new Statistics() {
       @Override
       public OptionalLong sizeInBytes() {
@@ -185,7 +185,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
       @Override
       public OptionalLong numRows() {
-        return aggregates.isEmpty() ? rows : known(1);
+        return aggregates == null ? rows : known(1);
       }
     };
   }
@@ -203,7 +203,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
         && schema.equals(scan.schema)
         && Objects.equals(filter, scan.filter)
         && limit == scan.limit
-        && aggregates.equals(scan.aggregates);
+        && Objects.equals(aggregates, scan.aggregates);
   }
 
   @Override

@@ -7,9 +7,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.function.Supplier;
-import org.apache.spark.sql.connector.expressions.aggregate.AggregateFunc;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
-import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
@@ -17,7 +15,6 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 
 /** Collects what one query needs of a dataset: columns, filters, a limit, or only the count. */
@@ -33,7 +30,8 @@ final class DatasetScanBuilder
   private Predicate[] pushed = {};
   private String filter;
   private int limit = -1;
-  private Aggregation aggregation;
+  private Aggregates aggregates;
+  private boolean isAggregated;
 
   DatasetScanBuilder(Described dataset, StructType schema, Supplier<ScanBuilder> python) {
     this.dataset = dataset;
@@ -43,7 +41,7 @@ final class DatasetScanBuilder
 
   @Override
   public void pruneColumns(StructType required) {
-    if (aggregation == null) {
+    if (!isAggregated) {
       schema = required;
     }
   }
@@ -92,36 +90,33 @@ final class DatasetScanBuilder
   }
 
   @Override
-  public boolean supportCompletePushDown(Aggregation aggregates) {
-    return dataset.pushdown()
-        && dataset.rows() >= 0
-        && filter == null
-        && aggregates.groupByExpressions().length == 0
-        && aggregates.aggregateExpressions().length > 0
-        && Arrays.stream(aggregates.aggregateExpressions()).allMatch(CountStar.class::isInstance);
+  public boolean supportCompletePushDown(Aggregation candidates) {
+    if (!dataset.pushdown() || filter != null) {
+      return false;
+    }
+    aggregates = Aggregates.of(dataset, candidates);
+    return aggregates != null;
   }
 
   @Override
-  public boolean pushAggregation(Aggregation aggregates) {
-    if (!supportCompletePushDown(aggregates)) {
+  public boolean pushAggregation(Aggregation candidates) {
+    if (aggregates == null && !supportCompletePushDown(candidates)) {
       return false;
     }
-    aggregation = aggregates;
-    schema = new StructType();
-    AggregateFunc[] functions = aggregates.aggregateExpressions();
-    for (int index = 0; index < functions.length; index++) {
-      schema = schema.add("count_" + index, DataTypes.LongType, false);
-    }
+    schema = aggregates.schema();
+    isAggregated = true;
     return true;
   }
 
   @Override
   public Scan build() {
-    List<String> aggregates =
-        aggregation == null
-            ? List.of()
-            : Arrays.stream(aggregation.aggregateExpressions()).map(Object::toString).toList();
     return new DatasetScan(
-        dataset, schema, filter, Arrays.asList(pushed), limit, aggregates, python);
+        dataset,
+        schema,
+        filter,
+        Arrays.asList(pushed),
+        limit,
+        isAggregated ? aggregates : null,
+        python);
   }
 }

@@ -3,7 +3,6 @@ package io.splitarrow.spark;
 import java.io.IOException;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
@@ -82,21 +81,17 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
     }
   }
 
-  /** Returns a reader of rows that need no server. */
-  static PartitionReader<ColumnarBatch> counted(CountPartition partition, int width) {
+  /** Returns a reader of rows without columns. */
+  static PartitionReader<ColumnarBatch> counted(CountPartition partition) {
     return new PartitionReader<>() {
-      private long left = partition.isAggregate() ? 1 : partition.rows();
+      private long left = partition.rows();
       private ColumnarBatch batch;
 
       @Override
       public boolean next() {
         int rows = (int) Math.min(left, 1 << 20);
         left -= rows;
-        ColumnVector[] columns = new ColumnVector[partition.isAggregate() ? width : 0];
-        for (int index = 0; index < columns.length; index++) {
-          columns[index] = new Constant(partition.rows());
-        }
-        batch = new ColumnarBatch(columns, rows);
+        batch = new ColumnarBatch(new ColumnVector[0], rows);
         return rows > 0;
       }
 
@@ -108,20 +103,5 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
       @Override
       public void close() {}
     };
-  }
-
-  /** A column of one number. */
-  private static final class Constant extends Column {
-    private final long value;
-
-    Constant(long value) {
-      super(DataTypes.LongType, 1, Buffer.EMPTY, 0);
-      this.value = value;
-    }
-
-    @Override
-    public long getLong(int row) {
-      return value;
-    }
   }
 }

@@ -1,12 +1,14 @@
 package io.splitarrow.spark;
 
+import java.util.Locale;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Which reader the option {@code reader} selects. */
+/** Which reader the option {@code reader} selects, or else the setting of the session. */
 enum ReaderChoice {
   /** This reader, or the Python source for what it cannot read. */
   AUTO,
@@ -14,12 +16,16 @@ enum ReaderChoice {
   PYTHON;
 
   static final String OPTION = "reader";
+  private static final String SETTING = "spark.splitarrow.reader";
   private static final Logger LOG = LoggerFactory.getLogger("splitarrow");
   private static final Set<String> NOTICES = ConcurrentHashMap.newKeySet();
 
   static ReaderChoice of(CaseInsensitiveStringMap options) {
-    String value = options.getOrDefault(OPTION, "auto").toLowerCase(java.util.Locale.ROOT);
-    return switch (value) {
+    String value = options.getOrDefault(OPTION, "");
+    if (value.isEmpty()) {
+      value = SQLConf.get().getConfString(SETTING, "auto");
+    }
+    return switch (value.toLowerCase(Locale.ROOT)) {
       case "auto", "" -> AUTO;
       case "jvm" -> JVM;
       case "python" -> PYTHON;

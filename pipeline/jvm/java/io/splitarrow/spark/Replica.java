@@ -31,7 +31,8 @@ record Replica(
               Long.parseUnsignedLong(address.get("want_data").asText()),
               keepAlive == null || keepAlive.isNull()
                   ? null
-                  : Long.parseUnsignedLong(keepAlive.asText())));
+                  : Long.parseUnsignedLong(keepAlive.asText()),
+              tlsOf(address.path("tls"))));
     }
     JsonNode shard = node.get("shard");
     return new Replica(
@@ -40,6 +41,16 @@ record Replica(
         node.get("ticket").binaryValue(),
         node.get("version").asText(),
         shard == null || shard.isNull() ? null : shard.asInt());
+  }
+
+  private static TlsFiles tlsOf(JsonNode node) {
+    return !node.isObject()
+        ? null
+        : new TlsFiles(
+            node.path("ca").asText(null),
+            node.path("cert").asText(null),
+            node.path("key").asText(null),
+            node.path("server_name").asText(null));
   }
 
   /** Returns whether only the server can write tickets. */

@@ -1,25 +1,50 @@
 package io.splitarrow.spark;
 
+import java.util.HashMap;
 import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.SQLContext;
+import org.apache.spark.sql.SaveMode;
 import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.sources.BaseRelation;
+import org.apache.spark.sql.sources.CreatableRelationProvider;
 import org.apache.spark.sql.sources.DataSourceRegister;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The data source {@code splitarrow_jvm}: reads datasets by columns.
+ * The data source {@code splitarrow}: reads datasets by columns.
  *
- * <p>Writes and streams belong to the data source {@code splitarrow}, which is written in Python,
- * and so do datasets that this reader cannot read.
+ * <p>The data source of the same name that is written in Python writes, reads and writes streams, and
+ * reads the datasets that this reader cannot read. Where both are loaded, Spark selects this one.
+ *
+ * <p>Spark passes the mode of {@code df.write} only to a source of its first interface, {@link
+ * CreatableRelationProvider}.
  */
-public final class SplitArrowSource implements TableProvider, DataSourceRegister {
+public final class SplitArrowSource
+    implements TableProvider, CreatableRelationProvider, DataSourceRegister {
+  private static final Set<String> RESERVED =
+      Set.of(
+          TableCatalog.PROP_COMMENT,
+          TableCatalog.PROP_EXTERNAL,
+          TableCatalog.PROP_IS_MANAGED_LOCATION,
+          TableCatalog.PROP_LOCATION,
+          TableCatalog.PROP_OWNER,
+          TableCatalog.PROP_PROVIDER);
+  private static final String COPY = TableCatalog.OPTION_PREFIX;
+
   private Described described;
 
   @Override
   public String shortName() {
-    return "splitarrow_jvm";
+    return "splitarrow";
   }
 
   @Override
@@ -45,7 +70,35 @@ public final class SplitArrowSource implements TableProvider, DataSourceRegister
   @Override
   public Table getTable(
       StructType schema, Transform[] partitioning, Map<String, String> properties) {
-    CaseInsensitiveStringMap options = new CaseInsensitiveStringMap(properties);
-    return new SplitArrowTable(schema, options, described);
+    Map<String, String> options = new HashMap<>(properties);
+    // The session catalog adds what it knows about a table.
+    options.keySet().removeIf(name -> RESERVED.contains(name) || name.startsWith(COPY));
+    return new SplitArrowTable(schema, new CaseInsensitiveStringMap(options), described);
+  }
+
+  @Override
+  public BaseRelation createRelation(
+      SQLContext context,
+      SaveMode mode,
+      scala.collection.immutable.Map<String, String> options,
+      Dataset<Row> rows) {
+    DatasetWriter.save(rows, mode, CollectionConverters.asJava(options));
+    return new BaseRelation() {
+      @Override
+      public SQLContext sqlContext() {
+        return context;
+      }
+
+      @Override
+      public StructType schema() {
+        return rows.schema();
+      }
+    };
+  }
+
+  /** Accepts every type: the Python source refuses those that it cannot write, by name. */
+  @Override
+  public boolean supportsDataType(DataType type) {
+    return true;
   }
 }

@@ -1,5 +1,8 @@
 package io.splitarrow.spark;
 
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -40,7 +43,11 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public Set<TableCapability> capabilities() {
-    return python().capabilities();
+    Set<TableCapability> capabilities = EnumSet.copyOf(python().capabilities());
+    // Otherwise, Spark refuses the modes error and ignore before it asks.
+    capabilities.remove(TableCapability.BATCH_WRITE);
+    capabilities.add(TableCapability.V1_BATCH_WRITE);
+    return capabilities;
   }
 
   private synchronized Table python() {
@@ -60,7 +67,17 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
     if (choice == ReaderChoice.PYTHON) {
       return pythonBuilder();
     }
-    Described dataset = described == null ? Described.of(options) : described;
+    Described dataset = described;
+    if (dataset == null) {
+      try {
+        dataset = Described.of(options);
+      } catch (IllegalArgumentException error) {
+        if (choice == ReaderChoice.JVM) {
+          throw error;
+        }
+        return pythonBuilder(); // a stream may be what is read; a batch fails there as well
+      }
+    }
     String problem = dataset.isReadable() ? casts(dataset.schema()) : dataset.problem();
     if (problem != null) {
       choice.fallBack(dataset.dataset(), problem);
@@ -88,6 +105,9 @@ final class SplitArrowTable implements SupportsRead, SupportsWrite {
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return ((SupportsWrite) python()).newWriteBuilder(info);
+    WriteBuilder builder = ((SupportsWrite) python()).newWriteBuilder(info);
+    Map<String, String> values = new HashMap<>(PythonSource.without(options));
+    values.putAll(PythonSource.without(info.options()));
+    return new DatasetWriter.Builder(builder, values);
   }
 }
