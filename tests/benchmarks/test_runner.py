@@ -17,7 +17,7 @@ from splitarrow import errors
 from splitarrow.benchmarks import Options, Report, backend_names, run
 from splitarrow.benchmarks.case import Case
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("benchmark")]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, MIB)
