@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from ...formats.parquet.corrections import DEFAULT_OPTIONS, ReadOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 
@@ -33,6 +34,8 @@ class Budget:
     """The processor time of a filter, in seconds, in addition to that for the size of the data."""
     parquet_bytes: int = 2 << 30
     """The largest decoded size of a column in a row group of a Parquet file, in bytes."""
+    parquet_options: ReadOptions = DEFAULT_OPTIONS
+    """How to read values for which Parquet leaves a choice."""
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Budget:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -53,6 +53,8 @@ class FileContents:
     """The messages of the file; None if it has none that can be sent without decoding."""
     footer_metadata: Mapping[bytes, bytes] | None = None
     """The custom metadata of the footer to send to readers; None if there is none."""
+    plan: Any = None
+    """What the type of the file needs beside the schema to decode it."""
 
 
 class FileDataset(ABC):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -11,21 +10,21 @@ from typing import Any
 import pyarrow as pa
 
 from ....errors import ExhaustedError
+from ....formats.parquet.columns import Columns
 from ....transport.memory.files import SourceFile
 from ....units import format_size
 from ..messages.reencoding import Batches
 from ..query.selection import Selection
-from .file_access import map_read_errors, open_handle
+from .file_access import map_read_errors
 from .file_dataset import FileContents, FileDataset
 from .object_file import ObjectFile
+from .parquet_reader import inspect_parquet, open_parquet, select_row_groups
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
 MAX_BATCH_ROWS = 128 << 10
 """The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
 _FILE_TYPE = "a Parquet file"
-_COLUMN_BUFFER = 1 << 20
-_INT96_UNIT = "us"  # pyarrow's nanoseconds wrap around outside of the years 1677 to 2262
 _VARIABLE_WIDTH_BYTES = 16
 
 
@@ -37,11 +36,15 @@ class ParquetDataset(FileDataset):
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its footer."""
-        with map_read_errors(file.path, _FILE_TYPE), _open_parquet(file) as parquet:
-            schema = parquet.schema_arrow
-            rows = parquet.metadata.num_rows
-            batch_rows = _choose_batch_rows(parquet.metadata, schema)
-        return FileContents(file.version, schema, file.size, rows=rows, batch_rows=batch_rows)
+        with map_read_errors(file.path, _FILE_TYPE):
+            plan, parquet = inspect_parquet(file)
+            with closing(parquet):
+                rows = parquet.metadata.num_rows
+                schema = plan.columns.schema
+                batch_rows = _choose_batch_rows(parquet.metadata, schema)
+        return FileContents(
+            file.version, schema, file.size, rows=rows, batch_rows=batch_rows, plan=plan
+        )
 
     def skip_rows(
         self, file: SourceFile, contents: FileContents, selection: Selection
@@ -59,7 +62,7 @@ class ParquetDataset(FileDataset):
 
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each row group."""
-        with map_read_errors(file.path, _FILE_TYPE), _open_parquet(file) as parquet:
+        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
             metadata = parquet.metadata
             return [metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
 
@@ -71,60 +74,18 @@ class ParquetDataset(FileDataset):
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
         names = _select_names(contents.schema, selection)
-        with map_read_errors(file.path, _FILE_TYPE), _open_parquet(file) as parquet:
-            groups = _select_row_groups(file, parquet, selection)
+        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
+            columns: Columns = contents.plan.columns
+            options = selection.budget.parquet_options
+            groups = select_row_groups(file, parquet, contents.plan, selection)
             _check_sizes(file, parquet.metadata, groups, names, selection.budget.parquet_bytes)
             # Prefetching a row group from an object store takes its memory until it is decoded.
             steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
             for step in steps:
                 for batch in parquet.iter_batches(batch_size=rows, row_groups=step, columns=names):
                     file.check()
+                    batch = columns.convert(batch, by_name=names is not None, options=options)
                     yield _select_columns(batch, selection, by_name=names is not None), None
-
-
-@contextmanager
-def _open_parquet(file: SourceFile) -> Generator[Any]:
-    import pyarrow.parquet as pq  # takes a tenth of a second
-
-    with closing(open_handle(file)) as handle:
-        # Without a buffer size, pyarrow reads a whole column of a row group before decoding it.
-        # From an object store, it reads the columns of a row group in few large requests.
-        is_remote = isinstance(file, ObjectFile)
-        parquet = pq.ParquetFile(
-            handle,
-            pre_buffer=is_remote,
-            buffer_size=0 if is_remote else _COLUMN_BUFFER,
-            coerce_int96_timestamp_unit=_INT96_UNIT,
-        )
-        with closing(parquet):
-            yield parquet
-
-
-def _select_row_groups(file: SourceFile, parquet: Any, selection: Selection) -> list[int]:
-    """Return the row groups to read. Statistics rule out those in which the filter cannot match."""
-    selected = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
-    row_filter = selection.filter
-    if (
-        row_filter is None
-        or not row_filter.uses_dataset_numbers
-        or not row_filter.cost.allows_pruning(parquet.num_row_groups)
-    ):
-        return list(selected)
-    import pyarrow.dataset as ds  # takes a third of a second
-    from pyarrow import fs
-
-    parquet_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=_INT96_UNIT)
-    try:
-        if isinstance(file, ObjectFile):
-            handle: Any = file.open_handle()
-            fragment: Any = parquet_format.make_fragment(handle)
-        else:
-            descriptor = f"/proc/self/fd/{file.fileno()}"
-            fragment = parquet_format.make_fragment(descriptor, fs.LocalFileSystem())
-        matching = fragment.subset(filter=row_filter.expression).row_groups
-        return sorted(group.id for group in matching if group.id in selected)
-    except (pa.ArrowException, OSError, ValueError):
-        return list(selected)  # Arrow cannot compare this expression with statistics
 
 
 def _check_sizes(

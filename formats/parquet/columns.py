@@ -1,0 +1,324 @@
+"""The columns of a Parquet file in Arrow: their types, metadata and conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from .conversions import (
+    INTERVAL_BYTES,
+    convert_int96,
+    convert_intervals,
+    drop_duplicate_keys,
+    entries_to_maps,
+    rebuild_list,
+    validity_buffer,
+)
+from .corrections import (
+    ReadOptions,
+    is_list_of_entries,
+    keeps_annotation,
+    list_element,
+    map_entries,
+)
+from .geo.crs import extension_metadata
+from .logical_types import Kind
+from .schema import Node, Physical
+
+LOGICAL_TYPE = b"PARQUET:logical_type"
+"""The key in field metadata for an annotation that the Arrow type does not express."""
+PHYSICAL_TYPE = b"PARQUET:physical_type"
+"""The key in field metadata for a physical type that the Arrow type does not express."""
+ADJUSTED_TO_UTC = b"PARQUET:isAdjustedToUTC"
+"""The key in field metadata of a TIME or TIMESTAMP: ``true`` or ``false``."""
+_MARKED = (Kind.ENUM, Kind.BSON, Kind.INTERVAL, Kind.FUTURE)
+
+Convert = Callable[[Any, ReadOptions], Any]
+"""Converts an array that pyarrow has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a file."""
+
+    schema: pa.Schema
+    """The schema that readers get."""
+    conversions: Mapping[int, Convert] = field(default_factory=dict[int, Convert])
+    """The conversions, by the index of the column."""
+    without_order: frozenset[int] = frozenset()
+    """The columns whose statistics must not be used, because their type has no order, or because
+    pyarrow compares them in another type."""
+
+    def convert(
+        self, batch: pa.RecordBatch, *, by_name: bool, options: ReadOptions
+    ) -> pa.RecordBatch:
+        """Return a batch with the types and the metadata that readers get.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            A batch that pyarrow has read.
+        by_name : bool
+            Whether it has only some columns, whose names are unique. Otherwise it has all.
+        options : ReadOptions
+            The options.
+
+        Raises
+        ------
+        InvalidDataError
+            If a value cannot be converted.
+        """
+        indices = range(len(self.schema))
+        if by_name:
+            indices = [self.schema.get_field_index(name) for name in batch.schema.names]
+        arrays = [
+            self.conversions[index](array, options) if index in self.conversions else array
+            for index, array in zip(indices, batch.columns, strict=True)
+        ]
+        metadata: Any = self.schema.metadata
+        fields = [self.schema.field(index) for index in indices]
+        if not fields:
+            return batch
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
+
+
+def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes]) -> Columns:
+    """Return the columns of a file.
+
+    Parameters
+    ----------
+    root : Node
+        The schema of the file.
+    schema : pyarrow.Schema
+        The schema that pyarrow gives the corrected file.
+    key_values : mapping of bytes to bytes
+        The key-value metadata of the file, in which a CRS may be.
+    """
+    fields: list[pa.Field[Any]] = []
+    conversions: dict[int, Convert] = {}
+    without_order: set[int] = set()
+    for index, (node, column) in enumerate(zip(root.children, schema, strict=True)):
+        planned, convert = _plan(node, column, key_values)
+        fields.append(planned)
+        if convert is not None:
+            conversions[index] = convert
+        if convert is not None or not _has_order(node):
+            without_order.add(index)
+    metadata: Any = schema.metadata
+    return Columns(pa.schema(fields, metadata=metadata), conversions, frozenset(without_order))
+
+
+def _has_order(node: Node) -> bool:
+    """Return whether pyarrow compares the values of a column in the order of its type."""
+    kinds = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY, Kind.VARIANT, Kind.FUTURE, Kind.BSON)
+    return node.kind not in kinds and keeps_annotation(node)
+
+
+def _plan(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    """Return the field of a node, and the conversion of its arrays."""
+    data_type: Any = column.type
+    if node.is_repeated and _is_list(data_type):
+        element, convert = _plan_value(node, data_type.value_field, key_values)
+        return _wrap_list(column, element, convert)
+    return _plan_value(node, column, key_values)
+
+
+def _plan_value(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    """Plan a node that is not repeated, or one value of a repeated one."""
+    data_type: Any = column.type
+    if node.physical is not None:
+        return _plan_leaf(node, column, key_values)
+    if node.kind is Kind.LIST and _is_list(data_type):
+        child = list_element(node)
+        plan = _plan_value if child.is_repeated else _plan
+        element, convert = plan(child, data_type.value_field, key_values)
+        return _wrap_list(column, element, convert)
+    if node.kind is Kind.MAP and not node.is_repeated:
+        return _plan_map(node, column, key_values)
+    if isinstance(data_type, pa.StructType) and data_type.num_fields == len(node.children):
+        if node.kind is Kind.VARIANT:
+            return column, None
+        return _plan_struct(node, column, key_values)
+    return column, None
+
+
+def _plan_struct(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    plans = [
+        _plan(child, data_type.field(index), key_values)
+        for index, child in enumerate(node.children)
+    ]
+    fields = [planned for planned, _ in plans]
+    converts = [convert for _, convert in plans]
+    new_type = pa.struct(fields)
+    marked = _with_metadata(column.with_type(new_type), _marks(node))
+    if not any(converts):
+        return marked, None
+    return marked, partial(_convert_struct, new_type, converts)
+
+
+def _plan_map(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    entries = map_entries(node)
+    if len(entries.children) == 1:  # a set of keys, which pyarrow reads as a list
+        if not _is_list(data_type):
+            return column, None
+        child = list_element(node)
+        plan = _plan_value if child.is_repeated else _plan
+        element, convert = plan(child, data_type.value_field, key_values)
+        return _wrap_list(column, element, convert)
+    is_list = is_list_of_entries(node) and _is_list(data_type)
+    if not is_list and not isinstance(data_type, pa.MapType):
+        return column, None
+    old_key, old_item = _entry_fields(data_type)
+    key, convert_key = _plan(entries.children[0], old_key, key_values)
+    item, convert_item = _plan(entries.children[1], old_item, key_values)
+    new_type = _map_type(key, item)
+    path = node.path
+
+    def convert_maps(array: Any, options: ReadOptions) -> Any:
+        if is_list:
+            array = entries_to_maps(array, path, _map_type(old_key, old_item))
+        if convert_key is not None or convert_item is not None:
+            array = _convert_map(array, new_type, convert_key, convert_item, options)
+        return drop_duplicate_keys(array, path, options)
+
+    return column.with_type(new_type), convert_maps
+
+
+def _entry_fields(data_type: Any) -> tuple[Any, Any]:
+    """Return the fields of the keys and values of a map, or of a list of entries."""
+    if isinstance(data_type, pa.MapType):
+        return data_type.key_field, data_type.item_field
+    return data_type.value_type.field(0), data_type.value_type.field(1)
+
+
+def _map_type(key: Any, item: Any) -> Any:
+    make_map: Any = pa.map_
+    return make_map(key.with_nullable(False).with_name("key"), item.with_name("value"))
+
+
+def _plan_leaf(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    path = node.path
+    if node.kind in (Kind.GEOMETRY, Kind.GEOGRAPHY):
+        assert node.logical is not None
+        if isinstance(data_type, pa.BaseExtensionType):
+            column = column.with_type(data_type.storage_type)
+        return _with_metadata(column, extension_metadata(node.logical, key_values)), None
+    column = _with_metadata(column, _marks(node))
+    if node.physical is Physical.INT96 and _is_fixed(data_type):
+        convert = partial(_convert_leaf, convert_int96, path)
+        return column.with_type(pa.timestamp("us")), convert
+    if node.kind is Kind.INTERVAL and _is_fixed(data_type):
+        convert = partial(_convert_leaf, convert_intervals, path)
+        return column.with_type(pa.month_day_nano_interval()), convert
+    return column, None
+
+
+def _marks(node: Node) -> dict[bytes, bytes]:
+    """Return the metadata for what the Arrow type of a node does not express."""
+    logical = node.logical
+    marks: dict[bytes, bytes] = {}
+    if node.physical is Physical.INT96:
+        marks[PHYSICAL_TYPE] = b"INT96"
+    if logical is None:
+        return marks
+    if logical.kind in _MARKED or not keeps_annotation(node):
+        marks[LOGICAL_TYPE] = str(logical).encode()
+    if logical.kind in (Kind.TIME, Kind.TIMESTAMP):
+        marks[ADJUSTED_TO_UTC] = b"true" if logical.utc else b"false"
+    if logical.kind is Kind.DECIMAL and node.physical is Physical.BYTE_ARRAY:
+        marks[PHYSICAL_TYPE] = b"BYTE_ARRAY"
+    return marks
+
+
+def _with_metadata(column: pa.Field[Any], added: Mapping[bytes, bytes]) -> pa.Field[Any]:
+    if not added:
+        return column
+    former: Mapping[bytes, bytes] = column.metadata or {}
+    return column.with_metadata({**former, **added})
+
+
+def _is_list(data_type: Any) -> bool:
+    return isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+def _is_fixed(data_type: Any) -> bool:
+    return data_type == pa.binary(INTERVAL_BYTES)
+
+
+def _wrap_list(
+    column: pa.Field[Any], element: pa.Field[Any], convert: Convert | None
+) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    if isinstance(data_type, pa.FixedSizeListType):
+        new_type: Any = pa.list_(element, data_type.list_size)
+    elif isinstance(data_type, pa.LargeListType):
+        new_type = pa.large_list(element)
+    else:
+        new_type = pa.list_(element)
+    planned = column.with_type(new_type)
+    return planned, None if convert is None else partial(_convert_list, new_type, convert)
+
+
+def _convert_leaf(
+    convert: Callable[[Any, str, ReadOptions], Any], path: str, array: Any, options: ReadOptions
+) -> Any:
+    return convert(array, path, options)
+
+
+def _convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptions) -> Any:
+    import numpy as np
+
+    if isinstance(new_type, pa.FixedSizeListType):
+        size: int = new_type.list_size
+        values = convert(array.values.slice(array.offset * size, len(array) * size), options)
+        buffers = [validity_buffer(array)]
+        return pa.Array.from_buffers(
+            new_type, len(array), buffers, array.null_count, children=[values]
+        )
+    offsets = np.asarray(array.offsets)
+    start, end = int(offsets[0]), int(offsets[-1])
+    values = convert(array.values.slice(start, end - start), options)
+    return rebuild_list(array, offsets - start, values, new_type)
+
+
+def _convert_map(
+    array: Any, new_type: Any, key: Convert | None, item: Convert | None, options: ReadOptions
+) -> Any:
+    import numpy as np
+
+    offsets = np.asarray(array.offsets)
+    start, end = int(offsets[0]), int(offsets[-1])
+    keys = array.keys.slice(start, end - start)
+    items = array.items.slice(start, end - start)
+    keys = keys if key is None else key(keys, options)
+    items = items if item is None else item(items, options)
+    entries = pa.StructArray.from_arrays([keys, items], ["key", "value"])
+    return rebuild_list(array, offsets - start, entries, new_type)
+
+
+def _convert_struct(
+    new_type: Any, converts: list[Convert | None], array: Any, options: ReadOptions
+) -> Any:
+    children = [
+        array.field(index) if convert is None else convert(array.field(index), options)
+        for index, convert in enumerate(converts)
+    ]
+    buffers = [validity_buffer(array)]
+    return pa.Array.from_buffers(new_type, len(array), buffers, array.null_count, children=children)

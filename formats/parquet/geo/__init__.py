@@ -1,0 +1,1 @@
+"""GEOMETRY and GEOGRAPHY: coordinate reference systems, well-known binary, and bounding boxes."""

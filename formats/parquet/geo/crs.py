@@ -1,0 +1,175 @@
+"""The metadata of geospatial columns: coordinate reference systems and edges.
+
+In Arrow, a geospatial column is binary, with the extension ``geoarrow.wkb`` in the metadata of its
+field. No type of that name is registered, so that no imported library can change the column.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ....errors import InvalidDataError
+from ..logical_types import EDGES, Kind, LogicalType
+
+NAME_KEY = b"ARROW:extension:name"
+METADATA_KEY = b"ARROW:extension:metadata"
+EXTENSION = b"geoarrow.wkb"
+DEFAULT_CRS = "OGC:CRS84"
+"""The CRS of a column that states none."""
+NO_CRS = "srid:0"
+"""The CRS of a column whose CRS is unknown, which Parquet has no other way to state."""
+_SRID = re.compile(r"srid:([0-9]+)", re.ASCII)
+_PROJJSON = "projjson:"
+_AUTHORITY_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*:[A-Za-z0-9_.-]+", re.ASCII)
+_ARROW_SCHEMA = b"\x0cARROW:schema\x18"
+"""The key of the Arrow schema in a footer, between its length and the type of its value."""
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{64,}={0,2}")
+_NOT_CODES = ("srid", "projjson")
+
+
+def extension_metadata(
+    logical: LogicalType, key_values: Mapping[bytes, bytes]
+) -> dict[bytes, bytes]:
+    """Return the field metadata of a geospatial column ("CRS Customization").
+
+    Parameters
+    ----------
+    logical : LogicalType
+        A GEOMETRY or GEOGRAPHY.
+    key_values : mapping of bytes to bytes
+        The key-value metadata of the file. A CRS ``projjson:KEY`` is read from it. If the key is
+        missing or is not JSON, the CRS stays this text.
+
+    Examples
+    --------
+    >>> metadata = extension_metadata(LogicalType(Kind.GEOMETRY, crs="srid:5070"), {})
+    >>> metadata[b"ARROW:extension:metadata"]
+    b'{"crs": "5070", "crs_type": "srid"}'
+    """
+    values = _read_crs(DEFAULT_CRS if logical.crs is None else logical.crs, key_values)
+    if logical.kind is Kind.GEOGRAPHY:
+        values["edges"] = logical.edges or EDGES[0]
+    text = json.dumps(values, ensure_ascii=False)
+    return {NAME_KEY: EXTENSION, METADATA_KEY: text.encode()}
+
+
+def is_geospatial(column: pa.Field[Any]) -> bool:
+    """Return whether a column of Arrow is geospatial: of the extension ``geoarrow.wkb``."""
+    data_type: Any = column.type
+    if isinstance(data_type, pa.BaseExtensionType):
+        return data_type.extension_name.encode() == EXTENSION
+    return (column.metadata or {}).get(NAME_KEY) == EXTENSION and is_binary(data_type)
+
+
+def is_binary(data_type: Any) -> bool:
+    """Return whether a type holds byte strings of any length."""
+    return data_type in (pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def read_metadata(column: pa.Field[Any]) -> dict[str, Any]:
+    """Return the values of a geospatial column: ``crs``, ``crs_type`` and ``edges``, if present.
+
+    Raises
+    ------
+    InvalidDataError
+        If they are not a JSON object, or name unknown edges.
+    """
+    data_type: Any = column.type
+    if isinstance(data_type, pa.ExtensionType):
+        text: bytes = data_type.__arrow_ext_serialize__()
+    else:
+        text = (column.metadata or {}).get(METADATA_KEY, b"")
+    try:
+        values: Any = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise InvalidDataError(f"the metadata of the column {column.name!r} is not a JSON object")
+    edges: Any = values.get("edges")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if edges not in (None, "planar", *EDGES):
+        raise InvalidDataError(
+            f"the column {column.name!r} has the edges {edges!r}; expected one of "
+            f"{', '.join(EDGES)}"
+        )
+    return values  # pyright: ignore[reportUnknownVariableType]
+
+
+def make_logical_type(column: pa.Field[Any]) -> tuple[LogicalType, dict[bytes, bytes]]:
+    """Return the logical type to write for a geospatial column of Arrow.
+
+    Returns
+    -------
+    LogicalType
+        A GEOGRAPHY if the column states edges that are not planar, or else a GEOMETRY.
+    dict of bytes to bytes
+        Key-value metadata that the file needs: the CRS, if it is PROJJSON.
+
+    Raises
+    ------
+    InvalidDataError
+        If the metadata of the column is malformed.
+    """
+    values = read_metadata(column)
+    edges: str | None = values.get("edges")
+    crs, key_values = _write_crs(values.get("crs"), values.get("crs_type"), column.name)
+    if edges in (None, "planar"):
+        return LogicalType(Kind.GEOMETRY, crs=crs), key_values
+    # Spherical edges are the default, so they need not be stated.
+    return LogicalType(
+        Kind.GEOGRAPHY, crs=crs, edges=None if edges == EDGES[0] else edges
+    ), key_values
+
+
+def _read_crs(crs: str, key_values: Mapping[bytes, bytes]) -> dict[str, Any]:
+    if crs == NO_CRS:
+        return {}
+    if match := _SRID.fullmatch(crs):
+        return {"crs": match[1], "crs_type": "srid"}
+    if crs.startswith(_PROJJSON):
+        try:
+            resolved: Any = json.loads(key_values[crs.removeprefix(_PROJJSON).encode()])
+        except (KeyError, ValueError, RecursionError):
+            return {"crs": crs}
+        return {"crs": resolved, "crs_type": "projjson"}
+    if _is_code(crs):
+        return {"crs": crs, "crs_type": "authority_code"}
+    return {"crs": crs}
+
+
+def _is_code(crs: str) -> bool:
+    prefix = crs.partition(":")[0].lower()
+    return prefix not in _NOT_CODES and _AUTHORITY_CODE.fullmatch(crs) is not None
+
+
+def _write_crs(crs: Any, kind: Any, name: str) -> tuple[str | None, dict[bytes, bytes]]:
+    if crs is None:
+        return NO_CRS, {}
+    if isinstance(crs, str):
+        if crs == DEFAULT_CRS:
+            return None, {}
+        return (f"srid:{crs}" if kind == "srid" else crs), {}
+    key = f"projjson_{name}"
+    return f"{_PROJJSON}{key}", {key.encode(): json.dumps(crs, ensure_ascii=False).encode()}
+
+
+def hide_extension(footer: bytes) -> bytes:
+    """Return a footer whose stored Arrow schema does not name the extension ``geoarrow.wkb``.
+
+    Otherwise, pyarrow gives the column to whatever type an imported library has registered.
+    """
+    begin = footer.find(_ARROW_SCHEMA)
+    match = None if begin < 0 else _BASE64.search(footer, begin + len(_ARROW_SCHEMA))
+    if match is None:
+        return footer
+    try:
+        schema = base64.b64decode(match[0], validate=True)
+    except ValueError:
+        return footer
+    hidden = base64.b64encode(schema.replace(EXTENSION, EXTENSION.replace(b".", b"-")))
+    return footer[: match.start()] + hidden + footer[match.end() :]
