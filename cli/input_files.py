@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import DatasetError
+from ..errors import DatasetError, ProtocolError
 
 _MAGIC_BYTES = 8
 
@@ -40,12 +40,10 @@ def open_input(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | No
                 batches = map(reader.get_batch, range(reader.num_record_batches))
                 yield reader.schema, _read(path, batches), None
         elif magic[:4] == b"PAR1":
-            from pyarrow import parquet
+            from ..server.catalog.files.parquet_reader import read_parquet
 
-            with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet_file:
-                schema: pa.Schema = parquet_file.schema_arrow
-                rows = parquet_file.metadata.num_rows
-                yield schema, _read(path, parquet_file.iter_batches()), rows
+            with read_parquet(path) as (schema, batches, rows):
+                yield schema, _read(path, batches), rows
         elif magic[:4] == b"FEA1":
             from pyarrow import feather
 
@@ -57,7 +55,7 @@ def open_input(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | No
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
                 yield stream.schema, _read(path, stream), None
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, ProtocolError) as error:
         if isinstance(error, OSError):
             raise
         raise DatasetError(
@@ -68,5 +66,5 @@ def open_input(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | No
 def _read(path: Path, batches: Any) -> Iterator[Any]:
     try:
         yield from batches
-    except (pa.ArrowException, ValueError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError, ProtocolError) as error:
         raise DatasetError(f"{path}: {error}") from None

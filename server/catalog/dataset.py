@@ -40,7 +40,8 @@ class Budget:
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Budget:
         """Return the budget that a server's settings describe."""
-        return cls(settings.filter_seconds, settings.parquet_bytes)
+        options = ReadOptions(settings.parquet_int96, settings.parquet_keys)
+        return cls(settings.filter_seconds, settings.parquet_bytes, options)
 
 
 DEFAULT_BUDGET = Budget()

@@ -38,6 +38,8 @@ class ServeArguments(TypedDict, total=False):
     filter_seconds: float
     filter_threads: int
     parquet_bytes: int | str
+    parquet_int96: Literal["microseconds", "exact"]
+    parquet_keys: Literal["last", "keep"]
     shm_cache: int | str | None
     shm_copy: bool
     shm_trust: bool

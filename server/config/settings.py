@@ -142,6 +142,22 @@ class ServerSettings(ServiceSettings):
             metavar="SIZE",
         ),
     ] = 2 << 30
+    parquet_int96: Annotated[
+        Literal["microseconds", "exact"],
+        Setting(
+            "How to read INT96 timestamps of Parquet: cut them to `microseconds`, or refuse those "
+            "that have more digits (`exact`).",
+            Group.LIMITS,
+        ),
+    ] = "microseconds"
+    parquet_keys: Annotated[
+        Literal["last", "keep"],
+        Setting(
+            "What to do with a key that a MAP of Parquet has twice: use the `last` value, or "
+            "`keep` all entries.",
+            Group.LIMITS,
+        ),
+    ] = "last"
 
     shm_cache: Annotated[
         SizeOrZero | None,

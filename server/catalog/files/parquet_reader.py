@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ....formats.parquet.columns import Columns, plan_columns
-from ....formats.parquet.corrections import correct_schema
+from ....formats.parquet.corrections import DEFAULT_OPTIONS, correct_schema
 from ....formats.parquet.footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
 from ....formats.parquet.geo.crs import hide_extension
 from ....formats.parquet.thrift import Struct
@@ -70,6 +71,30 @@ def open_parquet(file: SourceFile, plan: ParquetPlan) -> Generator[Any]:
         corrected = (Footer.parse(_read_footer(file)), plan.elements)
     with closing(_open(file, corrected)) as parquet:
         yield parquet
+
+
+@contextmanager
+def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch], int]]:
+    """Open a local file, and yield its schema, its batches and its number of rows.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be opened.
+    ProtocolError
+        If the footer is malformed; also while the batches are read, if a value is invalid.
+    pyarrow.ArrowException
+        If pyarrow refuses the file; also while the batches are read.
+    """
+    with closing(SourceFile(path, refuse_writers=False)) as file:
+        plan, parquet = inspect_parquet(file)
+        columns = plan.columns
+        with closing(parquet):
+            batches = (
+                columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
+                for batch in parquet.iter_batches()
+            )
+            yield columns.schema, batches, parquet.metadata.num_rows
 
 
 def select_row_groups(
