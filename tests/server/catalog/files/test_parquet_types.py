@@ -159,12 +159,15 @@ def test_times_and_timestamps_keep_their_adjustment(tmp_path, utc, unit, short):
     assert column.metadata[b"PARQUET:isAdjustedToUTC"] == str(utc).lower().encode()
     edit = as_kind(Kind.TIMESTAMP, utc=utc, unit=unit)
     column, _ = read_column(tmp_path, pa.array([7]), edit)
-    assert column.type == pa.timestamp(short, "UTC" if utc else None)
+    zone: Any = "UTC" if utc else None
+    assert column.type == pa.timestamp(short, zone)
     assert column.metadata[b"PARQUET:isAdjustedToUTC"] == str(utc).lower().encode()
 
 
 FUTURE_UNIT = {
-    8: Value(Type.STRUCT, {1: Value(Type.TRUE, True), 2: Value(Type.STRUCT, {7: Value(12, {})})})
+    8: Value(
+        Type.STRUCT, {1: Value(Type.TRUE, True), 2: Value(Type.STRUCT, {7: Value(Type.STRUCT, {})})}
+    )
 }
 FUTURE_TYPE = {2555: Value(Type.STRUCT, {})}
 
@@ -261,7 +264,8 @@ MAPS = [[("a", 1), ("b", None)], None, []]
 )
 def test_a_map_may_have_optional_keys(tmp_path, edit):
     file = entries_file(ROWS, edit)
-    for request in ({}, {"columns": ("m",)}, {"limit": 3}):
+    requests: list[dict[str, Any]] = [{}, {"columns": ("m",)}, {"limit": 3}]
+    for request in requests:
         table = read(tmp_path, file, **request)
         assert table.schema.field("m").type == pa.map_(pa.string(), pa.int64())
         assert table["m"].to_pylist() == MAPS
@@ -402,7 +406,8 @@ def test_a_repeated_field_without_annotation_is_a_list(tmp_path):
     strict = pa.field(
         "l", pa.list_(pa.field("element", pa.binary(12), nullable=False)), nullable=False
     )
-    table = pa.table([pa.array([[b"\1\0\0\0" + bytes(8)], []], strict.type)], pa.schema([strict]))
+    values = pa.array([[b"\1\0\0\0" + bytes(8)], []], strict.type)
+    table = pa.Table.from_arrays([values], schema=pa.schema([strict]))
     file = edit_schema(
         write_parquet(table, write_statistics=False),
         {

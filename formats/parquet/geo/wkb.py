@@ -1,0 +1,272 @@
+"""Well-known binary, checked and located: all values of an array step by step at once.
+
+The format is the ISO variant, in both byte orders, with X and Y and perhaps Z and M ("Geospatial
+Types"). Each step reads one header or one ring of every value that has one left, so that the cost
+of Python is that of the value with the most parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ....errors import InvalidDataError
+
+MAX_DEPTH = 16
+"""The largest number of geometries inside each other."""
+POINT, LINE_STRING, POLYGON, MULTI_POINT, COLLECTION = 1, 2, 3, 4, 7
+_ANY, _RING = 0, -1
+_HEADER, _COUNT = 5, 4
+_DIMENSIONS = np.array([2, 3, 3, 4])
+"""The numbers of coordinates of a point, by the thousands of the type code."""
+_SMALLEST_CHILD = {_ANY: 9, _RING: 4, POINT: 21, LINE_STRING: 9, POLYGON: 9}
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Sequences of points: a point, the points of a line, or those of a ring. One item for each."""
+
+    rows: Any
+    """The index of the value in the array (int64)."""
+    offsets: Any
+    """The offset of the first coordinate in the data, in bytes (int64)."""
+    counts: Any
+    """The number of points (int64)."""
+    flavors: Any
+    """Which of Z and M a point has beside X and Y: 0 none, 1 Z, 2 M, 3 both (int64)."""
+    little: Any
+    """Whether the coordinates are little-endian (bool)."""
+    rings: Any
+    """Whether it is a ring of a polygon (bool)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometries:
+    """The geometries of an array."""
+
+    data: Any
+    """The bytes of all values (uint8)."""
+    rows: int
+    """The number of values."""
+    codes: Any
+    """The type code of each value; 0 for null (int64)."""
+    runs: Runs
+
+
+@dataclass(slots=True)
+class _Parser:
+    """The state of all values that are not read to their end."""
+
+    data: Any
+    rows: Any
+    positions: Any
+    ends: Any
+    depths: Any
+    left: Any
+    """For each value and depth, the number of children left."""
+    needs: Any
+    """For each value and depth, the type of the children; `_ANY` or `_RING`."""
+    flavors: Any
+    """For each value and depth, the flavor of the children; -1 before the first header."""
+    little: Any
+    """For each value and depth, the byte order of rings."""
+    found: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+
+    def fail(self, bad: Any, rows: Any, problem: str | Callable[[int], str]) -> None:
+        """Raise an error if any of some values is bad."""
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
+            text = problem if isinstance(problem, str) else problem(index)
+            raise InvalidDataError(f"invalid WKB in value {int(rows[index])}: {text}")
+
+    def read_integers(self, positions: Any, little: Any) -> Any:
+        """Return the unsigned 32-bit integers at some positions."""
+        data = self.data[positions[:, None] + np.arange(4)]
+        small = data.view("<u4")[:, 0].astype(np.int64)
+        return np.where(little, small, data.view(">u4")[:, 0].astype(np.int64))
+
+    def pop(self) -> None:
+        """Go up from each group that has no children left, and drop the values that are done."""
+        while True:
+            items = np.arange(len(self.rows))
+            done = (self.depths >= 0) & (self.left[items, self.depths] == 0)
+            if not done.any():
+                return
+            self.depths[done] -= 1
+            ended = self.depths < 0
+            if ended.any():
+                trailing = ended & (self.positions != self.ends)
+                self.fail(trailing, self.rows, "bytes follow the geometry")
+                self.keep(~ended)
+
+    def keep(self, kept: Any) -> None:
+        """Drop values."""
+        for name in ("rows", "positions", "ends", "depths", "left", "needs", "flavors", "little"):
+            setattr(self, name, getattr(self, name)[kept])
+
+    def step(self) -> None:
+        """Read one ring or one header of each value."""
+        items = np.arange(len(self.rows))
+        self.left[items, self.depths] -= 1
+        rings = self.needs[items, self.depths] == _RING
+        ringed = items[rings]
+        if len(ringed):
+            depths = self.depths[ringed]
+            self.read_run(ringed, self.flavors[ringed, depths], self.little[ringed, depths], True)
+        headed = items[~rings]
+        if len(headed):
+            self.read_headers(headed)
+
+    def read_run(self, items: Any, flavors: Any, little: Any, is_ring: bool) -> None:
+        """Read a count of points, and skip the points."""
+        rows = self.rows[items]
+        self.fail(self.positions[items] + _COUNT > self.ends[items], rows, "it ends in a count")
+        counts = self.read_integers(self.positions[items], little)
+        self.positions[items] += _COUNT
+        self.skip_points(items, counts, flavors, little, is_ring)
+
+    def skip_points(
+        self, items: Any, counts: Any, flavors: Any, little: Any, is_ring: bool
+    ) -> None:
+        rows, positions = self.rows[items], self.positions[items]
+        nbytes = counts * _DIMENSIONS[flavors] * 8
+        room = self.ends[items] - positions
+        self.fail(
+            nbytes > room,
+            rows,
+            lambda index: f"{int(counts[index])} points do not fit in {int(room[index])} bytes",
+        )
+        rings = np.full(len(items), is_ring)
+        self.found.append((rows, positions, counts, flavors, little, rings))
+        self.positions[items] = positions + nbytes
+
+    def read_headers(self, items: Any) -> Any:
+        """Read a byte order and a type code each, and what follows; return the codes."""
+        rows, positions, depths = self.rows[items], self.positions[items], self.depths[items]
+        self.fail(positions + _HEADER > self.ends[items], rows, "it ends in a header")
+        orders = self.data[positions]
+        self.fail(orders > 1, rows, lambda index: f"the byte order is {int(orders[index])}")
+        little = orders == 1
+        codes = self.read_integers(positions + 1, little)
+        flavors, types = codes // 1000, codes % 1000
+        unknown = (flavors > 3) | (types < POINT) | (types > COLLECTION)
+        self.fail(unknown, rows, lambda index: f"the type code is {int(codes[index])}")
+        needs = self.needs[items, depths]
+        wrong = (needs != _ANY) & (needs != types)
+        self.fail(
+            wrong,
+            rows,
+            lambda index: f"a member has the type {int(types[index])}; expected {needs[index]}",
+        )
+        outer = self.flavors[items, depths]
+        self.fail(
+            (outer >= 0) & (outer != flavors), rows, "a member has other dimensions than the whole"
+        )
+        self.positions[items] += _HEADER
+        self.read_contents(items, types, flavors, little)
+        return codes
+
+    def read_contents(self, items: Any, types: Any, flavors: Any, little: Any) -> None:
+        points = types == POINT
+        if points.any():
+            ones = np.ones(int(points.sum()), np.int64)
+            self.skip_points(items[points], ones, flavors[points], little[points], False)
+        lines = types == LINE_STRING
+        if lines.any():
+            self.read_run(items[lines], flavors[lines], little[lines], False)
+        groups = types > LINE_STRING
+        if groups.any():
+            self.push(items[groups], types[groups], flavors[groups], little[groups])
+
+    def push(self, items: Any, types: Any, flavors: Any, little: Any) -> None:
+        """Go down into polygons, multi-part geometries and collections."""
+        rows = self.rows[items]
+        depths = self.depths[items] + 1
+        self.fail(depths >= MAX_DEPTH, rows, f"it is nested more than {MAX_DEPTH} levels deep")
+        self.fail(self.positions[items] + _COUNT > self.ends[items], rows, "it ends in a count")
+        counts = self.read_integers(self.positions[items], little)
+        self.positions[items] += _COUNT
+        needs = np.where(types == COLLECTION, _ANY, types - 3)
+        needs = np.where(types == POLYGON, _RING, needs)
+        smallest = np.array([_SMALLEST_CHILD[int(need)] for need in (0, 1, 2, 3, -1)])[needs]
+        room = self.ends[items] - self.positions[items]
+        self.fail(
+            counts * smallest > room,
+            rows,
+            lambda index: f"{int(counts[index])} parts do not fit in {int(room[index])} bytes",
+        )
+        self.depths[items] = depths
+        self.left[items, depths] = counts
+        self.needs[items, depths] = needs
+        self.flavors[items, depths] = flavors
+        self.little[items, depths] = little
+
+
+def parse_wkb(array: Any) -> Geometries:
+    """Check all values of an array, and locate their points.
+
+    Parameters
+    ----------
+    array : pyarrow.BinaryArray, LargeBinaryArray or BinaryViewArray
+        The values in WKB. Nulls have no points.
+
+    Raises
+    ------
+    InvalidDataError
+        If a value is not valid WKB; the error has its index in the array.
+
+    Examples
+    --------
+    >>> point = bytes.fromhex("0101000000" + "00" * 16)
+    >>> parse_wkb(pa.array([point, None])).codes.tolist()
+    [1, 0]
+    """
+    data, begins, ends = _locate_values(array)
+    valid = np.flatnonzero(np.asarray(array.is_valid()))
+    count = len(valid)
+    shape = (count, MAX_DEPTH)
+    parser = _Parser(
+        data,
+        valid,
+        begins[valid],
+        ends[valid],
+        np.zeros(count, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.full(shape, -1, np.int64),
+        np.zeros(shape, np.bool_),
+    )
+    codes = np.zeros(len(array), np.int64)
+    if count:
+        codes[valid] = parser.read_headers(np.arange(count))
+        parser.pop()
+    while len(parser.rows):
+        parser.step()
+        parser.pop()
+    return Geometries(data, len(array), codes, _collect(parser.found))
+
+
+def _locate_values(array: Any) -> tuple[Any, Any, Any]:
+    """Return the bytes of an array, and where each value begins and ends in them."""
+    if array.type not in (pa.binary(), pa.large_binary()):
+        array = array.cast(pa.large_binary())
+    _, offsets, data = array.buffers()
+    width = np.int32 if array.type == pa.binary() else np.int64
+    bounds = np.zeros(1, np.int64)
+    if offsets is not None and len(array):
+        bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    flat = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return flat, bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
+
+
+def _collect(found: list[tuple[Any, ...]]) -> Runs:
+    if not found:
+        empty = np.zeros(0, np.int64)
+        return Runs(empty, empty, empty, empty, empty.astype(bool), empty.astype(bool))
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    kept = columns[2] > 0
+    return Runs(*(column[kept] for column in columns))
