@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import aio, errors, variant
+    from . import aio, errors, geo, variant
     from .client.cluster.client import ClusterClient
     from .client.connect import connect
     from .client.dataset.client import Client
@@ -52,6 +52,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "geo",
     "open",
     "serve",
     "variant",
@@ -72,6 +73,7 @@ _MODULES = {
     "aio": ".aio",
     "connect": ".client.connect",
     "errors": ".errors",
+    "geo": ".geo",
     "open": ".client.open",
     "serve": ".server.embedded",
     "variant": ".variant",

@@ -24,6 +24,7 @@ from .connection import (
 from .fetch_options import (
     Batches,
     BatchRows,
+    Bbox,
     Columns,
     Compression,
     Filter,
@@ -58,6 +59,7 @@ def fetch(
     format: Format = None,
     columns: Columns = None,
     filter: Filter = None,
+    bbox: Bbox = None,
     sql: Sql = None,
     limit: Limit = None,
     batches: Batches = None,
@@ -89,7 +91,7 @@ def fetch(
     _check_output(output, format, as_json=as_json)
     options: dict[str, Any] = {
         "columns": _parse_columns(columns),
-        "filter": filter,
+        "filter": _parse_filter(filter, bbox),
         "limit": limit,
         "batches": _parse_span("batches", "record batch", batches),
         "rows": _parse_span("rows", "row", rows),
@@ -132,7 +134,7 @@ def fetch(
         from .progress import TransferProgress
         from .transfer import transfer
 
-        is_filtered = any((filter, batches, rows, shards))
+        is_filtered = any((filter, bbox, batches, rows, shards))
         total = _expected_rows(row_count, limit, is_filtered=is_filtered)
         progress = TransferProgress(name, total, enabled=not quiet)
         result = transfer(open_stream, output, progress, None if format == "arrows" else format)
@@ -218,6 +220,25 @@ def _check_output(output: str | None, format: str | None, *, as_json: bool) -> N
         raise UsageError("-o - writes binary data, but standard output is a terminal")
     if is_closed(sys.stdout):
         raise UsageError("-o -: standard output is closed")
+
+
+def _parse_filter(text: str | None, bbox: str | None) -> Any:
+    """Return the filter of ``--filter`` and ``--bbox`` together."""
+    if bbox is None:
+        return text
+    from ..geo import intersects
+
+    name, *sides = bbox.rsplit(",", 4)
+    column: str | None = name
+    if len(sides) == 3:
+        column, sides = None, [name, *sides]
+    try:
+        return intersects(column, [float(side) for side in sides]) & text
+    except ValueError as error:
+        reason = error.message if isinstance(error, UsageError) else f"{bbox!r} has no four numbers"
+        raise UsageError(
+            f"--bbox: {reason}; expected xmin,ymin,xmax,ymax, such as --bbox=5,47,15,55"
+        ) from None
 
 
 def _parse_span(name: str, item: str, text: str | None) -> tuple[int, int] | None:

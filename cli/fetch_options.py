@@ -69,6 +69,17 @@ Filter = Annotated[
         panel=_SELECTION,
     ),
 ]
+Bbox = Annotated[
+    str | None,
+    option(
+        help="The rows to read, by the bounding box of a geospatial column: "
+        "[cyan]xmin,ymin,xmax,ymax[/cyan], after the name of the column if there are several, "
+        "as in [cyan]geom,5,47,15,55[/cyan].",
+        default="all",
+        metavar="BOX",
+        panel=_SELECTION,
+    ),
+]
 Sql = Annotated[
     str | None,
     option(

@@ -14,6 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..formats.parquet.geo.boxes import BoxTracker
+from ..formats.parquet.geo.conditions import find_edges
+from ..formats.parquet.geo.crs import is_geospatial
 from .manifest import MAX_BOUND_CHARACTERS, MAX_EXACT_INTEGER, ColumnRange, RangeValue
 
 
@@ -44,13 +47,29 @@ class RangeTracker:
             index: [] for index in self._columns if has_range(schema.field(index).type)
         }
 
+        self._boxes = {
+            index: BoxTracker(find_edges(schema.field(index)))
+            for index in self._columns
+            if is_geospatial(schema.field(index))
+        }
+
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the values of a batch to the ranges."""
+        """Add the values of a batch to the ranges.
+
+        Raises
+        ------
+        InvalidDataError
+            If a value of a geospatial column is not valid WKB.
+        """
         for index in self._columns:
             column: Any = batch.column(index)
             if isinstance(column, pa.DictionaryArray) and column.dictionary.null_count:
                 column = column.dictionary_decode()
             self._nulls[index] += column.null_count
+            if index in self._boxes:
+                self._boxes[index].add(
+                    column.storage if isinstance(column, pa.ExtensionArray) else column
+                )
             bounds = self._bounds.get(index)
             if bounds is None or column.null_count == len(column):
                 continue
@@ -67,9 +86,16 @@ class RangeTracker:
     def _make_range(self, index: int) -> ColumnRange:
         bounds = self._bounds.get(index)
         if not bounds:
-            return ColumnRange(None, None, self._nulls[index])
+            return ColumnRange(None, None, self._nulls[index], self._find_box(index))
         minimum, maximum = map(encode_bound, bounds)
         return ColumnRange(minimum, maximum, self._nulls[index])
+
+    def _find_box(self, index: int) -> tuple[float, float, float, float] | None:
+        tracker = self._boxes.get(index)
+        box = None if tracker is None else tracker.box
+        if box is None or not box.is_valid(geographic=False):
+            return None
+        return box.xmin, box.ymin, box.xmax, box.ymax
 
 
 def compute_ranges(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, ColumnRange]:

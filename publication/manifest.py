@@ -55,12 +55,16 @@ class ColumnRange:
     """The largest value. None if it is unknown."""
     nulls: int
     """The number of null values."""
+    box: tuple[float, float, float, float] | None = None
+    """xmin, ymin, xmax, ymax of a geospatial column. None if there is none, or it is unknown."""
 
     def __post_init__(self) -> None:
         """Check the fields, and turn integers that JSON readers may round into text."""
         object.__setattr__(self, "minimum", _check_bound(self.minimum, "minimum"))
         object.__setattr__(self, "maximum", _check_bound(self.maximum, "maximum"))
         check_count(self.nulls, "nulls")
+        if self.box is not None:
+            object.__setattr__(self, "box", _check_box(self.box))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +182,17 @@ def _check_bound(value: Any, name: str) -> RangeValue:
             f"{name} has {len(value)} characters; at most {MAX_BOUND_CHARACTERS} are allowed"
         )
     return value
+
+
+def _check_box(value: Any) -> tuple[float, float, float, float]:
+    try:
+        xmin, ymin, xmax, ymax = (_check_side(side) for side in value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidDataError(f"box is {show(value)}; expected four finite numbers") from None
+    return xmin, ymin, xmax, ymax
+
+
+def _check_side(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError
+    return float(value)

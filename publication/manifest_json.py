@@ -103,7 +103,8 @@ def encode_ranges(
 
 
 def _encode_column(column: ColumnRange) -> dict[str, Any]:
-    fields = {"min": column.minimum, "max": column.maximum, "nulls": column.nulls}
+    fields: dict[str, Any] = {"min": column.minimum, "max": column.maximum, "nulls": column.nulls}
+    fields["box"] = column.box
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -174,7 +175,7 @@ def decode_range(column: Mapping[str, Any]) -> ColumnRange:
         If a field has an impossible value.
     """
     nulls = check_count(column.get("nulls"), "nulls")
-    return ColumnRange(column.get("min"), column.get("max"), nulls)
+    return ColumnRange(column.get("min"), column.get("max"), nulls, column.get("box"))
 
 
 def _decode_schema(text: str) -> pa.Schema:

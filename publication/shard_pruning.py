@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..formats.parquet.geo.boxes import Box
+from ..formats.parquet.geo.conditions import BoxCondition, may_match
 from .column_ranges import decode_bound
 from .manifest import ShardEntry
 
@@ -55,6 +57,31 @@ def prune_shards(
         return list(shards)  # Arrow cannot compare this expression with ranges
     matching = {int(fragment.path) for fragment in fragments}
     return [shard for index, shard in enumerate(shards) if index in matching]
+
+
+def prune_by_boxes(
+    shards: Sequence[ShardEntry], conditions: Sequence[BoxCondition], geographies: frozenset[str]
+) -> list[ShardEntry]:
+    """Return the shards whose boxes allow rows that fulfill all conditions, in order.
+
+    Parameters
+    ----------
+    shards : sequence of ShardEntry
+        The shards.
+    conditions : sequence of BoxCondition
+        The conditions.
+    geographies : frozenset of str
+        The columns that are GEOGRAPHY.
+    """
+    return [shard for shard in shards if may_match(conditions, _list_boxes(shard, geographies))]
+
+
+def _list_boxes(shard: ShardEntry, geographies: frozenset[str]) -> dict[str, tuple[Box, bool]]:
+    return {
+        name: (Box(*column.box), name in geographies)
+        for name, column in shard.columns.items()
+        if column.box is not None
+    }
 
 
 def _state_ranges(

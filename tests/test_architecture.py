@@ -36,7 +36,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "units",
         },
         {"formats"},
-        {"protocol", "variant"},
+        {"geo", "protocol", "variant"},
         {"memory", "transport"},
         {"publication"},
         {"client", "server"},

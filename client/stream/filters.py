@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import MissingExtraError, UsageError
+from ...formats.parquet.geo.conditions import encode_conditions
+from ...geo import BoxFilter
 
 
 def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
@@ -20,15 +22,25 @@ def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
         The dataset that errors name.
     schema : pyarrow.Schema
         The schema of the dataset.
-    filter : str, tuples, or expression
-        The filter, as `parse_filter` takes it.
+    filter : str, tuples, expression or BoxFilter
+        The filter, as `parse_filter` takes it, or one of `splitarrow.geo`.
 
     Raises
     ------
     UsageError
         If it is malformed, or does not fit the schema.
     """
-    expression = parse_filter(filter, schema)
+    if isinstance(filter, BoxFilter):
+        expression = None
+        for other in filter.others:
+            parsed = parse_filter(other, schema)
+            expression = parsed if expression is None else expression & parsed
+        text = None if expression is None else _serialize(name, schema, expression)
+        return encode_conditions(filter.conditions(schema), text)
+    return _serialize(name, schema, parse_filter(filter, schema))
+
+
+def _serialize(name: str, schema: pa.Schema, expression: Any) -> str:
     try:
         plan = expression.to_substrait(schema)
     except (pa.ArrowException, ValueError, KeyError, NotImplementedError) as error:
@@ -70,7 +82,8 @@ def parse_filter(filter: Any, schema: pa.Schema) -> Any:
         return _convert_polars(filter, schema)
     raise UsageError(
         f"filter is a {type(filter).__name__}; expected a SQL condition such as 'delay > 60', "
-        "tuples such as ('delay', '>', 60), or an expression of pyarrow or polars"
+        "tuples such as ('delay', '>', 60), an expression of pyarrow or polars, or "
+        "splitarrow.geo.intersects(…)"
     )
 
 

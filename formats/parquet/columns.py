@@ -53,6 +53,9 @@ class Columns:
     """The columns whose statistics must not be used, because their type has no order, or because
     pyarrow compares them in another type."""
 
+    leaves: tuple[int, ...] = ()
+    """The index of the first column chunk of each column in a row group."""
+
     def convert(
         self, batch: pa.RecordBatch, *, by_name: bool, options: ReadOptions
     ) -> pa.RecordBatch:
@@ -101,15 +104,22 @@ def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes
     fields: list[pa.Field[Any]] = []
     conversions: dict[int, Convert] = {}
     without_order: set[int] = set()
+    leaves = [0]
     for index, (node, column) in enumerate(zip(root.children, schema, strict=True)):
         planned, convert = _plan(node, column, key_values)
         fields.append(planned)
+        leaves.append(leaves[-1] + node.leaves)
         if convert is not None:
             conversions[index] = convert
         if convert is not None or not _has_order(node):
             without_order.add(index)
     metadata: Any = schema.metadata
-    return Columns(pa.schema(fields, metadata=metadata), conversions, frozenset(without_order))
+    return Columns(
+        pa.schema(fields, metadata=metadata),
+        conversions,
+        frozenset(without_order),
+        tuple(leaves[:-1]),
+    )
 
 
 def _has_order(node: Node) -> bool:

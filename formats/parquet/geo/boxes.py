@@ -147,7 +147,8 @@ def _bound_geography(geometries: Geometries, edges: str) -> RowBoxes:
         for dimension in block.dimensions.keys() - {X, Y}:
             np.fmin.at(low[dimension], block.rows, block.reduce(dimension, np.fmin))
             np.fmax.at(high[dimension], block.rows, block.reduce(dimension, np.fmax))
-        spans, south, north = bound_runs(block, edges)
+        with np.errstate(all="ignore"):  # coordinates beyond the earth, or infinite
+            spans, south, north = bound_runs(block, edges)
         np.fmin.at(low[Y], block.rows, south)
         np.fmax.at(high[Y], block.rows, north)
         arcs.append(spans)

@@ -14,9 +14,12 @@ import pyarrow as pa
 from ....formats.parquet.columns import Columns, plan_columns
 from ....formats.parquet.corrections import DEFAULT_OPTIONS, correct_schema
 from ....formats.parquet.footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
+from ....formats.parquet.geo.boxes import Box
+from ....formats.parquet.geo.conditions import may_match
 from ....formats.parquet.geo.crs import hide_extension
 from ....formats.parquet.thrift import Struct
 from ....transport.memory.files import SourceFile
+from ..query.filters import RowFilter
 from ..query.selection import Selection
 from .file_access import open_handle
 from .object_file import ObjectFile
@@ -115,13 +118,37 @@ def select_row_groups(
     """
     selected = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
     row_filter = selection.filter
+    if row_filter is None or not row_filter.cost.allows_pruning(parquet.num_row_groups):
+        return list(selected)
+    groups = list(selected)
+    if row_filter.boxes:
+        groups = [
+            group for group in groups if _may_match(parquet.metadata, group, plan, row_filter)
+        ]
     if (
-        row_filter is None
+        row_filter.expression is None
         or not row_filter.uses_dataset_numbers
-        or not row_filter.cost.allows_pruning(parquet.num_row_groups)
         or not _have_order(plan.columns, row_filter)
     ):
-        return list(selected)
+        return groups
+    matching = _match_statistics(file, plan, row_filter.expression)
+    return groups if matching is None else [group for group in groups if group in matching]
+
+
+def _may_match(metadata: Any, group: int, plan: ParquetPlan, row_filter: RowFilter) -> bool:
+    """Return whether the boxes of a row group allow rows that pass a filter."""
+    columns = metadata.row_group(group)
+    boxes: dict[str, tuple[Box, bool]] = {}
+    for test in row_filter.boxes:
+        found = columns.column(plan.columns.leaves[test.column]).geo_statistics
+        if found is not None and None not in (found.xmin, found.ymin, found.xmax, found.ymax):
+            box = Box(found.xmin, found.ymin, found.xmax, found.ymax)
+            boxes[test.condition.column] = (box, test.edges is not None)
+    return may_match([test.condition for test in row_filter.boxes], boxes)
+
+
+def _match_statistics(file: SourceFile, plan: ParquetPlan, expression: Any) -> set[int] | None:
+    """Return the row groups whose statistics allow an expression; None if they are no help."""
     import pyarrow.dataset as ds  # takes a third of a second
     from pyarrow import fs
 
@@ -129,7 +156,7 @@ def select_row_groups(
     try:
         if plan.elements is not None:
             footer = Footer.parse(_read_footer(file)).with_elements(plan.elements)
-            handle: Any = pa.BufferReader(wrap_footer(footer))
+            handle: Any = pa.BufferReader(wrap_footer(hide_extension(footer)))
             fragment: Any = parquet_format.make_fragment(handle)
         elif isinstance(file, ObjectFile):
             handle = file.open_handle()
@@ -137,22 +164,22 @@ def select_row_groups(
         else:
             descriptor = f"/proc/self/fd/{file.fileno()}"
             fragment = parquet_format.make_fragment(descriptor, fs.LocalFileSystem())
-        matching = fragment.subset(filter=row_filter.expression).row_groups
-        return sorted(group.id for group in matching if group.id in selected)
+        return {group.id for group in fragment.subset(filter=expression).row_groups}
     except (pa.ArrowException, OSError, ValueError):
-        return list(selected)  # Arrow cannot compare this expression with statistics
+        return None  # Arrow cannot compare this expression with statistics
 
 
-def _have_order(columns: Columns, row_filter: Any) -> bool:
+def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
     """Return whether statistics bound what the filter sees in each of its columns.
 
     Those of floating-point columns leave out NaN, so only comparisons that are false for it count.
     """
-    if row_filter.columns & columns.without_order:
+    used = frozenset(row_filter.fields.values())
+    if used & columns.without_order:
         return False
     if not _TRUTH_OF_NAN.search(str(row_filter.expression)):
         return True
-    types = [columns.schema.field(index).type for index in row_filter.columns]
+    types = [columns.schema.field(index).type for index in used]
     return not any(_has_nan(each) for each in types)
 
 

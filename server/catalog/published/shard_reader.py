@@ -15,7 +15,7 @@ from ....formats.arrow.schema_difference import describe_difference
 from ....protocol.request import Request
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length
-from ....publication.shard_pruning import prune_shards
+from ....publication.shard_pruning import prune_by_boxes, prune_shards
 from ....publication.storage.base import Storage
 from ..dataset import Encoding
 from ..files.arrow_file import ArrowFileDataset
@@ -23,6 +23,7 @@ from ..files.concatenated import ConcatenatedFiles
 from ..files.file_access import read_identity
 from ..messages.generator_source import GeneratorSource
 from ..messages.reencoding import Batches, encode_groups
+from ..query.filters import RowFilter
 from ..query.selection import Selection
 from .object_cache import ObjectCache
 
@@ -79,9 +80,7 @@ class ShardReader:
             and not is_numbered
             and row_filter.cost.allows_pruning(len(shards))
         ):
-            shards = prune_shards(
-                shards, schema, row_filter.expression, row_filter.fields, row_filter.types
-            )
+            shards = _prune(shards, schema, row_filter)
         if is_numbered and self._storage.folder is None:
             raise InvalidRequestError(
                 "record batches are selected from one shard of a dataset in an object store; "
@@ -203,3 +202,16 @@ def _skip_shards(
             return shards[index:], replace(selection, offset=offset)
         offset -= shard.rows
     return (), replace(selection, offset=0)
+
+
+def _prune(
+    shards: Sequence[ShardEntry], schema: pa.Schema, row_filter: RowFilter
+) -> Sequence[ShardEntry]:
+    """Return the shards in which a filter may match, by their ranges and boxes."""
+    if row_filter.boxes:
+        conditions = [test.condition for test in row_filter.boxes]
+        geographies = {test.condition.column for test in row_filter.boxes if test.edges is not None}
+        shards = prune_by_boxes(shards, conditions, frozenset(geographies))
+    if row_filter.expression is None or not shards:
+        return shards
+    return prune_shards(shards, schema, row_filter.expression, row_filter.fields, row_filter.types)

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ....errors import ExhaustedError, InvalidRequestError
+from ....errors import ExhaustedError, InvalidDataError, InvalidRequestError
 from ....formats.arrow.truncation import needs_truncation, truncate
+from ....formats.parquet.geo.conditions import (
+    MARK,
+    BoxCondition,
+    decode_conditions,
+    find_edges,
+)
 from ..suggestions import suggest_names
 from .filter_budget import EVALUATION_BYTES, FilterCost, ProcessorTime, cast_bytes
 
@@ -26,12 +32,24 @@ _ARROW_EXTENSION = b"substrait_simple_extension_function"
 _MAX_REASON = 200
 
 
+class BoxTest(NamedTuple):
+    """A condition on the bounding boxes of a column."""
+
+    column: int
+    """The index of the column in the dataset."""
+    condition: BoxCondition
+    """The condition."""
+    edges: str | None
+    """The edges of a GEOGRAPHY; None for a GEOMETRY."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowFilter:
     """A filter, matched with the columns of a dataset."""
 
     expression: Any
-    """The expression (``pyarrow.compute.Expression``). It refers to fields by number."""
+    """The expression (``pyarrow.compute.Expression``). It refers to fields by number. None if
+    there are only `boxes`."""
     fields: Mapping[int, int]
     """For each field number in the expression, the index of the column in the dataset."""
     types: Sequence[Any]
@@ -42,6 +60,8 @@ class RowFilter:
     """The estimated cost of the expression."""
     processor_time: ProcessorTime
     """The processor time that the filter may use."""
+    boxes: tuple[BoxTest, ...] = ()
+    """Conditions on bounding boxes, which must hold, too."""
 
     @classmethod
     def resolve(
@@ -72,6 +92,8 @@ class RowFilter:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except ValueError:
             raise InvalidRequestError("the filter is not valid base64url", stream=dataset) from None
+        if data.startswith(MARK):
+            return cls._resolve_boxes(data, schema, dataset, seconds)
         if _ARROW_EXTENSION in data:
             raise InvalidRequestError(
                 "the filter calls a function that is not a standard Substrait function",
@@ -90,10 +112,30 @@ class RowFilter:
         row_filter.check(schema)
         return row_filter
 
+    @classmethod
+    def _resolve_boxes(
+        cls, data: bytes, schema: pa.Schema, dataset: str, seconds: float
+    ) -> RowFilter:
+        try:
+            conditions, text = decode_conditions(data)
+            columns = [_find_column(schema, each.column, dataset) for each in conditions]
+            boxes = tuple(
+                BoxTest(column, condition, find_edges(schema.field(column)))
+                for column, condition in zip(columns, conditions, strict=True)
+            )
+        except InvalidDataError as error:
+            raise InvalidRequestError(error.message, stream=dataset) from None
+        if text is not None:
+            row_filter = cls.resolve(text, schema, dataset, seconds=seconds)
+            return replace(row_filter, boxes=boxes + row_filter.boxes)
+        cost = FilterCost.estimate("true", 0)
+        time = ProcessorTime(seconds, dataset)
+        return cls(None, {}, (), dataset, cost, time, boxes)
+
     @property
     def columns(self) -> frozenset[int]:
         """The columns of the dataset that the filter refers to, as indices."""
-        return frozenset(self.fields.values())
+        return frozenset((*self.fields.values(), *(test.column for test in self.boxes)))
 
     @property
     def uses_dataset_numbers(self) -> bool:
@@ -141,7 +183,11 @@ class RowFilter:
             If the filter takes too much memory for a single row, or too much processor time.
         """
         arrays: dict[int, Any] = dict(zip(columns, batch.columns, strict=True))
-        mask = self._evaluate(arrays, batch.num_rows)
+        mask = self._match_boxes(arrays, batch.num_rows) if self.boxes else None
+        if self.expression is not None:
+            found = self._evaluate(arrays, batch.num_rows)
+            mask = found if mask is None else pc.and_(found, mask)
+        assert mask is not None
         kept = pc.sum(mask).as_py() or 0
         if kept == batch.num_rows:
             return batch
@@ -174,6 +220,15 @@ class RowFilter:
             raise InvalidRequestError(
                 f"the filter cannot be applied: {_shorten(error)}", stream=self.dataset
             ) from None
+
+    def _match_boxes(self, arrays: Mapping[int, Any], rows: int) -> Any:
+        self.processor_time.start()
+        mask: Any = True
+        for test in self.boxes:
+            array = arrays[test.column]
+            mask = test.condition.match(array, test.edges) & mask
+            self.processor_time.spend(rows, array.nbytes)
+        return pa.array(mask)
 
     def _slices(self, arrays: Mapping[int, Any], rows: int) -> Iterator[tuple[int, dict[int, Any]]]:
         """Yield the columns by field number, in slices within the budget, and their lengths."""
