@@ -31,7 +31,7 @@ LISTED = [
 )
 def test_every_public_name_is_listed(module: str) -> None:
     exported = {f"{module}.{name}" for name in import_module(module).__all__}
-    modules = {f"splitarrow.{name}" for name in ("__version__", "aio", "errors", "geo")}
+    modules = {f"splitarrow.{name}" for name in ("__version__", "aio", "errors", "geo", "variant")}
     assert exported - modules <= set(LISTED)
 
 
