@@ -130,6 +130,13 @@ class ConcatenatedFiles:
             return cls.of(datasets, schema)
         return cls((), schema, schema, index=None, codecs=frozenset())
 
+    def has_files(self, datasets: Sequence[FileDataset]) -> bool:
+        """Return whether these are the files, and none has changed since it was listed."""
+        return len(datasets) == len(self.entries) and all(
+            dataset is entry.dataset and dataset.identity == entry.identity
+            for dataset, entry in zip(datasets, self.entries, strict=True)
+        )
+
     def open(self, request: Request, encoding: Encoding, label: str) -> GeneratorSource:
         """Open the files for one reader. The reader has one file open at a time.
 

@@ -152,6 +152,8 @@ class DirectoryDataset:
         if not origins:
             raise DatasetError(f"{self.location} {self._listing.absence}; add {SUPPORTED_TYPES}")
         datasets = self._open_datasets(origins, known)
+        if known and self._files.has_files(datasets):
+            return self._files
         first = datasets[0]
         for dataset in datasets:
             difference = describe_difference(first.schema, dataset.schema)

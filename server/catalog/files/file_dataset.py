@@ -34,6 +34,9 @@ from ..query.selection import Selection
 from .file_access import Identity
 from .origins import FileOrigin, LocalOrigin
 
+_SMALL_INDEX = 256
+"""The messages of an index that is kept in any case: 6 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
@@ -55,6 +58,8 @@ class FileContents:
     """The custom metadata of the footer to send to readers; None if there is none."""
     plan: Any = None
     """What the type of the file needs beside the schema to decode it."""
+    is_complete: bool = True
+    """Whether the index has its blocks."""
 
 
 class FileDataset(ABC):
@@ -65,7 +70,8 @@ class FileDataset(ABC):
     source : path-like or FileOrigin
         The file.
     keep_index : bool
-        Whether to keep the index of the messages between readers. It grows with the file.
+        Whether to keep the index of the messages between readers. It grows with the file. An index
+        of few messages is kept in any case.
     refuse_writers : bool
         Whether to refuse the file while another process has it open for writing.
 
@@ -221,7 +227,7 @@ class FileDataset(ABC):
         """
         with self._lock:
             contents = self._contents
-            if contents.identity == file.version and self._keep_index:
+            if contents.identity == file.version and contents.is_complete:
                 return contents
             contents = self._inspect_checked(file)
             self._contents = self._without_index(contents)
@@ -300,7 +306,7 @@ class FileDataset(ABC):
         """Drop the index. Open sources stay usable."""
         with self._lock:
             self._keep_index = False
-            self._contents = self._without_index(self._contents)
+            self._contents = _without_blocks(self._contents)
 
     def _open_selection(
         self, file: SourceFile, contents: FileContents, selection: Selection, encoding: Encoding
@@ -328,9 +334,15 @@ class FileDataset(ABC):
 
     def _without_index(self, contents: FileContents) -> FileContents:
         """Return contents that can be kept between readers."""
-        if self._keep_index or contents.index is None:
-            return contents
-        return replace(contents, index=contents.index.without_blocks())
+        index = contents.index
+        is_kept = self._keep_index or index is None or len(index.blocks) <= _SMALL_INDEX
+        return contents if is_kept else _without_blocks(contents)
+
+
+def _without_blocks(contents: FileContents) -> FileContents:
+    if contents.index is None:
+        return contents
+    return replace(contents, index=contents.index.without_blocks(), is_complete=False)
 
 
 def choose_included_fields(selection: Selection, contents: FileContents) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 from helpers.catalog import DEFAULTS, number_batches, read_dataset, requests, to_table
 from helpers.files import write_file, write_parquet, write_stream
 from splitarrow.errors import DatasetError
+from splitarrow.formats.arrow.schema_difference import describe_difference
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
+from splitarrow.server.catalog.files import directory
+from splitarrow.server.catalog.files.arrow_file import ArrowFileDataset
 from splitarrow.server.catalog.files.directory import DirectoryDataset
 
 
@@ -240,6 +244,32 @@ def test_a_new_reader_gets_the_current_files(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(DatasetError, match="without files"):
         read_dataset(dataset)
+
+
+@pytest.mark.parametrize(("batches", "inspections"), [(20, 0), (300, 2)])
+def test_files_with_few_batches_are_inspected_once_and_compared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int, inspections: int
+) -> None:
+    for name in ("a", "b"):
+        write_file(tmp_path / f"{name}.arrow", number_batches(batches, 1))
+    dataset = open_dataset(tmp_path)
+    calls: list[str] = []
+
+    def count(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        return counted
+
+    monkeypatch.setattr(ArrowFileDataset, "inspect", count(ArrowFileDataset.inspect, "inspect"))
+    monkeypatch.setattr(directory, "describe_difference", count(describe_difference, "compare"))
+    assert read_dataset(dataset).rows == 2 * batches
+    assert calls == ["inspect"] * inspections
+    calls.clear()
+    (tmp_path / "b.arrow").touch()
+    assert read_dataset(dataset).rows == 2 * batches
+    assert calls == ["inspect", "compare", "compare"] + ["inspect"] * inspections
 
 
 @pytest.mark.parametrize("fields", [{}, {"columns": ("n",)}])
