@@ -35,7 +35,7 @@ def save_markdown(report: Report, path: Path) -> None:
     the tables replace the lines between them. Otherwise they replace the whole file.
     """
     page = path.read_text() if path.exists() else ""
-    path.write_text(_insert_between_markers(markdown_tables(report), page))
+    path.write_text(insert_between(BEGIN, END, markdown_tables(report), page))
 
 
 def markdown_tables(report: Report) -> str:
@@ -92,10 +92,10 @@ def _table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _insert_between_markers(tables: str, page: str) -> str:
+def insert_between(begin: str, end: str, tables: str, page: str) -> str:
     """Return a page with the tables between its markers, or only the tables without markers."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
         return tables
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+    return f"{before}{begin}\n\n{tables}\n{end}{after}"

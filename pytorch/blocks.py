@@ -24,6 +24,8 @@ CONNECT_ATTEMPTS = 8
 """The attempts to start reading a block. `Client.read` itself continues reads that break."""
 _READ_BYTES = 32 << 20
 """The largest size of blocks that are read together, in bytes, of all lanes of a worker."""
+_MAPPED_READ_BYTES = 128 << 20
+"""The same over shared memory, where a read takes no memory of the worker."""
 _MAX_GROWTH = 16
 _MAX_PLANNED = 2048
 """The batches that are planned ahead to find out which blocks are needed next."""
@@ -100,7 +102,9 @@ class BlockReader:
         self._plan = plan
         self._order = order
         self._depth = depth
-        self._read_bytes = _READ_BYTES / lanes
+        self._lane_count = lanes
+        self._is_mapped = False
+        self._reads_together = not order.is_shuffled
         self._threads = ThreadPoolExecutor(depth, "splitarrow-block")
         self._batches: Iterator[BatchPlan] = iter(())
         self._planned: deque[BatchPlan] = deque()
@@ -156,9 +160,10 @@ class BlockReader:
         # The first reads are small, so that they end soon and threads share a small dataset.
         most = 1 << min(self._started // self._depth, _MAX_GROWTH)
         self._started += 1
-        if self._order.is_shuffled or self._row_bytes is None:
+        if not self._reads_together or self._row_bytes is None:
             return end
-        room = self._read_bytes / self._row_bytes - blocks[first].rows
+        most_bytes = _MAPPED_READ_BYTES if self._is_mapped else _READ_BYTES
+        room = most_bytes / self._lane_count / self._row_bytes - blocks[first].rows
         for block in self._list_blocks(batch, first):
             if block < end:
                 continue
@@ -213,6 +218,7 @@ class BlockReader:
             if len(blocks) == 1:
                 raise
             # One at a time needs fewer leases. If the error remains, it names the block.
+            self._reads_together = False
             found = [rows for each in blocks for rows in self._divide(self._fetch(each), [each])]
         return [self._arrange(first + number, rows) for number, rows in enumerate(found)]
 
@@ -249,14 +255,18 @@ class BlockReader:
         return BlockRows([batch.take(permutation)])
 
     def _fetch(self, block: Block) -> pa.Table:
-        selection = self._plan.selection
         for attempt in range(CONNECT_ATTEMPTS - 1):
             try:
-                return selection.read(self._client, block)
+                return self._read_once(block)
             except TRANSIENT:
                 if self._stopped.wait(draw_pause(attempt)):
                     raise
-        return selection.read(self._client, block)
+        return self._read_once(block)
+
+    def _read_once(self, block: Block) -> pa.Table:
+        found = self._plan.selection.read(self._client, block)
+        self._is_mapped = found.is_mapped
+        return found.table
 
     def __enter__(self) -> BlockReader:
         return self

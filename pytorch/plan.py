@@ -29,6 +29,15 @@ class Block(NamedTuple):
     """The number of rows that the filter selects."""
 
 
+class BlockTable(NamedTuple):
+    """The record batches of a block."""
+
+    table: pa.Table
+    """The record batches."""
+    is_mapped: bool
+    """Whether they came over shared memory, and take no memory of this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What is read of the dataset. It can be pickled."""
@@ -44,7 +53,7 @@ class Selection:
     options: Mapping[str, Any]
     """Further arguments of `Client.read`."""
 
-    def read(self, client: AnyClient, block: Block, **options: Any) -> pa.Table:
+    def read(self, client: AnyClient, block: Block, **options: Any) -> BlockTable:
         """Read the record batches of a block; raises as `Client.read` does."""
         with client.read(
             self.name,
@@ -55,7 +64,7 @@ class Selection:
             batches=(block.first, block.end),
             **{**self.options, **options},
         ) as stream:
-            return stream.read_all()
+            return BlockTable(stream.read_all(), stream.transport == "shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ def _find_categories(
             selection.name, missing, None, selection.version, selection.options
         )
         tables = [
-            first_batches.read(client, Block(shard, 0, 1, 0), limit=1)
+            first_batches.read(client, Block(shard, 0, 1, 0), limit=1).table
             for shard, batches in counts.items()
             if batches
         ]

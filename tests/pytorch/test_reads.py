@@ -13,7 +13,7 @@ from helpers.files import write_file
 from splitarrow import errors
 from splitarrow.pytorch import StreamDataset
 from splitarrow.pytorch.batch_tensors import BatchTensors
-from splitarrow.pytorch.plan import Block, Selection
+from splitarrow.pytorch.plan import Block, BlockTable, Selection
 from splitarrow.pytorch.tensors import TensorOptions, convert_batch
 from splitarrow.testing import Daemon
 
@@ -47,7 +47,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
     found: list[Block] = []
     read = Selection.read
 
-    def note(self: Selection, client: Any, block: Block, **options: Any) -> pa.Table:
+    def note(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
         found.append(block)
         return read(self, client, block, **options)
 
@@ -78,11 +78,26 @@ def test_large_blocks_are_read_one_by_one(
     server: Daemon, reads: list[Block], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("splitarrow.pytorch.blocks._READ_BYTES", 2 * BLOCK_ROWS * 8)
-    assert numbers(open_dataset(server)) == list(range(ROWS))
+    assert numbers(open_dataset(server, transport="tcp")) == list(range(ROWS))
     assert max(each.end - each.first for each in reads) == 2
     reads.clear()
-    assert sorted(numbers(open_dataset(server, interleave=2))) == list(range(ROWS))
+    dataset = open_dataset(server, transport="tcp", interleave=2)
+    assert sorted(numbers(dataset)) == list(range(ROWS))
     assert len(reads) == BLOCKS
+
+
+@pytest.mark.parametrize(("transport", "blocks"), [("tcp", 2), ("shm", 5)])
+def test_more_blocks_are_read_together_over_shared_memory(
+    server: Daemon,
+    reads: list[Block],
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    blocks: int,
+) -> None:
+    for name, count in (("_READ_BYTES", 2), ("_MAPPED_READ_BYTES", 5)):
+        monkeypatch.setattr(f"splitarrow.pytorch.blocks.{name}", count * BLOCK_ROWS * 8)
+    assert numbers(open_dataset(server, transport=transport)) == list(range(ROWS))
+    assert max(each.end - each.first for each in reads) == blocks
 
 
 def test_a_shuffled_dataset_reads_one_block_at_a_time(server: Daemon, reads: list[Block]) -> None:
@@ -96,15 +111,15 @@ def test_blocks_are_read_one_by_one_where_reading_them_together_fails(
     read = Selection.read
     refused: list[Block] = []
 
-    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> pa.Table:
+    def refuse(self: Selection, client: Any, block: Block, **options: Any) -> BlockTable:
         if block.end - block.first > 1:
             refused.append(block)
             raise errors.ExhaustedError("too many leases")
         return read(self, client, block, **options)
 
     monkeypatch.setattr(Selection, "read", refuse)
-    assert numbers(open_dataset(server)) == list(range(ROWS))
-    assert refused
+    assert numbers(open_dataset(server, prefetch_blocks=1)) == list(range(ROWS))
+    assert len(refused) == 1  # and no more are tried, as each may wait for leases
 
 
 def test_a_block_with_other_rows_than_planned_is_an_error(
@@ -112,9 +127,10 @@ def test_a_block_with_other_rows_than_planned_is_an_error(
 ) -> None:
     read = Selection.read
 
-    def lose_a_row(self: Selection, *arguments: Any, **options: Any) -> pa.Table:
-        table = read(self, *arguments, **options)
-        return table.slice(1) if table.num_rows == BLOCK_ROWS else table
+    def lose_a_row(self: Selection, *arguments: Any, **options: Any) -> BlockTable:
+        found = read(self, *arguments, **options)
+        is_block = found.table.num_rows == BLOCK_ROWS
+        return found._replace(table=found.table.slice(1)) if is_block else found
 
     monkeypatch.setattr(Selection, "read", lose_a_row)
     with pytest.raises(errors.DatasetError, match=r"record batches 0:1 of shard 0 have 49 rows"):

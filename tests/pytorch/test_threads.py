@@ -15,7 +15,7 @@ from helpers.files import write_file
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.pytorch import StreamDataset
-from splitarrow.pytorch.plan import Selection
+from splitarrow.pytorch.plan import BlockTable, Selection
 from splitarrow.testing import Daemon
 
 torchdata: Any = import_module("torchdata.stateful_dataloader")
@@ -125,7 +125,7 @@ def test_batches_are_converted_and_blocks_are_read_in_parallel(
 
     read = Selection.read
 
-    def read_block(self: Selection, *arguments: Any, **options: Any) -> pa.Table:
+    def read_block(self: Selection, *arguments: Any, **options: Any) -> BlockTable:
         meet("block")
         return read(self, *arguments, **options)
 
