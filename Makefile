@@ -136,6 +136,7 @@ test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
+	@$(BIN)/python -m splitarrow.benchmarks.gpu --check
 	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
 	@$(BIN)/python -m splitarrow.benchmarks.gpu
 

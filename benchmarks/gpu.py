@@ -5,16 +5,20 @@ Run it with ``make gpu``, on a host with a CUDA device.
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
 from ..client.open import open as open_stream
-from ..errors import SplitArrowError
+from ..errors import SplitArrowError, UsageError
 from ..memory import CudaMemory, DeviceMemory
 from ..memory.device_batch import DeviceBatch
 from ..server.embedded import serve
@@ -23,6 +27,7 @@ COLUMNS = 8
 ROUNDS = 5
 BATCH_BYTES = (1 << 20, 8 << 20, 64 << 20)
 TOTAL_BYTES = 2 << 30
+SERVED_BYTES = 64 << 20
 STEP_SECONDS = 0.020
 STEPS = 200
 
@@ -156,14 +161,44 @@ def measure_waiting(batches: Iterator[DeviceBatch], step: Callable[[DeviceBatch]
     return waited / (time.perf_counter() - begin)
 
 
-def main() -> None:
-    """Measure, and print a table."""
-    console = Console()
+def check_pytorch() -> None:
+    """Check that PyTorch can use the device, if PyTorch is installed.
+
+    Raises
+    ------
+    UsageError
+        If it cannot.
+    """
+    try:
+        torch: Any = import_module("torch")
+    except ImportError:
+        return
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"PyTorch {torch.__version__} finds no CUDA device; run `make clean`, and then "
+            "`make gpu` with an index of packages that has a build of PyTorch with CUDA"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks.gpu")
+    parser.add_argument("--check", action="store_true", help="only check that CUDA can be used")
+    options = parser.parse_args(arguments)
     try:
         memory = CudaMemory(budget="4GiB")
+        if options.check:
+            check_pytorch()
+        else:
+            report(memory, Console())
     except SplitArrowError as error:
-        console.print(f"[red]{error}[/]")
-        raise SystemExit(1) from None
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+def report(memory: DeviceMemory, console: Console) -> None:
+    """Measure everything, and print the figures."""
     table = Table("batch", "plain copies", "copier", "share", "tcp", "shm")
     for nbytes in BATCH_BYTES:
         figure = measure_size(memory, nbytes, TOTAL_BYTES)
@@ -172,7 +207,7 @@ def main() -> None:
         share = f"{figure.copier / figure.plain:.0%}"
         table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, share, *streams)
     console.print(table)
-    served = serve_from_device(memory, 64 << 20, TOTAL_BYTES)
+    served = serve_from_device(memory, SERVED_BYTES, TOTAL_BYTES)
     rates = ", ".join(f"{scheme} {rate / 1e9:.1f} GB/s" for scheme, rate in served.items())
     console.print(f"a dataset on the device, read into host memory: {rates}")
     batch = make_batch(8 << 20, memory)
@@ -188,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

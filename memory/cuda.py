@@ -34,7 +34,10 @@ def load_runtime() -> Any:
     error, count = runtime.cudaGetDeviceCount()
     if error or not count:
         reason = "there is no device" if not error else _explain(runtime, error)
-        raise UsageError(f"CUDA memory cannot be used on this host: {reason}")
+        raise UsageError(
+            f"CUDA memory cannot be used on this host: {reason}; it needs an NVIDIA GPU and a "
+            "driver of CUDA 12 or newer"
+        )
     return runtime
 
 
