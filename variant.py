@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
+from .formats.parquet.variant.storage import EXTENSION_NAME, variant_field
 
 if TYPE_CHECKING:
     from .formats.parquet.variant.python_decoder import Timestamp
@@ -48,9 +49,6 @@ __all__ = [
     "to_python",
     "unshred",
 ]
-
-EXTENSION_NAME = "arrow.parquet.variant"
-"""The extension type that the metadata of a Variant field names."""
 
 _INFERENCE_ROWS = 10_000
 
@@ -84,11 +82,7 @@ def field(name: str, *, nullable: bool = True) -> pa.Field[Any]:
     Do not register a Python extension type of its name: pyarrow crashes when it writes one to a
     Parquet file.
     """
-    storage = pa.struct(
-        [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())]
-    )
-    metadata = {"ARROW:extension:name": EXTENSION_NAME, "ARROW:extension:metadata": ""}
-    return pa.field(name, storage, nullable, metadata)
+    return variant_field(name, nullable=nullable)
 
 
 def to_json(column: Any, *, ordered: bool = True) -> Any:

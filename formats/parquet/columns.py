@@ -28,6 +28,7 @@ from .corrections import (
 from .geo.crs import extension_metadata
 from .logical_types import Kind
 from .schema import Node, Physical
+from .variant_columns import plan_variant
 
 LOGICAL_TYPE = b"PARQUET:logical_type"
 """The key in field metadata for an annotation that the Arrow type does not express."""
@@ -155,7 +156,7 @@ def _plan_value(
         return _plan_map(node, column, key_values)
     if isinstance(data_type, pa.StructType) and data_type.num_fields == len(node.children):
         if node.kind is Kind.VARIANT:
-            return column, None
+            return plan_variant(node, column)
         return _plan_struct(node, column, key_values)
     return column, None
 

@@ -21,6 +21,7 @@ from .paths import follow, parse_path
 from .python_decoder import decode
 from .python_encoder import collect_names, encode_with
 from .shredding import shred, shredded_type
+from .storage import STORAGE_TYPE
 from .typed import cast_values
 from .unshredding import check_shredded_type, unshred
 from .values import Values, open_values, split_column
@@ -28,11 +29,6 @@ from .values import Values, open_values, split_column
 _CHUNK_ROWS = 16 << 10
 _CHUNK_BYTES = 8 << 20
 """Columns are worked on in parts of this size, whose arrays fit into the processor's caches."""
-
-STORAGE_TYPE: Any = pa.struct(
-    [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())]
-)
-"""The type of the columns that these functions return: an unshredded Variant."""
 
 
 def to_json(column: Any, *, ordered: bool = True) -> Any:
@@ -217,9 +213,8 @@ _NO_NAMES = encode_metadata([])
 def make_column(metadata: Any, value: Any) -> Any:
     """Return a column of Variants, in which a row without a value is null."""
     mask = value.is_null() if value.null_count else None
-    return pa.StructArray.from_arrays(
-        [metadata.cast(pa.binary()), value], fields=list(STORAGE_TYPE), mask=mask
-    )
+    fields = [STORAGE_TYPE.field(index) for index in range(2)]
+    return pa.StructArray.from_arrays([metadata.cast(pa.binary()), value], fields=fields, mask=mask)
 
 
 def _open(metadata: Any, value: Any, first_row: int, ordered: bool) -> Values:
@@ -250,7 +245,7 @@ def _map(column: Any, convert: Callable[[Any, Any, int], Any], data_type: Any) -
 def _join(column: Any, results: list[Any], data_type: Any) -> Any:
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array(results, data_type)
-    return pa.concat_arrays(results) if results else pa.array([], data_type)
+    return pa.concat_arrays(results) if results else pa.nulls(0, data_type)
 
 
 def _chunks(column: Any) -> Iterator[Any]:
