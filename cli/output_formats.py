@@ -11,8 +11,10 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
+from .. import variant
 from ..client.stream.custom_metadata import find_metadata
 from ..errors import UsageError
+from ..formats.parquet.variant_footer import find_variant_paths
 from .text_formats import CsvSink, JsonLinesSink
 
 _BUFFER_BYTES = 1 << 20
@@ -153,11 +155,15 @@ class ParquetSink:
         The file. The sink closes it.
     schema : pyarrow.Schema
         The schema of all batches.
+    path : Path
+        The path of the file. Variant columns get their annotation once it is closed.
     """
 
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema, path: Path) -> None:
         import pyarrow.parquet as pq
 
+        self._path = path
+        self._variants = find_variant_paths(schema)
         self._file = file
         self._schema = schema
         self._pending: list[pa.RecordBatch] = []
@@ -195,6 +201,8 @@ class ParquetSink:
             self._write_group()
         self._writer.close()
         self._file.close()
+        if self._variants:
+            variant.annotate(self._path, self._variants)
 
     def abort(self) -> None:
         """Close the file."""
@@ -246,7 +254,7 @@ class StandardOutputSink(StreamSink):
             self._output.close()
 
 
-_BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink]] = {
+_BY_SUFFIX: dict[str, Callable[..., Sink]] = {
     ".arrow": FileSink,
     ".feather": FileSink,
     ".arrows": StreamSink,
@@ -337,6 +345,8 @@ def open_sink(
         open_format = _BY_SUFFIX[suffix]
         if open_format is FileSink:
             return FileSink(file, schema, footer_metadata)
+        if open_format is ParquetSink:
+            return ParquetSink(file, schema, path)
         return open_format(file, schema)
     except BaseException:
         file.close()

@@ -183,3 +183,22 @@ def valid_mask(array: Any) -> Mask:
         return np.ones(len(array), np.bool_)
     mask: Mask = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     return mask
+
+
+def null_array(length: int, data_type: Any) -> Any:
+    """Return an array of nulls, also of types in which `pyarrow.nulls` refuses extension types."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, null_array(length, data_type.storage_type))
+    is_list = pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
+    missing = to_arrow(np.ones(length, np.bool_)) if length else None
+    if is_list:
+        make: Any = pa.ListArray if pa.types.is_list(data_type) else pa.LargeListArray
+        width: Any = np.int32 if pa.types.is_list(data_type) else np.int64
+        offsets = to_arrow(np.zeros(length + 1, width))
+        items = null_array(0, data_type.value_type)
+        return make.from_arrays(offsets, items, type=data_type, mask=missing)
+    if pa.types.is_struct(data_type) and data_type.num_fields:
+        fields = [data_type.field(index) for index in range(data_type.num_fields)]
+        children = [null_array(length, field.type) for field in fields]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=missing)
+    return pa.nulls(length, data_type)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError, UsageError
-from .buffers import Mask
+from .buffers import Mask, null_array
 from .checks import RowChecks
 from .inference import infer_type
 from .json_text import render_json
@@ -245,7 +245,7 @@ def _map(column: Any, convert: Callable[[Any, Any, int], Any], data_type: Any) -
 def _join(column: Any, results: list[Any], data_type: Any) -> Any:
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array(results, data_type)
-    return pa.concat_arrays(results) if results else pa.nulls(0, data_type)
+    return pa.concat_arrays(results) if results else null_array(0, data_type)
 
 
 def _chunks(column: Any) -> Iterator[Any]:

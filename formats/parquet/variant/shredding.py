@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ....errors import UsageError
 from .arrow_values import find_kind
-from .buffers import Index, Mask, accumulate, to_arrow
+from .buffers import Index, Mask, accumulate, null_array, to_arrow
 from .building import build_objects
 from .checks import MAX_DEPTH
 from .scalars import DECIMAL_BYTES, check_scalars
@@ -152,7 +152,7 @@ def _shred_primitives(
         index[at[selected]] = np.arange(size, size + len(selected))
         size += len(selected)
     if not parts:
-        return pa.nulls(rows, data_type), taken
+        return null_array(rows, data_type), taken
     typed = pa.concat_arrays(parts).take(pa.array(index, mask=index < 0))
     if wanted == Kind.UUID:
         typed = pa.ExtensionArray.from_storage(pa.uuid(), typed)

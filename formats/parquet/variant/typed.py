@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError, UsageError
-from .buffers import Index, Mask, accumulate, to_buffer
+from .buffers import Index, Mask, accumulate, null_array, to_buffer
 from .checks import MAX_DEPTH
 from .scalars import (
     DECIMAL_BYTES,
@@ -134,7 +134,7 @@ def _cast(values: Values, at: Index, rows: int, data_type: Any, strict: bool) ->
         fitting = np.isin(kind, [*map(int, accepted), int(Kind.NULL)])
         _require_fit(fitting, values, data_type)
     if not parts:
-        return pa.nulls(rows, data_type)
+        return null_array(rows, data_type)
     storage = [part.storage if isinstance(part, pa.ExtensionArray) else part for part in parts]
     joined = pa.concat_arrays(storage).take(pa.array(index, mask=index < 0))
     if isinstance(data_type, pa.BaseExtensionType):
@@ -218,7 +218,7 @@ def _convert(array: Any, data_type: Any, rows: Index, *, strict: bool) -> Any:
                 'pass errors="null" to make such values null'
             ) from None
         if len(array) == 1:
-            return pa.nulls(1, data_type)
+            return null_array(1, data_type)
     half = len(array) // 2
     return pa.concat_arrays(
         [
@@ -250,7 +250,7 @@ def _cast_structs(
     for field in data_type:
         key = values.context.names.find(field.name)
         if key < 0 or entries.key is None:
-            arrays.append(pa.nulls(rows, field.type))
+            arrays.append(null_array(rows, field.type))
             continue
         selected = np.flatnonzero(entries.key == key)
         part = entries.values.take(selected)

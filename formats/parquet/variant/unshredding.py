@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ....errors import InvalidDataError
 from .arrow_values import encode_arrow, find_kind
-from .buffers import ByteBuffer, Index, Mask, binary_parts, to_arrow, valid_mask
+from .buffers import ByteBuffer, Index, Mask, binary_parts, expand, to_arrow, valid_mask
 from .building import NULL, build_arrays, build_objects
 from .checks import MAX_DEPTH, RowChecks
 from .levels import parse_levels
@@ -202,7 +202,11 @@ class _Reconstruction:
         valid = valid_mask(typed)
         offsets = typed.offsets.to_numpy().astype(np.int64)
         counts = np.where(valid, offsets[1:] - offsets[:-1], 0)
-        items = typed.flatten()  # without the elements of null lists
+        if int(counts.sum()) == offsets[-1] - offsets[0]:
+            items = typed.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        else:  # a null list may have elements
+            owner, position = expand(counts)
+            items = typed.values.take(to_arrow(offsets[:-1][owner] + position))
         group = _Group.from_struct(items)
         elements = self.build(group, np.repeat(rows, counts))
         if elements.null_count:
