@@ -335,7 +335,7 @@ def write_parquet(
         table = table.set_column(index, pa.field(name, column.type), column)
     paths += [name for name in shred_types if name not in paths]
     arguments: dict[str, Any] = {"store_decimal_as_integer": True, "store_schema": False}
-    pq.write_table(table, path, **{**arguments, **options})
+    pq.write_table(table, os.fspath(path), **{**arguments, **options})
     annotate(path, paths)
 
 

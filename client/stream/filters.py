@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...errors import MissingExtraError, UsageError
 from ...formats.parquet.geo.conditions import encode_conditions
+from ...formats.parquet.shredded_fields import filter_schema
 from ...geo import BoxFilter
 
 
@@ -30,6 +31,7 @@ def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
     UsageError
         If it is malformed, or does not fit the schema.
     """
+    schema = filter_schema(schema)
     if isinstance(filter, BoxFilter):
         expression = None
         for other in filter.others:

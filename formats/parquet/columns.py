@@ -28,6 +28,7 @@ from .corrections import (
 from .geo.crs import extension_metadata
 from .logical_types import Kind
 from .schema import Node, Physical
+from .shredded_fields import ShreddedField, describe_fields, list_shredded_fields
 from .variant_columns import plan_variant
 
 LOGICAL_TYPE = b"PARQUET:logical_type"
@@ -53,7 +54,8 @@ class Columns:
     without_order: frozenset[int] = frozenset()
     """The columns whose statistics must not be used, because their type has no order, or because
     pyarrow compares them in another type."""
-
+    shredded: Mapping[str, ShreddedField] = field(default_factory=dict[str, ShreddedField])
+    """The shredded fields of Variant columns, by their names, which are no columns of `schema`."""
     leaves: tuple[int, ...] = ()
     """The index of the first column chunk of each column in a row group."""
 
@@ -115,10 +117,12 @@ def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes
         if convert is not None or not _has_order(node):
             without_order.add(index)
     metadata: Any = schema.metadata
+    shredded = list_shredded_fields(root, schema)
     return Columns(
-        pa.schema(fields, metadata=metadata),
+        describe_fields(pa.schema(fields, metadata=metadata), shredded),
         conversions,
         frozenset(without_order),
+        shredded,
         tuple(leaves[:-1]),
     )
 

@@ -12,7 +12,7 @@ from ...errors import InvalidDataError
 from .corrections import ReadOptions, list_element
 from .logical_types import Kind
 from .schema import Node, Physical, Repetition
-from .variant.storage import STORAGE_TYPE, variant_field
+from .variant.storage import FIELDS_KEY, STORAGE_TYPE, variant_field
 
 
 def plan_variant(node: Node, column: Any) -> tuple[Any, Any]:
@@ -25,7 +25,8 @@ def plan_variant(node: Node, column: Any) -> tuple[Any, Any]:
     column : pyarrow.Field
         The field that pyarrow reads, a struct.
     """
-    planned = variant_field(column.name, nullable=column.nullable, metadata=column.metadata)
+    metadata = {key: value for key, value in (column.metadata or {}).items() if key != FIELDS_KEY}
+    planned = variant_field(column.name, nullable=column.nullable, metadata=metadata)
     return planned, partial(_convert, find_problem(node), node.path)
 
 

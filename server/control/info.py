@@ -15,6 +15,7 @@ from ...protocol.request import Request
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Dataset
 from ..catalog.delta.dataset import DeltaDataset
+from ..catalog.files.file_dataset import FileDataset
 from ..catalog.published.dataset import PublishedDataset
 from ..catalog.published.version import PublishedVersion
 from ..catalog.query.request_checks import check_version, select_shards
@@ -154,6 +155,8 @@ class FlightInfoBuilder:
 
 def _result_schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
     as_arrow = replace(request, format=None)
+    if isinstance(dataset, FileDataset):
+        return dataset.result_schema(as_arrow, call.server.encoding)
     return Selection.resolve(as_arrow, call.server.encoding, dataset.schema).schema
 
 

@@ -14,6 +14,8 @@ _FIELD_METADATA: Final = {
 _SPARK_MARK: Final = {b"variant": b"true"}
 """Spark takes a struct for a Variant if its field ``metadata`` has this metadata."""
 
+FIELDS_KEY: Final = b"splitarrow:shredded_fields"
+"""The key in the metadata of a Variant field for the names and types of its shredded fields."""
 STORAGE_TYPE: Any = pa.struct(
     [
         pa.field("metadata", pa.binary(), nullable=False, metadata=_SPARK_MARK),

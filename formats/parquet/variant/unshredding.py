@@ -78,6 +78,24 @@ def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[
     return metadata, value
 
 
+def reconstruct(metadata: Any, group: Any) -> Any:
+    """Return the encoded values of a struct of value and typed_value; those missing are null.
+
+    Parameters
+    ----------
+    metadata : pyarrow.Array
+        The metadata of each row. It may be null where the value is missing.
+    group : pyarrow.StructArray
+        The fields of a shredded field.
+    """
+    checks = RowChecks(len(group))
+    used = valid_mask(metadata)
+    names = Names(default_metadata(metadata, used), checks)
+    return _Reconstruction(names, checks, ordered=False).build(
+        _Group.from_struct(group), np.arange(len(group))
+    )
+
+
 def _fields_by_name(data_type: Any, place: str) -> dict[str, Any]:
     fields = {field.name: field.type for field in data_type}
     if len(fields) < data_type.num_fields:

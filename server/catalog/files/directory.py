@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ....errors import DatasetError, exhausted_error
 from ....formats.arrow.schema_difference import describe_difference
+from ....formats.parquet.shredded_fields import drop_description
 from ....protocol.request import Request
 from ..dataset import Encoding, Shard, Writers
 from ..messages.generator_source import GeneratorSource
@@ -155,14 +156,15 @@ class DirectoryDataset:
         if known and self._files.has_files(datasets):
             return self._files
         first = datasets[0]
+        schema = drop_description(first.schema)
         for dataset in datasets:
-            difference = describe_difference(first.schema, dataset.schema)
+            difference = describe_difference(schema, drop_description(dataset.schema))
             if difference is not None:
                 raise DatasetError(f"{dataset.path} differs from {first.path}: {difference}")
         partitions = None
         if all(isinstance(dataset, ParquetDataset) for dataset in datasets):
-            partitions = Partitions.read(self.location, origins, first.schema)
-        return ConcatenatedFiles.of(datasets, first.schema, partitions)
+            partitions = Partitions.read(self.location, origins, schema)
+        return ConcatenatedFiles.of(datasets, schema, partitions)
 
     def _open_datasets(
         self, origins: Sequence[FileOrigin], known: Mapping[str, FileDataset]

@@ -233,6 +233,18 @@ class FileDataset(ABC):
             self._contents = self._without_index(contents)
             return contents
 
+    def add_columns(self, contents: FileContents, request: Request) -> tuple[FileContents, Request]:
+        """Return contents with the parts of columns that a request names as columns of their own.
+
+        The request returned has the columns to send.
+        """
+        return contents, request
+
+    def result_schema(self, request: Request, encoding: Encoding) -> pa.Schema:
+        """Return the schema of a stream; errors as `Selection.resolve` raises them."""
+        contents, request = self.add_columns(self._contents, request)
+        return Selection.resolve(request, encoding, contents.schema).schema
+
     def skip_rows(
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Selection:
@@ -275,7 +287,7 @@ class FileDataset(ABC):
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents = self.load_contents(file)
+            contents, request = self.add_columns(self.load_contents(file), request)
             rows = self.list_batch_rows(file, contents)
             if request.filter is not None:
                 selection = Selection.for_counting(request, encoding, contents.schema)
@@ -291,7 +303,7 @@ class FileDataset(ABC):
         try:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents = self.load_contents(file)
+            contents, request = self.add_columns(self.load_contents(file), request)
             selection = Selection.resolve(request, encoding, contents.schema)
             if request.batches is not None:
                 check_batches(request, self.count_batches(file, contents))

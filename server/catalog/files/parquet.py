@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ....errors import ExhaustedError
 from ....formats.parquet.columns import Columns
+from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ....units import format_size
 from ..messages.reencoding import Batches
@@ -19,6 +20,7 @@ from .file_access import map_read_errors
 from .file_dataset import FileContents, FileDataset
 from .object_file import ObjectFile
 from .parquet_reader import inspect_parquet, open_parquet, select_row_groups
+from .parquet_shredded import ShreddedReader, add_shredded_fields, selects_shredded
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
@@ -45,6 +47,10 @@ class ParquetDataset(FileDataset):
         return FileContents(
             file.version, schema, file.size, rows=rows, batch_rows=batch_rows, plan=plan
         )
+
+    def add_columns(self, contents: FileContents, request: Request) -> tuple[FileContents, Request]:
+        """Return contents with the shredded fields that a request names; see `FileDataset`."""
+        return add_shredded_fields(contents, request)
 
     def skip_rows(
         self, file: SourceFile, contents: FileContents, selection: Selection
@@ -73,6 +79,9 @@ class ParquetDataset(FileDataset):
         rows = selection.batch_rows or contents.batch_rows or 1
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
+        if selects_shredded(contents, selection):
+            yield from self._read_shredded(file, contents, selection, rows)
+            return
         names = _select_names(contents.schema, selection)
         with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
             columns: Columns = contents.plan.columns
@@ -86,6 +95,21 @@ class ParquetDataset(FileDataset):
                     file.check()
                     batch = columns.convert(batch, by_name=names is not None, options=options)
                     yield _select_columns(batch, selection, by_name=names is not None), None
+
+    def _read_shredded(
+        self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
+    ) -> Batches:
+        """Yield batches with shredded fields of Variants; see `read_batches`."""
+        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
+            reader = ShreddedReader(contents, selection)
+            groups = reader.select_row_groups(parquet.metadata)
+            limit = selection.budget.parquet_bytes
+            _check_sizes(file, parquet.metadata, groups, reader.column_names, limit)
+            for batch in parquet.iter_batches(
+                batch_size=rows, row_groups=groups, columns=reader.physical_names
+            ):
+                file.check()
+                yield reader.convert(batch), None
 
 
 def _check_sizes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from datetime import time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,23 @@ from helpers.catalog import read_dataset
 from helpers.cli import COMMAND
 from helpers.parquet_files import edit_schema, write_parquet
 from splitarrow import variant
-from splitarrow.errors import DatasetError, UsageError
+from splitarrow.errors import DatasetError, NotFoundError, UsageError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
 from splitarrow.server.catalog.files.file_types import open_file
+from splitarrow.server.catalog.files.parquet_shredded import ShreddedReader
 
+OTHERS: list[Any] = ["text", None, {"a": 1}, {"a": {"b": "not a number"}}]
 ROWS: list[Any] = [
-    {"a": {"b": row, "c": f"c{row}"}, "tags": ["x", row], "rest": row / 8} for row in range(300)
+    *({"a": {"b": row, "c": f"c{row}"}, "tags": ["x", row], "rest": row / 8} for row in range(300)),
+    *OTHERS,
 ]
-ROWS += ["text", None, {"a": 1}, {"a": {"b": "not a number"}}]
 EXTENSION = {b"ARROW:extension:name": b"arrow.parquet.variant", b"ARROW:extension:metadata": b""}
+
+
+def _make_table(columns: Any, fields: Any) -> Any:
+    make: Any = pa.table
+    return make(columns, schema=pa.schema(fields))
 
 
 def _as_variant(element: Any) -> Any:
@@ -59,7 +66,7 @@ def test_golden_files_are_served_unshredded(parquet_test_data: Path) -> None:
         table = read_dataset(dataset).table
         expected = variant.unshred(pq.read_table(path).column("var"))
         assert table.column("var").to_pylist() == expected.to_pylist()
-        metadata = table.schema.field("var").metadata
+        metadata: Any = table.schema.field("var").metadata
         assert metadata.items() >= EXTENSION.items()
 
 
@@ -76,7 +83,8 @@ def test_a_variant_travels_to_a_client(tmp_path: Path, scheme: str) -> None:
 
             with flight.connect(server.control_uri.replace("grpc://", "grpc+tcp://")) as stock:
                 table = stock.do_get(flight.Ticket(b"v")).read_all()
-    assert table.schema.field("v").metadata == EXTENSION
+    metadata: Any = table.schema.field("v").metadata
+    assert metadata.items() >= EXTENSION.items()
     assert table.schema.field("v").type == variant.field("v").type
     assert variant.to_python(table.column("v")) == ROWS
 
@@ -115,7 +123,8 @@ def test_variants_inside_of_lists_and_structs_are_unshredded(tmp_path: Path) -> 
     file = write_parquet(pa.table({"v": lists}))
     path.write_bytes(edit_schema(file, {"v.list.element": _as_variant}))
     table = read_dataset(open_file(path)).table
-    elements = table.column("v").combine_chunks().values
+    lists_read: Any = table.column("v").combine_chunks()
+    elements = lists_read.values
     assert variant.to_python(elements) == [1, "x", None]
 
 
@@ -126,7 +135,7 @@ def test_a_written_file_is_a_variant_for_other_readers(tmp_path: Path) -> None:
     column = variant.from_python(
         [{"a": row, "t": time(1, 2, 3), "d": Decimal(row)} for row in range(9)]
     )
-    table = pa.table([range(9), column], pa.schema([("id", pa.int64()), variant.field("v")]))
+    table = _make_table([range(9), column], [pa.field("id", pa.int64()), variant.field("v")])
     data_type = pa.struct([("a", pa.int64()), ("t", pa.time64("us")), ("d", pa.decimal128(9, 0))])
     for shred in ({}, {"v": None}, {"v": data_type}):
         variant.write_parquet(table, path, shred=shred)
@@ -156,7 +165,7 @@ def test_fetch_writes_the_annotation(tmp_path: Path) -> None:
 
 def test_an_uploaded_variant_is_served(tmp_path: Path) -> None:
     column = variant.from_python(ROWS)
-    table = pa.table([column], pa.schema([variant.field("v")]))
+    table = _make_table([column], [variant.field("v")])
     with splitarrow.serve({}, control="grpc://127.0.0.1:0", writable=tmp_path) as server:
         assert server.control_uri is not None
         with splitarrow.connect(server.control_uri) as client:
@@ -164,3 +173,118 @@ def test_an_uploaded_variant_is_served(tmp_path: Path) -> None:
             found = client.read("new").read_all()
     assert found.schema.field("v").metadata == EXTENSION
     assert variant.to_python(found.column("v")) == ROWS
+
+
+def _events(path: Path) -> Path:
+    """Write ten row groups of 100 rows; ``v.other`` is not always an integer."""
+    rows = [
+        {
+            "at": {"n": row, "x": row / 4 if row % 2 else None},
+            "name": f"n{row:04}",
+            "other": row if row < 500 else f"text {row}",
+            "day": date(2024, 1, 1) + timedelta(days=row),
+            "rest": "y" * 50,
+        }
+        for row in range(1000)
+    ]
+    data_type = pa.struct(
+        [
+            ("at", pa.struct([("n", pa.int64()), ("x", pa.float64())])),
+            ("name", pa.string()),
+            ("other", pa.int64()),
+            ("day", pa.date32()),
+        ]
+    )
+    table = _make_table(
+        [range(1000), variant.from_python(rows)],
+        [pa.field("id", pa.int64()), variant.field("v")],
+    )
+    variant.write_parquet(table, path, shred={"v": data_type}, row_group_size=100)
+    return path
+
+
+def test_shredded_fields_are_columns(tmp_path: Path) -> None:
+    dataset = open_file(_events(tmp_path / "v.parquet"))
+    table = read_dataset(dataset, columns=("v.at.n", "id", "v.name", "v.other")).table
+    assert table.column_names == ["v.at.n", "id", "v.name", "v.other"]
+    assert table.column("v.at.n").to_pylist() == list(range(1000))
+    assert table.column("v.name")[7].as_py() == "n0007"
+    assert table.column("v.other").to_pylist() == [*range(500), *[None] * 500]
+    table = read_dataset(dataset, columns=("v.at", "v")).table
+    assert variant.to_python(table.column("v.at"))[:2] == [
+        {"n": 0, "x": None},
+        {"n": 1, "x": 0.25},
+    ]
+    assert variant.to_python(table.column("v"))[3]["name"] == "n0003"
+    with pytest.raises(NotFoundError, match="no column"):
+        read_dataset(dataset, columns=("v.rest",))
+
+
+def test_a_shredded_field_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = _events(tmp_path / "v.parquet")
+    file = bytearray(path.read_bytes())
+    metadata = pq.ParquetFile(path).metadata
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            if not column.path_in_schema.startswith("v.typed_value.at.typed_value.n."):
+                start = column.dictionary_page_offset or column.data_page_offset
+                file[start : start + column.total_compressed_size] = bytes(
+                    column.total_compressed_size
+                )
+    path.write_bytes(file)
+    dataset = open_file(path)
+    assert read_dataset(dataset, columns=("v.at.n",)).table.column(0).to_pylist() == list(
+        range(1000)
+    )
+    with pytest.raises(DatasetError):
+        read_dataset(dataset, columns=("v",))
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows", "groups"),
+    [
+        (("v.at.n", ">", 949), range(950, 1000), [9]),
+        (("v.name", "==", "n0250"), [250], [2]),
+        (("v.at.x", "<", 10.0), range(1, 40, 2), [0]),
+        (("v.at.x", "!=", 10.25), [n for n in range(1, 1000, 2) if n != 41], list(range(10))),
+        (("v.other", "==", 499), [499], [4, 5, 6, 7, 8, 9]),
+        ([("v.at.n", "<", 500), ("id", ">", 498)], [499], [0, 1, 2, 3, 4]),
+        (("v.day", "<", date(2024, 1, 3)), [0, 1], [0]),
+    ],
+    ids=str,
+)
+def test_filters_on_shredded_fields_skip_row_groups(
+    tmp_path: Path, condition: Any, rows: Any, groups: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selected: list[list[int]] = []
+    original = ShreddedReader.select_row_groups
+
+    def record(reader: ShreddedReader, metadata: Any) -> list[int]:
+        selected.append(original(reader, metadata))
+        return selected[-1]
+
+    monkeypatch.setattr(ShreddedReader, "select_row_groups", record)
+    path = _events(tmp_path / "v.parquet")
+    with splitarrow.serve({"v": path}, control="grpc://127.0.0.1:0") as server:
+        assert server.control_uri is not None
+        with splitarrow.connect(server.control_uri) as client:
+            found = client.read("v", columns=["id"], filter=condition).read_all()
+            everything = client.read("v", filter=condition).read_all()
+    assert found.column_names == ["id"]
+    assert found.column("id").to_pylist() == list(rows)
+    assert everything.column_names == ["id", "v"]
+    assert everything.column("id").to_pylist() == list(rows)
+    assert selected
+    assert selected == [groups] * len(selected)
+
+
+def test_files_of_a_folder_may_be_shredded_differently(tmp_path: Path) -> None:
+    table = _make_table([variant.from_python([{"a": 1}])], [variant.field("v")])
+    types = (None, pa.struct([("a", pa.int64())]), pa.struct([("a", pa.string())]))
+    for number, data_type in enumerate(types):
+        shred = {} if data_type is None else {"v": data_type}
+        variant.write_parquet(table, tmp_path / f"{number}.parquet", shred=shred)
+    with splitarrow.serve({"v": tmp_path}) as server, splitarrow.open(server.uri("v")) as stream:
+        found = stream.read_all()
+    assert variant.to_python(found.column("v")) == [{"a": 1}] * 3
