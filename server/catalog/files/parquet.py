@@ -82,7 +82,7 @@ class ParquetDataset(FileDataset):
         if selects_shredded(contents, selection):
             yield from self._read_shredded(file, contents, selection, rows)
             return
-        names = _select_names(contents.schema, selection)
+        names = _select_names(contents.plan.columns.schema, selection)
         with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
             columns: Columns = contents.plan.columns
             options = selection.budget.parquet_options
