@@ -11,17 +11,12 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from .. import variant
 from ..client.stream.custom_metadata import find_metadata
 from ..errors import UsageError
-from ..formats.parquet.variant_footer import find_variant_paths
 from .text_formats import CsvSink, JsonLinesSink
 
 _BUFFER_BYTES = 1 << 20
 """Smaller writes are combined into one of this size."""
-_ROW_GROUP_ROWS = 1 << 20
-_ROW_GROUP_BYTES = 128 << 20
-"""The size at which a Parquet row group is written. Until then it is kept in memory."""
 _TRUNCATED_MESSAGE = b"\xff\xff\xff\xff\x08\0\0\0"
 """The prefix of an IPC message whose 8 bytes of metadata are missing."""
 
@@ -146,72 +141,6 @@ class FileSink(StreamSink):
         return extended
 
 
-class ParquetSink:
-    """Writes a Parquet file, with several batches in a row group; see `Sink`.
-
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
-    path : Path
-        The path of the file. Variant columns get their annotation once it is closed.
-    """
-
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema, path: Path) -> None:
-        import pyarrow.parquet as pq
-
-        self._path = path
-        self._variants = find_variant_paths(schema)
-        self._file = file
-        self._schema = schema
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = 0
-        self._pending_bytes = 0
-        try:
-            self._writer: Any = pq.ParquetWriter(file, schema)
-        except pa.ArrowException as error:
-            raise self._unsupported(error) from None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch."""
-        self._pending.append(batch)
-        self._pending_rows += batch.num_rows
-        self._pending_bytes += batch.get_total_buffer_size()
-        if self._pending_rows >= _ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
-            self._write_group()
-
-    def _write_group(self) -> None:
-        group = pa.Table.from_batches(self._pending, self._schema)
-        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
-        try:
-            self._writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
-        except pa.ArrowException as error:
-            raise self._unsupported(error) from None
-
-    def _unsupported(self, error: Exception) -> UsageError:
-        return UsageError(
-            f"a Parquet file cannot store this data: {error}; write to .arrow instead"
-        )
-
-    def close(self) -> None:
-        """Write the last row group and the footer, and close the file."""
-        if self._pending:
-            self._write_group()
-        self._writer.close()
-        self._file.close()
-        if self._variants:
-            variant.annotate(self._path, self._variants)
-
-    def abort(self) -> None:
-        """Close the file."""
-        with suppress(OSError, pa.ArrowException):
-            self._writer.close()  # a finalizer would write to a closed file
-        with suppress(OSError, pa.ArrowException):
-            self._file.close()
-
-
 class StandardOutputSink(StreamSink):
     """Writes the IPC stream format to standard output; see `Sink`. Nothing else may write there.
 
@@ -254,11 +183,11 @@ class StandardOutputSink(StreamSink):
             self._output.close()
 
 
-_BY_SUFFIX: dict[str, Callable[..., Sink]] = {
+_BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink] | None] = {
     ".arrow": FileSink,
     ".feather": FileSink,
     ".arrows": StreamSink,
-    ".parquet": ParquetSink,
+    ".parquet": None,  # ParquetSink, which is imported only when it is needed
     ".csv": CsvSink,
     ".jsonl": JsonLinesSink,
     ".ndjson": JsonLinesSink,
@@ -345,7 +274,9 @@ def open_sink(
         open_format = _BY_SUFFIX[suffix]
         if open_format is FileSink:
             return FileSink(file, schema, footer_metadata)
-        if open_format is ParquetSink:
+        if open_format is None:
+            from .parquet_sink import ParquetSink
+
             return ParquetSink(file, schema, path)
         return open_format(file, schema)
     except BaseException:

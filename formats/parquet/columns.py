@@ -15,8 +15,6 @@ from .conversions import (
     convert_intervals,
     drop_duplicate_keys,
     entries_to_maps,
-    rebuild_list,
-    validity_buffer,
 )
 from .corrections import (
     ReadOptions,
@@ -27,6 +25,7 @@ from .corrections import (
 )
 from .geo.crs import extension_metadata
 from .logical_types import Kind
+from .nesting import Convert, convert_list, convert_map, convert_struct
 from .schema import Node, Physical
 from .shredded_fields import ShreddedField, describe_fields, list_shredded_fields
 from .variant_columns import plan_variant
@@ -38,9 +37,6 @@ PHYSICAL_TYPE = b"PARQUET:physical_type"
 ADJUSTED_TO_UTC = b"PARQUET:isAdjustedToUTC"
 """The key in field metadata of a TIME or TIMESTAMP: ``true`` or ``false``."""
 _MARKED = (Kind.ENUM, Kind.BSON, Kind.INTERVAL, Kind.FUTURE)
-
-Convert = Callable[[Any, ReadOptions], Any]
-"""Converts an array that pyarrow has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +175,7 @@ def _plan_struct(
     marked = _with_metadata(column.with_type(new_type), _marks(node))
     if not any(converts):
         return marked, None
-    return marked, partial(_convert_struct, new_type, converts)
+    return marked, partial(convert_struct, new_type, converts)
 
 
 def _plan_map(
@@ -207,7 +203,7 @@ def _plan_map(
         if is_list:
             array = entries_to_maps(array, path, _map_type(old_key, old_item))
         if convert_key is not None or convert_item is not None:
-            array = _convert_map(array, new_type, convert_key, convert_item, options)
+            array = convert_map(new_type, convert_key, convert_item, array, options)
         return drop_duplicate_keys(array, path, options)
 
     return column.with_type(new_type), convert_maps
@@ -288,52 +284,10 @@ def _wrap_list(
     else:
         new_type = pa.list_(element)
     planned = column.with_type(new_type)
-    return planned, None if convert is None else partial(_convert_list, new_type, convert)
+    return planned, None if convert is None else partial(convert_list, new_type, convert)
 
 
 def _convert_leaf(
     convert: Callable[[Any, str, ReadOptions], Any], path: str, array: Any, options: ReadOptions
 ) -> Any:
     return convert(array, path, options)
-
-
-def _convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptions) -> Any:
-    import numpy as np
-
-    if isinstance(new_type, pa.FixedSizeListType):
-        size: int = new_type.list_size
-        values = convert(array.values.slice(array.offset * size, len(array) * size), options)
-        buffers = [validity_buffer(array)]
-        return pa.Array.from_buffers(
-            new_type, len(array), buffers, array.null_count, children=[values]
-        )
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
-    values = convert(array.values.slice(start, end - start), options)
-    return rebuild_list(array, offsets - start, values, new_type)
-
-
-def _convert_map(
-    array: Any, new_type: Any, key: Convert | None, item: Convert | None, options: ReadOptions
-) -> Any:
-    import numpy as np
-
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
-    keys = array.keys.slice(start, end - start)
-    items = array.items.slice(start, end - start)
-    keys = keys if key is None else key(keys, options)
-    items = items if item is None else item(items, options)
-    entries = pa.StructArray.from_arrays([keys, items], ["key", "value"])
-    return rebuild_list(array, offsets - start, entries, new_type)
-
-
-def _convert_struct(
-    new_type: Any, converts: list[Convert | None], array: Any, options: ReadOptions
-) -> Any:
-    children = [
-        array.field(index) if convert is None else convert(array.field(index), options)
-        for index, convert in enumerate(converts)
-    ]
-    buffers = [validity_buffer(array)]
-    return pa.Array.from_buffers(new_type, len(array), buffers, array.null_count, children=children)

@@ -52,7 +52,7 @@ def convert_int96(array: Any, path: str, options: ReadOptions) -> Any:
     InvalidDataError
         If a timestamp does not fit in 64 bits, or has digits below a microsecond.
     """
-    values = _fixed_values(array, INT96_BYTES, _INT96)
+    values = fixed_values(array, INT96_BYTES, _INT96)
     days = values["day"].astype(np.int64) - _EPOCH_JULIAN_DAY
     times = values["nanoseconds"] // 1000
     fits = (days > -_MAX_DAYS) & (days < _MAX_DAYS)
@@ -72,7 +72,7 @@ def convert_intervals(array: Any, path: str, options: ReadOptions) -> Any:
 
     Parameters and errors are those of `convert_int96`. Arrow's months and days have 31 bits.
     """
-    values = _fixed_values(array, INTERVAL_BYTES, _INTERVAL)
+    values = fixed_values(array, INTERVAL_BYTES, _INTERVAL)
     fits = (values["months"] <= _MAX_INT32) & (values["days"] <= _MAX_INT32)
     _check_values(array, fits, path, "an INTERVAL of more months or days than 31 bits hold")
     intervals = np.empty(len(values), _MONTH_DAY_NANO)
@@ -173,7 +173,8 @@ def _encode_keys(keys: Any) -> tuple[Any, int]:
         return np.array(codes, np.int64), max(len(numbers), 1)
 
 
-def _fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
+def fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
+    """Return the values of an array of fixed width as a NumPy array that shares its memory."""
     data = array.buffers()[1]
     if data is None:
         return np.zeros(len(array), dtype)

@@ -78,6 +78,8 @@ class CompactReader:
         The bytes.
     position : int
         The offset of the first value.
+    max_values : int
+        The largest number of values to decode.
 
     Raises
     ------
@@ -87,11 +89,12 @@ class CompactReader:
         If the nesting or the number of values exceeds a limit. All methods raise it.
     """
 
-    def __init__(self, data: bytes, position: int = 0) -> None:
+    def __init__(self, data: bytes, position: int = 0, max_values: int = MAX_VALUES) -> None:
         self._data = data
         self.position = position
         """The offset of the next byte."""
         self._values = 0
+        self._max_values = max_values
 
     def read_struct(self, depth: int = 0) -> Struct:
         """Read a struct with all of its fields."""
@@ -119,8 +122,8 @@ class CompactReader:
     def read_value(self, kind: Type, depth: int = 0) -> Value:
         """Read the value of a field."""
         self._values += 1
-        if self._values > MAX_VALUES:
-            raise LimitError(f"the metadata has more than {MAX_VALUES} values")
+        if self._values > self._max_values:
+            raise LimitError(f"the metadata has more than {self._max_values} values")
         if kind in (Type.TRUE, Type.FALSE):
             return Value(Type.TRUE, kind == Type.TRUE)
         return Value(kind, self._read_content(kind, depth))
@@ -174,8 +177,8 @@ class CompactReader:
         self._check_depth(depth)
         element, count = self.read_list_header()
         self._values += count
-        if self._values > MAX_VALUES:
-            raise LimitError(f"the metadata has more than {MAX_VALUES} values")
+        if self._values > self._max_values:
+            raise LimitError(f"the metadata has more than {self._max_values} values")
         if element in (Type.TRUE, Type.FALSE):
             items: list[Any] = [each == Type.TRUE for each in self._take(count)]
             return ThriftList(Type.TRUE, items, kind)

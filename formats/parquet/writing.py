@@ -1,0 +1,352 @@
+"""Writing Parquet: what pyarrow cannot annotate is written plainly, and the footer annotated after.
+
+A file is written with the schema `WritePlan.schema` and the batches of `WritePlan.convert`. Then
+`WritePlan.annotate` returns the footer to put in place of pyarrow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import InvalidDataError
+from .columns import ADJUSTED_TO_UTC, LOGICAL_TYPE, PHYSICAL_TYPE
+from .corrections import DEFAULT_OPTIONS
+from .encodings import encode_decimals, encode_intervals
+from .footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
+from .geo.boxes import Box
+from .geo.crs import METADATA_KEY, NAME_KEY, is_geospatial, make_logical_type
+from .logical_types import Kind, LogicalType, find_converted_type
+from .nesting import Convert, convert_list, convert_map, convert_struct
+from .schema import Node, annotate
+from .thrift import CompactReader, Struct, ThriftList, Type, Value, encode_struct
+
+_ROW_GROUPS, _COLUMNS, _COLUMN_METADATA, _GEO_STATISTICS = 4, 1, 3, 17
+_MAX_VALUES = 1 << 26
+_WITHOUT_STATISTICS = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY)
+
+Annotations = Mapping[str, LogicalType]
+"""The annotations to add, by the path of the schema element."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeoStatistics:
+    """The statistics of a geospatial column in a row group ("Statistics")."""
+
+    box: Box | None
+    """The box of all values. None if there is none."""
+    types: Sequence[int]
+    """The type codes of the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """How to write record batches with a schema."""
+
+    schema: pa.Schema
+    """The schema that pyarrow writes."""
+    conversions: Mapping[int, Convert]
+    """The conversions, by the index of the column."""
+    annotations: Annotations
+    """The annotations to add."""
+    statistics: bool | list[str]
+    """The paths of the columns that have a minimum and a maximum; True for all of them."""
+    geospatial: Mapping[int, str | None]
+    """The edges of each geospatial column, by its index; None for a GEOMETRY."""
+    key_values: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """Key-value metadata that the file needs."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> WritePlan:
+        """Return the plan for a schema.
+
+        Raises
+        ------
+        InvalidDataError
+            If the metadata of a geospatial column is malformed.
+        pyarrow.ArrowException
+            If Parquet cannot hold a column.
+        """
+        planner = _Planner()
+        planned = [planner.plan(each) for each in schema]
+        metadata: Any = schema.metadata
+        fields = [each for each, _ in planned]
+        conversions = {
+            index: convert for index, (_, convert) in enumerate(planned) if convert is not None
+        }
+        storage = pa.schema(fields, metadata=metadata)
+        root = _write_empty(storage)
+        for node, each in zip(root.children, schema, strict=True):
+            planner.annotate(node, each)
+        ordered = [
+            leaf.path
+            for leaf in _leaves(root)
+            if not _has_no_order(planner.annotations.get(leaf.path))
+        ]
+        all_ordered = len(ordered) == root.leaves
+        return cls(
+            storage,
+            conversions,
+            planner.annotations,
+            True if all_ordered else ordered,
+            {index: _edges(each) for index, each in enumerate(schema) if is_geospatial(each)},
+            planner.key_values,
+        )
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch as pyarrow writes it.
+
+        Raises
+        ------
+        InvalidDataError
+            If Parquet cannot hold a value.
+        """
+        if not self.conversions:
+            return batch
+        arrays = [
+            self.conversions[index](array, DEFAULT_OPTIONS) if index in self.conversions else array
+            for index, array in enumerate(batch.columns)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def annotate(
+        self, data: bytes, statistics: Sequence[Mapping[int, GeoStatistics]] = ()
+    ) -> bytes:
+        """Return a footer with all annotations and statistics.
+
+        Parameters
+        ----------
+        data : bytes
+            The footer that pyarrow wrote.
+        statistics : sequence of mapping of int to GeoStatistics
+            For each row group, the statistics of its geospatial columns by their index.
+
+        Raises
+        ------
+        InvalidDataError
+            If the new footer, read back, does not have the annotations, or not the rows.
+        """
+        footer = Footer.parse(data)
+        changed = data
+        elements = list(footer.elements)
+        for node in _nodes(footer.root):
+            logical = self.annotations.get(node.path, node.logical)
+            if logical is not None and (
+                logical != node.logical or find_converted_type(logical) != node.converted
+            ):
+                elements[node.index] = annotate(elements[node.index], logical)
+        if elements != list(footer.elements):
+            changed = footer.with_elements(elements)
+        if any(statistics):
+            changed = _add_statistics(changed, footer.root, statistics)
+        if changed != data:
+            self._check(data, changed)
+        return changed
+
+    def _check(self, former: bytes, changed: bytes) -> None:
+        """Read a footer back, and compare it with the former one."""
+        nodes = {node.path: node for node in _nodes(Footer.parse(changed).root)}
+        for path, logical in self.annotations.items():
+            if path not in nodes or nodes[path].logical != logical:
+                raise InvalidDataError(f"the annotation {logical} of {path!r} was not written")
+        before = pq.read_metadata(pa.BufferReader(wrap_footer(former)))
+        after = pq.read_metadata(pa.BufferReader(wrap_footer(changed)))
+        if (
+            before.num_rows != after.num_rows
+            or before.num_row_groups != after.num_row_groups
+            or before.metadata != after.metadata
+        ):
+            raise InvalidDataError("the footer has other rows than before it was annotated")
+
+
+class _Planner:
+    """Plans the fields of a schema."""
+
+    def __init__(self) -> None:
+        self.annotations: dict[str, LogicalType] = {}
+        self.key_values: dict[bytes, bytes] = {}
+
+    def plan(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+        """Return the field that pyarrow writes, and the conversion of its arrays."""
+        data_type: Any = column.type
+        if is_geospatial(column):
+            return _plan_geospatial(column)
+        if data_type == pa.month_day_nano_interval():
+            return column.with_type(pa.binary(12)), partial(_ignore_options, encode_intervals)
+        if _is_byte_array_decimal(column):
+            return column.with_type(pa.binary()), partial(_ignore_options, encode_decimals)
+        if isinstance(data_type, pa.StructType):
+            planned = [self.plan(data_type.field(index)) for index in range(data_type.num_fields)]
+            new_type: Any = pa.struct([each for each, _ in planned])
+            converts = [convert for _, convert in planned]
+            if not any(converts):
+                return column, None
+            return column.with_type(new_type), partial(convert_struct, new_type, converts)
+        if isinstance(data_type, pa.MapType):
+            key, convert_key = self.plan(data_type.key_field)
+            item, convert_item = self.plan(data_type.item_field)
+            if convert_key is None and convert_item is None:
+                return column, None
+            make_map: Any = pa.map_
+            new_type = make_map(key, item)
+            return column.with_type(new_type), partial(
+                convert_map, new_type, convert_key, convert_item
+            )
+        return self._plan_list(column)
+
+    def _plan_list(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+        data_type: Any = column.type
+        if not isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+            return column, None
+        element, convert = self.plan(data_type.value_field)
+        if convert is None:
+            return column, None
+        if isinstance(data_type, pa.FixedSizeListType):
+            new_type: Any = pa.list_(element, data_type.list_size)
+        else:
+            is_large = isinstance(data_type, pa.LargeListType)
+            new_type = pa.large_list(element) if is_large else pa.list_(element)
+        return column.with_type(new_type), partial(convert_list, new_type, convert)
+
+    def annotate(self, node: Node, column: pa.Field[Any]) -> None:
+        """Find the annotations of a field as it was written, and of the fields in it."""
+        data_type: Any = column.type
+        logical = self._find_annotation(node, column)
+        if logical is not None and logical != node.logical:
+            self.annotations[node.path] = logical
+        if isinstance(data_type, pa.StructType):
+            for child, index in zip(node.children, range(data_type.num_fields), strict=False):
+                self.annotate(child, data_type.field(index))
+        elif isinstance(data_type, pa.MapType):
+            key, *items = node.children[0].children
+            self.annotate(key, data_type.key_field)
+            for item in items:
+                self.annotate(item, data_type.item_field)
+        elif node.kind is Kind.LIST and hasattr(data_type, "value_field"):
+            self.annotate(node.children[0].children[0], data_type.value_field)
+
+    def _find_annotation(self, node: Node, column: pa.Field[Any]) -> LogicalType | None:
+        data_type: Any = column.type
+        metadata: Mapping[bytes, bytes] = column.metadata or {}
+        if is_geospatial(column):
+            logical, key_values = make_logical_type(column)
+            self.key_values.update(key_values)
+            return logical
+        if data_type == pa.month_day_nano_interval():
+            return LogicalType(Kind.INTERVAL)
+        if _is_byte_array_decimal(column):
+            precision, scale = data_type.precision, data_type.scale
+            return LogicalType(Kind.DECIMAL, precision=precision, scale=scale)
+        if node.kind is Kind.TIME and node.logical is not None:
+            utc = metadata.get(ADJUSTED_TO_UTC) == b"true"
+            return LogicalType(Kind.TIME, utc=utc, unit=node.logical.unit)
+        mark = metadata.get(LOGICAL_TYPE)
+        if mark == b"ENUM" and node.kind is Kind.STRING:
+            return LogicalType(Kind.ENUM)
+        if mark == b"BSON" and node.physical is not None and node.logical is None:
+            return LogicalType(Kind.BSON)
+        return None
+
+
+def read_footer(data: bytes) -> bytes:
+    """Return the footer at the end of a file; raise `InvalidDataError` if there is none."""
+    size = read_footer_size(data[-TAIL_BYTES:], len(data))
+    return data[-TAIL_BYTES - size : -TAIL_BYTES]
+
+
+def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    if not isinstance(data_type, pa.ExtensionType):
+        return column, None
+    metadata: Any = {
+        **(column.metadata or {}),
+        NAME_KEY: data_type.extension_name.encode(),
+        METADATA_KEY: data_type.__arrow_ext_serialize__(),
+    }
+    return column.with_type(data_type.storage_type).with_metadata(metadata), _take_storage
+
+
+def _take_storage(array: Any, options: Any) -> Any:
+    return array.storage
+
+
+def _ignore_options(encode: Any, array: Any, options: Any) -> Any:
+    return encode(array)
+
+
+def _is_byte_array_decimal(column: pa.Field[Any]) -> bool:
+    metadata: Mapping[bytes, bytes] = column.metadata or {}
+    return metadata.get(PHYSICAL_TYPE) == b"BYTE_ARRAY" and pa.types.is_decimal(column.type)
+
+
+def _edges(column: pa.Field[Any]) -> str | None:
+    logical, _ = make_logical_type(column)
+    if logical.kind is Kind.GEOMETRY:
+        return None
+    return logical.edges or "spherical"
+
+
+def _has_no_order(logical: LogicalType | None) -> bool:
+    """Return whether the minimum and maximum that pyarrow computes are wrong or forbidden."""
+    if logical is None:
+        return False
+    return logical.kind in _WITHOUT_STATISTICS or logical.kind is Kind.DECIMAL
+
+
+def _write_empty(schema: pa.Schema) -> Node:
+    """Return the Parquet schema in which pyarrow writes a schema of Arrow."""
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema).close()
+    return Footer.parse(read_footer(sink.getvalue().to_pybytes())).root
+
+
+def _nodes(node: Node) -> list[Node]:
+    found: list[Node] = []
+    stack = list(reversed(node.children))
+    while stack:
+        each = stack.pop()
+        found.append(each)
+        stack.extend(reversed(each.children))
+    return found
+
+
+def _leaves(root: Node) -> list[Node]:
+    return [node for node in _nodes(root) if node.physical is not None]
+
+
+def _add_statistics(
+    data: bytes, root: Node, statistics: Sequence[Mapping[int, GeoStatistics]]
+) -> bytes:
+    footer = CompactReader(data, max_values=_MAX_VALUES).read_struct()
+    groups: list[Struct] = footer[_ROW_GROUPS].content.items
+    starts = [0]
+    for node in root.children:
+        starts.append(starts[-1] + node.leaves)
+    for group, columns in zip(groups, statistics, strict=True):
+        chunks: list[Struct] = group[_COLUMNS].content.items
+        for index, each in columns.items():
+            metadata: Struct = chunks[starts[index]][_COLUMN_METADATA].content
+            metadata[_GEO_STATISTICS] = Value(Type.STRUCT, _encode_statistics(each))
+    return encode_struct(footer)
+
+
+def _encode_statistics(statistics: GeoStatistics) -> Struct:
+    fields: Struct = {}
+    box = statistics.box
+    if box is not None:
+        sides = (box.xmin, box.xmax, box.ymin, box.ymax, box.zmin, box.zmax, box.mmin, box.mmax)
+        fields[1] = Value(
+            Type.STRUCT,
+            {
+                index + 1: Value(Type.DOUBLE, float(side))
+                for index, side in enumerate(sides)
+                if side is not None
+            },
+        )
+    fields[2] = Value(Type.LIST, ThriftList(Type.I32, list[Any](statistics.types)))
+    return fields
