@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ....errors import ExhaustedError
+from ....errors import ExhaustedError, InvalidDataError
 from ....formats.parquet.columns import Columns
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
@@ -88,13 +88,21 @@ class ParquetDataset(FileDataset):
             options = selection.budget.parquet_options
             groups = select_row_groups(file, parquet, contents.plan, selection)
             _check_sizes(file, parquet.metadata, groups, names, selection.budget.parquet_bytes)
+            _check_counts(parquet, groups, names)
             # Prefetching a row group from an object store takes its memory until it is decoded.
             steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
             for step in steps:
+                missing = sum(parquet.metadata.row_group(group).num_rows for group in step)
                 for batch in parquet.iter_batches(batch_size=rows, row_groups=step, columns=names):
                     file.check()
+                    missing -= batch.num_rows
                     batch = columns.convert(batch, by_name=names is not None, options=options)
                     yield _select_columns(batch, selection, by_name=names is not None), None
+                if missing:
+                    raise InvalidDataError(
+                        f"a column has {abs(missing)} rows {'less' if missing > 0 else 'more'} "
+                        "than the metadata states"
+                    )
 
     def _read_shredded(
         self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
@@ -138,6 +146,34 @@ def _check_sizes(
                     f"the column {path!r} has {nbytes} bytes in row group {group} of "
                     f"{PurePath(file.path).name}; the limit is {format_size(limit)}: write smaller "
                     "row groups, read other columns, or start the server with more parquet_bytes"
+                )
+
+
+def _check_counts(parquet: Any, groups: list[int], names: list[str] | None) -> None:
+    """Check that each column of some row groups has a value for each row.
+
+    Raises
+    ------
+    InvalidDataError
+        If one has more or less. Repeated columns are not checked.
+    """
+    schema = parquet.schema
+    columns = [schema.column(index) for index in range(len(schema))]
+    flat = [
+        index
+        for index, column in enumerate(columns)
+        if not column.max_repetition_level
+        and (names is None or column.path.partition(".")[0] in names)
+    ]
+    for group in groups:
+        row_group = parquet.metadata.row_group(group)
+        rows = row_group.num_rows
+        for index in flat:
+            count = row_group.column(index).num_values
+            if count != rows:
+                raise InvalidDataError(
+                    f"the column {columns[index].path!r} has {count} values in row group {group}, "
+                    f"which has {rows} rows"
                 )
 
 

@@ -13,7 +13,14 @@ import pyarrow.compute as pc
 import pytest
 
 from helpers.catalog import read_dataset
-from helpers.parquet_files import Edit, edit_schema, field, write_parquet
+from helpers.parquet_files import (
+    Edit,
+    edit_schema,
+    field,
+    footer_of,
+    with_footer,
+    write_parquet,
+)
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError
 from splitarrow.formats.parquet.corrections import ReadOptions
@@ -29,7 +36,7 @@ from splitarrow.formats.parquet.schema import (
     Physical,
     annotate,
 )
-from splitarrow.formats.parquet.thrift import Type, Value
+from splitarrow.formats.parquet.thrift import CompactReader, Type, Value, encode_struct
 from splitarrow.server.catalog.dataset import Budget, Encoding
 from splitarrow.server.catalog.files.file_types import open_file
 
@@ -481,3 +488,13 @@ def test_utc_timestamps_have_a_time_zone(tmp_path):
     )
     assert column.type == pa.timestamp("ms", "UTC")
     assert values == [datetime(1970, 1, 1, tzinfo=UTC)]
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_column_with_another_number_of_rows_is_refused(tmp_path, rows):
+    file = write_parquet(pa.table({"a": [1, 2, 3]}))
+    footer = CompactReader(footer_of(file)).read_struct()
+    footer[3] = Value(Type.I64, rows)
+    footer[4].content.items[0][3] = Value(Type.I64, rows)
+    with pytest.raises(DatasetError, match=r"rows (less|more) than|[Rr]ows|values"):
+        read(tmp_path, with_footer(file, encode_struct(footer)))
