@@ -75,7 +75,7 @@ def test_dictionaries_that_a_file_cannot_hold(run: Run, served: Served, tmp_path
 def test_a_type_that_parquet_lacks(run: Run, served: Served, tmp_path: Path) -> None:
     done = run("fetch", served.uri("interval"), "-o", "out.parquet")
     assert done.returncode == 2
-    assert "month_day_nano_interval; write to .arrow instead" in done.stderr
+    assert "whole milliseconds of 32 bits; write to .arrow instead" in done.stderr
     assert os.listdir(tmp_path) == []
 
 

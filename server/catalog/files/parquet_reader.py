@@ -26,7 +26,7 @@ from .object_file import ObjectFile
 
 _COLUMN_BUFFER = 1 << 20
 _TAIL_READ = 64 << 10
-_TRUTH_OF_NAN = re.compile(r"\w\(|!=")
+_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
 """Anything in a filter that may be true for a NaN. Comparisons are not, except for ``!=``."""
 
 

@@ -38,6 +38,7 @@ from splitarrow.formats.parquet.schema import (
 )
 from splitarrow.formats.parquet.thrift import CompactReader, Type, Value, encode_struct
 from splitarrow.server.catalog.dataset import Budget, Encoding
+from splitarrow.server.catalog.files import parquet
 from splitarrow.server.catalog.files.file_types import open_file
 
 ENTRY = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.int64())])
@@ -465,6 +466,27 @@ def test_statistics_without_nan_rule_out_no_nan(tmp_path, data_type):
     for text, expected in ((x != 1.0, 2), (~(x <= 3.0), 2), (x > 2.0, 1), (x <= 3.0, 2)):
         encoded = encode_filter(text, pa.schema([("x", pa.float64())]))
         assert len(read(tmp_path, file, filter=encoded)) == expected, text
+
+
+def test_comparisons_skip_row_groups_of_numbers(tmp_path, monkeypatch):
+    chosen: list[int] = []
+    former: Any = parquet.__dict__["select_row_groups"]
+
+    def record(*arguments: Any) -> list[int]:
+        groups = former(*arguments)
+        chosen.extend(groups)
+        return groups
+
+    monkeypatch.setattr(parquet, "select_row_groups", record)
+    numbers = {"x": [1.0, 2.0, 5.0, 6.0], "e": ["a", "b", "c", "d"]}
+    file = write_parquet(pa.table(numbers), row_group_size=2)
+    file = edit_schema(file, {"e": as_kind(Kind.ENUM)})
+    schema = pa.schema([("x", pa.float64()), ("e", pa.string())])
+    for text in (pc.field("x") > 4.0, (pc.field("x") >= 1.0) & (pc.field("e") > "b")):
+        chosen.clear()
+        encoded = encode_filter(text, schema)
+        assert len(read(tmp_path, file, filter=encoded)) == 2
+        assert chosen == [1]
 
 
 def test_a_page_that_does_not_fit_its_checksum_is_refused(tmp_path):
