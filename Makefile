@@ -69,6 +69,12 @@ demo: $(VENV)/installed ## serve a table, fetch it from another process, time it
 bench: $(VENV)/installed-bench ## measure every backend beside its peers; ARGS=--help
 	@$(BIN)/splitarrow bench $(ARGS)
 
+.PHONY: bench-spark
+bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m splitarrow.benchmarks.spark --json .benchmarks/spark.json \
+	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
+
 # --- checking ----------------------------------------------------------------------------------
 
 # One worker for each core, up to a number that the memory of a workstation holds.

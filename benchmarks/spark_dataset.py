@@ -1,14 +1,19 @@
-"""The rows of the Spark benchmark: int64, float64, int32 and string, in Arrow IPC files."""
+"""The rows of the Spark benchmark: int64, float64, int32 and string, in Arrow IPC files.
+
+A second dataset has many columns of float64.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from ..formats.arrow.aligned import AlignedFileWriter
+from ..publication.manifest import ShardEntry
+from ..publication.version_store import VersionStore
 
 _BATCH_ROWS = 1 << 16
 _CARRIERS = np.array([f"carrier {index:03}" for index in range(1000)])
@@ -17,30 +22,62 @@ SCHEMA = pa.schema(
 )
 
 
-def write_shards(folder: Path, rows: int, shards: int) -> None:
-    """Write rows to a new folder, divided evenly among Arrow IPC files.
+def publish_shards(folder: Path, rows: int, shards: int) -> None:
+    """Publish a dataset with a number of rows, divided evenly among Arrow IPC files.
 
     Parameters
     ----------
     folder : Path
-        The folder to create.
+        The folder of the dataset.
     rows : int
         The number of rows of all files.
     shards : int
         The number of files.
     """
-    folder.mkdir(parents=True)
     random = np.random.default_rng(1)
     shard_rows = -(-rows // shards)
-    for index in range(shards):
-        begin = min(rows, index * shard_rows)
-        end = min(rows, begin + shard_rows)
-        writer = AlignedFileWriter(SCHEMA)
-        with (folder / f"{index:05}.arrow").open("wb") as file:
+    ranges = ((min(rows, n * shard_rows), min(rows, (n + 1) * shard_rows)) for n in range(shards))
+    _publish(folder, SCHEMA, (_batches(random, begin, end) for begin, end in ranges))
+
+
+def publish_wide(folder: Path, rows: int, shards: int, columns: int) -> None:
+    """Publish a dataset with columns of float64, whose names are ``c0``, ``c1`` and so on.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the dataset.
+    rows : int
+        The number of rows of all files.
+    shards : int
+        The number of files.
+    columns : int
+        The number of columns.
+    """
+    random = np.random.default_rng(2)
+    names = [f"c{index}" for index in range(columns)]
+    schema = pa.schema({name: pa.float64() for name in names})
+    parts = (
+        pa.table([pa.array(random.random(-(-rows // shards))) for _ in names], schema=schema)
+        for _ in range(shards)
+    )
+    _publish(folder, schema, (part.to_batches(_BATCH_ROWS) for part in parts))
+
+
+def _publish(folder: Path, schema: pa.Schema, shards: Iterable[Iterable[pa.RecordBatch]]) -> None:
+    store = VersionStore(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries: list[ShardEntry] = []
+    for index, batches in enumerate(shards):
+        path = folder / f"{index:05}.arrow"
+        writer = AlignedFileWriter(schema)
+        with path.open("wb") as file:
             file.writelines(writer.begin())
-            for batch in _batches(random, begin, end):
+            for batch in batches:
                 file.writelines(writer.add(batch))
             file.writelines(writer.end())
+        entries.append(store.stage_file("benchmark", path.name, path)[1])
+    store.commit("benchmark", schema, entries, append=False)
 
 
 def _batches(random: np.random.Generator, begin: int, end: int) -> Iterator[pa.RecordBatch]:

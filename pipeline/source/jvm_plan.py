@@ -30,6 +30,7 @@ from ..options import Options
 from ..types import arrow_schema, check_readable
 from .aggregates import compute_aggregates
 from .filters import PushedFilter
+from .local_shards import LocalShards
 from .predicates import push_predicates
 from .read_task import shard_ordinals
 from .reader import OPTIONS, dataset_schema
@@ -172,6 +173,7 @@ def _plan(question: _Question) -> dict[str, Any]:
     with question.dataset.connect() as client:
         merged = _describe_replicas(client, question.request(version=question.text("version")))
     ordinals = shard_ordinals(merged.info)
+    files = _find_files(question, merged)
     shards = [
         {
             "ordinal": ordinal,
@@ -179,6 +181,7 @@ def _plan(question: _Question) -> dict[str, Any]:
             "replicas": [
                 _encode_replica(replica, question.dataset) for replica in _rotate(replicas, index)
             ],
+            "file": files.find(endpoint) if files else None,
         }
         for index, (ordinal, endpoint, replicas) in enumerate(
             zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
@@ -188,6 +191,18 @@ def _plan(question: _Question) -> dict[str, Any]:
         return {"partitions": [shards], "limit": limit}
     starts = range(0, len(shards), size)
     return {"partitions": [shards[start : start + size] for start in starts], "limit": -1}
+
+
+def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
+    """Return the files that the tasks may map; None if the daemon has to send the rows.
+
+    The daemon evaluates the filters, and the files have all rows.
+    """
+    folder = question.options.text("folder")
+    if folder is None or question.text("filter") or question.options.text("filter"):
+        return None
+    versions = {replica.version for replicas in merged.replicas for replica in replicas}
+    return LocalShards(folder, versions)
 
 
 def _renew(question: _Question) -> dict[str, Any]:

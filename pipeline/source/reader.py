@@ -36,10 +36,11 @@ OPTIONS = (
     "path",
     "reader",
     "memory_limit",
+    "folder",
 )
 """The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
 
-The last two are those of the reader in the JVM.
+The last three are those of the reader in the JVM.
 """
 READERS = ("auto", "jvm", "python")
 """The values of the option ``reader``."""

@@ -64,7 +64,7 @@ def check_workers(spark: SparkSession) -> None:
         return
     tasks = min(_MAX_TASKS, max(2, context.defaultParallelism))
     with _notice_of_waiting(context):
-        findings = _run_probe(context, tasks)
+        findings = run_probe(context, tasks)
     problem = describe_problem(findings)
     if problem:
         raise ConfigError(problem)
@@ -84,7 +84,14 @@ def describe_problem(findings: Iterable[Finding]) -> str:
     return ""
 
 
-def _run_probe(context: Any, tasks: int) -> list[Finding]:
+def run_probe(context: Any, tasks: int) -> list[Finding]:
+    """Return what the Python workers of the executors find, with one task per core.
+
+    Raises
+    ------
+    ConfigError
+        If the interpreter does not run there.
+    """
     from py4j.protocol import Py4JJavaError
 
     try:

@@ -19,6 +19,7 @@ import org.apache.arrow.flatbuf.Time;
 import org.apache.arrow.flatbuf.TimeUnit;
 import org.apache.arrow.flatbuf.Timestamp;
 import org.apache.arrow.flatbuf.Type;
+import org.apache.arrow.flatbuf.Union;
 
 /**
  * A field of an Arrow schema, as far as its values are concerned.
@@ -26,7 +27,8 @@ import org.apache.arrow.flatbuf.Type;
  * @param typeId one of the constants of {@link Type}
  * @param width the size of a value in bits or, for lists and binaries of fixed size, in elements
  * @param signed whether an integer is signed
- * @param unit the unit of a time as one of the constants of {@link TimeUnit}, or of a date
+ * @param unit the unit of a time as one of the constants of {@link TimeUnit}, or of a date; the
+ *     mode of a union
  * @param extension the name of the extension type, or an empty string
  * @param dictionary the encoding of the values, or null
  */
@@ -111,6 +113,7 @@ record ArrowField(
       case Type.Time -> ((Time) field.type(new Time())).unit();
       case Type.Timestamp -> ((Timestamp) field.type(new Timestamp())).unit();
       case Type.Duration -> ((Duration) field.type(new Duration())).unit();
+      case Type.Union -> ((Union) field.type(new Union())).mode();
       default -> TimeUnit.SECOND;
     };
   }

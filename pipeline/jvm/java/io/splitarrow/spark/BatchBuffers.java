@@ -13,9 +13,12 @@ final class BatchBuffers {
 
   private final RecordBatch batch;
   private final Buffer[] buffers;
+  private final Memory memory;
+  private final List<ArrowBuf> owned;
   private int node;
   private int buffer;
   private int variadic;
+  private long used;
 
   /**
    * @param body the memory of the body, which must outlive the columns
@@ -24,6 +27,8 @@ final class BatchBuffers {
   BatchBuffers(RecordBatch batch, Buffer body, Memory memory, List<ArrowBuf> owned)
       throws ReadFailure {
     this.batch = batch;
+    this.memory = memory;
+    this.owned = owned;
     int count = batch.buffersLength();
     if (count > Limits.BUFFERS || batch.nodesLength() > Limits.BUFFERS) {
       throw ReadFailure.invalid("the record batch has more than " + Limits.BUFFERS + " buffers");
@@ -38,11 +43,7 @@ final class BatchBuffers {
       }
       found.add(new Buffer(body.address() + offset, length));
     }
-    Buffer[] raw = found.toArray(Buffer[]::new);
-    buffers =
-        batch.compression() == null
-            ? raw
-            : Compression.decompress(batch.compression(), raw, memory, owned);
+    buffers = found.toArray(Buffer[]::new);
   }
 
   Node nextNode() throws ReadFailure {
@@ -58,15 +59,40 @@ final class BatchBuffers {
     return new Node((int) length, (int) nulls);
   }
 
+  /** Returns the next buffer, decompressed. */
   Buffer next() throws ReadFailure {
-    if (buffer >= buffers.length) {
+    skip(1);
+    Buffer found = buffers[buffer - 1];
+    used += found.length();
+    return batch.compression() == null
+        ? found
+        : Compression.decompress(batch.compression(), found, memory, owned);
+  }
+
+  /** Passes buffers over, which stay compressed. */
+  void skip(int count) throws ReadFailure {
+    if (count > buffers.length - buffer) {
       throw ReadFailure.invalid("the record batch has fewer buffers than its schema");
     }
-    return buffers[buffer++];
+    buffer += count;
+  }
+
+  /** Returns the bytes of the buffers that were not skipped, as they were sent. */
+  long used() {
+    return used;
   }
 
   /** Returns the data buffers of an array of views. */
   Buffer[] nextVariadic() throws ReadFailure {
+    Buffer[] data = new Buffer[nextVariadicCount()];
+    for (int index = 0; index < data.length; index++) {
+      data[index] = next();
+    }
+    return data;
+  }
+
+  /** Returns the number of data buffers of the next array of views. */
+  int nextVariadicCount() throws ReadFailure {
     if (variadic >= batch.variadicBufferCountsLength()) {
       throw ReadFailure.invalid("the record batch has fewer view arrays than its schema");
     }
@@ -74,11 +100,7 @@ final class BatchBuffers {
     if (count < 0 || count > buffers.length - buffer) {
       throw ReadFailure.invalid("the record batch has fewer buffers than its views");
     }
-    Buffer[] data = new Buffer[(int) count];
-    for (int index = 0; index < data.length; index++) {
-      data[index] = next();
-    }
-    return data;
+    return (int) count;
   }
 
   /** Checks that the schema has used everything. */

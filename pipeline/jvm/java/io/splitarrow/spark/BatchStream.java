@@ -23,7 +23,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 
 /** The record batches of one stream as columns of Spark. A batch is valid until the next one. */
 final class BatchStream implements Closeable {
-  private final MessageStream messages;
+  private final Messages messages;
   private final Memory memory;
   private final StructType wanted;
   private final Map<Long, ArrowField> dictionaryFields = new HashMap<>();
@@ -42,7 +42,10 @@ final class BatchStream implements Closeable {
   /** The number of rows of the current batch. */
   int rows;
 
-  BatchStream(MessageStream messages, StructType wanted, Memory memory) throws IOException {
+  /** The bytes of mapped files that the columns so far consist of. */
+  long mapped;
+
+  BatchStream(Messages messages, StructType wanted, Memory memory) {
     this.messages = messages;
     this.wanted = wanted;
     this.memory = memory;
@@ -66,18 +69,18 @@ final class BatchStream implements Closeable {
 
   private boolean read() throws IOException {
     while (true) {
-      MessageStream.Part part = messages.next();
+      Messages.Part part = messages.next();
       if (part == null) {
         return false;
       }
-      Message message = part.message;
+      Message message = part.message();
       switch (message.headerType()) {
         case MessageHeader.Schema -> readSchema((Schema) message.header(new Schema()));
         case MessageHeader.DictionaryBatch ->
             readDictionary((DictionaryBatch) message.header(new DictionaryBatch()), part);
         default -> {
-          body = part.body;
-          readBatch((RecordBatch) message.header(new RecordBatch()), part.memory());
+          body = part.owned();
+          readBatch((RecordBatch) message.header(new RecordBatch()), part.body());
           return true;
         }
       }
@@ -88,16 +91,21 @@ final class BatchStream implements Closeable {
     fields = ArrowField.readSchema(schema);
     targets = new int[fields.size()];
     boolean[] found = new boolean[wanted.length()];
+    int count = 0;
     for (int index = 0; index < targets.length; index++) {
       targets[index] = find(fields.get(index).name());
+      if (targets[index] < 0 && messages.hasAllColumns()) {
+        continue;
+      }
       if (targets[index] < 0 || found[targets[index]]) {
         throw ReadFailure.invalid(
             "the server sent a column '" + fields.get(index).name() + "' that was not requested");
       }
       found[targets[index]] = true;
+      count++;
       collectDictionaries(fields.get(index), wanted.fields()[targets[index]].dataType());
     }
-    if (targets.length != wanted.length()) {
+    if (count != wanted.length()) {
       throw ReadFailure.invalid("the server sent fewer columns than were requested");
     }
   }
@@ -152,19 +160,22 @@ final class BatchStream implements Closeable {
     return index == 1 ? type : null; // the values of runs
   }
 
-  private void readDictionary(DictionaryBatch dictionary, MessageStream.Part part)
+  private void readDictionary(DictionaryBatch dictionary, Messages.Part part)
       throws ReadFailure {
     long id = dictionary.id();
     List<ArrowBuf> kept = new ArrayList<>();
-    if (part.body != null) {
-      kept.add(part.body);
+    if (part.owned() != null) {
+      kept.add(part.owned());
     }
     try {
       ArrowField field = dictionaryFields.get(id);
+      if (field == null && messages.hasAllColumns()) {
+        return; // of a column that was not requested
+      }
       if (field == null) {
         throw ReadFailure.invalid("the schema has no dictionary " + id);
       }
-      BatchBuffers buffers = new BatchBuffers(dictionary.data(), part.memory(), memory, kept);
+      BatchBuffers buffers = new BatchBuffers(dictionary.data(), part.body(), memory, kept);
       Column values =
           new ColumnDecoder(buffers, dictionaries).decode(field, dictionaryTypes.get(id));
       buffers.requireEnd();
@@ -215,12 +226,17 @@ final class BatchStream implements Closeable {
     columns = new Column[targets.length];
     for (int index = 0; index < targets.length; index++) {
       int target = targets[index];
+      if (target < 0) {
+        decoder.skip(fields.get(index));
+        continue;
+      }
       columns[target] = decoder.decode(fields.get(index), wanted.fields()[target].dataType());
       if (columns[target].length != rows) {
         throw ReadFailure.invalid("a column has another number of rows than its record batch");
       }
     }
     buffers.requireEnd();
+    mapped += messages.hasAllColumns() ? buffers.used() : 0;
   }
 
   private void release() {

@@ -12,6 +12,7 @@ import io.splitarrow.spark.NestedColumns.Structs;
 import java.util.List;
 import java.util.Map;
 import org.apache.arrow.flatbuf.Type;
+import org.apache.arrow.flatbuf.UnionMode;
 import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
@@ -71,6 +72,30 @@ final class ColumnDecoder {
       }
       default -> decodeFixed(field, type, header());
     };
+  }
+
+  /** Passes a column over. */
+  void skip(ArrowField field) throws ReadFailure {
+    buffers.nextNode();
+    if (field.dictionary() != null) {
+      buffers.skip(2);
+      return;
+    }
+    switch (field.typeId()) {
+      case Type.Null, Type.RunEndEncoded -> {}
+      case Type.Struct_, Type.FixedSizeList -> buffers.skip(1);
+      case Type.Utf8, Type.Binary, Type.LargeUtf8, Type.LargeBinary -> buffers.skip(3);
+      case Type.ListView, Type.LargeListView -> buffers.skip(3);
+      case Type.Utf8View, Type.BinaryView -> {
+        buffers.skip(2);
+        buffers.skip(buffers.nextVariadicCount());
+      }
+      case Type.Union -> buffers.skip(field.unit() == UnionMode.Dense ? 2 : 1);
+      default -> buffers.skip(2);
+    }
+    for (ArrowField child : field.children()) {
+      skip(child);
+    }
   }
 
   private Header header() throws ReadFailure {

@@ -17,41 +17,27 @@ final class Compression {
 
   private Compression() {}
 
-  /** Returns the buffers decompressed. The sizes that they declare are added up before that. */
-  static Buffer[] decompress(
-      BodyCompression compression, Buffer[] buffers, Memory memory, List<ArrowBuf> owned)
+  /** Returns a buffer decompressed, in memory that is added to what the caller closes. */
+  static Buffer decompress(
+      BodyCompression compression, Buffer source, Memory memory, List<ArrowBuf> owned)
       throws ReadFailure {
-    long total = 0;
-    for (Buffer buffer : buffers) {
-      total += Math.max(0, declared(buffer));
-      if (total < 0) {
-        throw ReadFailure.invalid("a record batch declares more than 2^63 bytes");
-      }
+    long size = declared(source);
+    if (source.length() == 0) {
+      return source;
     }
-    ArrowBuf all = memory.allocate(total);
-    owned.add(all);
-    Buffer[] result = new Buffer[buffers.length];
-    long at = all.memoryAddress();
-    for (int index = 0; index < buffers.length; index++) {
-      Buffer source = buffers[index];
-      long size = declared(source);
-      if (size < 0) {
-        result[index] =
-            source.length() == 0
-                ? source
-                : new Buffer(source.address() + PREFIX, source.length() - PREFIX);
-        continue;
-      }
-      result[index] = new Buffer(at, size);
-      Buffer payload = new Buffer(source.address() + PREFIX, source.length() - PREFIX);
-      if (compression.codec() == CompressionType.ZSTD) {
-        zstd(payload, result[index]);
-      } else if (compression.codec() == CompressionType.LZ4_FRAME) {
-        lz4(payload, result[index]);
-      } else {
-        throw ReadFailure.invalid("unknown compression " + compression.codec());
-      }
-      at += size;
+    Buffer payload = new Buffer(source.address() + PREFIX, source.length() - PREFIX);
+    if (size < 0) {
+      return payload;
+    }
+    ArrowBuf target = memory.allocate(size);
+    owned.add(target);
+    Buffer result = new Buffer(target.memoryAddress(), size);
+    if (compression.codec() == CompressionType.ZSTD) {
+      zstd(payload, result);
+    } else if (compression.codec() == CompressionType.LZ4_FRAME) {
+      lz4(payload, result);
+    } else {
+      throw ReadFailure.invalid("unknown compression " + compression.codec());
     }
     return result;
   }

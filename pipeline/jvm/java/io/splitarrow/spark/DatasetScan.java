@@ -71,7 +71,7 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
 
   @Override
   public CustomMetric[] supportedCustomMetrics() {
-    return new CustomMetric[] {new BytesReceived()};
+    return new CustomMetric[] {new BytesReceived(), new BytesMapped(), new PeakMemory()};
   }
 
   @Override
@@ -125,7 +125,10 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
           }
           shards.add(
               new Shard(
-                  shard.get("ordinal").asInt(), shard.path("rows").asLong(-1), replicas));
+                  shard.get("ordinal").asInt(),
+                  shard.path("rows").asLong(-1),
+                  replicas,
+                  file(shard.path("file"))));
         }
       } catch (IOException error) {
         throw new IllegalStateException("the planner answered with a malformed ticket");
@@ -133,6 +136,12 @@ final class DatasetScan implements SupportsReportStatistics, Batch {
       found.add(new ShardPartition(shards, smaller(total, limit)));
     }
     return found.toArray(InputPartition[]::new);
+  }
+
+  private static LocalFile file(JsonNode node) {
+    return node.isObject()
+        ? new LocalFile(node.get("path").asText(), node.get("bytes").asLong())
+        : null;
   }
 
   private static long smaller(long one, long other) {

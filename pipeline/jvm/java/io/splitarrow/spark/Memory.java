@@ -45,6 +45,10 @@ final class Memory implements Closeable {
     return allocator.getAllocatedMemory();
   }
 
+  long peak() {
+    return allocator.getPeakMemoryAllocation();
+  }
+
   @Override
   public void close() {
     allocator.close();

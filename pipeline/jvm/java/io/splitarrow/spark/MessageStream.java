@@ -1,7 +1,6 @@
 package io.splitarrow.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import java.io.Closeable;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
@@ -16,37 +15,39 @@ import org.apache.arrow.memory.ArrowBuf;
  *
  * <p>Metadata and bodies may arrive in any order and more than once; see docs/wire.md.
  */
-final class MessageStream implements Closeable {
+final class MessageStream implements Messages {
   private static final int END = 0;
   private static final int ARROW = 1;
   private static final int FAILURE = 2;
   private static final int FAILURE_BODY = 255;
   private static final long RESERVED = 0x00ffffff00000000L;
 
-  /** A message, and the memory of its body: null if it has none. */
-  static final class Part {
+  /** A message whose metadata or body may still be missing. */
+  private static final class Pending {
     Message message;
-    private byte[] metadata;
+    byte[] metadata;
     ArrowBuf body;
     long bodyLength = -1;
 
-    private boolean isComplete() {
+    boolean isComplete() {
       return message != null && (!hasBody() || bodyLength >= 0);
     }
 
-    private boolean hasBody() {
+    boolean hasBody() {
       return message.headerType() != MessageHeader.Schema;
     }
 
-    Buffer memory() {
-      return body == null ? Buffer.EMPTY : new Buffer(body.memoryAddress(), bodyLength);
+    Part part() {
+      Buffer memory =
+          body == null ? Buffer.EMPTY : new Buffer(body.memoryAddress(), bodyLength);
+      return new Part(message, body, memory);
     }
   }
 
   private final Connection connection;
   private final Memory memory;
   private final Address address;
-  private final Map<Integer, Part> pending = new HashMap<>();
+  private final Map<Integer, Pending> pending = new HashMap<>();
   private ArrowBuf spare;
   private int next;
   private int repeated;
@@ -65,20 +66,25 @@ final class MessageStream implements Closeable {
     }
   }
 
-  /** Returns the bytes received so far. */
-  long received() {
+  @Override
+  public long received() {
     return connection.received;
   }
 
-  /** Returns the next message, whose body the caller passes to {@link #recycle}, or null. */
-  Part next() throws IOException {
+  @Override
+  public boolean hasAllColumns() {
+    return false;
+  }
+
+  @Override
+  public Part next() throws IOException {
     while (true) {
-      Part part = pending.get(next);
+      Pending part = pending.get(next);
       if (part != null && part.isComplete()) {
         pending.remove(next);
         check(part);
         next++;
-        return part;
+        return part.part();
       }
       if (end != null && end == next && pending.isEmpty()) {
         return null;
@@ -92,7 +98,7 @@ final class MessageStream implements Closeable {
     }
   }
 
-  private void check(Part part) throws ReadFailure {
+  private void check(Pending part) throws ReadFailure {
     boolean isSchema = !part.hasBody();
     if (isSchema != (next == 0)) {
       throw invalid("only the first message is a schema");
@@ -130,7 +136,7 @@ final class MessageStream implements Closeable {
   }
 
   private void receiveArrow(byte[] payload, int sequence) throws ReadFailure {
-    Part part = expect(sequence);
+    Pending part = expect(sequence);
     if (part == null) {
       return;
     }
@@ -170,7 +176,7 @@ final class MessageStream implements Closeable {
       throw failure(receivePayload(Limits.FAILURE_BYTES, 0), 0);
     }
     int sequence = (int) tag;
-    Part part = expect(sequence);
+    Pending part = expect(sequence);
     if (part == null || part.bodyLength >= 0) {
       if (part != null && part.bodyLength != connection.length) {
         throw invalid("two bodies with the sequence number " + sequence + " differ in size");
@@ -187,7 +193,7 @@ final class MessageStream implements Closeable {
     receiveBody(part);
   }
 
-  private void receiveBody(Part part) throws IOException {
+  private void receiveBody(Pending part) throws IOException {
     long length = connection.length;
     part.body = allocate(length);
     long at = 0;
@@ -212,7 +218,8 @@ final class MessageStream implements Closeable {
   }
 
   /** Takes the body of a message back, to receive another one in it. */
-  void recycle(ArrowBuf body) {
+  @Override
+  public void recycle(ArrowBuf body) {
     if (body != null && spare == null) {
       spare = body;
     } else if (body != null) {
@@ -221,7 +228,7 @@ final class MessageStream implements Closeable {
   }
 
   /** Returns the message with a sequence number, or null if it was already delivered. */
-  private Part expect(int sequence) throws ReadFailure {
+  private Pending expect(int sequence) throws ReadFailure {
     if (sequence - next < 0) {
       if (next >= 0 && sequence < 0) {
         throw invalid("message " + Integer.toUnsignedString(sequence) + " precedes the first one");
@@ -232,12 +239,12 @@ final class MessageStream implements Closeable {
     if (end != null && sequence - end >= 0) {
       throw invalid("message " + sequence + " is beyond the end of the stream");
     }
-    Part part = pending.get(sequence);
+    Pending part = pending.get(sequence);
     if (part == null) {
       if (pending.size() >= Limits.PENDING_MESSAGES) {
         throw invalid("more than " + Limits.PENDING_MESSAGES + " messages wait for an earlier one");
       }
-      part = new Part();
+      part = new Pending();
       pending.put(sequence, part);
     }
     return part;
@@ -287,7 +294,7 @@ final class MessageStream implements Closeable {
 
   @Override
   public void close() throws IOException {
-    for (Part part : pending.values()) {
+    for (Pending part : pending.values()) {
       if (part.body != null) {
         part.body.close();
       }

@@ -16,6 +16,7 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
   private int index;
   private long left;
   private long earlierBytes;
+  private long earlierMapped;
   private ColumnarBatch batch;
 
   PartitionColumns(ReadTask task, ShardPartition partition) {
@@ -37,6 +38,7 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
       BatchStream stream = reader.next();
       if (stream == null) {
         earlierBytes += reader.received();
+        earlierMapped += reader.mapped();
         reader.close();
         reader = null;
       } else if (stream.rows > 0) {
@@ -67,7 +69,12 @@ final class PartitionColumns implements PartitionReader<ColumnarBatch> {
   @Override
   public CustomTaskMetric[] currentMetricsValues() {
     long bytes = earlierBytes + (reader == null ? 0 : reader.received());
-    return new CustomTaskMetric[] {new BytesReceived.InTask(bytes)};
+    long mapped = earlierMapped + (reader == null ? 0 : reader.mapped());
+    return new CustomTaskMetric[] {
+      new BytesReceived.InTask(bytes),
+      new BytesMapped.InTask(mapped),
+      new PeakMemory.InTask(memory.peak())
+    };
   }
 
   @Override

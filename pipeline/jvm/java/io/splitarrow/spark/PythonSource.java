@@ -12,7 +12,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** The data source {@code splitarrow}, which is written in Python. */
 final class PythonSource {
-  private static final Set<String> OWN = Set.of(ReaderChoice.OPTION, "memory_limit");
+  private static final Set<String> OWN = Set.of(ReaderChoice.OPTION, "memory_limit", "folder");
 
   private final PythonDataSourceV2 source = new PythonDataSourceV2();
   private final CaseInsensitiveStringMap options;

@@ -9,10 +9,16 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** One shard, read to its end over as many connections as it takes, without repeating a row. */
 final class ShardReader implements Closeable {
+  private static final Logger LOG = LoggerFactory.getLogger("splitarrow");
+  private static final Set<String> NOTICES = ConcurrentHashMap.newKeySet();
   private static final int ATTEMPTS = 8;
   private static final long FIRST_PAUSE_MILLIS = 50;
   private static final long LAST_PAUSE_MILLIS = 5000;
@@ -25,10 +31,12 @@ final class ShardReader implements Closeable {
   private final List<Replica> used = new ArrayList<>();
   private final Map<String, String> reasons = new LinkedHashMap<>();
   private BatchStream stream;
+  private boolean mapsFile;
   private int current;
   private int failures;
   private long rows;
   private long earlierBytes;
+  private long earlierMapped;
 
   ShardReader(ReadTask task, Shard shard, long limit, Memory memory) {
     this.task = task;
@@ -36,11 +44,17 @@ final class ShardReader implements Closeable {
     this.limit = limit;
     this.memory = memory;
     replicas = new ArrayList<>(shard.replicas());
+    mapsFile = shard.file() != null;
   }
 
   /** Returns the bytes received so far. */
   long received() {
     return earlierBytes + (stream == null ? 0 : stream.received());
+  }
+
+  /** Returns the bytes of a mapped file that the columns so far consist of. */
+  long mapped() {
+    return earlierMapped + (stream == null ? 0 : stream.mapped);
   }
 
   /** Returns the stream at its next record batch; null at the end of the shard. */
@@ -61,8 +75,20 @@ final class ShardReader implements Closeable {
         return stream;
       } catch (ReadFailure failure) {
         closeStream();
-        recover(failure);
+        if (mapsFile) {
+          leaveFile(failure);
+        } else {
+          recover(failure);
+        }
       }
+    }
+  }
+
+  /** Continues at the daemons. The rows of the file so far are those that they have too. */
+  private void leaveFile(ReadFailure failure) {
+    mapsFile = false;
+    if (NOTICES.add(task.dataset())) {
+      LOG.warn("Reading '{}' from its daemons: {}", task.dataset(), failure.getMessage());
     }
   }
 
@@ -117,6 +143,9 @@ final class ShardReader implements Closeable {
   }
 
   private BatchStream open() throws IOException {
+    if (mapsFile) {
+      return map();
+    }
     Replica replica = replicas.get(current);
     long left = limit < 0 ? -1 : limit - rows;
     byte[] ticket;
@@ -145,6 +174,16 @@ final class ShardReader implements Closeable {
     throw last == null ? ReadFailure.invalid("the server offers no address") : last;
   }
 
+  private BatchStream map() throws IOException {
+    try {
+      return new BatchStream(new MappedShard(shard.file()), task.columns(), memory);
+    } catch (ReadFailure | java.nio.channels.ClosedByInterruptException error) {
+      throw error;
+    } catch (IOException error) {
+      throw ReadFailure.invalid("cannot map " + shard.file().path() + ": " + error);
+    }
+  }
+
   private Replica renew(Replica replica, long left) throws IOException {
     ObjectNode request = Json.MAPPER.createObjectNode();
     request.put("operation", "renew");
@@ -171,6 +210,7 @@ final class ShardReader implements Closeable {
   private void closeStream() throws IOException {
     if (stream != null) {
       earlierBytes += stream.received();
+      earlierMapped += stream.mapped;
       stream.close();
       stream = null;
     }
