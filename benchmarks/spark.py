@@ -78,10 +78,10 @@ def _load(path: Path) -> Mapping[str, Any]:
 def _show(figures: Mapping[str, Any], options: argparse.Namespace) -> None:
     from .spark_report import save_spark_markdown, save_spark_plot, spark_markdown
 
-    if options.markdown:
-        save_spark_markdown(figures, options.markdown)
     if options.plot:
         save_spark_plot(figures, options.plot)
+    if options.markdown:
+        save_spark_markdown(figures, options.markdown, options.plot)
     print(spark_markdown(figures), end="")
 
 

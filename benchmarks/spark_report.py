@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -126,10 +127,14 @@ def _conditions(figures: Figures) -> str:
     )
 
 
-def save_spark_markdown(figures: Figures, path: Path) -> None:
-    """Write the tables of a run to a Markdown file: between its markers, if it has them."""
+def save_spark_markdown(figures: Figures, path: Path, plot: Path | None = None) -> None:
+    """Write the plot and the tables of a run to a page: between its markers, if it has them."""
     page = path.read_text() if path.exists() else ""
-    path.write_text(insert_between(BEGIN, END, spark_markdown(figures), page))
+    tables = spark_markdown(figures)
+    if plot is not None:
+        link = Path(os.path.relpath(plot, path.parent)).as_posix()
+        tables = f"![Rows per second of each job]({link})\n\n{tables}"
+    path.write_text(insert_between(BEGIN, END, tables, page))
 
 
 def save_spark_plot(figures: Figures, path: Path) -> None:

@@ -52,6 +52,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "memory",
             "spark_dataset",
             "spark_peers",
+            "spark_relay",
             "statistics",
             "worker_loop",
         },
@@ -61,7 +62,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report", "worker"},
         {"case", "figures"},
         {"markdown", "plot", "runner", "tables"},
-        {"loader_plot", "loader_tables"},
+        {"loader_plot", "loader_tables", "spark_run"},
+        {"spark_report"},
         {"__main__", "gpu", "loader", "sharing", "spark"},
     ],
     "client": [

@@ -12,7 +12,7 @@ import pytest
 
 from splitarrow.benchmarks import spark, spark_run
 from splitarrow.benchmarks.spark_relay import CountingRelay
-from splitarrow.benchmarks.spark_report import BEGIN, END, list_goals
+from splitarrow.benchmarks.spark_report import BEGIN, END, list_goals, save_spark_markdown
 
 
 def figures_of(parquet: float, column_bytes: int = 8_000_000) -> dict[str, Any]:
@@ -76,6 +76,8 @@ def test_the_report_of_an_earlier_run_updates_a_page(
     assert "| JVM reader, mapped files | 8.00 | 0.89–8.00 | 1.00 |" in text
     assert "| 1.30 | at least 1.4 (missed) |" in text
     assert capsys.readouterr().out in text
+    save_spark_markdown(figures_of(1.3), page, tmp_path / "images" / "spark.svg")
+    assert "](images/spark.svg)" in page.read_text()
     (tmp_path / "run.json").write_text("nothing")
     assert spark.main(command) == 2
 
