@@ -89,7 +89,7 @@ def write_shards(
         with _scratch_folder(store, job.job_id) as folder:
             shards = _ShardSequence(job, attempt, store, folder)
             try:
-                for batch in _coalesce(_cast(batches, job.schema), job.rows_per_shard):
+                for batch in _cast(_coalesce(batches, job.rows_per_shard), job.schema):
                     shards.add(batch)
                 shards.stage()
             finally:
@@ -216,22 +216,26 @@ def _scratch_folder(store: VersionStore, job_id: str) -> Generator[Path]:
 
 
 def _cast(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Cast batches to a schema, and skip the empty ones."""
+    """Cast batches to a schema."""
     caster: Caster | None = None
     for batch in batches:
         caster = caster or Caster(batch.schema, schema)
-        if batch.num_rows:
-            yield caster.cast(batch)
+        yield caster.cast(batch)
 
 
 def _coalesce(batches: Iterable[pa.RecordBatch], max_rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Concatenate small batches to about `TARGET_BATCH_BYTES` bytes or `max_rows` rows."""
+    """Concatenate small batches to about `TARGET_BATCH_BYTES` bytes or `max_rows` rows.
+
+    Spark passes batches of few rows, so whatever happens to each one of them takes much time.
+    """
     pending: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         pending.append(batch)
         rows += batch.num_rows
-        nbytes += batch.nbytes
+        nbytes += batch.get_total_buffer_size()
         if nbytes >= TARGET_BATCH_BYTES or (max_rows is not None and rows >= max_rows):
             yield _concatenate(pending)
             pending, rows, nbytes = [], 0, 0
