@@ -42,7 +42,7 @@ def varied_table(index: int) -> pa.Table:
     )
 
 
-def publish(folder: Path, tables: list[pa.Table], compression: str | None = None) -> VersionStore:
+def publish(folder: Path, tables: list[pa.Table], compression: Any = None) -> VersionStore:
     store = VersionStore(folder)
     options = pa.ipc.IpcWriteOptions(compression=compression)
     schema = tables[0].schema

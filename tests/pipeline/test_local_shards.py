@@ -38,8 +38,9 @@ def test_a_shard_is_found_by_its_checksum_and_size(store):
     shard = shard_of(store)
     files = LocalShards(store.location, ["1-0011223344556677"])
     found = files.find(endpoint(shard.nbytes, shard.sha256))
+    assert found is not None
     assert found == {"path": f"{store.location}/{shard.path}", "bytes": shard.nbytes}
-    assert pa.ipc.open_file(Path(found["path"])).read_all().equals(TABLE)
+    assert pa.ipc.open_file(Path(found["path"]).read_bytes()).read_all().equals(TABLE)
     assert files.find(endpoint(shard.nbytes + 1, shard.sha256)) is None
     assert files.find(endpoint(shard.nbytes, "0" * 64)) is None
     assert files.find(Endpoint(b"ticket", ())) is None
