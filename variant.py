@@ -10,6 +10,7 @@ forbids. Functions with the parameter `ordered` accept them if it is false.
 
 Examples
 --------
+>>> import pyarrow
 >>> from splitarrow import variant
 >>> column = variant.from_json(pyarrow.array(['{"id": 7, "tags": ["a", "b"]}', '{"id": "x"}']))
 >>> variant.to_json(column).to_pylist()

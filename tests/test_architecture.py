@@ -64,7 +64,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"markdown", "plot", "runner", "tables"},
         {"loader_plot", "loader_tables", "spark_run"},
         {"spark_report"},
-        {"__main__", "gpu", "loader", "sharing", "spark"},
+        {"__main__", "gpu", "loader", "sharing", "spark", "variant"},
     ],
     "client": [
         {"stream"},

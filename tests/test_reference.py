@@ -27,6 +27,7 @@ LISTED = [
         "splitarrow.pipeline",
         "splitarrow.pytorch",
         "splitarrow.testing",
+        "splitarrow.variant",
     ],
 )
 def test_every_public_name_is_listed(module: str) -> None:
