@@ -15,7 +15,7 @@ ROWS: list[Any] = [
     {"id": row, "name": f"n{row}", "tags": ["x", row, None], "at": {"ok": row % 2 == 0}}
     for row in range(100)
 ]
-ROWS += ["text", 1, [1, {"a": "b"}], {}, {"id": "not a number"}]
+ROWS.extend(["text", 1, [1, {"a": "b"}], {}, {"id": "not a number"}])
 
 
 def test_spark_reads_shredded_variants_of_parquet_files(spark, tmp_path, serve):

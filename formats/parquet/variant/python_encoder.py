@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from itertools import accumulate
 from typing import Any, Final
 from uuid import UUID
 
@@ -63,8 +64,15 @@ def encode(value: Any) -> tuple[bytes, bytes]:
 
 
 def encode_with(value: Any, ids: Mapping[str, int]) -> bytes:
-    """Return the value of a Variant whose metadata has the field names `ids`; see `encode`."""
-    if isinstance(value, Mapping):
+    """Return the value of a Variant whose metadata has the field names `ids`, sorted.
+
+    See `encode`.
+    """
+    kind: Any = type(value)
+    encoder = _EXACT_ENCODERS.get(kind)
+    if encoder is not None:
+        return encoder(value)
+    if kind is dict or isinstance(value, Mapping):
         return _encode_object(value, ids)
     if isinstance(value, list | tuple):
         return _encode_container([encode_with(item, ids) for item in value], None)
@@ -75,16 +83,17 @@ def collect_names(value: Any) -> set[str]:
     """Return all field names in a Python value; errors as for `encode`."""
     names: set[str] = set()
     _collect_names(value, names, 0)
+    for name in names:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"the field name {name!r} is not a string")
     return names
 
 
 def _collect_names(value: Any, names: set[str], depth: int) -> None:
+    items: Any
     if isinstance(value, Mapping):
-        items = list(value.values())
-        for name in value:
-            if not isinstance(name, str):
-                raise UsageError(f"the field name {name!r} is not a string")
-            names.add(name)
+        items = value.values()
+        names.update(value)
     elif isinstance(value, list | tuple):
         items = value
     else:
@@ -92,23 +101,25 @@ def _collect_names(value: Any, names: set[str], depth: int) -> None:
     if depth >= MAX_DEPTH:
         raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
     for item in items:
-        _collect_names(item, names, depth + 1)
+        if type(item) not in _EXACT_ENCODERS:
+            _collect_names(item, names, depth + 1)
 
 
 def _encode_object(value: Mapping[str, Any], ids: Mapping[str, int]) -> bytes:
-    fields = sorted((_encode_text(name), name) for name in value)
+    fields = sorted((ids[name], name) for name in value)  # in the order of the names
     encoded = [encode_with(value[name], ids) for _, name in fields]
-    return _encode_container(encoded, [ids[name] for _, name in fields])
+    return _encode_container(encoded, [field_id for field_id, _ in fields])
 
 
 def _encode_container(encoded: list[bytes], ids: list[int] | None) -> bytes:
-    offsets = [0]
-    for item in encoded:
-        offsets.append(offsets[-1] + len(item))
+    offsets = [0, *accumulate(map(len, encoded))]
+    count = len(encoded)
+    if offsets[-1] < 256 and count < 256 and (ids is None or max(ids, default=0) < 256):
+        header = _SMALL_ARRAY if ids is None else _SMALL_OBJECT
+        return bytes([header, count, *(ids or ()), *offsets]) + b"".join(encoded)
     offset_width = _uint_width(offsets[-1])
-    is_large = len(encoded) > 255
-    count = len(encoded).to_bytes(4 if is_large else 1, "little")
-    parts = [count]
+    is_large = count > 255
+    parts = [count.to_bytes(4 if is_large else 1, "little")]
     if ids is None:
         header = header_byte(ARRAY, (offset_width - 1) | is_large << 2)
     else:
@@ -117,6 +128,9 @@ def _encode_container(encoded: list[bytes], ids: list[int] | None) -> bytes:
         parts += [field_id.to_bytes(id_width, "little") for field_id in ids]
     parts += [offset.to_bytes(offset_width, "little") for offset in offsets]
     return b"".join([bytes([header]), *parts, *encoded])
+
+
+_SMALL_ARRAY, _SMALL_OBJECT = header_byte(ARRAY, 0), header_byte(OBJECT, 0)
 
 
 def _uint_width(largest: int) -> int:
@@ -150,6 +164,14 @@ def _signed(kind: Primitive, value: int, width: int) -> bytes:
 
 def _encode_bool(value: Any) -> bytes:
     return _primitive(Primitive.TRUE if value else Primitive.FALSE)
+
+
+def _encode_float(value: float) -> bytes:
+    return _DOUBLE + _PACK_DOUBLE(value)
+
+
+_DOUBLE = bytes([header_byte(PRIMITIVE, Primitive.DOUBLE)])
+_PACK_DOUBLE = struct.Struct("<d").pack
 
 
 def _encode_int(value: int) -> bytes:
@@ -240,7 +262,7 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (np.datetime64, _encode_day),
     (np.generic, _encode_numpy),
     (int, _encode_int),
-    (float, lambda value: _primitive(Primitive.DOUBLE, struct.pack("<d", value))),
+    (float, _encode_float),
     (str, _encode_string),
     (Decimal, _encode_decimal),
     ((bytes, bytearray, memoryview), _encode_binary),
@@ -253,3 +275,12 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (Timestamp, _encode_timestamp),
     (UUID, lambda value: _primitive(Primitive.UUID, value.bytes)),
 ]
+_EXACT_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    type(None): _ENCODERS[0][1],
+    bool: _encode_bool,
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_string,
+    Decimal: _encode_decimal,
+}
+"""The encoders of the most frequent types, which need no search."""
