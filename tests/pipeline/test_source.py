@@ -8,9 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import types as st
 
 from helpers.files import write_file, write_shards
+from splitarrow.errors import UsageError
 from splitarrow.pipeline import filter_option
+from splitarrow.pipeline.datasource import SplitArrowDataSource
+from splitarrow.pipeline.source.reader import DatasetReader
 
 ROWS = 1000
 
@@ -211,3 +215,13 @@ def test_a_token_grants_access_and_is_not_shown(spark, tmp_path, parts, serve):
     with pytest.raises(PySparkException) as caught:
         reader.option("columns", "absent").load("one")
     assert "very-secret" not in str(caught.value)
+
+
+def test_without_the_jar_its_reader_cannot_be_selected():
+    def reader(name):
+        options = {"reader": name, "uri": "grpc://host", "path": "trips"}
+        return SplitArrowDataSource(options).reader(st.StructType())
+
+    assert isinstance(reader("python"), DatasetReader)
+    with pytest.raises(UsageError, match="has not loaded the reader in the JVM"):
+        reader("jvm")

@@ -9,6 +9,8 @@ import javax.net.ssl.SSLEngineResult.HandshakeStatus;
 
 /** TLS over a socket that does not block. The handshake is part of the first reads and writes. */
 final class TlsChannel {
+  private static final ByteBuffer NOTHING = ByteBuffer.allocate(0);
+
   private final SocketChannel socket;
   private final SSLEngine engine;
   private final ByteBuffer incoming;
@@ -37,12 +39,18 @@ final class TlsChannel {
    * @return their number; 0 if the socket must become ready first; -1 after the last one
    */
   int read(ByteBuffer target) throws IOException {
-    while (!plain.hasRemaining()) {
-      if (!flush() || !advance(null)) {
-        return 0;
-      }
-      if (isEnded) {
-        return -1;
+    if (!plain.hasRemaining() && target.remaining() >= plain.capacity()) {
+      int before = target.position();
+      boolean ready = decrypt(target, before);
+      int size = target.position() - before;
+      return size == 0 && ready ? -1 : size;
+    }
+    if (!plain.hasRemaining()) {
+      plain.clear();
+      boolean ready = decrypt(plain, 0);
+      plain.flip();
+      if (!plain.hasRemaining()) {
+        return ready ? -1 : 0;
       }
     }
     int size = Math.min(plain.remaining(), target.remaining());
@@ -51,10 +59,20 @@ final class TlsChannel {
     return size;
   }
 
+  /** Decrypts a record; returns false if the socket must become ready first. */
+  private boolean decrypt(ByteBuffer sink, int position) throws IOException {
+    while (sink.position() == position && !isEnded) {
+      if (!flush() || !advance(null, sink)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   /** Sends bytes, and returns their number; 0 if the socket must become ready first. */
   int write(ByteBuffer source) throws IOException {
     int before = source.remaining();
-    while (source.hasRemaining() && flush() && advance(source)) {
+    while (source.hasRemaining() && flush() && advance(source, NOTHING)) {
       if (isEnded) {
         throw new IOException("the server closed the connection during the TLS handshake");
       }
@@ -74,7 +92,7 @@ final class TlsChannel {
   }
 
   /** Encrypts, decrypts or continues the handshake; returns false if the socket must be ready. */
-  private boolean advance(ByteBuffer source) throws IOException {
+  private boolean advance(ByteBuffer source, ByteBuffer sink) throws IOException {
     HandshakeStatus status = engine.getHandshakeStatus();
     if (status == HandshakeStatus.NEED_TASK) {
       engine.getDelegatedTask().run();
@@ -84,23 +102,17 @@ final class TlsChannel {
     if (status == HandshakeStatus.NEED_WRAP || (idle && source != null)) {
       outgoing.clear();
       try {
-        engine.wrap(source == null ? ByteBuffer.allocate(0) : source, outgoing);
+        engine.wrap(source == null ? NOTHING : source, outgoing);
       } finally {
         outgoing.flip();
       }
       return flush();
     }
-    return unwrap();
+    return unwrap(sink);
   }
 
-  private boolean unwrap() throws IOException {
-    plain.clear();
-    SSLEngineResult result;
-    try {
-      result = engine.unwrap(incoming, plain);
-    } finally {
-      plain.flip();
-    }
+  private boolean unwrap(ByteBuffer sink) throws IOException {
+    SSLEngineResult result = engine.unwrap(incoming, sink);
     switch (result.getStatus()) {
       case CLOSED -> isEnded = true;
       case BUFFER_OVERFLOW -> throw new IOException("the server sent too large a record of TLS");
