@@ -25,7 +25,7 @@ from .types import arrow_schema, check_readable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ARGUMENTS = ("columns", "filter", "limit", "memory_limit", "path", "pushdown", "reader")
+_ARGUMENTS = ("columns", "filter", "folder", "limit", "memory_limit", "path", "pushdown", "reader")
 """The options of ``spark.read`` that are arguments here, or have no meaning."""
 
 

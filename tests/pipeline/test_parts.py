@@ -63,6 +63,7 @@ def test_columns_filter_and_limit_reach_the_daemon(spark, uri):
         ({"filter": "absent > 3"}, "absent"),
         ({"shards_per_partitoin": 2}, "did you mean 'shards_per_partition'"),
         ({"pushdown": "true"}, "no option 'pushdown'"),
+        ({"reader": "jvm"}, "no option 'reader'"),
     ],
 )
 def test_a_wrong_argument_is_an_error_at_once(spark, uri, arguments, message):
