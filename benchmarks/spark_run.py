@@ -224,7 +224,9 @@ class SparkRun:
     def _task_peak(self, spark: SparkSession, uri: str) -> int:
         """Return the largest memory of a task of the reader in the JVM outside of the heap."""
         spark.conf.set(_ADAPTIVE, "false")  # an adaptive plan hides its scans
-        frame = spark.read.format(FORMAT).options(uri=uri, reader="jvm").load("rows")
+        reader = spark.read.format(FORMAT).options(uri=uri, reader="jvm")
+        # Spark adds the metrics of tasks up, so all shards go to one of them.
+        frame = reader.option("shards_per_partition", self.figures["shards"]).load("rows")
         peak = _metric(_sums(frame), "peakMemory")
         spark.conf.unset(_ADAPTIVE)
         return peak
