@@ -12,9 +12,8 @@ import pyarrow as pa
 from .. import variant
 from ..errors import ProtocolError, UsageError
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
-from ..formats.parquet.geo.boxes import BoxTracker
 from ..formats.parquet.variant_footer import find_variant_paths
-from ..formats.parquet.writing import GeoStatistics, WritePlan
+from ..formats.parquet.writing import GeoStatistics, WritePlan, find_statistics
 
 _ROW_GROUP_ROWS = 1 << 20
 _ROW_GROUP_BYTES = 128 << 20
@@ -71,7 +70,7 @@ class ParquetSink:
             for start in range(0, max(group.num_rows, 1), _ROW_GROUP_ROWS):
                 part = group.slice(start, _ROW_GROUP_ROWS)
                 statistics = {
-                    index: _find_statistics(part.column(index), edges)
+                    index: find_statistics(part.column(index), edges)
                     for index, edges in self._plan.geospatial.items()
                 }
                 self._writer.write_table(part, row_group_size=_ROW_GROUP_ROWS)
@@ -120,14 +119,3 @@ class ParquetSink:
             file.seek(start)
             file.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
             file.truncate()
-
-
-def _find_statistics(column: pa.ChunkedArray[Any], edges: str | None) -> GeoStatistics:
-    """Return the statistics of a geospatial column in a row group."""
-    tracker = BoxTracker(edges)
-    for chunk in column.chunks:
-        tracker.add(chunk)
-    box = tracker.box
-    if box is not None and not box.is_valid(geographic=edges is not None):
-        box = None
-    return GeoStatistics(box, tracker.types)

@@ -101,8 +101,20 @@ def cast_array(array: Any, target: Any) -> Any:
         return cast_array(array.dictionary_decode(), target)
     if at.is_run_end_encoded(source):
         return cast_array(_compute.run_end_decode(array), target)
+    if at.is_binary(target) and _is_geospatial(source):
+        return _take_wkb(array)
     cast_nested = _NESTED_CASTS.get(target.id)
     return array.cast(target) if cast_nested is None else cast_nested(array, target)
+
+
+def _is_geospatial(source: Any) -> bool:
+    """Return whether a type is the struct in which Spark exports geometries."""
+    return at.is_struct(source) and [field.name for field in source] == ["srid", "wkb"]
+
+
+def _take_wkb(array: Any) -> Any:
+    wkb = array.field("wkb")
+    return pc.if_else(array.is_valid(), wkb, pa.scalar(None, wkb.type)) if array.null_count else wkb
 
 
 def _extension_storage(array: Any) -> Any:

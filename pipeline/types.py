@@ -16,6 +16,8 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import is_geography, is_geometry, is_variant, to_arrow_type
 
 from ..errors import InvalidDataError
+from ..formats.parquet.geo.crs import extension_metadata
+from ..formats.parquet.logical_types import Kind, LogicalType
 
 TIME_ZONE = "UTC"
 """The time zone of the timestamps that Spark and Python exchange."""
@@ -170,6 +172,40 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
             ) from None
         fields.append(pa.field(field.name, arrow_type))
     return pa.schema(fields)
+
+
+def sink_schema(schema: st.StructType) -> pa.Schema:
+    """Return the Arrow schema in which rows of a Spark schema are published.
+
+    It is that of `arrow_schema`, but a geometry or geography is binary, in WKB, and the metadata of
+    its field names the extension ``geoarrow.wkb``.
+
+    Raises
+    ------
+    InvalidDataError
+        As `arrow_schema` does; also if each value of a geospatial column has its own SRID.
+    """
+    arrow = arrow_schema(schema)
+    for index, field in enumerate(schema.fields):
+        data_type = field.dataType
+        if not isinstance(data_type, st.GeometryType | st.GeographyType):
+            continue
+        if data_type.srid < 0:
+            raise InvalidDataError(
+                f"column {field.name!r} has values of any SRID, which Arrow has no place for; "
+                f"use ST_SetSRID({field.name}, …), or write ST_AsBinary of the column"
+            )
+        kind = Kind.GEOMETRY if isinstance(data_type, st.GeometryType) else Kind.GEOGRAPHY
+        logical = LogicalType(kind, crs=_find_crs(data_type))
+        metadata: Any = extension_metadata(logical, {})
+        arrow = arrow.set(index, pa.field(field.name, pa.binary(), metadata=metadata))
+    return arrow
+
+
+def _find_crs(data_type: st.GeometryType | st.GeographyType) -> str:
+    """Return the CRS, as Parquet writes it: Spark's name is in its JSON form."""
+    text = str(data_type.jsonValue()).partition("(")[2].rstrip(")").partition(",")[0]
+    return text.lower() if text.startswith("SRID:") else text
 
 
 def _check_collations(data_type: st.DataType, column: str) -> None:

@@ -50,6 +50,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "dataset",
             "loader_rows",
             "memory",
+            "parquet",
             "spark_dataset",
             "spark_peers",
             "spark_relay",

@@ -19,7 +19,7 @@ from .columns import ADJUSTED_TO_UTC, LOGICAL_TYPE, PHYSICAL_TYPE
 from .corrections import DEFAULT_OPTIONS
 from .encodings import encode_decimals, encode_intervals
 from .footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
-from .geo.boxes import Box
+from .geo.boxes import Box, BoxTracker
 from .geo.crs import METADATA_KEY, NAME_KEY, is_geospatial, make_logical_type
 from .logical_types import Kind, LogicalType, find_converted_type
 from .nesting import Convert, convert_list, convert_map, convert_struct
@@ -257,6 +257,17 @@ def read_footer(data: bytes) -> bytes:
     """Return the footer at the end of a file; raise `InvalidDataError` if there is none."""
     size = read_footer_size(data[-TAIL_BYTES:], len(data))
     return data[-TAIL_BYTES - size : -TAIL_BYTES]
+
+
+def find_statistics(column: pa.ChunkedArray[Any], edges: str | None) -> GeoStatistics:
+    """Return the statistics of a geospatial column in a row group."""
+    tracker = BoxTracker(edges)
+    for chunk in column.chunks:
+        tracker.add(chunk)
+    box = tracker.box
+    if box is not None and not box.is_valid(geographic=edges is not None):
+        box = None
+    return GeoStatistics(box, tracker.types)
 
 
 def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:

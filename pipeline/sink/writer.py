@@ -17,7 +17,7 @@ from ...publication.manifest import ShardEntry
 from ...publication.version_store import VersionStore
 from ..options import Options
 from ..portable import Portable
-from ..types import arrow_schema
+from ..types import sink_schema
 from .shards import WriteJob, write_shards
 
 OPTIONS = (
@@ -50,7 +50,7 @@ def plan_write(options: Options, schema: st.StructType) -> WriteJob:
     job = WriteJob(
         location=options.require("path", "/data/flights"),
         job_id=options.text("job_id") or uuid.uuid4().hex,
-        schema=arrow_schema(schema),
+        schema=sink_schema(schema),
         rows_per_shard=rows,
         bytes_per_shard=options.nbytes("bytes_per_shard", default_bytes),
         compression=None if compression == "none" else compression,

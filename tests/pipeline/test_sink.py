@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 
+import splitarrow
 from splitarrow.errors import DatasetError
 from splitarrow.pipeline.options import Options
 from splitarrow.pipeline.sink.shards import WriteJob, write_shards
@@ -73,6 +75,36 @@ def test_the_manifest_describes_the_shards(spark, tmp_path):
         column = shard.columns["id"]
         assert {"min": column.minimum, "max": column.maximum} == found
         assert column.nulls == 0
+
+
+def test_geometries_are_published_with_their_boxes(spark, tmp_path):
+    spark.conf.set("spark.sql.geospatial.enabled", "true")
+    near, far = (struct.pack("<BIdd", 1, 1, x, 5).hex() for x in (4, 10))
+    frame = spark.range(0, 4, numPartitions=2).selectExpr(
+        "id", f"case id when 0 then X'{near}' when 1 then null else X'{far}' end as wkb"
+    )
+    located = frame.selectExpr(
+        "id", "ST_SetSRID(ST_GeomFromWKB(wkb), 3857) as g", "ST_GeogFromWKB(wkb) as e"
+    )
+    write(located, tmp_path)
+    manifest, tables = read_shards(tmp_path)
+    assert [shard.columns["g"].box for shard in manifest.shards] == [(4, 5, 4, 5), (10, 5, 10, 5)]
+    assert manifest.shards[0].columns["e"].box == (4, 5, 4, 5)
+    assert manifest.shards[0].columns["g"].nulls == 1
+    metadata = manifest.schema.field("g").metadata
+    assert metadata[b"ARROW:extension:name"] == b"geoarrow.wkb"
+    assert metadata[b"ARROW:extension:metadata"] == (
+        b'{"crs": "EPSG:3857", "crs_type": "authority_code"}'
+    )
+    assert b"spherical" in manifest.schema.field("e").metadata[b"ARROW:extension:metadata"]
+    assert tables[0]["g"].to_pylist() == tables[0]["e"].to_pylist()
+    box = splitarrow.geo.intersects("g", (9, 0, 11, 6))
+    with (
+        splitarrow.serve({"places": str(tmp_path)}, control="grpc://127.0.0.1:0") as server,
+        splitarrow.connect(server.control_uri or "") as client,
+        client.read("places", filter=box) as stream,
+    ):
+        assert stream.read_all()["id"].to_pylist() == [2, 3]
 
 
 def test_bytes_per_shard_limits_files_with_aligned_buffers(spark, tmp_path):

@@ -190,8 +190,14 @@ def check_mutated_footers(seed: int, count: int) -> int:
 
 
 def test_mutated_footers_give_an_error_or_a_schema():
-    refused = check_mutated_footers(15, 1500)
-    assert 500 < refused < 1450
+    refused = check_mutated_footers(15, 3000)
+    assert 1000 < refused < 2950
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_million_mutated_footers_give_an_error_or_a_schema():
+    assert check_mutated_footers(16, 1_000_000)
 
 
 def test_a_file_keeps_its_data_with_another_footer():

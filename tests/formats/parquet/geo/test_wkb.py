@@ -151,8 +151,15 @@ def check_mutated_wkb(seed: int, count: int) -> int:
 
 
 def test_mutated_values_give_an_error_or_the_box_of_a_plain_reader():
-    refused = check_mutated_wkb(3, 1500)
-    assert 300 < refused < 1300
+    refused = check_mutated_wkb(3, 10_000)
+    assert 2000 < refused < 9500
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_million_mutated_values_give_an_error_or_the_box_of_a_plain_reader():
+    for seed in range(100):
+        check_mutated_wkb(seed, 10_000)
 
 
 def sides_of(value: bytes, edges: str = "spherical") -> list[float]:
