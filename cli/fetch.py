@@ -228,17 +228,17 @@ def _parse_filter(text: str | None, bbox: str | None) -> Any:
         return text
     from ..geo import intersects
 
-    name, *sides = bbox.rsplit(",", 4)
-    column: str | None = name
-    if len(sides) == 3:
-        column, sides = None, [name, *sides]
+    parts = bbox.rsplit(",", 4)
+    column = parts[0] if len(parts) > 4 else None
     try:
-        return intersects(column, [float(side) for side in sides]) & text
-    except ValueError as error:
-        reason = error.message if isinstance(error, UsageError) else f"{bbox!r} has no four numbers"
+        sides = [float(side) for side in parts[-4:]]
+    except ValueError:
+        sides = []
+    if len(sides) != 4:
         raise UsageError(
-            f"--bbox: {reason}; expected xmin,ymin,xmax,ymax, such as --bbox=5,47,15,55"
-        ) from None
+            f"--bbox is {bbox!r}; expected xmin,ymin,xmax,ymax, such as --bbox=5,47,15,55"
+        )
+    return intersects(column, sides) & text
 
 
 def _parse_span(name: str, item: str, text: str | None) -> tuple[int, int] | None:

@@ -49,8 +49,8 @@ class Request:
     format: str | None = None
     """The format of the messages: ``arrow``, which is the default, or ``vortex``."""
     filter: str | None = None
-    """The rows to send: a Substrait extended expression in base64url. None selects all. The
-    expression is not parsed here."""
+    """The rows to send: a Substrait extended expression, or bounding boxes in JSON, in base64url.
+    None selects all. The filter is not parsed here."""
     offset: int | None = None
     """The number of rows to skip, after shard and filter were applied."""
     shard: int | None = None

@@ -12,7 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import splitarrow
 from helpers.cli import COMMAND, PATIENCE, ROWS, WORDS, Run, Served, read
+from helpers.wkb import write_wkb
 
 
 @pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.arrows", "out.parquet"])
@@ -196,3 +198,26 @@ def test_closed_outputs_are_not_taken_for_others(served: Served, tmp_path: Path)
     done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stderr == b"splitarrow: error: -o -: standard output is closed\n"
+
+
+def test_a_box_selects_rows(run: Run, tmp_path: Path) -> None:
+    field = pa.field("g", pa.binary(), metadata={"ARROW:extension:name": "geoarrow.wkb"})
+    points = pa.array([write_wkb(1, (x, -x)) for x in range(10)])
+    table = pa.Table.from_arrays(
+        [pa.array(range(10)), points], schema=pa.schema([pa.field("n", pa.int64()), field])
+    )
+    with splitarrow.serve({"points": table}, control="grpc://127.0.0.1:0") as server:
+        address = [server.control_uri or "", "points"]
+        for box in ("--bbox=2,-5,7.5,-3", "--bbox=g,2,-5,7.5,-3"):
+            done = run("fetch", *address, box, "--filter", "n <> 4", "-o", "out.parquet")
+            assert done.returncode == 0, done.stderr
+            assert read(tmp_path / "out.parquet")["n"].to_pylist() == [3, 5]
+        for box, problem in (
+            ("--bbox=1,2,3", "expected xmin,ymin,xmax,ymax"),
+            ("--bbox=1,2,3,x", "expected xmin,ymin,xmax,ymax"),
+            ("--bbox=0,2,1,1", "ymin at most ymax"),
+            ("--bbox=n,0,0,1,1", "'n' is not geospatial"),
+        ):
+            done = run("fetch", *address, box)
+            assert done.returncode == 2
+            assert problem in done.stderr

@@ -15,15 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError
+from .wkb_walk import ANY, COLLECTION, LINE_STRING, MAX_DEPTH, POINT, POLYGON, RING, ValueWalk
 
-MAX_DEPTH = 16
-"""The largest number of geometries inside each other."""
-POINT, LINE_STRING, POLYGON, MULTI_POINT, COLLECTION = 1, 2, 3, 4, 7
-_ANY, _RING = 0, -1
+_FEW_VALUES = 8
+"""The number of values that are read one by one to their end, since a step of few costs more."""
 _HEADER, _COUNT = 5, 4
 _DIMENSIONS = np.array([2, 3, 3, 4])
 """The numbers of coordinates of a point, by the thousands of the type code."""
-_SMALLEST_CHILD = {_ANY: 9, _RING: 4, POINT: 21, LINE_STRING: 9, POLYGON: 9}
+_SMALLEST_CHILD = {ANY: 9, RING: 4, POINT: 21, LINE_STRING: 9, POLYGON: 9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,15 @@ class _Parser:
     left: Any
     """For each value and depth, the number of children left."""
     needs: Any
-    """For each value and depth, the type of the children; `_ANY` or `_RING`."""
+    """For each value and depth, the type of the children; `ANY` or `RING`."""
     flavors: Any
     """For each value and depth, the flavor of the children; -1 before the first header."""
     little: Any
     """For each value and depth, the byte order of rings."""
     found: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """The runs of each step, as the arrays of `Runs`."""
+    singles: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """Single runs."""
 
     def fail(self, bad: Any, rows: Any, problem: str | Callable[[int], str]) -> None:
         """Raise an error if any of some values is bad."""
@@ -112,7 +114,7 @@ class _Parser:
         """Read one ring or one header of each value."""
         items = np.arange(len(self.rows))
         self.left[items, self.depths] -= 1
-        rings = self.needs[items, self.depths] == _RING
+        rings = self.needs[items, self.depths] == RING
         ringed = items[rings]
         if len(ringed):
             depths = self.depths[ringed]
@@ -156,7 +158,7 @@ class _Parser:
         unknown = (flavors > 3) | (types < POINT) | (types > COLLECTION)
         self.fail(unknown, rows, lambda index: f"the type code is {int(codes[index])}")
         needs = self.needs[items, depths]
-        wrong = (needs != _ANY) & (needs != types)
+        wrong = (needs != ANY) & (needs != types)
         self.fail(
             wrong,
             rows,
@@ -190,8 +192,8 @@ class _Parser:
         self.fail(self.positions[items] + _COUNT > self.ends[items], rows, "it ends in a count")
         counts = self.read_integers(self.positions[items], little)
         self.positions[items] += _COUNT
-        needs = np.where(types == COLLECTION, _ANY, types - 3)
-        needs = np.where(types == POLYGON, _RING, needs)
+        needs = np.where(types == COLLECTION, ANY, types - 3)
+        needs = np.where(types == POLYGON, RING, needs)
         smallest = np.array([_SMALLEST_CHILD[int(need)] for need in (0, 1, 2, 3, -1)])[needs]
         room = self.ends[items] - self.positions[items]
         self.fail(
@@ -204,6 +206,21 @@ class _Parser:
         self.needs[items, depths] = needs
         self.flavors[items, depths] = flavors
         self.little[items, depths] = little
+
+    def finish(self, index: int) -> None:
+        """Read one value to its end."""
+        row = int(self.rows[index])
+        depth = int(self.depths[index])
+        groups = [
+            [int(part[index, level]) for part in (self.left, self.needs, self.flavors)]
+            for level in range(depth + 1)
+        ]
+        position, end = int(self.positions[index]), int(self.ends[index])
+        value = bytes(self.data[position:end])
+        little = [bool(each) for each in self.little[index, : depth + 1]]
+        walk = ValueWalk(row, value, groups, little)
+        for offset, count, flavor, is_little, is_ring in walk.read():
+            self.singles.append((row, position + offset, count, flavor, is_little, is_ring))
 
 
 def parse_wkb(array: Any) -> Geometries:
@@ -244,10 +261,12 @@ def parse_wkb(array: Any) -> Geometries:
     if count:
         codes[valid] = parser.read_headers(np.arange(count))
         parser.pop()
-    while len(parser.rows):
+    while len(parser.rows) > _FEW_VALUES:
         parser.step()
         parser.pop()
-    return Geometries(data, len(array), codes, _collect(parser.found))
+    for index in range(len(parser.rows)):
+        parser.finish(index)
+    return Geometries(data, len(array), codes, _collect(parser))
 
 
 def _locate_values(array: Any) -> tuple[Any, Any, Any]:
@@ -263,10 +282,14 @@ def _locate_values(array: Any) -> tuple[Any, Any, Any]:
     return flat, bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
 
 
-def _collect(found: list[tuple[Any, ...]]) -> Runs:
-    if not found:
-        empty = np.zeros(0, np.int64)
-        return Runs(empty, empty, empty, empty, empty.astype(bool), empty.astype(bool))
-    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
-    kept = columns[2] > 0
-    return Runs(*(column[kept] for column in columns))
+def _collect(parser: _Parser) -> Runs:
+    types = (np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_)
+    parts = [tuple(np.zeros(0, each) for each in types), *parser.found]
+    if parser.singles:
+        columns = zip(*parser.singles, strict=True)
+        parts.append(
+            tuple(np.array(column, each) for column, each in zip(columns, types, strict=True))
+        )
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    kept = joined[2] > 0
+    return Runs(*(column[kept] for column in joined))

@@ -16,7 +16,8 @@ from helpers.wkb import ReferenceReader, write_wkb
 from splitarrow.errors import InvalidDataError
 from splitarrow.formats.parquet.geo.boxes import Box, BoxTracker, bound_rows
 from splitarrow.formats.parquet.geo.points import M, Z
-from splitarrow.formats.parquet.geo.wkb import MAX_DEPTH, parse_wkb
+from splitarrow.formats.parquet.geo.wkb import parse_wkb
+from splitarrow.formats.parquet.geo.wkb_walk import MAX_DEPTH
 
 NAN = math.nan
 
@@ -75,6 +76,26 @@ def test_boxes_are_those_of_a_plain_reader():
         known = [reader.bounds[dimension] for reader in readers if dimension in reader.bounds]
         expected = (min(low for low, _ in known), max(high for _, high in known))
         assert boxes.extras[dimension] == expected
+
+
+def test_a_value_of_many_parts_is_read_in_time():
+    many = write_wkb(4, [write_wkb(1, (n, -n)) for n in range(50_000)])
+    rings = write_wkb(3, [[(0, 0), (n, 1)] for n in range(50_000)])
+    boxes = bound_rows(pa.array([many, rings, None]))
+    assert boxes.sides[:2].tolist() == [[0, -49_999, 49_999, 0], [0, 0, 49_999, 1]]
+
+
+@pytest.mark.parametrize("copies", [1, 20])
+def test_few_values_and_many_are_read_alike(copies):
+    values = make_geometries(5, 40)
+    for value in values:
+        array = pa.array([value] * copies)
+        expected = [expected_sides(value)] * copies
+        np.testing.assert_array_equal(bound_rows(array).sides, expected)
+        with pytest.raises(InvalidDataError):
+            parse_wkb(pa.array([value + b"x"] * copies))
+        with pytest.raises(InvalidDataError):
+            parse_wkb(pa.array([value[:-1]] * copies))
 
 
 def test_nan_is_left_out_of_each_dimension_by_itself():
