@@ -35,6 +35,13 @@ def find_problem(node: Node) -> str | None:
 
     What Arrow's types do not show is checked here, and `unshred` checks the rest.
     """
+    try:
+        return _find_problem(node)
+    except InvalidDataError as error:  # a LIST without a repeated field
+        return error.message
+
+
+def _find_problem(node: Node) -> str | None:
     children = {child.name: child for child in node.children}
     metadata = children.get("metadata")
     if metadata is None or metadata.repetition is Repetition.REPEATED:

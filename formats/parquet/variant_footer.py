@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, UsageError
+from ...errors import UsageError
 from .footer import Footer
 from .logical_types import Kind, LogicalType
 from .schema import Node, annotate
@@ -55,10 +55,7 @@ def _require_variants(data: bytes, paths: list[str]) -> None:
     """Check the changed footer by reading it."""
     nodes = {node.path: node for node in _walk(Footer.parse(data).root)}
     for path in paths:
-        try:
-            problem = find_problem(nodes[path])
-        except InvalidDataError as error:
-            problem = error.message
+        problem = find_problem(nodes[path])
         if problem is not None:
             raise UsageError(f"the group {path!r} is not a Variant: {problem}")
 

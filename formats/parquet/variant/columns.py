@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,9 @@ from .checks import RowChecks
 from .inference import infer_type
 from .json_text import render_json
 from .levels import parse_levels
-from .names import encode_metadata
 from .paths import follow, parse_path
 from .python_decoder import decode
-from .python_encoder import collect_names, encode_with
+from .row_encoder import encode_rows
 from .shredding import shred, shredded_type
 from .storage import STORAGE_TYPE
 from .typed import cast_values
@@ -119,26 +119,29 @@ def infer_column(column: Any, *, rows: int, ordered: bool) -> Any:
 
 def from_python(values: Iterable[Any]) -> Any:
     """Return Python values as Variants; see `splitarrow.variant.from_python`."""
-    encoder = _RowEncoder()
-    return encoder.encode(values)
+    rows = iter(values)
+    arrays: list[Any] = []
+    while part := list(islice(rows, _CHUNK_ROWS)):
+        metadata, encoded = encode_rows(part)
+        arrays.append(make_column(metadata, encoded.cast(pa.binary())))
+    return _join(None, arrays, STORAGE_TYPE)
 
 
 def from_json(texts: Any) -> Any:
     """Return JSON texts as Variants; see `splitarrow.variant.from_json`."""
-    encoder = _RowEncoder()
-    chunks = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
-    done = 0
     arrays: list[Any] = []
-    for chunk in chunks:
-        arrays.append(encoder.encode(_parse_json(chunk, done)))
+    done = 0
+    for chunk in _chunks(texts):
+        metadata, encoded = encode_rows(_parse_json(chunk, done))
+        if chunk.null_count:
+            encoded = pc.if_else(chunk.is_valid(), encoded, pa.scalar(None, encoded.type))
+        arrays.append(make_column(metadata, encoded.cast(pa.binary())))
         done += len(chunk)
     return _join(texts, arrays, STORAGE_TYPE)
 
 
-_ABSENT = object()
-
-
-def _parse_json(texts: Any, first_row: int) -> Iterator[Any]:
+def _parse_json(texts: Any, first_row: int) -> list[Any]:
+    """Return JSON texts as Python values; None for null."""
     # Calls into Python for each number take half of the time, and few texts need them.
     needs_care = pc.match_substring_regex(texts, "[0-9][eE]|[0-9.]{39}")
     is_plain = not pc.any(needs_care, min_count=0).as_py()
@@ -148,14 +151,12 @@ def _parse_json(texts: Any, first_row: int) -> Iterator[Any]:
         parse_constant=_refuse_constant,
         object_pairs_hook=_build_object,
     )
-    for row, text in enumerate(texts.to_pylist(), first_row):
-        if text is None:
-            yield _ABSENT
-            continue
-        try:
-            yield decoder.decode(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidDataError(f"row {row} is not JSON: {error}") from None
+    rows: list[Any] = []
+    try:
+        rows.extend(None if text is None else decoder.decode(text) for text in texts.to_pylist())
+    except (ValueError, RecursionError) as error:
+        raise InvalidDataError(f"row {first_row + len(rows)} is not JSON: {error}") from None
+    return rows
 
 
 def _parse_number(text: str) -> int | float | Decimal:
@@ -177,41 +178,6 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise ValueError("an object has two fields of one name")
     return fields
-
-
-class _RowEncoder:
-    """Encodes rows, and the metadata of rows with the same field names only once."""
-
-    def __init__(self) -> None:
-        self._by_names: dict[frozenset[str], tuple[bytes, dict[str, int]]] = {}
-
-    def encode(self, rows: Iterable[Any]) -> Any:
-        """Return rows as an array of Variants, in which those that are _ABSENT are null."""
-        metadata: list[bytes] = []
-        values: list[bytes | None] = []
-        for row in rows:
-            if row is _ABSENT:
-                metadata.append(_NO_NAMES)
-                values.append(None)
-                continue
-            encoded, ids = self._find_metadata(row)
-            metadata.append(encoded)
-            values.append(encode_with(row, ids))
-        return make_column(pa.array(metadata, pa.binary()), pa.array(values, pa.binary()))
-
-    def _find_metadata(self, row: Any) -> tuple[bytes, dict[str, int]]:
-        names = frozenset(collect_names(row))
-        found = self._by_names.get(names)
-        if found is None:
-            ordered = sorted(names, key=lambda name: name.encode())
-            found = encode_metadata(ordered), {name: i for i, name in enumerate(ordered)}
-            if len(self._by_names) < _MAX_CACHED_NAMES:
-                self._by_names[names] = found
-        return found
-
-
-_MAX_CACHED_NAMES = 10_000
-_NO_NAMES = encode_metadata([])
 
 
 def make_column(metadata: Any, value: Any) -> Any:
