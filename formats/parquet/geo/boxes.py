@@ -14,6 +14,8 @@ from .points import M, X, Y, Z, iter_points
 from .sphere import bound_runs
 from .wkb import Geometries, parse_wkb
 
+_MAX_ROWS = 1 << 16
+"""The number of values that are parsed at a time, which bounds the memory of the parser."""
 _FIELDS = {Z: ("zmin", "zmax"), M: ("mmin", "mmax")}
 
 
@@ -123,8 +125,29 @@ def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
     InvalidDataError
         If a value is not valid WKB.
     """
-    geometries = parse_wkb(array)
-    return _bound_planar(geometries) if edges is None else _bound_geography(geometries, edges)
+    parts: list[RowBoxes] = []
+    for start in range(0, max(len(array), 1), _MAX_ROWS):
+        geometries = parse_wkb(array.slice(start, _MAX_ROWS), start)
+        if edges is None:
+            parts.append(_bound_planar(geometries))
+        else:
+            parts.append(_bound_geography(geometries, edges))
+    return parts[0] if len(parts) == 1 else _join(parts, edges)
+
+
+def _join(parts: list[RowBoxes], edges: str | None) -> RowBoxes:
+    extras: dict[int, tuple[float, float]] = {}
+    for part in parts:
+        for dimension, (low, high) in part.extras.items():
+            former = extras.get(dimension, (low, high))
+            extras[dimension] = (min(former[0], low), max(former[1], high))
+    extents = [part.extent for part in parts if part.extent is not None]
+    return RowBoxes(
+        np.concatenate([part.sides for part in parts]),
+        np.concatenate([part.codes for part in parts]),
+        extras,
+        merge_extents(extents, edges) if extents else None,
+    )
 
 
 def _bound_planar(geometries: Geometries) -> RowBoxes:

@@ -73,6 +73,8 @@ class _Parser:
     """For each value and depth, the flavor of the children; -1 before the first header."""
     little: Any
     """For each value and depth, the byte order of rings."""
+    first_row: int = 0
+    """The number that errors give to the first value."""
     found: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """The runs of each step, as the arrays of `Runs`."""
     singles: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
@@ -83,7 +85,8 @@ class _Parser:
         if bad.any():
             index = int(np.flatnonzero(bad)[0])
             text = problem if isinstance(problem, str) else problem(index)
-            raise InvalidDataError(f"invalid WKB in value {int(rows[index])}: {text}")
+            row = int(rows[index]) + self.first_row
+            raise InvalidDataError(f"invalid WKB in value {row}: {text}")
 
     def read_integers(self, positions: Any, little: Any) -> Any:
         """Return the unsigned 32-bit integers at some positions."""
@@ -218,18 +221,20 @@ class _Parser:
         position, end = int(self.positions[index]), int(self.ends[index])
         value = bytes(self.data[position:end])
         little = [bool(each) for each in self.little[index, : depth + 1]]
-        walk = ValueWalk(row, value, groups, little)
+        walk = ValueWalk(row + self.first_row, value, groups, little)
         for offset, count, flavor, is_little, is_ring in walk.read():
             self.singles.append((row, position + offset, count, flavor, is_little, is_ring))
 
 
-def parse_wkb(array: Any) -> Geometries:
+def parse_wkb(array: Any, first_row: int = 0) -> Geometries:
     """Check all values of an array, and locate their points.
 
     Parameters
     ----------
     array : pyarrow.BinaryArray, LargeBinaryArray or BinaryViewArray
         The values in WKB. Nulls have no points.
+    first_row : int
+        The number that errors give to the first value.
 
     Raises
     ------
@@ -256,6 +261,7 @@ def parse_wkb(array: Any) -> Geometries:
         np.zeros(shape, np.int64),
         np.full(shape, -1, np.int64),
         np.zeros(shape, np.bool_),
+        first_row,
     )
     codes = np.zeros(len(array), np.int64)
     if count:

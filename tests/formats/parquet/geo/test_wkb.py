@@ -14,6 +14,7 @@ import pytest
 
 from helpers.wkb import ReferenceReader, write_wkb
 from splitarrow.errors import InvalidDataError
+from splitarrow.formats.parquet.geo import boxes as boxes_module
 from splitarrow.formats.parquet.geo.boxes import Box, BoxTracker, bound_rows
 from splitarrow.formats.parquet.geo.points import M, Z
 from splitarrow.formats.parquet.geo.wkb import parse_wkb
@@ -96,6 +97,20 @@ def test_few_values_and_many_are_read_alike(copies):
             parse_wkb(pa.array([value + b"x"] * copies))
         with pytest.raises(InvalidDataError):
             parse_wkb(pa.array([value[:-1]] * copies))
+
+
+@pytest.mark.parametrize("edges", [None, "spherical"])
+def test_many_values_are_parsed_in_parts(monkeypatch, edges):
+    values = [write_wkb(1, (n - 50, n / 2, n), flavor=1) for n in range(100)]
+    array = pa.array([*values, None])
+    whole = bound_rows(array, edges)
+    monkeypatch.setattr(boxes_module, "_MAX_ROWS", 7)
+    parts = bound_rows(array, edges)
+    np.testing.assert_array_equal(parts.sides, whole.sides)
+    assert parts.codes.tolist() == whole.codes.tolist()
+    assert (parts.extras, parts.extent) == (whole.extras, whole.extent)
+    with pytest.raises(InvalidDataError, match="in value 101"):
+        bound_rows(pa.array([*values, None, b""]), edges)
 
 
 def test_nan_is_left_out_of_each_dimension_by_itself():
