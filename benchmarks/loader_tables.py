@@ -64,7 +64,7 @@ def describe_run(report: LoaderReport) -> str:
             machine["system"],
             ", ".join(f"{name} {version}" for name, version in report.versions.items()),
             f"{report.rows:,} rows",
-            f"{least} rounds" if least == most else f"{least} to {most} rounds",
+            f"rounds: {least}" if least == most else f"rounds: {least} to {most}",
         ]
     )
 

@@ -163,7 +163,7 @@ def test_the_table_compares_with_the_fastest_and_the_leanest_peer() -> None:
         "- splitarrow, shm, 2 workers, warm: 4.00 times the rows per second of fast (goal: 3.00, "
         "met), and 2.00 times the rows per processor second of lean.",
         "",
-        "Measured 2026-01-02; P, 2 threads; S; python 3; 100 rows; 1 to 3 rounds.",
+        "Measured 2026-01-02; P, 2 threads; S; python 3; 100 rows; rounds: 1 to 3.",
     ]
     assert lines[4] == "| 2 | splitarrow, shm | 4.00 | 3.00–5.00 | 200 | – | – | 5 |"
     ours.rates["warm"] = [2.9e6]
