@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
             check_plot(options.plot)
         report = LoaderReport.load(options.report) if options.report else _measure(options)
         if options.markdown:
-            save_markdown(report, options.markdown)
+            save_markdown(report, options.markdown, options.plot)
         if options.plot:
             save_plot(report, options.plot)
     except (SplitArrowError, OSError) as error:

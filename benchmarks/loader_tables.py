@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,10 +33,24 @@ _HEADINGS = (
 )
 
 
-def save_markdown(report: LoaderReport, path: Path) -> None:
-    """Write a report to a Markdown file, between its markers if it has them."""
+def save_markdown(report: LoaderReport, path: Path, plot: Path | None = None) -> None:
+    """Write a report to a Markdown file, between its markers if it has them.
+
+    Parameters
+    ----------
+    report : LoaderReport
+        The report.
+    path : Path
+        The file.
+    plot : Path, optional
+        A plot of the report, which the file shows.
+    """
     page = path.read_text() if path.exists() else ""
-    text = "\n".join(markdown_lines(report)) + "\n"
+    lines = markdown_lines(report)
+    if plot is not None:
+        place = os.path.relpath(plot, path.parent)
+        lines = [f"![Rows per second of each loader]({place})", "", *lines]
+    text = "\n".join(lines) + "\n"
     path.write_text(insert_between(BEGIN, END, text, page))
 
 

@@ -86,7 +86,8 @@ def test_the_command_prints_each_loader_and_names_those_that_are_missing(
 ) -> None:
     arrow = PEERS["pyarrow.dataset, Arrow"]
     monkeypatch.setitem(PEERS, "absent", Peer("absent_package", "no", arrow.write, arrow.open))
-    report, page, plot = (tmp_path / name for name in ("report.json", "page.md", "plot.svg"))
+    report, page, plot = (tmp_path / name for name in ("report.json", "page.md", "images/plot.svg"))
+    plot.parent.mkdir()
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert loader.main(make_arguments("absent", "--json", str(report))) == 0
     output = capsys.readouterr().out
@@ -98,7 +99,8 @@ def test_the_command_prints_each_loader_and_names_those_that_are_missing(
     files = ["--report", str(report), "--markdown", str(page), "--plot", str(plot)]
     assert loader.main(files) == 0
     assert capsys.readouterr().out == output
-    assert page.read_text() == f"before\n{BEGIN}\n\n{output}\n{END}\nafter\n"
+    image = "![Rows per second of each loader](images/plot.svg)"
+    assert page.read_text() == f"before\n{BEGIN}\n\n{image}\n\n{output}\n{END}\nafter\n"
     assert all(name in plot.read_text() for name in OURS)
 
 
