@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from types import TracebackType
@@ -47,27 +47,28 @@ class _Read:
 
     Parameters
     ----------
-    first : int
-        The index of the first block.
     blocks : Future
-        The rows of the blocks. Those that are not needed any more are None.
+        The rows of the blocks by their indices, without those that could not be read together.
     """
 
-    __slots__ = ("_blocks", "_first")
+    __slots__ = ("_blocks",)
 
-    def __init__(self, first: int, blocks: Future[list[BlockRows | None]]) -> None:
-        self._first = first
+    def __init__(self, blocks: Future[dict[int, BlockRows]]) -> None:
         self._blocks = blocks
 
-    def wait(self, block: int) -> BlockRows:
-        """Wait for a block, and return it; raise the error of the read if it failed."""
-        rows = self._blocks.result()[block - self._first]
-        assert rows is not None
-        return rows
+    def wait(self, block: int, read_alone: Callable[[int], BlockRows]) -> BlockRows:
+        """Wait for a block, and return it; raise the error of the read if it failed.
+
+        `read_alone` reads a block that could not be read together with the others.
+        """
+        found = self._blocks.result()
+        if block not in found:
+            found[block] = read_alone(block)
+        return found[block]
 
     def drop(self, block: int) -> None:
         """Drop a block that was used."""
-        self._blocks.result()[block - self._first] = None
+        self._blocks.result().pop(block, None)
 
 
 class BlockReader:
@@ -137,7 +138,7 @@ class BlockReader:
             for block, begin, end in batch.pieces:
                 read = self._reads[block]
                 self._unused.discard(read)
-                parts.append(Part(read.wait(block), begin, end))
+                parts.append(Part(read.wait(block, self._read_alone), begin, end))
             self._release(batch)
             yield batch, Rows(parts)
 
@@ -150,7 +151,7 @@ class BlockReader:
             self._users[block] += 1
             if block not in self._reads:
                 end = self._find_end(batch, block)
-                read = _Read(block, self._threads.submit(self._read_blocks, block, end))
+                read = _Read(self._threads.submit(self._read_blocks, block, end))
                 self._unused.add(read)
                 self._reads.update((each, read) for each in range(block, end))
 
@@ -209,18 +210,27 @@ class BlockReader:
             del self._users[block]
             self._reads.pop(block).drop(block)
 
-    def _read_blocks(self, first: int, end: int) -> list[BlockRows | None]:
-        """Return the rows of blocks that follow each other, in the order of the epoch."""
+    def _read_blocks(self, first: int, end: int) -> dict[int, BlockRows]:
+        """Return the rows of blocks that follow each other, in the order of the epoch.
+
+        If they cannot be read together, return the first one alone. The others are read when they
+        are needed, so that leases for one of them are enough.
+        """
         blocks = self._plan.blocks[first:end]
         try:
             found = self._divide(self._fetch(_merge(blocks)), blocks)
         except SplitArrowError:
             if len(blocks) == 1:
                 raise
-            # One at a time needs fewer leases. If the error remains, it names the block.
-            self._reads_together = False
-            found = [rows for each in blocks for rows in self._divide(self._fetch(each), [each])]
-        return [self._arrange(first + number, rows) for number, rows in enumerate(found)]
+        else:
+            return {index: self._arrange(index, rows) for index, rows in enumerate(found, first)}
+        self._reads_together = False
+        return {first: self._read_alone(first)}
+
+    def _read_alone(self, index: int) -> BlockRows:
+        block = self._plan.blocks[index]
+        (rows,) = self._divide(self._fetch(block), [block])
+        return self._arrange(index, rows)
 
     def _divide(self, table: pa.Table, blocks: Sequence[Block]) -> list[pa.Table]:
         """Return the rows of each block. A record batch is in one block only.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -120,6 +122,21 @@ def test_blocks_are_read_one_by_one_where_reading_them_together_fails(
     monkeypatch.setattr(Selection, "read", refuse)
     assert numbers(open_dataset(server, prefetch_blocks=1)) == list(range(ROWS))
     assert len(refused) == 1  # and no more are tried, as each may wait for leases
+
+
+def test_a_failed_read_of_several_blocks_gives_its_leases_back(tmp_path: Path) -> None:
+    numbers_of_blocks = pa.table({"n": pa.array(range(ROWS), pa.int64())})
+    path = write_file(tmp_path / "n.arrow", numbers_of_blocks, batch_rows=BLOCK_ROWS)
+    options: dict[str, Any] = {"max_leased": 6 * BLOCK_ROWS * 8, "lease_seconds": 0.1}
+    gc.disable()  # which must not be what gives them back
+    try:
+        with Daemon(
+            {"n": path}, listen=["shm://"], control="grpc://127.0.0.1:0", **options
+        ) as daemon:
+            dataset = open_dataset(daemon, transport="shm", prefetch_blocks=1)
+            assert numbers(dataset) == list(range(ROWS))
+    finally:
+        gc.enable()
 
 
 def test_a_block_with_other_rows_than_planned_is_an_error(
