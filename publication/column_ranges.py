@@ -33,7 +33,7 @@ class RangeTracker:
     >>> tracker = RangeTracker(pa.schema([("delay", pa.int64())]))
     >>> tracker.add(pa.record_batch({"delay": [60, None, 75]}))
     >>> tracker.ranges()
-    {'delay': ColumnRange(minimum=60, maximum=75, nulls=1)}
+    {'delay': ColumnRange(minimum=60, maximum=75, nulls=1, box=None)}
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -55,8 +55,15 @@ def iter_points(geometries: Geometries) -> Iterator[PointBlock]:
             firsts = runs.offsets[chosen] // 8
             steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
             places = np.repeat(firsts, counts) + steps * len(names)
-            found = {name: numbers[places + index] for index, name in enumerate(names)}
+            found = {name: _take(numbers, places + index) for index, name in enumerate(names)}
             yield PointBlock(runs.rows[chosen], runs.rings[chosen], ends - counts, found)
+
+
+def _take(numbers: Any, places: Any) -> Any:
+    """Return some numbers, with quiet NaN only: ``fmin`` and ``fmax`` return a signaling one."""
+    taken = numbers[places]
+    taken[np.isnan(taken)] = np.nan
+    return taken
 
 
 def _view(data: Any, shift: int, little: bool) -> Any:

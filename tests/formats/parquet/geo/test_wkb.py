@@ -99,6 +99,13 @@ def test_few_values_and_many_are_read_alike(copies):
             parse_wkb(pa.array([value[:-1]] * copies))
 
 
+def test_a_signaling_nan_is_left_out_like_any_other():
+    signaling = struct.pack("<BII", 1, 2, 2) + bytes.fromhex("010000000000f07f") * 2
+    value = signaling + struct.pack("<2d", 1, 2)
+    for edges in (None, "spherical"):
+        assert bound_rows(pa.array([value]), edges).sides.tolist() == [[1, 2, 1, 2]]
+
+
 @pytest.mark.parametrize("edges", [None, "spherical"])
 def test_many_values_are_parsed_in_parts(monkeypatch, edges):
     values = [write_wkb(1, (n - 50, n / 2, n), flavor=1) for n in range(100)]
