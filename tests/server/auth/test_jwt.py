@@ -265,6 +265,18 @@ def test_without_joserfc_the_error_names_the_extra(
         json.dumps({"keys": [{**EC.as_dict(private=False), "use": "enc"}]}).encode(),
         b" " * (1 << 20) + b"{}",
     ],
+    ids=[
+        "empty",
+        "incomplete",
+        "no object",
+        "no list",
+        "no key",
+        "incomplete key",
+        "no keys",
+        "symmetric key",
+        "key for encryption",
+        "too long",
+    ],
 )
 def test_a_malformed_key_set_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "jwks.json"
