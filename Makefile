@@ -108,11 +108,13 @@ BASE ?= main
 test-slow: $(VENV)/installed-test ## run the slow tests: Spark, S3, benchmarks, deployment
 	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" $(ARGS)
 
+# Tests of the loaders' benchmark draw its plot.
 # pip prefers a build for processors alone (2.13.0+cpu) to the large one with CUDA, if an index or
 # a folder of wheels has it: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
 $(VENV)/torch: $(VENV)/installed-test
-	@$(BIN)/python -c 'import torch, torchdata' 2>/dev/null || $(PIP) install '$(TORCH)' torchdata
+	@$(BIN)/python -c 'import torch, torchdata, matplotlib' 2>/dev/null || \
+	    $(PIP) install '$(TORCH)' torchdata matplotlib
 	@touch $@
 
 # What pages of the documentation use besides PyTorch. The tests name what could not be installed.

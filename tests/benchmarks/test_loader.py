@@ -96,6 +96,7 @@ def test_the_command_prints_each_loader_and_names_those_that_are_missing(
     assert "- splitarrow, shm, 0 workers, warm: " in output
     assert "- Not measured: absent: the package absent_package is not installed" in output
     # The table and the plot follow from the file alone.
+    pytest.importorskip("matplotlib")
     files = ["--report", str(report), "--markdown", str(page), "--plot", str(plot)]
     assert loader.main(files) == 0
     assert capsys.readouterr().out == output
@@ -176,6 +177,7 @@ def test_the_table_compares_with_the_fastest_and_the_leanest_peer() -> None:
 
 
 def test_a_report_without_warm_rounds_has_no_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     with pytest.raises(errors.UsageError, match="no warm round"):
         save_plot(make_report(LoaderResult(OURS[0], 0, 1)), tmp_path / "x.svg")
 

@@ -10,6 +10,7 @@ import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import javax.net.ssl.SSLHandshakeException;
 
 /**
  * A TCP connection that receives frames; see "TCP" in docs/wire.md.
@@ -97,8 +98,15 @@ final class Connection implements Closeable {
     } catch (java.nio.channels.ClosedChannelException error) {
       throw error; // the task was killed
     } catch (IOException error) {
-      throw ReadFailure.broken(peer + ": the connection broke: " + reason(error));
+      throw describe(error);
     }
+  }
+
+  /** Returns the failure of a connection. Certificates stay as they are, however often one asks. */
+  private ReadFailure describe(IOException error) {
+    return error instanceof SSLHandshakeException
+        ? new ReadFailure(ReadFailure.Kind.REFUSED, peer + ": TLS failed: " + reason(error))
+        : ReadFailure.broken(peer + ": the connection broke: " + reason(error));
   }
 
   private static void putHeader(ByteBuffer out, int length, long tag) {
@@ -151,7 +159,7 @@ final class Connection implements Closeable {
       } catch (java.nio.channels.ClosedChannelException error) {
         throw error; // the task was killed
       } catch (IOException error) {
-        throw ReadFailure.broken(peer + ": the connection broke: " + reason(error));
+        throw describe(error);
       }
       if (size > 0) {
         received += size;
