@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from .object_file import ObjectFile
 
 _COLUMN_BUFFER = 1 << 20
 _TAIL_READ = 64 << 10
-_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
-"""Anything in a filter that may be true for a NaN. Comparisons are not, except for ``!=``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
     used = frozenset(row_filter.fields.values())
     if used & columns.without_order:
         return False
-    if not _TRUTH_OF_NAN.search(str(row_filter.expression)):
+    if not row_filter.may_hold_for_nan:
         return True
     types = [columns.schema.field(index).type for index in used]
     return not any(_has_nan(each) for each in types)

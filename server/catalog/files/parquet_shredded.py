@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +15,6 @@ from ....protocol.request import Request
 from ..query.filters import RowFilter
 from ..query.selection import Selection
 from .file_dataset import FileContents
-
-_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
-"""Anything in a filter that may be true for a NaN, of which statistics say nothing."""
 
 
 def add_shredded_fields(contents: FileContents, request: Request) -> tuple[FileContents, Request]:
@@ -112,7 +108,7 @@ class ShreddedReader:
             for number, index in row_filter.fields.items()
             if self._schema.names[index] in self._columns.shredded
         }
-        if _TRUTH_OF_NAN.search(str(row_filter.expression)):
+        if row_filter.may_hold_for_nan:
             used = {
                 number: each
                 for number, each in used.items()

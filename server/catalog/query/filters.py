@@ -8,6 +8,7 @@ exist in the dataset.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from ....formats.parquet.geo.conditions import (
 from ..suggestions import suggest_names
 from .filter_budget import EVALUATION_BYTES, FilterCost, ProcessorTime, cast_bytes
 
+_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
 # The extension of Arrow's own functions. Some of them take any amount of memory or time, so
 # filters may only use the functions of Substrait.
 _ARROW_EXTENSION = b"substrait_simple_extension_function"
@@ -62,6 +64,14 @@ class RowFilter:
     """The processor time that the filter may use."""
     boxes: tuple[BoxTest, ...] = ()
     """Conditions on bounding boxes, which must hold, too."""
+
+    @property
+    def may_hold_for_nan(self) -> bool:
+        """Whether the expression may be true for a NaN, which statistics leave out.
+
+        Comparisons are false for it, except for ``!=``. Of functions, nothing is known.
+        """
+        return _TRUTH_OF_NAN.search(str(self.expression)) is not None
 
     @classmethod
     def resolve(
