@@ -6,9 +6,12 @@ Run it with ``make gpu``, on a host with a CUDA device.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -20,7 +23,9 @@ from rich.table import Table
 from ..client.open import open as open_stream
 from ..errors import SplitArrowError, UsageError
 from ..memory import CudaMemory, DeviceMemory
+from ..memory.c_structures import read_tensor
 from ..memory.device_batch import DeviceBatch
+from ..server.catalog.device_table import BATCH_BYTES as BATCH_LIMIT
 from ..server.embedded import serve
 
 COLUMNS = 8
@@ -28,6 +33,8 @@ ROUNDS = 5
 BATCH_BYTES = (1 << 20, 8 << 20, 64 << 20)
 TOTAL_BYTES = 2 << 30
 SERVED_BYTES = 64 << 20
+SHARED_BYTES = 1 << 30
+SHARED_ROUNDS = 4
 STEP_SECONDS = 0.020
 STEPS = 200
 
@@ -141,6 +148,100 @@ def serve_from_device(memory: DeviceMemory, nbytes: int, total: int) -> dict[str
     return rates
 
 
+def serve_shared(connection: Any, open_memory: Callable[[], DeviceMemory], nbytes: int) -> None:
+    """Serve a batch on the device, send the URI, and wait until the other end is closed.
+
+    Parameters
+    ----------
+    connection : multiprocessing.connection.Connection
+        What the URI is sent over.
+    open_memory : callable
+        Opens the memory of the device.
+    nbytes : int
+        The size of the batch in bytes.
+    """
+    memory = open_memory()
+    batch = memory.open_copier().copy(make_batch(nbytes, memory))
+    with serve({"data": batch}, listen="shm://") as server:
+        connection.send(server.uri("data"))
+        with contextlib.suppress(EOFError):
+            connection.recv()
+
+
+@contextmanager
+def shared_data(open_memory: Callable[[], DeviceMemory], nbytes: int) -> Generator[str]:
+    """Run `serve_shared` in a process of its own, and return the URI."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_shared, args=(theirs, open_memory, nbytes))
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
+
+
+def copy_shared(uri: str, memory: DeviceMemory, target: int, rounds: int) -> int:
+    """Copy the data of another process within the device; return the bytes.
+
+    Raises
+    ------
+    UsageError
+        If the data was received in host memory first, which is not what this measures.
+    """
+    device, copied = memory.device, 0
+    for _ in range(rounds):
+        with open_stream(uri, memory=memory) as stream:
+            for batch in stream:
+                assert isinstance(batch, DeviceBatch)
+                for name in batch.schema.names:
+                    column = batch[name]
+                    nbytes = len(column) * 8
+                    device.copy_within(target, read_tensor(column).address, nbytes)
+                    copied += nbytes
+                device.synchronize()
+        if memory.used_bytes:
+            raise UsageError("the memory of another process could not be opened by CUDA IPC")
+    return copied
+
+
+def measure_sharing(
+    open_memory: Callable[[], DeviceMemory], memory: DeviceMemory, nbytes: int
+) -> tuple[float, float]:
+    """Return the rates of plain copies within the device, and of copies from another process.
+
+    Both copy the parts of columns that a server sends in one batch.
+    """
+    part = min(nbytes, BATCH_LIMIT) // COLUMNS
+    source, target = (memory.device.allocate(part) for _ in range(2))
+
+    def copy_plainly() -> int:
+        for _ in range(SHARED_ROUNDS * nbytes // (part * COLUMNS)):
+            for _ in range(COLUMNS):
+                memory.device.copy_within(target, source, part)
+            memory.device.synchronize()
+        return SHARED_ROUNDS * nbytes // (part * COLUMNS) * part * COLUMNS
+
+    try:
+        plain = measure(copy_plainly)
+        with shared_data(open_memory, nbytes) as uri:
+            shared = measure(lambda: copy_shared(uri, memory, target, SHARED_ROUNDS))
+    finally:
+        memory.device.free(source)
+        memory.device.free(target)
+    return plain, shared
+
+
+def describe_goal(reached: float, goal: float, *, at_most: bool = False) -> str:
+    """Return a sentence on a goal, both as shares."""
+    met = reached <= goal if at_most else reached >= goal
+    return f"{reached:.1%}; the goal is {'at most' if at_most else 'at least'} {goal:.0%}: " + (
+        "reached" if met else "missed"
+    )
+
+
 def count_bytes(uri: str) -> int:
     """Read a stream into host memory; return its size in bytes."""
     with open_stream(uri) as stream:
@@ -197,19 +298,40 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def report(memory: DeviceMemory, console: Console) -> None:
-    """Measure everything, and print the figures."""
+def report(
+    memory: DeviceMemory,
+    console: Console,
+    open_memory: Callable[[], DeviceMemory] = CudaMemory,
+) -> None:
+    """Measure everything, and print the figures.
+
+    Parameters
+    ----------
+    memory : DeviceMemory
+        The memory of the device.
+    console : Console
+        Where to print.
+    open_memory : callable
+        Opens the same memory in another process.
+    """
     table = Table("batch", "plain copies", "copier", "share", "tcp", "shm")
+    share = 0.0
     for nbytes in BATCH_BYTES:
         figure = measure_size(memory, nbytes, TOTAL_BYTES)
         rates = (figure.plain, figure.copier, *figure.streams.values())
         plain, copier, *streams = [f"{rate / 1e9:.1f} GB/s" for rate in rates]
-        share = f"{figure.copier / figure.plain:.0%}"
-        table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, share, *streams)
+        share = figure.copier / figure.plain
+        table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, f"{share:.0%}", *streams)
     console.print(table)
+    console.print(f"host to device, beside plain copies: {describe_goal(share, 0.9)}")
     served = serve_from_device(memory, SERVED_BYTES, TOTAL_BYTES)
     rates = ", ".join(f"{scheme} {rate / 1e9:.1f} GB/s" for scheme, rate in served.items())
     console.print(f"a dataset on the device, read into host memory: {rates}")
+    plain, shared = measure_sharing(open_memory, memory, SHARED_BYTES)
+    console.print(
+        f"device to device, from another process: {shared / 1e9:.1f} GB/s, of plain copies "
+        f"{plain / 1e9:.1f} GB/s: {describe_goal(shared / plain, 0.9)}"
+    )
     batch = make_batch(8 << 20, memory)
     data = pa.Table.from_batches([batch] * STEPS)
     with (
@@ -219,7 +341,8 @@ def report(memory: DeviceMemory, console: Console) -> None:
         batches: Iterator[DeviceBatch] = iter(stream)  # pyright: ignore[reportAssignmentType]
         share = measure_waiting(batches, lambda _: time.sleep(STEP_SECONDS))
     step = f"{STEP_SECONDS * 1e3:.0f} ms"
-    console.print(f"{STEPS} steps of {step} waited for {share:.2%} of the time")
+    goal = describe_goal(share, 0.02, at_most=True)
+    console.print(f"of the time, {STEPS} steps of {step} waited for {goal}")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,15 @@ class ArrayLayout:
             kind = kind.storage_type
         return kind
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all values of a fixed width begin at a multiple of it, up to 8 bytes."""
+        data = self.buffers[1] if len(self.buffers) > 1 else None
+        width = min(find_value_width(self.storage_type), 8)
+        if data is not None and data.address % width:
+            return False
+        return all(child.is_aligned for child in self.children)
+
     def list_buffers(self) -> Iterator[pa.Buffer]:
         """Iterate over all buffers that are not empty."""
         yield from (buffer for buffer in self.buffers if buffer is not None and buffer.size)
@@ -140,6 +149,14 @@ def find_offset_width(kind: Any) -> int | None:
         return 4
     is_large = types.is_large_string(kind) or types.is_large_binary(kind)
     return 8 if is_large or types.is_large_list(kind) else None
+
+
+def find_value_width(kind: Any) -> int:
+    """Return the size of a number, time or decimal in bytes; 1 for all other types."""
+    types = pa.types
+    if types.is_primitive(kind) or types.is_decimal(kind):
+        return max(kind.bit_width // 8, 1)
+    return 1
 
 
 def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:

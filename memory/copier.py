@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from ..errors import LimitError
+from ..protocol.memory import Allocator
 from .array_layout import ArrayLayout, without_offsets
 from .device import Device, Event
 from .device_batch import DeviceBatch, Residence
@@ -38,13 +40,18 @@ class DeviceCopier:
         Its memory.
     max_pending : int
         The size of the host memory that may wait for its copy, in bytes.
+    staging : Allocator
+        Host memory that the device copies from by itself, for batches that are elsewhere.
     """
 
-    def __init__(self, device: Device, pool: BlockPool, max_pending: int) -> None:
+    def __init__(
+        self, device: Device, pool: BlockPool, max_pending: int, staging: Allocator
+    ) -> None:
         self._device = device
         self._pool = pool
         self._max_pending = max_pending
-        self._pending: deque[tuple[Event, pa.RecordBatch, int]] = deque()
+        self._staging = staging
+        self._pending: deque[tuple[Event, object, int]] = deque()
         self._pending_bytes = 0
 
     def copy(self, batch: pa.RecordBatch) -> DeviceBatch:
@@ -64,29 +71,47 @@ class DeviceCopier:
                 area.block = self._pool.acquire(area.end - area.begin)
         except MemoryError as error:
             raise LimitError(f"a batch of {batch.nbytes} bytes does not fit: {error}") from None
+        sources: list[object] = [batch]
         for area in areas:
             assert area.block is not None
-            self._device.copy_in(area.block.address, area.begin, area.end - area.begin)
+            source, owner = self._find_source(area)
+            sources.append(owner)
+            self._device.copy_in(area.block.address, source, area.end - area.begin)
         ready = self._device.record()
         size = sum(area.end - area.begin for area in areas)
-        self._pending.append((ready, batch, size))
+        self._pending.append((ready, sources, size))
         self._pending_bytes += size
         residence = Residence(self._device, [area.block for area in areas if area.block], ready)
         place = _Placement(areas, ready)
         moved = [column.move(place) for column in columns]
         return DeviceBatch(batch.schema, moved, batch.num_rows, residence)
 
+    def _find_source(self, area: _Area) -> tuple[int, object]:
+        """Return host memory with the contents of an area, and what keeps it.
+
+        A copy from pageable memory would keep this thread waiting.
+        """
+        if self._device.is_page_locked(area.begin):
+            return area.begin, None
+        nbytes = area.end - area.begin
+        try:
+            staged = self._staging.allocate(nbytes)
+        except MemoryError:  # other streams use all of it
+            return area.begin, None
+        ctypes.memmove(staged.address, area.begin, nbytes)
+        return staged.address, staged
+
     def _drop_copied(self) -> None:
         """Drop host memory whose copies have ended; wait if too much waits."""
         while self._pending:
-            event, batch, size = self._pending[0]
+            event, sources, size = self._pending[0]
             if not event.is_done():
                 if self._pending_bytes <= self._max_pending:
                     return
                 event.wait()
             self._pending.popleft()
             self._pending_bytes -= size
-            del batch
+            del sources
 
     def close(self) -> None:
         """Wait for all copies, and drop the host memory."""

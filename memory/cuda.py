@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -58,6 +59,23 @@ def call(function: str, *args: Any) -> Any:
     if error == runtime.cudaError_t.cudaErrorMemoryAllocation:
         raise MemoryError(_explain(runtime, error))
     raise SplitArrowError(f"CUDA failed in {function}: {_explain(runtime, error)}")
+
+
+def call_driver(function: str, *args: Any) -> Any:
+    """Call a function of the CUDA driver, and return its result, or a tuple of several.
+
+    Raises
+    ------
+    SplitArrowError
+        If the call fails.
+    """
+    load_runtime()  # which initializes the driver
+    driver: Any = import_module("cuda.bindings.driver")
+    error, *results = getattr(driver, function)(*args)
+    if not error:
+        return tuple(results) if len(results) > 1 else next(iter(results), None)
+    text: bytes = driver.cuGetErrorString(error)[1] or b"unknown error"
+    raise SplitArrowError(f"CUDA failed in {function}: {text.decode(errors='replace')}")
 
 
 def _explain(runtime: Any, error: Any) -> str:
@@ -150,6 +168,9 @@ class CudaDevice:
             raise UsageError(f"there is no device cuda:{index}; this host has {count}")
         self.index = index
         self.name = f"cuda:{index}"
+        handle = call_driver("cuDeviceGet", index)
+        self._context = call_driver("cuDevicePrimaryCtxRetain", handle)
+        weakref.finalize(self, call_driver, "cuDevicePrimaryCtxRelease", handle).atexit = False
         with self.current():
             self._stream = call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         weakref.finalize(self, call, "cudaStreamDestroy", self._stream).atexit = False
@@ -160,16 +181,15 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make it the current device of this thread for a while."""
-        previous = call("cudaGetDevice")
-        if previous == self.index:
-            yield
-            return
-        call("cudaSetDevice", self.index)
+        """Make its primary context, which the runtime uses too, current for a while.
+
+        The device that the thread used before, if any, is current again afterwards.
+        """
+        call_driver("cuCtxPushCurrent", self._context)
         try:
             yield
         finally:
-            call("cudaSetDevice", previous)
+            call_driver("cuCtxPopCurrent")
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory of the device."""
@@ -181,9 +201,81 @@ class CudaDevice:
         with self.current():
             call("cudaFree", address)
 
+    opens_own_exports = False
+
+    @property
+    def uuid(self) -> bytes:
+        """The UUID of the device."""
+        return bytes(call("cudaGetDeviceProperties", self.index).uuid.bytes)
+
+    def find_allocation(self, address: int) -> tuple[int, int]:
+        """Return the beginning and the size of the allocation that contains an address."""
+        with self.current():
+            begin, nbytes = call_driver("cuMemGetAddressRange", address)
+        return int(begin), int(nbytes)
+
+    def export_allocation(self, address: int) -> bytes:
+        """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
+        with self.current():
+            return bytes(call("cudaIpcGetMemHandle", address).reserved)
+
+    def open_allocation(self, handle: bytes, nbytes: int) -> int:
+        """Return the address of an allocation of another process."""
+        runtime = load_runtime()
+        opened = runtime.cudaIpcMemHandle_t()
+        opened.reserved = handle
+        flags = runtime.cudaIpcMemLazyEnablePeerAccess
+        with self.current():
+            address = int(call("cudaIpcOpenMemHandle", opened, flags))
+        try:
+            begin, size = self.find_allocation(address)
+            if not begin <= address <= address + nbytes <= begin + size:
+                raise SplitArrowError(f"an allocation has {size} bytes; {nbytes} were announced")
+        except SplitArrowError:
+            self.close_allocation(address)
+            raise
+        return address
+
+    def close_allocation(self, address: int) -> None:
+        """Undo `open_allocation`."""
+        with self.current():
+            call("cudaIpcCloseMemHandle", address)
+
+    def is_page_locked(self, address: int) -> bool:
+        """Return whether the driver knows an address of the host."""
+        unknown = load_runtime().cudaMemoryType.cudaMemoryTypeUnregistered
+        with self.current():
+            return bool(call("cudaPointerGetAttributes", address).type != unknown)
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        """Page-lock memory of the host that is mapped for reading."""
+        runtime = load_runtime()
+        attribute = runtime.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
+        if not call("cudaDeviceGetAttribute", attribute, self.index):
+            raise SplitArrowError(f"{self.name} cannot page-lock memory that is mapped read-only")
+        flags = (
+            runtime.cudaHostRegisterReadOnly
+            | runtime.cudaHostRegisterMapped
+            | runtime.cudaHostRegisterPortable
+        )
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        with self.current():
+            call("cudaHostRegister", address, size, flags)
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`."""
+        with self.current():
+            call("cudaHostUnregister", address)
+
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy to the device. It is asynchronous if the source is page-locked."""
         kind = load_runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
+        with self.current():
+            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy within the memory of the device."""
+        kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToDevice
         with self.current():
             call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 
@@ -54,6 +55,10 @@ class Device(Protocol):
         """Make it the device of libraries that this thread calls from now on."""
         ...
 
+    def current(self) -> AbstractContextManager[None]:
+        """Return a context in which it is the device of libraries that this thread calls."""
+        ...
+
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, which is aligned to 64 bytes or more.
 
@@ -68,8 +73,68 @@ class Device(Protocol):
         """Free memory that `allocate` returned, once the device does not use it any more."""
         ...
 
+    @property
+    def uuid(self) -> bytes:
+        """The 16 bytes that identify it among all devices."""
+        ...
+
+    @property
+    def opens_own_exports(self) -> bool:
+        """Whether a process can open what it has exported itself."""
+        ...
+
+    def find_allocation(self, address: int) -> tuple[int, int]:
+        """Return the beginning and the size of the allocation that contains an address."""
+        ...
+
+    def export_allocation(self, address: int) -> bytes:
+        """Return the handle by which other processes open an allocation, in 64 bytes.
+
+        Raises
+        ------
+        SplitArrowError
+            If they cannot.
+        """
+        ...
+
+    def open_allocation(self, handle: bytes, nbytes: int) -> int:
+        """Return the address of an allocation of another process.
+
+        Raises
+        ------
+        SplitArrowError
+            If the handle is not valid on this host, or the allocation is smaller.
+        """
+        ...
+
+    def close_allocation(self, address: int) -> None:
+        """Undo `open_allocation`."""
+        ...
+
+    def is_page_locked(self, address: int) -> bool:
+        """Return whether the device copies from an address of the host without the processor."""
+        ...
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        """Page-lock memory of the host that is mapped for reading, from the beginning of a page.
+
+        Raises
+        ------
+        SplitArrowError, MemoryError
+            If that is not possible.
+        """
+        ...
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`."""
+        ...
+
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy from host memory at `source` to memory of the device at `target`."""
+        ...
+
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy from memory of the device to other memory of it."""
         ...
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +12,9 @@ from ..formats.arrow.numpy_arrays import column_to_numpy, columns_to_numpy, requ
 from ..representation import describe_as_html, describe_object
 from .array_layout import ArrayLayout
 from .device import Device, Event
+from .imported_arrays import with_null_count
 from .interfaces import DeviceCapsules, array_interface, device_capsules, dlpack_capsule
-from .pool import Block
+from .pool import Returnable
 
 _LEGACY_DEFAULT_STREAM = 1
 _NO_SYNCHRONIZATION = -1
@@ -26,14 +27,24 @@ class Residence:
     ----------
     device : Device
         The device.
-    blocks : list of Block
+    blocks : sequence of Block
         The memory. It returns to its pool when the batch and all that was made of it are gone.
     ready : Event
         The end of the copies.
+    is_shared : bool
+        Whether other processes have the memory, too. Exports are then read-only.
     """
 
-    def __init__(self, device: Device, blocks: list[Block], ready: Event) -> None:
+    def __init__(
+        self,
+        device: Device,
+        blocks: Sequence[Returnable],
+        ready: Event,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         self.device = device
+        self.is_shared = is_shared
         self.ready = ready
         self._streams: set[int] = set()
         self._is_unknown = False
@@ -145,7 +156,12 @@ class DeviceColumn:
                 "__cuda_array_interface__ or __arrow_c_device_array__ only; DLPack exports columns "
                 "of one dimension"
             )
-        capsule = dlpack_capsule(self._array, self._residence.device, max_version)
+        capsule = dlpack_capsule(
+            self._array,
+            self._residence.device,
+            max_version,
+            is_read_only=self._residence.is_shared,
+        )
         self._residence.hand_over(_LEGACY_DEFAULT_STREAM if stream is None else stream)
         return capsule
 
@@ -160,7 +176,7 @@ class DeviceColumn:
         if self._residence.device.name.partition(":")[0] != "cuda":
             raise AttributeError("__cuda_array_interface__")
         self._check_numbers()
-        interface = array_interface(self._array)
+        interface = array_interface(self._array, is_read_only=self._residence.is_shared)
         self._residence.hand_over(_LEGACY_DEFAULT_STREAM)
         return {**interface, "stream": _LEGACY_DEFAULT_STREAM}
 
@@ -174,6 +190,11 @@ class DeviceColumn:
             raise UsageError(
                 f"the column {self._name!r} has {reason}; only numbers without nulls can leave as "
                 "an array, all else through __arrow_c_device_array__ of the batch"
+            )
+        if not array.is_aligned:
+            raise UsageError(
+                f"the column {self._name!r} does not begin at a multiple of the size of {kind}, "
+                "which arrays of other libraries have to; take a copy by to_arrow() of the batch"
             )
 
     def __repr__(self) -> str:
@@ -206,6 +227,28 @@ class DeviceBatch:
         """The name of the device: ``cuda:0``."""
         return self._residence.device.name
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all numbers begin at a multiple of their size, as arrays have to."""
+        return all(column.is_aligned for column in self._columns)
+
+    @property
+    def layouts(self) -> list[ArrayLayout]:
+        """The structure of the columns, and the addresses of their buffers."""
+        return self._columns
+
+    def export(self, name: str, array: ArrayLayout) -> DeviceColumn:
+        """Return an array in the memory of this batch as a column, to export it by DLPack.
+
+        Parameters
+        ----------
+        name : str
+            What errors call it.
+        array : ArrayLayout
+            Any array whose buffers are those of the batch, or parts of them.
+        """
+        return DeviceColumn(name, array, self._residence)
+
     def __len__(self) -> int:
         return self.num_rows
 
@@ -221,6 +264,42 @@ class DeviceBatch:
         if index < 0:
             raise KeyError(f"no column, or more than one, is called {name!r}")
         return DeviceColumn(name, self._columns[index], self._residence)
+
+    def slice(self, offset: int = 0, length: int | None = None) -> DeviceBatch:
+        """Return some of the rows, in the same memory.
+
+        Parameters
+        ----------
+        offset : int
+            The first row, a multiple of 8.
+        length : int, optional
+            The number of rows. `None` takes the rest.
+
+        Raises
+        ------
+        UsageError
+            If the rows begin within a byte of a bitmap.
+        """
+        if offset % 8:
+            raise UsageError(
+                f"the rows of a batch on a device cannot begin at {offset}; expected a multiple "
+                "of 8"
+            )
+        offset = min(offset, self.num_rows)
+        rest = self.num_rows - offset
+        length = rest if length is None else min(length, rest)
+        if length == self.num_rows:
+            return self
+        self._residence.ready.wait()
+        device = self._residence.device
+        columns = [
+            with_null_count(column.slice(offset, length), device) for column in self._columns
+        ]
+        return DeviceBatch(self.schema, columns, length, self._residence)
+
+    def get_total_buffer_size(self) -> int:
+        """Return the size of the buffers in bytes."""
+        return sum(buffer.size for column in self._columns for buffer in column.list_buffers())
 
     def wait(self) -> None:
         """Wait until the copies to the device have ended."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 
+from ..protocol.devices import StagingAllocator
 from ..protocol.memory import Allocator
 from ..units import format_size
 from .copier import DeviceCopier
 from .cuda import CudaDevice
 from .device import Device
+from .device_bodies import DeviceBodies
+from .host_registration import HostRegistrations
 from .pinned import PinnedMemory, check_budget, default_pinned_memory
 from .pool import BlockPool
 
@@ -34,6 +37,8 @@ class DeviceMemory:
         size = check_budget(budget)
         self.device = device
         self.staging = staging
+        limit = getattr(staging, "budget", 4 * _PENDING_BYTES)
+        self._registrations = HostRegistrations(device, limit)
         self._pool = BlockPool(device.allocate, device.free, size, f"the memory of {device.name}")
 
     @property
@@ -49,7 +54,13 @@ class DeviceMemory:
     def open_copier(self) -> DeviceCopier:
         """Return what copies the batches of a stream."""
         pending = getattr(self.staging, "budget", 2 * _PENDING_BYTES) // 2
-        return DeviceCopier(self.device, self._pool, min(pending, _PENDING_BYTES))
+        pending = min(pending, _PENDING_BYTES)
+        return DeviceCopier(self.device, self._pool, pending, self.staging)
+
+    def open_allocator(self) -> StagingAllocator:
+        """Return what supplies the memory of received bodies: of the host, or of the device."""
+        bodies = DeviceBodies(self.device, self._pool, self._registrations)
+        return StagingAllocator(self.staging, bodies)
 
     def __repr__(self) -> str:
         title = f"{type(self).__name__} {self.device.name}"

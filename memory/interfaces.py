@@ -35,7 +35,11 @@ _SCRATCH = pa.py_buffer(bytes(64))
 
 
 def dlpack_capsule(
-    array: ArrayLayout, device: Device, max_version: tuple[int, int] | None
+    array: ArrayLayout,
+    device: Device,
+    max_version: tuple[int, int] | None,
+    *,
+    is_read_only: bool = False,
 ) -> object:
     """Return a DLPack capsule of an array of numbers without nulls.
 
@@ -47,6 +51,8 @@ def dlpack_capsule(
         The device that its memory is on.
     max_version : tuple of int, optional
         The version of DLPack that the consumer knows. `None` is that before 1.0.
+    is_read_only : bool
+        Whether others have this memory too. Capsules of before 1.0 cannot say so.
     """
     numbers: Any = ArrayLayout(array.type, array.length, 0, (None, array.buffers[1])).to_array()
     capsule = None
@@ -61,13 +67,14 @@ def dlpack_capsule(
         tensor = DLTensor.from_address(find_pointer(capsule, b"dltensor"))
     else:
         managed = DLManagedTensor.from_address(find_pointer(capsule, b"dltensor_versioned"))
-        managed.flags &= ~_DLPACK_READ_ONLY  # nobody else has this memory
+        if not is_read_only:
+            managed.flags &= ~_DLPACK_READ_ONLY
         tensor = managed.tensor
     tensor.device = DLDevice(device.type_code, device.index)
     return capsule
 
 
-def array_interface(array: ArrayLayout) -> dict[str, Any]:
+def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[str, Any]:
     """Return the CUDA array interface of numbers, or of lists of a fixed size, without nulls.
 
     The stream is missing.
@@ -80,7 +87,7 @@ def array_interface(array: ArrayLayout) -> dict[str, Any]:
     return {
         "shape": tuple(shape),
         "typestr": array.type.to_pandas_dtype()().dtype.str,
-        "data": (data.address if data is not None else 0, False),
+        "data": (data.address if data is not None else 0, is_read_only),
         "strides": None,
         "version": 3,
     }

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -14,6 +14,13 @@ from ..units import format_bytes, format_size
 
 _SMALLEST = 64 << 10
 _CLASSES_PER_DOUBLING = 4
+
+
+class Returnable(Protocol):
+    """Memory that returns to its owner when it is collected."""
+
+    on_return: Callable[[], Callable[[], None] | None] | None
+    """Called when it is collected. It may return what to do before the memory is used again."""
 
 
 class Block:

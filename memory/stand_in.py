@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ..errors import InvalidDataError
-from ..formats.arrow.encoder import EncodedMessage, MessageEncoder
+from ..formats.arrow.encoded_message import EncodedMessage
+from ..formats.arrow.encoder import MessageEncoder
 from ..protocol.memory import DeviceSpan
 from .array_layout import ArrayLayout
 

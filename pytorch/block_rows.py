@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from .plan import Categories
 
 if TYPE_CHECKING:
     from .batch_tensors import BatchTensors
+    from .device_rows import DeviceRows
     from .tensors import TensorOptions, Tensors
 
 
@@ -80,7 +81,7 @@ class BlockRows:
 class Part(NamedTuple):
     """Consecutive rows of a block in memory."""
 
-    block: BlockRows
+    block: BlockRows | DeviceRows
     """The block."""
     begin: int
     """The first row."""
@@ -103,8 +104,12 @@ class Rows:
         self._parts = parts
 
     def to_record_batch(self) -> pa.RecordBatch:
-        """Return the rows as one record batch, without a copy if they are consecutive in one."""
-        batches = [each for part in self._parts for each in part.block.slice(part.begin, part.end)]
+        """Return the rows as one record batch, without a copy if they are consecutive in one.
+
+        They must be in host memory.
+        """
+        parts: Any = self._parts
+        batches = [each for part in parts for each in part.block.slice(part.begin, part.end)]
         if len(batches) == 1:
             return batches[0]
         table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
@@ -125,8 +130,12 @@ class Rows:
         """
         from .tensors import convert_batch  # needs PyTorch
 
+        block, begin, end = self._parts[0]
+        if not isinstance(block, BlockRows):
+            from .device_rows import convert_parts
+
+            return convert_parts(cast("Any", self._parts), options)
         if len(self._parts) == 1:
-            block, begin, end = self._parts[0]
             tensors = block.tensors(begin, end, options, categories)
             if tensors is not None:
                 return tensors

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -17,8 +17,12 @@ from ..client.dataset.backoff import draw_pause
 from ..client.dataset.replicas import TRANSIENT
 from ..errors import DatasetError, SplitArrowError
 from .block_rows import BlockRows, Part, Rows
+from .device_table import DeviceTable
 from .order import EpochOrder, Piece
 from .plan import Block, DatasetPlan
+
+if TYPE_CHECKING:
+    from .device_rows import DeviceRows
 
 CONNECT_ATTEMPTS = 8
 """The attempts to start reading a block. `Client.read` itself continues reads that break."""
@@ -53,10 +57,12 @@ class _Read:
 
     __slots__ = ("_blocks",)
 
-    def __init__(self, blocks: Future[dict[int, BlockRows]]) -> None:
+    def __init__(self, blocks: Future[dict[int, BlockRows | DeviceRows]]) -> None:
         self._blocks = blocks
 
-    def wait(self, block: int, read_alone: Callable[[int], BlockRows]) -> BlockRows:
+    def wait(
+        self, block: int, read_alone: Callable[[int], BlockRows | DeviceRows]
+    ) -> BlockRows | DeviceRows:
         """Wait for a block, and return it; raise the error of the read if it failed.
 
         `read_alone` reads a block that could not be read together with the others.
@@ -210,7 +216,7 @@ class BlockReader:
             del self._users[block]
             self._reads.pop(block).drop(block)
 
-    def _read_blocks(self, first: int, end: int) -> dict[int, BlockRows]:
+    def _read_blocks(self, first: int, end: int) -> dict[int, BlockRows | DeviceRows]:
         """Return the rows of blocks that follow each other, in the order of the epoch.
 
         If they cannot be read together, return the first one alone. The others are read when they
@@ -227,12 +233,12 @@ class BlockReader:
         self._reads_together = False
         return {first: self._read_alone(first)}
 
-    def _read_alone(self, index: int) -> BlockRows:
+    def _read_alone(self, index: int) -> BlockRows | DeviceRows:
         block = self._plan.blocks[index]
         (rows,) = self._divide(self._fetch(block), [block])
         return self._arrange(index, rows)
 
-    def _divide(self, table: pa.Table, blocks: Sequence[Block]) -> list[pa.Table]:
+    def _divide(self, table: Any, blocks: Sequence[Block]) -> list[Any]:
         """Return the rows of each block. A record batch is in one block only.
 
         Raises
@@ -256,15 +262,19 @@ class BlockReader:
             for block, end in zip(blocks, expected, strict=True)
         ]
 
-    def _arrange(self, index: int, table: pa.Table) -> BlockRows:
+    def _arrange(self, index: int, table: Any) -> BlockRows | DeviceRows:
         """Return the rows of a block in the order of the epoch."""
         permutation = self._order.permutation(index)
+        if isinstance(table, DeviceTable):
+            from .device_rows import DeviceRows  # needs PyTorch
+
+            return DeviceRows(table.to_batches(), permutation)
         if permutation is None:
             return BlockRows(table.to_batches())
         (batch,) = table.unify_dictionaries().combine_chunks().to_batches()
         return BlockRows([batch.take(permutation)])
 
-    def _fetch(self, block: Block) -> pa.Table:
+    def _fetch(self, block: Block) -> Any:
         for attempt in range(CONNECT_ATTEMPTS - 1):
             try:
                 return self._read_once(block)
@@ -273,7 +283,7 @@ class BlockReader:
                     raise
         return self._read_once(block)
 
-    def _read_once(self, block: Block) -> pa.Table:
+    def _read_once(self, block: Block) -> Any:
         found = self._plan.selection.read(self._client, block)
         self._is_mapped = found.is_mapped
         return found.table

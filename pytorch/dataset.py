@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -14,9 +13,11 @@ from ..client.connect import connect
 from ..errors import UsageError
 from ..protocol.uri import DataUri
 from ..transport.tls.options import TlsOptions
+from .arguments import check_columns, check_seed, check_transport, find_rank
 from .block_rows import Rows
 from .blocks import BatchPlan, BlockReader
-from .device import check_device, check_host_memory, move
+from .device import check_device, find_memory_device, move
+from .device_tensors import check_device_schema, wait_for_stream
 from .loader_state import find_dataset_state
 from .order import Division, EpochOrder, Even, Share
 from .plan import DatasetPlan, Selection
@@ -46,7 +47,7 @@ class StreamDataset(_IterableDataset):
         The control planes, as in `splitarrow.connect`.
     name : str
         The dataset.
-    columns : sequence of str, optional
+    columns : str or sequence of str, optional
         The columns to read. `None` reads all.
     filter : str, tuples, or expression, optional
         The rows to read, as in `Client.read`. The daemon counts the rows that it selects when the
@@ -99,11 +100,12 @@ class StreamDataset(_IterableDataset):
         The number of threads that convert batches, and call `transform` and `collate`, ahead of the
         training loop. As many reads are ahead at least. With 0, the thread that iterates
         converts. The order and the state do not depend on it.
-    memory : str, PinnedMemory or Allocator, optional
-        The host memory that record batches are received into; see `splitarrow.open`. A batch whose
-        rows are consecutive in one record batch stays there. All others are put together in
+    memory : str, PinnedMemory, CudaMemory or Allocator, optional
+        Where record batches are received; see `splitarrow.open`. In host memory, a batch whose
+        rows are consecutive in one record batch stays there, and all others are put together in
         pageable memory. A loader with spawned workers needs ``"pinned"``, or one that can be
-        pickled.
+        pickled. With ``"cuda:0"``, the tensors are on the device, which shuffles and joins rows
+        itself. That needs a loader without workers, columns of fixed width, and no `transform`.
 
     Raises
     ------
@@ -118,7 +120,7 @@ class StreamDataset(_IterableDataset):
         uri: str | Sequence[str],
         name: str,
         *,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         filter: Any = None,
         batch_rows: int = 4096,
         shuffle: bool = False,
@@ -150,7 +152,7 @@ class StreamDataset(_IterableDataset):
                 raise UsageError(f"{label} is {value}; expected 1 or more")
         if threads < 0:
             raise UsageError(f"threads is {threads}; expected 0 or more")
-        self.rank, world_size = _find_rank(rank, world_size)
+        self.rank, world_size = find_rank(rank, world_size)
         self._division = Division(world_size, batch_rows, interleave, even)
         self._connect = partial(connect, cast("str | DataUri", uri), token, tls=tls)
         self._tensor_options = TensorOptions(on_null, strings)
@@ -159,15 +161,22 @@ class StreamDataset(_IterableDataset):
         self._device = check_device(device)
         self._prefetch_blocks = max(prefetch_blocks, threads)
         self._threads = threads
-        self._seed = seed
+        self._seed = check_seed(seed)
         self._shuffle = shuffle
-        columns = None if columns is None else tuple(columns)
-        selection = Selection(name, columns, filter, version or "", {"transport": transport})
-        check_host_memory(memory)
+        options = {"transport": check_transport(transport)}
+        selection = Selection(name, check_columns(columns), filter, version or "", options)
+        self._memory_device = find_memory_device(memory)
+        if self._memory_device is not None and transform is not None:
+            raise UsageError(
+                "transform needs record batches in host memory; pass collate to change tensors on "
+                f"the device, or device={str(self._memory_device)!r} in place of memory"
+            )
         plan = plan_dataset(self._connect, selection, window_rows, categories or {})
         self._plan = plan.with_options(memory=memory)
         if transform is None:
             check_schema(self._plan.schema, self._tensor_options, self._plan.categories)
+        if self._memory_device is not None:
+            check_device_schema(self._plan.schema, str(self._memory_device))
         # Workers that persist get a new epoch through shared memory.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._resumed: Position | None = None
@@ -237,6 +246,12 @@ class StreamDataset(_IterableDataset):
                 f"device={str(self._device)!r} needs a loader without workers; move the batches in "
                 "the training loop instead"
             )
+        if worker is not None and self._memory_device is not None:
+            raise UsageError(
+                f"memory is that of {self._memory_device}, which workers of a loader cannot pass "
+                "on; pass num_workers=0 to the loader, and threads=4 to the dataset, or leave out "
+                "memory and move the batches in the training loop"
+            )
         if worker is not None and self._collate is None:
             pass_regions()
         first = position.current.steps + (number or 0)
@@ -267,7 +282,10 @@ class StreamDataset(_IterableDataset):
 
     def _convert(self, batch: tuple[BatchPlan, Rows]) -> tuple[int, Any]:
         """Return the number of a batch and what the dataset yields for it."""
-        return batch[0].number, self._make_batch(batch[1])
+        result = self._make_batch(batch[1])
+        if self._threads and self._memory_device is not None:
+            wait_for_stream(self._memory_device)  # the training loop may use another one
+        return batch[0].number, result
 
     def _make_batch(self, rows: Rows) -> Any:
         worker = torch.utils.data.get_worker_info()
@@ -358,34 +376,3 @@ class StreamDataset(_IterableDataset):
         return Order(
             selection.name, selection.version, self._plan.layout, self._seed, self._shuffle
         )
-
-
-def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the rank and the number of ranks.
-
-    Raises
-    ------
-    UsageError
-        If one of them is given without the other, or the rank does not exist.
-    """
-    if (rank is None) != (world_size is None):
-        raise UsageError("rank and world_size belong together; pass both or neither")
-    if rank is None or world_size is None:
-        rank, world_size = _detect_rank()
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank is {rank}; expected 0 to {world_size - 1} for {world_size} ranks")
-    return rank, world_size
-
-
-def _detect_rank() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
-
-
-def _read_number(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
-    if not text.isdecimal():
-        raise UsageError(f"the variable {name} is {text!r}; expected a number")
-    return int(text)

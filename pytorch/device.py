@@ -28,23 +28,18 @@ def check_device(device: Any) -> Any:
     return found
 
 
-def check_host_memory(memory: Any) -> None:
-    """Check that an argument ``memory`` names host memory.
+def find_memory_device(memory: Any) -> Any:
+    """Return the ``torch.device`` whose memory an argument ``memory`` names; None for the host's.
 
     Raises
     ------
     UsageError
-        If it names the memory of a device, or is invalid.
+        If the argument is invalid, or PyTorch does not find the device.
     """
     if memory is None:
-        return
+        return None
     selected = select_memory(memory)
-    if isinstance(selected, DeviceMemory):
-        name = selected.device.name
-        raise UsageError(
-            f"memory is that of {name}; tensors are made in host memory, so pass device={name!r}, "
-            "and memory='pinned' for faster copies"
-        )
+    return check_device(selected.device.name) if isinstance(selected, DeviceMemory) else None
 
 
 def move(value: Any, device: Any) -> Any:

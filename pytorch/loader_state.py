@@ -27,9 +27,9 @@ def find_dataset_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     UsageError
         If it has another form.
     """
-    if "stages" in state:
-        return state
     try:
+        if "stages" in state:
+            return state
         if _SNAPSHOT not in state:
             return state[_DATASET]
         snapshot = state[_SNAPSHOT]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ..client.connect import AnyClient
 from ..errors import UsageError
+from .device_table import DeviceTable
 
 Categories = Mapping[str, Any]
 """The values that the codes of dictionary columns refer to, by column."""
@@ -32,8 +33,8 @@ class Block(NamedTuple):
 class BlockTable(NamedTuple):
     """The record batches of a block."""
 
-    table: pa.Table
-    """The record batches."""
+    table: Any
+    """The record batches, as a ``pyarrow.Table``, or as a `DeviceTable` on a device."""
     is_mapped: bool
     """Whether they came over shared memory, and take no memory of this process."""
 
@@ -64,6 +65,9 @@ class Selection:
             batches=(block.first, block.end),
             **{**self.options, **options},
         ) as stream:
+            if not hasattr(stream, "read_all"):  # a `DeviceStream`
+                on_device: Any = stream
+                return BlockTable(DeviceTable(on_device), is_mapped=False)
             return BlockTable(stream.read_all(), stream.transport == "shm")
 
 

@@ -148,7 +148,7 @@ class _Converter:
             yield from self._lists(name, array)
         elif types.is_struct(kind):
             for index, child in enumerate(array.flatten()):
-                yield from self.convert(_prefix(name, kind.field(index)), child)
+                yield from self.convert(prefix_field(name, kind.field(index)), child)
         elif types.is_run_end_encoded(kind):
             yield from self._values(name, _compute.run_end_decode(array))
         elif isinstance(kind, pa.FixedShapeTensorType):
@@ -205,7 +205,8 @@ class _Converter:
         yield f"{name}.offsets", offsets
 
 
-def _prefix(name: str, field: Any) -> Any:
+def prefix_field(name: str, field: Any) -> Any:
+    """Return a field of a struct under the name of its tensor."""
     return field.with_name(f"{name}.{field.name}")
 
 
@@ -243,7 +244,7 @@ def _fixed(name: str, array: Any, options: TensorOptions) -> Any:
     tensor = inner.reshape(len(array), size, *inner.shape[1:])
     if array.null_count:
         tensor = tensor.clone()
-        tensor[~_bool_tensor(array.is_valid())] = _fill_value(tensor.is_floating_point(), options)
+        tensor[~_bool_tensor(array.is_valid())] = fill_value(tensor.is_floating_point(), options)
     return tensor
 
 
@@ -264,7 +265,7 @@ def _as_numbers(name: str, array: Any) -> Any:
 
 def _fill(array: Any, options: TensorOptions) -> Any:
     """Return an array without nulls."""
-    value = _fill_value(pa.types.is_floating(array.type), options)
+    value = fill_value(pa.types.is_floating(array.type), options)
     return _filled(array, value) if array.null_count else _without_validity(array)
 
 
@@ -276,7 +277,8 @@ def _filled(array: Any, value: Any) -> Any:
     return array.fill_null(value) if array.null_count else array
 
 
-def _fill_value(is_floating: bool, options: TensorOptions) -> float:
+def fill_value(is_floating: bool, options: TensorOptions) -> float:
+    """Return what nulls of numbers become."""
     return float("nan") if is_floating and options.on_null == "fill" else 0
 
 
@@ -295,6 +297,11 @@ def _shaped(values: Any, kind: Any) -> Any:
     return tensor
 
 
+def torch_type(kind: pa.DataType) -> Any:
+    """Return the type of the tensors of numbers of an Arrow type."""
+    return _DTYPES[kind]()
+
+
 def _bool_tensor(array: Any) -> Any:
     return _shared(array.cast(pa.uint8())).view(torch.bool)
 
@@ -302,7 +309,7 @@ def _bool_tensor(array: Any) -> Any:
 def _shared(array: Any) -> Any:
     """Return a tensor that shares the memory of an array of numbers."""
     if not len(array):
-        return torch.empty(0, dtype=_DTYPES[array.type]())
+        return torch.empty(0, dtype=torch_type(array.type))
     return torch.from_dlpack(array)
 
 

@@ -67,11 +67,11 @@ class DeviceStream:
             As the other streams raise.
         """
         try:
-            batch = next(self.source)
+            batch: Any = next(self.source)
         except StopIteration:
             self._copier.close()
             raise
-        return self._copier.copy(batch)
+        return batch if isinstance(batch, DeviceBatch) else self._copier.copy(batch)
 
     def close(self) -> None:
         """Close the stream. Batches that were returned stay valid. Idempotent."""
@@ -131,7 +131,8 @@ class AsyncDeviceStream:
 
     async def __anext__(self) -> DeviceBatch:
         """Return the next record batch; see `DeviceStream`."""
-        return self._copier.copy(await anext(self.source))
+        batch: Any = await anext(self.source)
+        return batch if isinstance(batch, DeviceBatch) else self._copier.copy(batch)
 
     def close(self) -> None:
         """Close the stream. Batches that were returned stay valid. Idempotent."""

@@ -26,7 +26,7 @@ def find_allocator(memory: Any) -> Allocator:
     from ...memory.selection import DeviceMemory, select_memory
 
     selected = select_memory(memory)
-    return selected.staging if isinstance(selected, DeviceMemory) else selected
+    return selected.open_allocator() if isinstance(selected, DeviceMemory) else selected
 
 
 def move_to_memory(stream: Any, memory: Any) -> Any:

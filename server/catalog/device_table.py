@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
@@ -9,11 +10,12 @@ from functools import partial
 
 import pyarrow as pa
 
-from ...errors import ExhaustedError, UsageError
+from ...errors import ExhaustedError, SplitArrowError, UsageError
 from ...formats.arrow.encoder import MessageEncoder
 from ...formats.arrow.schema_difference import describe_difference
 from ...memory.array_layout import ArrayLayout
 from ...memory.device import Device
+from ...memory.exports import DeviceExport
 from ...memory.imported_arrays import BufferCopy, copy_buffer, fetch_array, with_null_count
 from ...memory.imports import DeviceData
 from ...memory.stand_in import encode_on_device, has_fixed_width
@@ -29,6 +31,7 @@ from .query.selection import Selection
 BATCH_BYTES = 16 << 20
 """The approximate size in bytes of the slices that a batch is sent in."""
 _PADDING_BYTES = 64
+_log = logging.getLogger("splitarrow.memory")
 _PAGEABLE_BYTES = 16 << 10
 """The size below which a buffer is copied to pageable memory."""
 
@@ -74,6 +77,7 @@ class DeviceTable:
         self.rows: int | None = sum(part.num_rows for part in parts)
         self.nbytes: int | None = sum(part.nbytes for part in parts)
         self.version: str = uuid.uuid4().hex
+        self._export: DeviceExport | str | None = None
         self._padding = _allocate_zeros(first.device, first.type_code)
 
     @property
@@ -109,6 +113,22 @@ class DeviceTable:
             return rows
         selection = Selection.for_counting(request, encoding, self.schema)
         return count_matches(selection, self._read_batches, rows, "the device table", is_valid=True)
+
+    def export(self) -> DeviceExport | None:
+        """Return what lets readers on this host open the memory; None if they cannot."""
+        if self._export is None:
+            buffers = [
+                buffer
+                for part in self._slices
+                for column in part.columns
+                for buffer in column.list_buffers()
+            ]
+            try:
+                self._export = DeviceExport(self._device, self.device_type, buffers)
+            except (SplitArrowError, MemoryError) as error:
+                self._export = str(error)
+                _log.debug("memory of %s is not shared: %s", self._device.name, error)
+        return None if isinstance(self._export, str) else self._export
 
     def close(self) -> None:
         """Drop the table. Open sources stay usable."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -73,6 +78,7 @@ def test_the_report_names_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         "BATCH_BYTES": (1 << 20,),
         "TOTAL_BYTES": 2 << 20,
         "SERVED_BYTES": 1 << 20,
+        "SHARED_BYTES": 1 << 20,
         "STEPS": 2,
         "STEP_SECONDS": 0.001,
     }.items():
@@ -81,11 +87,49 @@ def test_the_report_names_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Readable(HostDevice):
         type_code = TrapDevice.type_code
 
-    memory = TrapMemory(device=Readable())
-    monkeypatch.setitem(imports.DEVICES, Readable.type_code, lambda _: memory.device)
-    console = Console(record=True, width=100, file=io.StringIO())
-    gpu.report(memory, console)
+    memory, other = TrapMemory(device=Readable()), TrapMemory(device=Readable())
+    devices = [memory.device, other.device]
+    other.device.index = 1
+    monkeypatch.setitem(imports.DEVICES, Readable.type_code, devices.__getitem__)
+    console = Console(record=True, width=200, file=io.StringIO())
+    monkeypatch.setattr(gpu, "shared_data", serve_in_thread)
+    gpu.report(memory, console, lambda: other)
     text = console.export_text()
     assert "1 MiB" in text
     assert "a dataset on the device, read into host memory: tcp " in text
-    assert "2 steps of 1 ms waited for " in text
+    assert "of the time, 2 steps of 1 ms waited for " in text
+    assert "device to device, from another process: " in text
+    assert text.count("the goal is at least 90%: ") == 2
+    assert text.count("the goal is at most 2%: ") == 1
+
+
+@contextmanager
+def serve_in_thread(open_memory: Any, nbytes: int) -> Generator[str]:
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=gpu.serve_shared, args=(theirs, open_memory, nbytes))
+    thread.start()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        thread.join()
+
+
+def test_goals_are_compared_in_both_directions() -> None:
+    assert gpu.describe_goal(0.95, 0.9) == "95.0%; the goal is at least 90%: reached"
+    assert gpu.describe_goal(0.85, 0.9) == "85.0%; the goal is at least 90%: missed"
+    assert gpu.describe_goal(0.03, 0.02, at_most=True) == "3.0%; the goal is at most 2%: missed"
+
+
+def test_data_that_was_copied_to_the_host_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Readable(HostDevice):
+        type_code = TrapDevice.type_code
+        opens_own_exports = False
+
+    memory, other = TrapMemory(device=Readable()), TrapMemory(device=Readable())
+    monkeypatch.setitem(imports.DEVICES, Readable.type_code, lambda _: other.device)
+    with (
+        serve_in_thread(lambda: other, 1 << 20) as uri,
+        pytest.raises(splitarrow.errors.UsageError, match="could not be opened by CUDA IPC"),
+    ):
+        gpu.copy_shared(uri, memory, memory.device.allocate(1 << 20), 1)

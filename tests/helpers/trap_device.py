@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 
+from splitarrow.errors import SplitArrowError
 from splitarrow.memory.device import Event
 from splitarrow.memory.device_memory import DeviceMemory
 from splitarrow.protocol.memory import DEFAULT_ALLOCATOR, Allocator
 
 _PROT_NONE = 0
+_HANDLE = struct.Struct("<QQ48x")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -54,8 +59,15 @@ class TrapDevice:
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
         self._queue: deque[tuple[int, int, int]] = deque()
-        self.activations = self.reads = 0
+        self.activations = self.reads = self.depth = 0
         self.queued = self.copied = self.frees = self.synchronizations = 0
+        self.opened = self.closed = 0
+        self.has_pageable_memory = False
+        self.refusal = ""
+        self.registered: dict[int, int] = {}
+        self.registrations = 0
+        self.locked: list[tuple[int, int]] = []
+        self.sources: list[int] = []
         self.delayed: list[int] = []
         self.recorded: list[int] = []
         self.waits: list[Event] = []
@@ -63,6 +75,9 @@ class TrapDevice:
     def allocate(self, nbytes: int) -> int:
         descriptor = os.memfd_create("trap")
         os.ftruncate(descriptor, nbytes)
+        return self._map(descriptor, nbytes)
+
+    def _map(self, descriptor: int, nbytes: int) -> int:
         address = _libc.mmap(None, nbytes, _PROT_NONE, mmap.MAP_SHARED, descriptor, 0)
         assert address not in (None, ctypes.c_void_p(-1).value)
         self._files[address] = (descriptor, nbytes)
@@ -70,6 +85,62 @@ class TrapDevice:
 
     def activate(self) -> None:
         self.activations += 1
+
+    uuid = b"the trap device."
+    opens_own_exports = True
+
+    def find_allocation(self, address: int) -> tuple[int, int]:
+        for begin, (_, nbytes) in self._files.items():
+            if begin <= address < begin + nbytes:
+                return begin, nbytes
+        raise AssertionError(f"{address:#x} is not memory of the device")
+
+    def export_allocation(self, address: int) -> bytes:
+        if self.refusal:
+            raise SplitArrowError(self.refusal)
+        return _HANDLE.pack(os.getpid(), self._files[address][0])
+
+    def open_allocation(self, handle: bytes, nbytes: int) -> int:
+        process, number = _HANDLE.unpack(handle)
+        try:
+            descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+        except OSError as error:
+            raise SplitArrowError(f"invalid handle: {error.strerror}") from None
+        if os.fstat(descriptor).st_size < nbytes:
+            os.close(descriptor)
+            raise SplitArrowError("the allocation is smaller")
+        self.opened += 1
+        return self._map(descriptor, nbytes)
+
+    def close_allocation(self, address: int) -> None:
+        self.free(address)
+        self.frees -= 1
+        self.closed += 1
+
+    def is_page_locked(self, address: int) -> bool:
+        """Return whether memory is in `locked`. Without pageable memory, all is."""
+        is_locked = any(begin <= address < begin + nbytes for begin, nbytes in self.locked)
+        return is_locked or not self.has_pageable_memory
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        assert address % mmap.PAGESIZE == 0
+        if self.refusal:
+            raise SplitArrowError(self.refusal)
+        self.registered[address] = nbytes
+        self.locked.append((address, nbytes))
+        self.registrations += 1
+
+    def unregister_host(self, address: int) -> None:
+        assert self.copied == self.queued
+        del self.registered[address]
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     def free(self, address: int) -> None:
         descriptor, nbytes = self._files.pop(address)
@@ -85,6 +156,7 @@ class TrapDevice:
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         self._queue.append((target, source, nbytes))
+        self.sources.append(source)
         self.queued += 1
 
     def run(self, until: int) -> None:
@@ -94,6 +166,10 @@ class TrapDevice:
             descriptor, offset = self._locate(target)
             assert os.pwrite(descriptor, ctypes.string_at(source, nbytes), offset) == nbytes
             self.copied += 1
+
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        self.run(self.queued)
+        self.write(target, self.read(source, nbytes))
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
         self.run(self.queued)

@@ -129,8 +129,7 @@ def test_loaders(
 ) -> None:
     """Each row arrives once when an epoch continues at a random step in another way."""
     choose = random.Random(f"{ranks} {workers} {method}")
-    # A process that is spawned imports PyTorch, which takes seconds.
-    resumes = battery.count(50 if method == "fork" else 10)
+    resumes = battery.count(50)
     for number in range(resumes):
         way = list(WAYS)[number % len(WAYS)]
         delivered = deliver_in_two_parts(choose, datasets, (ranks, workers), method, way)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -35,19 +36,21 @@ def list_calls() -> list[tuple[str, int]]:
     for node in ast.walk(ast.parse(inspect.getsource(cuda))):
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name == "call" and isinstance(node.args[0], ast.Constant):
+            if name in ("call", "call_driver") and isinstance(node.args[0], ast.Constant):
                 found.append((str(node.args[0].value), len(node.args) - 1))
-            elif name.startswith("cuda"):
+            elif re.fullmatch(r"cu(da)?[A-Z]\w+(?<!_t)", name):
                 found.append((name, len(node.args)))
     return found
 
 
 def test_the_calls_have_the_parameters_of_the_library() -> None:
     runtime: Any = pytest.importorskip("cuda.bindings.runtime")
+    driver: Any = pytest.importorskip("cuda.bindings.driver")
     calls = list_calls()
     assert len(calls) > 15
     for name, count in calls:
-        signature = str(getattr(runtime, name).__doc__).splitlines()[0]
+        library = runtime if name.startswith("cuda") else driver
+        signature = str(getattr(library, name).__doc__).splitlines()[0]
         parameters = signature.partition("(")[2].rpartition(")")[0]
         assert signature.startswith(f"{name}("), signature
         assert len([each for each in parameters.split(",") if each]) == count, signature

@@ -10,7 +10,11 @@ import pytest
 
 import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
+from splitarrow.benchmarks import gpu
+from splitarrow.client.stream import blocking
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
+from splitarrow.memory.cuda import call
+from splitarrow.memory.device_bodies import DeviceBodies
 
 pytestmark = pytest.mark.gpu
 
@@ -42,6 +46,61 @@ def test_streams_land_on_the_device(memory: CudaMemory, scheme: str) -> None:
     assert pa.Table.from_batches([batch.to_arrow() for batch in batches]) == TABLE
     batches.clear()
     assert memory.used_bytes == 0
+
+
+def test_another_process_shares_its_memory(memory: CudaMemory) -> None:
+    with (
+        gpu.shared_data(CudaMemory, 64 << 20) as uri,
+        splitarrow.open(uri, memory=memory) as stream,
+    ):
+        batches: list[Any] = list(stream)
+        assert memory.used_bytes == 0  # nothing was copied
+        rows = sum(batch.num_rows for batch in batches)
+        columns = [batch["c0"].to_numpy() for batch in batches]
+        assert rows * 8 * gpu.COLUMNS == 64 << 20
+        assert sum(map(len, columns)) == rows
+        batches.clear()
+
+
+def test_mapped_memory_is_page_locked(memory: CudaMemory) -> None:
+    runtime: Any = importlib.import_module("cuda.bindings.runtime")
+    attribute = runtime.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
+    if not call("cudaDeviceGetAttribute", attribute, 0):
+        pytest.skip("this device cannot page-lock memory that is mapped read-only")
+    allocator = memory.open_allocator()
+    with (
+        splitarrow.serve({"data": TABLE}, listen="shm://") as server,
+        blocking.open(server.uri("data"), allocator=allocator) as stream,
+    ):
+        for batch in stream:
+            buffers = [each for column in batch.columns for each in column.buffers() if each]
+            assert all(memory.device.is_page_locked(each.address) for each in buffers)
+
+
+def test_pageable_memory_is_known(memory: CudaMemory) -> None:
+    assert not memory.device.is_page_locked(pa.allocate_buffer(1 << 20).address)
+    assert memory.device.is_page_locked(memory.staging.allocate(1 << 20).address)
+
+
+def test_ucx_receives_straight_into_the_device(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+    allocate = DeviceBodies.allocate
+
+    def count(bodies: DeviceBodies, nbytes: int) -> Any:
+        received.append(nbytes)
+        return allocate(bodies, nbytes)
+
+    monkeypatch.setattr(DeviceBodies, "allocate", count)
+    numbers = TABLE.select(["n"])
+    with (
+        splitarrow.serve({"data": numbers}, listen="ucx://127.0.0.1:0") as server,
+        splitarrow.open(server.uri("data"), batch_rows=50_000, memory=memory) as stream,
+    ):
+        batches: list[Any] = list(stream)
+    assert len(received) > 10
+    assert pa.Table.from_batches([batch.to_arrow() for batch in batches]) == numbers
 
 
 def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: CudaMemory) -> None:

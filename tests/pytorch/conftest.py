@@ -8,6 +8,7 @@ import pytest
 
 NEED_TORCH = [
     "test_dataset.py",
+    "test_device_memory.py",
     "test_loaders.py",
     "test_mapped_batches.py",
     "test_reads.py",

@@ -18,7 +18,6 @@ from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
 from helpers.control_plane import CANARY, TOKENS
 from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_parquet, write_shards, write_stream
-from helpers.trap_device import TrapMemory
 from helpers.waiting import wait_until
 from splitarrow import errors
 from splitarrow.client.cluster.publish import publish_shards
@@ -182,8 +181,10 @@ def test_a_state_of_other_data_is_refused(server: Daemon) -> None:
         changed: dict[str, Any] = {"shuffle": True, **options}
         with pytest.raises(errors.UsageError, match=message):
             open_dataset(server, **changed).load_state_dict(state)
-    with pytest.raises(errors.UsageError, match="neither that of a StreamDataset nor"):
-        open_dataset(server).load_state_dict({"step": 3})
+    other: Any
+    for other in ({"step": 3}, None, 7, []):
+        with pytest.raises(errors.UsageError, match="neither that of a StreamDataset nor"):
+            open_dataset(server).load_state_dict(other)
 
 
 def test_a_changed_dataset_is_refused(tmp_path: Path, daemon: StartDaemon) -> None:
@@ -286,6 +287,10 @@ def test_transform_and_collate_see_every_batch(server: Daemon) -> None:
         ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to 1 for 2 ranks"),
         ({"window_rows": 0}, "window_rows is 0"),
         ({"prefetch_blocks": 0}, "prefetch_blocks is 0"),
+        ({"transport": "quic"}, "transport is 'quic'; expected auto, flight, inproc, tcp"),
+        ({"columns": []}, "columns is empty; expected one column or more, or None for all"),
+        ({"seed": 1.5}, r"seed is 1\.5; expected an integer"),
+        ({"seed": None}, "seed is None; expected an integer"),
         ({"columns": ["m"]}, "no column 'm'; the columns are n, x"),
         ({"on_null": "skip"}, "on_null is 'skip'; expected error, mask, fill"),
         ({"strings": "str"}, "strings is 'str'"),
@@ -337,11 +342,6 @@ def test_tensors_share_the_memory_that_bodies_are_received_into(server: Daemon) 
     assert sum(len(tensor) for tensor in tensors) == ROWS
     for tensor in tensors:
         assert any(tensor.data_ptr() in each for each in memory.ranges)
-
-
-def test_the_memory_of_a_device_is_refused(server: Daemon) -> None:
-    with pytest.raises(errors.UsageError, match="so pass device='trap:0', and memory='pinned'"):
-        open_dataset(server, memory=TrapMemory())
 
 
 NO_PANDAS = """

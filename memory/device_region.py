@@ -1,0 +1,188 @@
+"""Memory of a device that another process on this host has exported, opened here.
+
+A block of it returns its lease once the device has ended all work that used the block: the other
+process may free the memory then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import ConnectError, ProtocolError, SplitArrowError, UsageError
+from ..protocol.regions import DeviceHandles
+from .device import Device
+
+
+class _Allocation:
+    """An allocation that this process has opened, until the object is collected."""
+
+    def __init__(self, device: Device, handle: bytes, nbytes: int) -> None:
+        self._device = device
+        self.address = device.open_allocation(handle, nbytes)
+
+    def __del__(self) -> None:
+        address = getattr(self, "address", 0)
+        if address:
+            with contextlib.suppress(SplitArrowError):  # CUDA is shutting down
+                self._device.close_allocation(address)
+
+
+_allocations: weakref.WeakValueDictionary[tuple[int, bytes], _Allocation] = (
+    weakref.WeakValueDictionary()
+)
+"""The open allocations, by the number of the device and the handle: each is opened once."""
+_lock = threading.Lock()
+
+
+class DeviceRegion:
+    """The allocations that a server has announced, one after another; a `Region`.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    handles : DeviceHandles
+        The allocations.
+
+    Raises
+    ------
+    ConnectError
+        If the memory is on another device, or cannot be opened.
+    """
+
+    def __init__(self, device: Device, handles: DeviceHandles) -> None:
+        if (handles.type_code, handles.device) != (device.type_code, device.uuid):
+            raise ConnectError(
+                f"the server's data is on another device than {device.name}, which cannot open it"
+            )
+        self._device = device
+        self.size = handles.size
+        """The size in bytes."""
+        sizes = [nbytes for _, nbytes in handles.allocations]
+        self._ends = list(accumulate(sizes))
+        try:
+            self._allocations = [self._open(*each) for each in handles.allocations]
+        except (SplitArrowError, MemoryError) as error:
+            raise ConnectError(
+                f"the server's data on {device.name} cannot be opened by this process: {error}"
+            ) from None
+        _RETURNS.start()
+
+    def _open(self, handle: bytes, nbytes: int) -> _Allocation:
+        key = (self._device.index, handle)
+        with _lock:
+            found = _allocations.get(key)
+            if found is None:
+                found = _allocations[key] = _Allocation(self._device, handle, nbytes)
+        return found
+
+    def locate(self, offset: int, nbytes: int) -> int:
+        """Return the address of a span, which is not empty.
+
+        Raises
+        ------
+        ProtocolError
+            If the span is not within one allocation.
+        """
+        index = bisect_right(self._ends, offset)
+        if index >= len(self._ends) or offset + nbytes > self._ends[index]:
+            raise ProtocolError(
+                f"{nbytes} bytes at offset {offset} are not within one allocation of a region of "
+                f"{self.size} bytes"
+            )
+        begin = self._ends[index - 1] if index else 0
+        return self._allocations[index].address + offset - begin
+
+    def lease(self, lease: object) -> LeasedBlock:
+        """Return what keeps the region open, and a lease, while a batch uses them."""
+        return LeasedBlock(self._device, self, lease)
+
+    def check(self) -> None:
+        """Do nothing: the server keeps the memory unchanged."""
+
+    def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
+        """Return False: the host does not look at the memory."""
+        return False
+
+    def prefixed_buffer(self, prefix: bytes, offset: int, nbytes: int, owner: object) -> None:
+        """Return None: there is no host memory."""
+
+    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
+        """Refuse: there is no host memory.
+
+        Raises
+        ------
+        UsageError
+            Always.
+        """
+        raise UsageError(f"the data is on {self._device.name}, not in host memory")
+
+
+class LeasedBlock:
+    """Memory of a region; see `Returnable`.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    region : DeviceRegion
+        The region, which stays open.
+    lease : object
+        What is dropped once the device does not use the memory any more.
+    """
+
+    def __init__(self, device: Device, region: DeviceRegion, lease: object) -> None:
+        self._device = device
+        self._owners: tuple[Any, ...] = (lease, region)
+        self.on_return: Callable[[], Callable[[], None] | None] | None = None
+
+    def __del__(self) -> None:
+        wait = None if self.on_return is None else self.on_return()
+        if wait is not None:
+            _RETURNS.put(self._device, wait, self._owners)
+
+
+class _Returns:
+    """A thread that waits for the device, and then drops leases."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Device, Callable[[], None], object]] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs. Not safe in finalizers."""
+        with _lock:
+            if self._thread is None:
+                name = "splitarrow-device-returns"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def put(self, device: Device, wait: Callable[[], None], owners: object) -> None:
+        """Drop owners after `wait` and what it has queued on the device. Safe in finalizers."""
+        self._queue.put((device, wait, owners))
+
+    def _run(self) -> None:
+        while True:
+            # A separate call, so that no local variable keeps the last lease.
+            _drop_next(self._queue)
+
+
+def _drop_next(pending: queue.SimpleQueue[Any]) -> None:
+    device, wait, owners = pending.get()
+    wait()
+    device.record().wait()
+    del owners
+
+
+_RETURNS = _Returns()
