@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from .memory import ReceivedBody
+from .regions import Region, RemoteBody
+from .tags import BodyType
 
 
 class UntaggedFrame(NamedTuple):
@@ -64,6 +66,8 @@ class MessageRun:
         The number of messages.
     buffer : pyarrow.Buffer
         Memory for all bodies: `count` times `stride_of(nbytes, headroom)` bytes.
+    body_type : BodyType
+        The content of the bodies: packed, or offsets.
 
     Attributes
     ----------
@@ -71,11 +75,24 @@ class MessageRun:
         The offset of the first body in `buffer`, and the headroom of each, in bytes.
     stride : int
         The distance between the beginnings of two bodies in bytes.
+    region : Region or None
+        The region that offsets refer to. The transport sets it.
     view : memoryview
         The same memory as `buffer`, as writable bytes.
     """
 
-    __slots__ = ("buffer", "count", "metadata", "nbytes", "sequence", "start", "stride", "view")
+    __slots__ = (
+        "body_type",
+        "buffer",
+        "count",
+        "metadata",
+        "nbytes",
+        "region",
+        "sequence",
+        "start",
+        "stride",
+        "view",
+    )
 
     def __init__(
         self,
@@ -85,7 +102,10 @@ class MessageRun:
         headroom: int,
         count: int,
         buffer: pa.Buffer,
+        body_type: BodyType = BodyType.PACKED,
     ) -> None:
+        self.body_type = body_type
+        self.region: Region | None = None
         self.sequence = sequence
         self.metadata = metadata
         self.nbytes = nbytes
@@ -105,7 +125,8 @@ class MessageRun:
         begin = index * self.stride
         end = begin + self.start + self.nbytes
         buffer = self.buffer.slice(begin, end - begin)
-        return ReceivedBody(buffer, self.view[begin:end], self.start, self.nbytes)
+        body = ReceivedBody(buffer, self.view[begin:end], self.start, self.nbytes)
+        return body if self.region is None else RemoteBody(body, self.region)
 
 
 make_untagged_frame = partial(tuple.__new__, UntaggedFrame)

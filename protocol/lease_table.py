@@ -6,16 +6,15 @@ and never pointers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ..errors import LimitError
 from .bodies import Span
 
 
-@dataclass(slots=True)
-class _Lease:
-    lengths: list[int]
+class _Lease(NamedTuple):
+    lengths: tuple[int, ...]
     """The length of each delivery in bytes, the oldest first."""
     since: float
 
@@ -77,9 +76,38 @@ class LeaseTable:
             lease = self._leases.get(offset)
             self._held_bytes += length
             if lease is None:
-                self._leases[offset] = _Lease([length], now)
+                self._leases[offset] = _Lease((length,), now)
             else:
-                lease.lengths.append(length)
+                self._leases[offset] = _Lease((*lease.lengths, length), lease.since)
+
+    def grant_run(
+        self, offsets: Sequence[Sequence[int]], lengths: Sequence[int], now: float = 0.0
+    ) -> None:
+        """Record leases on the buffers of many messages with equal metadata.
+
+        Parameters
+        ----------
+        offsets : sequence of sequence of int
+            For each buffer of a message, its offset in every message.
+        lengths : sequence of int
+            The length of each buffer in bytes, none of which is empty.
+        now : float
+            The time from a monotonic clock, in seconds.
+        """
+        fresh: dict[int, _Lease] = {}
+        count = 0
+        for column, length in zip(offsets, lengths, strict=True):
+            fresh.update(dict.fromkeys(column, _Lease((length,), now)))
+            count += len(column)
+        if len(fresh) < count or not self._leases.keys().isdisjoint(fresh):
+            for column, length in zip(offsets, lengths, strict=True):
+                self.grant([(offset, length) for offset in column], now)
+            return
+        self._leases.update(fresh)
+        self._held += count
+        self._held_bytes += sum(
+            len(column) * length for column, length in zip(offsets, lengths, strict=True)
+        )
 
     def free(self, offsets: Iterable[int]) -> list[int]:
         """Free one delivery of each offset and return the offsets without further leases.
@@ -97,16 +125,18 @@ class LeaseTable:
                 self.bad_frees += 1
                 continue
             self._held -= 1
-            if len(lease.lengths) > 1:
-                self._held_bytes -= lease.lengths.pop(0)
+            lengths = lease.lengths
+            if lengths[1:]:
+                self._held_bytes -= lengths[0]
+                self._leases[offset] = _Lease(lengths[1:], lease.since)
             else:
                 released[offset] = self._leases.pop(offset)
-                self._held_bytes -= lease.lengths[0]
+                self._held_bytes -= lengths[0]
         if self.bad_frees > self._max_bad_frees:
             for offset, lease in released.items():
                 self._leases[offset] = lease
                 self._held += 1
-                self._held_bytes += lease.lengths[0]
+                self._held_bytes += sum(lease.lengths)
             raise LimitError(
                 f"the peer freed {self.bad_frees} offsets that it did not hold; "
                 f"the limit is {self._max_bad_frees}"

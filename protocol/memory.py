@@ -192,7 +192,7 @@ class BodyPool:
             try:
                 buffer = self._allocate(start + nbytes)
             except MemoryError as error:
-                raise _out_of_memory(nbytes, tag, error) from None
+                raise describe_exhaustion(nbytes, tag, error) from None
             view = memoryview(buffer).cast("B") if self._is_host else memoryview(b"")
             return ReceivedBody(buffer, view, start, nbytes)
         begin = self._end
@@ -211,7 +211,7 @@ class BodyPool:
         try:
             return self._allocate(nbytes)
         except MemoryError as error:
-            raise _out_of_memory(nbytes, tag, error) from None
+            raise describe_exhaustion(nbytes, tag, error) from None
 
 
 def _allocate_checked(allocator: Allocator, nbytes: int) -> pa.Buffer:
@@ -224,6 +224,7 @@ def _allocate_checked(allocator: Allocator, nbytes: int) -> pa.Buffer:
     return buffer
 
 
-def _out_of_memory(nbytes: int, tag: int | None, error: MemoryError) -> LimitError:
+def describe_exhaustion(nbytes: int, tag: int | None, error: MemoryError) -> LimitError:
+    """Return the error for a body of `nbytes` bytes that there is no memory for."""
     reason = f": {error}" if str(error) else ""
     return LimitError(f"cannot allocate {nbytes} bytes for a body{reason}", tag=tag)

@@ -20,7 +20,7 @@ from ..formats.summary import MessageSummary
 from .frames import IncomingFrame, MessageRun, ReceivedFrame, UntaggedFrame
 from .limits import Limits
 from .memory import ReceivedBody
-from .tags import BodyType
+from .tags import BodyType, pack_body_tag
 
 PREFIX = struct.Struct("<BI")
 """The type and the sequence number of a metadata message."""
@@ -67,7 +67,7 @@ def expand_messages(received: Iterable[Message | MessageRun]) -> Iterator[Messag
         if isinstance(item, MessageRun):
             for index in range(item.count):
                 sequence = item.sequence + index
-                yield Message(sequence, item.metadata, item.body(index), BodyType.PACKED)
+                yield Message(sequence, item.metadata, item.body(index), item.body_type)
         else:
             yield item
 
@@ -79,7 +79,7 @@ def expand_frames(received: Iterable[IncomingFrame]) -> Iterator[UntaggedFrame |
             for index in range(item.count):
                 sequence = item.sequence + index
                 yield UntaggedFrame(pack_metadata(MetadataType.ARROW, sequence, item.metadata))
-                yield ReceivedFrame(sequence, item.body(index))
+                yield ReceivedFrame(pack_body_tag(sequence, item.body_type), item.body(index))
         else:
             yield item
 

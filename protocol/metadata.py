@@ -57,11 +57,12 @@ def parse_metadata(
         If the metadata declares a body larger than ``limits.body_bytes``.
     """
     try:
-        name, is_schema, has_body, body_length = formats[MetadataType(message_type)](payload)
+        summary = formats[MetadataType(message_type)](payload)
     except ProtocolError as error:
         error.sequence = sequence
         raise
-    if body_length > limits.body_bytes:
+    name, is_schema, has_body, body_length, is_array = summary
+    if body_length > limits.body_bytes and not is_array:
         raise LimitError(
             f"the metadata declares a body of {body_length} bytes; "
             f"the limit is {limits.body_bytes} bytes",

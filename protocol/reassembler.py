@@ -214,7 +214,7 @@ class Reassembler:
             latest is not None
             and latest.message_type == MetadataType.ARROW
             and run.sequence == self._next
-            and run.nbytes == latest.body_length
+            and (run.body_type is not _PACKED or run.nbytes == latest.body_length)
             and run.metadata == latest.payload
         )
 

@@ -31,6 +31,21 @@ class Region(Protocol):
         """
         ...
 
+    def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
+        """Return whether the region holds `data` at `count` positions.
+
+        Parameters
+        ----------
+        data : bytes
+            The bytes to look for.
+        begin, period : int
+            The first position, and the distance between two of them, in bytes. All but the first
+            are known to be within the region.
+        count : int
+            The number of positions.
+        """
+        ...
+
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
         """Return a buffer of the region, without copying.
 
@@ -60,6 +75,22 @@ class RemoteBody(ReceivedBody):
     def __init__(self, body: ReceivedBody, region: Region) -> None:
         super().__init__(body.buffer, body.view, body.start, body.nbytes)
         self.region = region
+
+
+class DeviceHandles(NamedTuple):
+    """What another process on this host needs to open memory of a device."""
+
+    type_code: int
+    """The type of the memory, as in DLPack: 2 is CUDA's."""
+    device: bytes
+    """The 16 bytes that identify the device: its UUID."""
+    allocations: tuple[tuple[bytes, int], ...]
+    """The handle of each allocation, of 64 bytes, and its size in bytes."""
+
+    @property
+    def size(self) -> int:
+        """The size of all allocations in bytes."""
+        return sum(nbytes for _, nbytes in self.allocations)
 
 
 class RegionAnnouncement(NamedTuple):

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidRequestError
 
-COMPRESSIONS = ("none", "lz4", "zstd")
+AUTO = "auto"
+"""The compression that the server chooses for the link, and changes while it sends."""
+COMPRESSIONS = ("none", "lz4", "zstd", AUTO)
 FORMATS = ("arrow", "vortex")
 SIGNED_PREFIX = b"sa1."
 """The first bytes of a signed ticket. Only the server that issued it can read it."""
@@ -45,7 +47,8 @@ class Request:
     batch_rows: int | None = None
     """The largest number of rows in a record batch. None leaves it to the dataset."""
     compression: str | None = None
-    """The compression of bodies: ``none``, ``lz4`` or ``zstd``. None sends them unchanged."""
+    """The compression of bodies: ``none``, ``lz4``, ``zstd`` or ``auto``. None sends them
+    unchanged."""
     format: str | None = None
     """The format of the messages: ``arrow``, which is the default, or ``vortex``."""
     filter: str | None = None

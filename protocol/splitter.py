@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ProtocolError
 from .bodies import Span, pack_spans
+from .frame_run import FrameRun
 from .frames import OutgoingFrame, TaggedFrame, UntaggedFrame
 from .messages import PREFIX, MetadataType, pack_failure, pack_metadata
 from .sequence import MAX_SEQUENCE
@@ -27,6 +32,76 @@ class SourceMessage(NamedTuple):
     """The number of rows of a record batch. 0 for other messages."""
     message_type: int = MetadataType.ARROW
     """The format of the message, as the type of its metadata message."""
+
+
+class SourceRun(Sequence[SourceMessage]):
+    """Consecutive record batches with equal metadata and bodies of equal size.
+
+    It is the sequence of their messages. Whatever handles many of them can handle them at once.
+
+    Parameters
+    ----------
+    metadata : bytes
+        The FlatBuffer of each message.
+    rows : int
+        The number of rows of each record batch.
+    """
+
+    __slots__ = ("metadata", "rows")
+
+    def __init__(self, metadata: bytes, rows: int) -> None:
+        self.metadata = metadata
+        self.rows = rows
+
+    @abstractmethod
+    def message(self, index: int) -> SourceMessage:
+        """Return one of the messages, counted from 0."""
+
+    @overload
+    def __getitem__(self, index: int) -> SourceMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SourceMessage]: ...
+    def __getitem__(self, index: int | slice) -> SourceMessage | Sequence[SourceMessage]:
+        numbers = range(len(self))[index]
+        return self.message(numbers) if isinstance(numbers, int) else [*map(self.message, numbers)]
+
+
+class PackedRun(SourceRun):
+    """A run whose bodies are in the memory of this process.
+
+    Parameters
+    ----------
+    metadata : bytes
+        The FlatBuffer of each message.
+    rows : int
+        The number of rows of each record batch.
+    bodies : numpy.ndarray of uint8
+        The packed bodies, with the shape (messages, bytes). A body has at least one byte.
+    """
+
+    __slots__ = ("bodies",)
+
+    def __init__(self, metadata: bytes, rows: int, bodies: NDArray[np.uint8]) -> None:
+        super().__init__(metadata, rows)
+        self.bodies = bodies
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def message(self, index: int) -> SourceMessage:
+        """Return one of the messages."""
+        body = memoryview(self.bodies[index])
+        return SourceMessage(self.metadata, (body,), body.nbytes, self.rows)
+
+
+def count_rows(messages: Sequence[SourceMessage]) -> int:
+    """Return the number of rows of a group of messages."""
+    if isinstance(messages, SourceRun):
+        return messages.rows * len(messages)
+    rows = 0
+    for message in messages:
+        rows += message.rows
+    return rows
 
 
 class Splitter:
@@ -54,7 +129,7 @@ class Splitter:
 
     def split(
         self, messages: Iterable[SourceMessage], body_type: BodyType = BodyType.PACKED
-    ) -> list[OutgoingFrame]:
+    ) -> Sequence[OutgoingFrame]:
         """Return the frames of the next messages, in the order to send them in.
 
         Raises
@@ -62,8 +137,11 @@ class Splitter:
         ProtocolError
             If the stream has ended.
         """
-        if self._ended:
-            raise ProtocolError("the stream has ended", sequence=self._next)
+        if isinstance(messages, PackedRun):
+            run = self._split_run(messages.metadata, messages.bodies, body_type)
+            if run is not None:
+                return run
+        self._check_open()
         frames: list[OutgoingFrame] = []
         sequence = self._next
         sends_metadata, sends_bodies = self._sends_metadata, self._sends_bodies
@@ -77,7 +155,9 @@ class Splitter:
         self._next = sequence
         return frames
 
-    def split_remote(self, message: SourceMessage, spans: Sequence[Span]) -> list[OutgoingFrame]:
+    def split_remote(
+        self, message: SourceMessage, spans: Sequence[Span]
+    ) -> Sequence[OutgoingFrame]:
         """Return the frames of the next message, with a body of type 1.
 
         Parameters
@@ -96,6 +176,45 @@ class Splitter:
         return self.split(
             [message._replace(body=(payload,), body_length=len(payload))], BodyType.OFFSETS
         )
+
+    def split_remote_run(
+        self, metadata: bytes, payloads: NDArray[np.uint8]
+    ) -> Sequence[OutgoingFrame] | None:
+        """Return the frames of the next messages, which have equal metadata and bodies of type 1.
+
+        Parameters
+        ----------
+        metadata : bytes
+            The FlatBuffer of each message.
+        payloads : numpy.ndarray of uint8
+            The bodies of type 1, with the shape (messages, bytes).
+
+        Returns
+        -------
+        sequence of frames, or None
+            None if the messages cannot be sent at once: their numbers roll over, or this is only
+            one of the two streams.
+
+        Raises
+        ------
+        ProtocolError
+            If the stream has ended.
+        """
+        return self._split_run(metadata, payloads, BodyType.OFFSETS)
+
+    def _split_run(
+        self, metadata: bytes, bodies: NDArray[np.uint8], body_type: BodyType
+    ) -> FrameRun | None:
+        self._check_open()
+        sequence, end = self._next, self._next + len(bodies)
+        if end > MAX_SEQUENCE or not (self._sends_metadata and self._sends_bodies):
+            return None
+        self._next = end
+        return FrameRun(MetadataType.ARROW, sequence, metadata, bodies, body_type)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ProtocolError("the stream has ended", sequence=self._next)
 
     def end(self) -> list[OutgoingFrame]:
         """Return the frames that end the stream: a message that counts those before it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
@@ -20,7 +20,7 @@ from ..errors import (
     status_name,
 )
 from ..protocol.frames import TaggedFrame
-from ..protocol.splitter import SourceMessage
+from ..protocol.splitter import SourceMessage, count_rows
 from ..protocol.tags import BodyType
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
@@ -205,15 +205,14 @@ class DataStream:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _send_group(self, messages: list[SourceMessage]) -> None:
+    async def _send_group(self, messages: Sequence[SourceMessage]) -> None:
         await self._sender.send(messages)
-        rows = 0
-        for message in messages:
-            rows += message.rows
+        rows = count_rows(messages)
         metrics, running, sent = self._context.metrics, self._running, self._channel.bytes_sent
         metrics.messages += len(messages)
         metrics.rows += rows
         running.rows += rows
+        running.compression = self._sender.compression
         running.nbytes = sent - self._bytes_before + self._sender.bytes_lent
         if sent >= self._yield_at:
             self._yield_at = sent + _YIELD_BYTES

@@ -41,6 +41,8 @@ class RunningStream:
     messages."""
     nbytes: int = 0
     """Bytes sent so far, framing included, and bytes of bodies that the reader mapped."""
+    compression: str | None = None
+    """What the compression ``auto`` has chosen for now; None if it was not requested."""
 
     @property
     def seconds(self) -> float:

@@ -57,7 +57,9 @@ class Capabilities:
     """Whether the reader's channel copies bodies of type 1 into its own memory and frees their
     leases. Otherwise the reader maps the memory and frees the leases itself."""
     devices: frozenset[int] = frozenset()
-    """The types of devices, as in DLPack, whose memory this end can send from: `DeviceSpan`."""
+    """The types of devices, as in DLPack, whose memory this end can use.
+
+    A server sends from it: `DeviceSpan`. A reader receives into it: `DeviceBody`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from ..protocol.memory import (
     ReceivedBody,
 )
 from ..protocol.messages import PREFIX, MetadataType
+from ..protocol.tags import SEQUENCE_MASK, BodyType, pack_body_tag
 from .framing import HEADER, PREFACE, TAGGED, UNTAGGED, check_body_size, check_metadata_size
 
 DIRECT_BYTES = 32 << 10
@@ -32,6 +33,8 @@ _METADATA_HEADROOM = 8 - PREFIX.size
 """The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
 _MIN_LOOKAHEAD = 64
 _MIN_RUN = 2
+_RUN_TYPES = {pack_body_tag(0, kind): kind for kind in (BodyType.PACKED, BodyType.OFFSETS)}
+"""The types of bodies that runs consist of, by their bits in a tag."""
 
 
 class PrefaceError(ProtocolError):
@@ -279,7 +282,9 @@ class FrameDecoder:
         most = min((end - begin) // period, ARENA_BYTES // stride)
         if most < _MIN_RUN or not metadata:
             return begin
-        if PREFIX.unpack_from(payload) != (MetadataType.ARROW, tag):
+        sequence = tag & SEQUENCE_MASK
+        body_type = _RUN_TYPES.get(tag - sequence)
+        if body_type is None or PREFIX.unpack_from(payload) != (MetadataType.ARROW, sequence):
             return begin
         staging = self._staging
         first = begin + _HEADER_BYTES + PREFIX.size
@@ -289,7 +294,7 @@ class FrameDecoder:
         if count < _MIN_RUN:
             return begin
         buffer = self._pool.allocate_buffer(stride * count, tag)
-        run = MessageRun(tag + 1, metadata, length, self._headroom, count, buffer)
+        run = MessageRun(sequence + 1, metadata, length, self._headroom, count, buffer, body_type)
         view, target = run.view, run.start
         for body in range(begin + period - length, begin + count * period, period):
             view[target : target + length] = staging[body : body + length]
@@ -302,9 +307,15 @@ class FrameDecoder:
         before = HEADER.pack(UNTAGGED, len(payload), 0) + payload[:1]
         between = payload[PREFIX.size :] + HEADER.pack(TAGGED, length, 0)[:_TAG_OFFSET]
         layout = f"<{len(before)}sI{len(between)}sQ{length}x"
-        expected = tag + 1
+        expected, type_bits = (tag & SEQUENCE_MASK) + 1, tag & ~SEQUENCE_MASK
+        first = expected
         for head, sequence, middle, number in struct.iter_unpack(layout, data):
-            if number != expected or sequence != expected or middle != between or head != before:
+            if (
+                sequence != expected
+                or number != expected | type_bits
+                or middle != between
+                or head != before
+            ):
                 break
             expected += 1
-        return expected - tag - 1
+        return expected - first

@@ -13,14 +13,21 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ..errors import LimitError
+from ..protocol.frame_run import FrameRun
 from ..protocol.frames import OutgoingFrame, UntaggedFrame
 from ..protocol.limits import Limits
+from ..protocol.messages import PREFIX
+from ..protocol.tags import pack_body_tag
 
 PREFACE = b"SPLTARW\x01"
 HEADER = struct.Struct("<QQQ")
 UNTAGGED, TAGGED = 0, 1
 """The first word of a header: the kind of the frame and seven bytes that are 0."""
+_BEFORE_TAG = 16
+"""The size of a header in front of its tag, in bytes."""
 _MAX_JOINED_BYTES = 1 << 10
 """The largest body in one `bytes` object that is copied behind its header. Most such bodies are of
 type 1."""
@@ -58,8 +65,10 @@ def encode_frames(frames: Iterable[OutgoingFrame]) -> list[Any]:
     """Return the bytes of frames on the wire, as a list of buffers.
 
     Adjacent headers, metadata messages and short bodies are joined. The list contains the buffers
-    of other bodies without a copy.
+    of other bodies without a copy. The bodies of a run are copied.
     """
+    if isinstance(frames, FrameRun):
+        return [_encode_run(frames)]
     pack = HEADER.pack
     buffers: list[Any] = []
     joined: list[bytes] = []
@@ -79,3 +88,27 @@ def encode_frames(frames: Iterable[OutgoingFrame]) -> list[Any]:
     if joined:
         buffers.append(b"".join(joined))
     return buffers
+
+
+def _encode_run(run: FrameRun) -> memoryview:
+    """Return the bytes of the frames of a run."""
+    count, nbytes = run.bodies.shape
+    head = HEADER.pack(UNTAGGED, PREFIX.size + len(run.metadata), 0) + bytes((run.message_type,))
+    between = run.metadata + HEADER.pack(TAGGED, nbytes, 0)[:_BEFORE_TAG]
+    layout = np.dtype(
+        [
+            ("head", np.uint8, len(head)),
+            ("sequence", "<u4"),
+            ("between", np.uint8, len(between)),
+            ("tag", "<u8"),
+            ("body", np.uint8, nbytes),
+        ]
+    )
+    encoded = np.empty(count, layout)
+    encoded["head"] = np.frombuffer(head, np.uint8)
+    encoded["between"] = np.frombuffer(between, np.uint8)
+    sequences = np.arange(run.sequence, run.sequence + count, dtype=np.uint64)
+    encoded["sequence"] = sequences
+    encoded["tag"] = sequences | np.uint64(pack_body_tag(0, run.body_type))
+    encoded["body"] = run.bodies
+    return memoryview(encoded.view(np.uint8).data)

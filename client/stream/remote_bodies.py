@@ -7,8 +7,12 @@ this process has mapped.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import ProtocolError
 from ...formats.arrow.body_layout import (
@@ -18,14 +22,28 @@ from ...formats.arrow.body_layout import (
     plan_packed_body,
 )
 from ...formats.arrow.framing import encapsulate
-from ...formats.arrow.message import BatchLayout, read_batch_layout, read_message_info
+from ...formats.arrow.message import (
+    BatchLayout,
+    BufferSpan,
+    read_batch_layout,
+    read_message_info,
+)
 from ...protocol.bodies import Span, parse_spans
+from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
-from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator, ReceivedBody
+from ...protocol.memory import (
+    DEFAULT_ALLOCATOR,
+    SMALL_BODY_BYTES,
+    Allocator,
+    ReceivedBody,
+)
 from ...protocol.messages import Message
 from ...protocol.regions import Region, RemoteBody
 from ...protocol.tags import BodyType
 from .lease_returns import Lease, LeaseReturns
+
+_MIN_RUN = 16
+"""The messages of the shortest run that is leased as a whole. A shorter one gains little by it."""
 
 
 class EncapsulatedBody(ReceivedBody):
@@ -104,6 +122,47 @@ class _PackedLayout:
             return -1
         return begin
 
+    def find_run(self, run: MessageRun, region: Region) -> range | None:
+        """Return the offsets of the packed bodies that the payloads of a run describe.
+
+        Returns
+        -------
+        range or None
+            None if a body has another layout or is outside the region, or the bodies are not at
+            equal distances, each close behind the one before.
+        """
+        width = 2 + 2 * len(self.lengths)
+        if run.nbytes != 8 * width or not self.filled or self.body_length > region.size:
+            return None
+        shape, strides = (run.count, width), (run.stride, 8)
+        numbers: NDArray[np.uint64] = np.ndarray(shape, "<u8", run.view, run.start, strides)
+        begins = numbers[:, self.filled[0][0]] - np.uint64(self.filled[0][1])
+        expected = np.zeros_like(numbers)
+        expected[:, 0], expected[:, 1] = self.total, len(self.lengths)
+        expected[:, 3::2] = self.lengths
+        for index, offset in self.filled:
+            expected[:, index] = begins + np.uint64(offset)
+        if not (numbers == expected).all() or begins.max() > region.size - self.body_length:
+            return None
+        first, second = begins[:2].tolist()
+        period, size = second - first, len(self.head) + self.body_length
+        if first % ALIGNMENT or period % ALIGNMENT or not size <= period <= 2 * size:
+            return None
+        if not (np.diff(begins) == period).all():
+            return None
+        return range(first, first + run.count * period, period)
+
+
+class RunBuffer(NamedTuple):
+    """Encapsulated messages with equal metadata, at equal distances in memory."""
+
+    buffer: pa.Buffer
+    """All messages. Slices of it keep the memory alive, and leased if it is a server's."""
+    period: int
+    """The distance between the beginnings of two messages in bytes."""
+    nbytes: int
+    """The size of a message in bytes."""
+
 
 class RemoteBodies:
     """Resolves bodies of offsets (type 1) to the memory that they refer to.
@@ -159,15 +218,82 @@ class RemoteBodies:
                 return Message(sequence, layout.metadata, memory, BodyType.PACKED)
         return self._resolve_spans(message, body)
 
+    def resolve_run(self, run: MessageRun) -> RunBuffer | None:
+        """Return the messages of a run where they are, in the memory of its region.
+
+        Returns
+        -------
+        RunBuffer or None
+            None if the messages have to be resolved one by one: they are few or large, or not at
+            equal distances behind their metadata. Nothing was leased then.
+
+        Raises
+        ------
+        DatasetError
+            If the region is a file, and it has changed.
+        """
+        layout, region = self._layout, run.region
+        if (
+            layout is None
+            or region is None
+            or run.metadata != layout.metadata
+            or run.count < _MIN_RUN
+            or layout.body_length > SMALL_BODY_BYTES
+        ):
+            return None
+        region.check()
+        begins = layout.find_run(run, region)
+        if begins is None:
+            return None
+        first, nbytes = begins.start - len(layout.head), len(layout.head) + layout.body_length
+        if not region.repeats(layout.head, first, begins.step, run.count):
+            return None
+        offsets = [begin + offset for _, offset in layout.filled for begin in begins]
+        lease = self.lease(tuple(offsets), layout.total * run.count)
+        buffer = region.buffer(first, begins[-1] - begins[0] + nbytes, lease)
+        return RunBuffer(buffer, begins.step, nbytes)
+
+    def resolve_buffers(self, message: Message, buffers: Sequence[BufferSpan]) -> list[pa.Buffer]:
+        """Return the buffers of a tensor, which are the memory of the region itself.
+
+        Parameters
+        ----------
+        message : Message
+            A message with a body of offsets.
+        buffers : sequence of BufferSpan
+            The buffers that its metadata lists.
+
+        Raises
+        ------
+        ProtocolError, DatasetError
+            As for `resolve`.
+        """
+        body = message.body
+        if not isinstance(body, RemoteBody):
+            raise ProtocolError("a body of offsets has no region", sequence=message.sequence)
+        region = body.region
+        region.check()
+        spans = parse_spans(
+            body.view[body.start :],
+            region_size=region.size,
+            expected=len(buffers),
+            sequence=message.sequence,
+        )
+        check_buffer_lengths(buffers, spans)
+        offsets = tuple([offset for offset, length in spans if length])
+        lease = self.lease(offsets, sum(length for _, length in spans))
+        return [region.buffer(offset, length, lease) for offset, length in spans]
+
     def _take_packed(self, begin: int, layout: _PackedLayout, region: Region) -> ReceivedBody:
         offsets = tuple([begin + offset for _, offset in layout.filled])
-        lease = self._lease(offsets, layout.total)
+        lease = self.lease(offsets, layout.total)
         message = region.prefixed_buffer(layout.head, begin, layout.body_length, lease)
         if message is not None:
             return EncapsulatedBody(message, len(layout.head))
         return ReceivedBody.wrap(region.buffer(begin, layout.body_length, lease))
 
-    def _lease(self, offsets: tuple[int, ...], nbytes: int) -> Lease | None:
+    def lease(self, offsets: tuple[int, ...], nbytes: int) -> Lease | None:
+        """Return a lease on offsets of `nbytes` bytes; None if the channel has freed them."""
         if self._lease_returns is None:
             return None
         self.leased_bytes += nbytes
@@ -183,9 +309,9 @@ class RemoteBodies:
             expected=len(layout.buffers),
             sequence=sequence,
         )
-        check_buffer_lengths(layout, spans)
+        check_buffer_lengths(layout.buffers, spans)
         offsets = tuple([offset for offset, length in spans if length])
-        lease = self._lease(offsets, sum(length for _, length in spans))
+        lease = self.lease(offsets, sum(length for _, length in spans))
         location = locate_body(metadata, layout, spans, region.size)
         if location is None:
             metadata, memory = _copy_buffers(metadata, spans, region, self._allocator)

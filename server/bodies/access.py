@@ -41,6 +41,11 @@ class AccessMethod(Protocol):
         """Whether a region must be sealed memory, which needs no file guard."""
         ...
 
+    @property
+    def shares_runs(self) -> bool:
+        """Whether the messages of a run can be delivered at once: no body needs protection."""
+        ...
+
     def announce(self, file: SourceFile) -> RegionAnnouncement:
         """Return the message that gives the reader access to a file.
 
@@ -114,6 +119,7 @@ class DescriptorAccess:
     flush_bytes = 1 << 62
     min_body_bytes = 0
     requires_copy = False
+    shares_runs = True
 
     def __init__(self, channel: DescriptorChannel, regions: SharedRegions) -> None:
         self._channel = channel
@@ -147,6 +153,7 @@ class RemoteReadAccess:
     announces_first = False
     flush_bytes = 16 << 20
     min_body_bytes = 32 << 10
+    shares_runs = False
 
     def __init__(self, channel: RemoteMemoryChannel, mappings: FileMappings) -> None:
         self._channel = channel

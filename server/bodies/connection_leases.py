@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 
@@ -99,6 +99,12 @@ class ConnectionLeases:
             self._protections.update((offset, protection) for offset, length in spans if length)
         self._table.grant(spans, now)
 
+    def grant_run(
+        self, offsets: Sequence[Sequence[int]], lengths: Sequence[int], now: float
+    ) -> None:
+        """Lease the buffers of a run to the reader; see `LeaseTable.grant_run`."""
+        self._table.grant_run(offsets, lengths, now)
+
     def free(self, offsets: list[int]) -> None:
         """End leases.
 
@@ -107,8 +113,10 @@ class ConnectionLeases:
         LimitError
             If the reader has freed too many offsets that it does not hold.
         """
-        for offset in self._table.free(offsets):
-            self._protections.pop(offset, None)
+        released = self._table.free(offsets)
+        if self._protections:
+            for offset in released:
+                self._protections.pop(offset, None)
         self._regions.report_freed()
 
     def close_streams(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 from anyio import to_thread
 
-from ...protocol.request import Request
+from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ..catalog.dataset import Dataset, Source
+from .adaptive_compression import AdaptiveCompression
 from .connection import Connection
 
 
@@ -25,6 +29,12 @@ class PackedBodySender:
         self._connection = connection
         self._send = connection.writer.send
         self._splitter = Splitter(connection.uri.stream)
+        self._adaptive: AdaptiveCompression | None = None
+
+    @property
+    def compression(self) -> str | None:
+        """What ``auto`` has chosen, ``none`` or a codec; None if it was not requested."""
+        return None if self._adaptive is None else self._adaptive.codec or "none"
 
     @property
     def message_count(self) -> int:
@@ -34,13 +44,25 @@ class PackedBodySender:
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset, encoded by the server's defaults."""
         connection = self._connection
+        streams = connection.uri.stream
+        if (request.compression or connection.encoding.compression) == AUTO and (
+            streams.carries_metadata and streams.carries_bodies
+        ):
+            self._adaptive = AdaptiveCompression(connection.threads)
         return await to_thread.run_sync(
             dataset.open, request, connection.packed_encoding, limiter=connection.threads
         )
 
-    async def send(self, messages: list[SourceMessage]) -> None:
+    async def send(self, messages: Sequence[SourceMessage]) -> None:
         """Send a group of messages in one go."""
-        await self._send(self._splitter.split(messages))
+        adaptive = self._adaptive
+        if adaptive is None:
+            await self._send(self._splitter.split(messages))
+            return
+        prepared = await adaptive.prepare(messages)
+        started = time.monotonic()
+        await self._send(self._splitter.split(prepared))
+        adaptive.record(messages, prepared, time.monotonic() - started)
 
     async def finish(self) -> None:
         """Send the end of the stream."""

@@ -7,22 +7,27 @@ delivers is a lease, which lasts until the reader frees the offset or disconnect
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from ...errors import ProtocolError, SplitArrowError
 from ...formats.arrow.buffer_spans import BufferLocator
-from ...protocol.bodies import Span
+from ...protocol.bodies import Span, pack_spans
 from ...protocol.frames import OutgoingFrame, TaggedFrame
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage, Splitter
-from ...transport.memory.files import FileSpan, SourceFile
+from ...transport.memory.files import SourceFile
 from ..catalog.catalog import find_device_type
 from ..catalog.dataset import Dataset, Source
+from ..catalog.device_table import DeviceTable
+from ..catalog.messages.runs import RegionRun
 from .access import AccessMethod
 from .connection import Connection
+from .shared_bodies import SharedBodies, open_shared
 
 
 class RemoteBodySender:
@@ -47,8 +52,11 @@ class RemoteBodySender:
         self._splitter = Splitter(connection.uri.stream)
         self._locator = BufferLocator()
         self._is_packed = False
+        self._shared: SharedBodies | None = None
         self._region: SourceFile | None = None
         self._withheld: list[OutgoingFrame] = []
+
+    compression = None
 
     @property
     def message_count(self) -> int:
@@ -64,6 +72,13 @@ class RemoteBodySender:
             return await to_thread.run_sync(
                 dataset.open, request, connection.packed_encoding, limiter=connection.threads
             )
+        if isinstance(dataset, DeviceTable) and getattr(connection.channel, "opens_devices", False):
+            sharing = await to_thread.run_sync(
+                open_shared, dataset, request, connection, limiter=connection.threads
+            )
+            if sharing is not None:
+                self._shared, source = sharing
+                return source
         open_source = partial(
             connection.regions.open, dataset, request, copy=self._access.requires_copy
         )
@@ -71,8 +86,13 @@ class RemoteBodySender:
         self._leases.add_source(source)
         return source
 
-    async def send(self, messages: list[SourceMessage]) -> None:
+    async def send(self, messages: Sequence[SourceMessage]) -> None:
         """Send the messages of a group; wait where the reader has to free offsets first."""
+        if self._shared is not None:
+            await self._send_shared(messages, self._shared)
+            return
+        if isinstance(messages, RegionRun) and await self._send_run(messages):
+            return
         access, leases = self._access, self._leases
         frames: list[OutgoingFrame] = []
         pending_bytes = lent = 0
@@ -104,6 +124,60 @@ class RemoteBodySender:
         await self._send(frames)
         await checkpoint()  # sending offsets alone never waits
 
+    async def _send_run(self, run: RegionRun) -> bool:
+        """Send the messages of a run in one go, unless each needs something of its own.
+
+        Returns
+        -------
+        bool
+            Whether they were sent. If not, nothing was.
+        """
+        nbytes = run.body_bytes * len(run)
+        if (
+            run.file is not self._region
+            or not self._access.shares_runs
+            or self._leases.would_exceed(nbytes)
+        ):
+            return False
+        spans = self._buffer_spans(run[0])
+        lengths = [length for _, length in spans if length]
+        step = run.offsets.step
+        offsets = [
+            range(offset, offset + len(run) * step, step) for offset, length in spans if length
+        ]
+        payload = np.frombuffer(pack_spans(spans), "<u8")
+        payloads = np.repeat(payload[np.newaxis], len(run), axis=0)
+        filled = [2 + 2 * index for index, (_, length) in enumerate(spans) if length]
+        payloads[:, filled] += np.arange(len(run), dtype=np.uint64)[:, np.newaxis] * np.uint64(step)
+        frames = self._splitter.split_remote_run(run.metadata, payloads.view(np.uint8))
+        if frames is None:
+            return False
+        self._leases.grant_run(offsets, lengths, time.monotonic())
+        self._metrics.bytes_lent += nbytes
+        self.bytes_lent += nbytes
+        await self._send(frames)
+        await checkpoint()  # sending offsets alone never waits
+        return True
+
+    async def _send_shared(self, messages: Sequence[SourceMessage], shared: SharedBodies) -> None:
+        """Send messages whose bodies stay in the memory of a device."""
+        frames: list[OutgoingFrame] = []
+        if not self._splitter.next_sequence and self._carries_bodies:
+            announcement = shared.announcement
+            want_data = self._connection.uri.require_want_data()
+            frames.append(TaggedFrame(want_data, announcement.nbytes, (announcement,)))
+        for message in messages:
+            if message.body is None or not self._carries_bodies:
+                frames += self._splitter.split([message])
+                continue
+            spans = shared.locate(message)
+            self._leases.grant(spans, message.body, time.monotonic())
+            self.bytes_lent += message.body_length
+            self._metrics.bytes_lent += message.body_length
+            frames += self._splitter.split_remote(message, spans)
+        await self._send(frames)
+        await checkpoint()
+
     async def finish(self) -> None:
         """Send the end of the stream."""
         await self._send([*self._take_withheld(), *self._splitter.end()])
@@ -112,7 +186,7 @@ class RemoteBodySender:
         """Report a failure to the reader."""
         await self._send(self._splitter.fail(code, message))
 
-    def _inline_frames(self, message: SourceMessage) -> list[OutgoingFrame]:
+    def _inline_frames(self, message: SourceMessage) -> Sequence[OutgoingFrame]:
         """Return the frames of a message without a remote body, unless a region has to precede.
 
         A reader that reached another server than its URI names then notices at once.
@@ -139,7 +213,7 @@ class RemoteBodySender:
         """
         assert message.body is not None
         (body,) = message.body
-        spans = self._buffer_spans(message, body)
+        spans = self._buffer_spans(message)
         if self._leases.limit is not None:
             await self._leases.wait_for_room(sum(length for _, length in spans))
         frames: list[OutgoingFrame] = []
@@ -153,7 +227,9 @@ class RemoteBodySender:
         frames += self._splitter.split_remote(message, spans)
         return frames
 
-    def _buffer_spans(self, message: SourceMessage, body: FileSpan) -> list[Span]:
+    def _buffer_spans(self, message: SourceMessage) -> list[Span]:
+        assert message.body is not None
+        (body,) = message.body
         try:
             return self._locator.locate(message.metadata, message.body_length, body.offset)
         except ProtocolError as error:

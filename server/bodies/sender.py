@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from ...protocol.request import Request
@@ -31,11 +32,16 @@ class BodySender(Protocol):
         """The bytes of remote bodies delivered so far."""
         ...
 
+    @property
+    def compression(self) -> str | None:
+        """What the compression ``auto`` has chosen; None if it was not requested."""
+        ...
+
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset so that its messages suit this sender; errors as for `Dataset.open`."""
         ...
 
-    async def send(self, messages: list[SourceMessage]) -> None:
+    async def send(self, messages: Sequence[SourceMessage]) -> None:
         """Send the next group of messages.
 
         Raises

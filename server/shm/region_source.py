@@ -38,7 +38,7 @@ class RegionSource:
 
     def __init__(
         self,
-        groups: Iterator[list[SourceMessage]],
+        groups: Iterator[Sequence[SourceMessage]],
         *,
         blocking: bool,
         close: Callable[[], None],
@@ -50,7 +50,7 @@ class RegionSource:
         self._close = close
         self._release: Callable[[], None] | None = release
 
-    def __iter__(self) -> Iterator[list[SourceMessage]]:
+    def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
         return self._groups
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class _CopyReader:
         self._unused = unused
         self._private: ChunkWriter | None = None
 
-    def groups(self) -> Iterator[list[SourceMessage]]:
+    def groups(self) -> Iterator[Sequence[SourceMessage]]:
         """Yield the messages of all chunks, in groups."""
         index = message_count = end = 0
         while (chunk := self._chunk(index, message_count, end)) is not None:

@@ -156,3 +156,25 @@ def test_the_oldest_lease_is_found_while_another_thread_changes_the_table(
     monkeypatch.setattr(ledger, "_leases", changing)
     assert ledger.oldest == 3.0
     assert changing.interruptions == 0
+
+
+@pytest.mark.parametrize("held", [[], [(8, 5)], [(104, 1), (104, 1)]])
+@pytest.mark.parametrize(
+    "offsets", [[range(0, 40, 10), range(100, 140, 10)], [[8, 8, 9], [8, 104, 200]], []]
+)
+def test_leases_on_a_run_are_those_on_its_messages(
+    held: list[tuple[int, int]], offsets: list[list[int]]
+) -> None:
+    together, apart = LeaseTable(), LeaseTable()
+    lengths = [3, 7][: len(offsets)]
+    for ledger in (together, apart):
+        ledger.grant(held, 1.0)
+    together.grant_run(offsets, lengths, 2.0)
+    for spans in zip(*offsets, strict=True):
+        apart.grant(list(zip(spans, lengths, strict=True)), 2.0)
+    assert (together.held, together.held_bytes) == (apart.held, apart.held_bytes)
+    assert together.oldest == apart.oldest
+    freed = [offset for column in offsets for offset in column]
+    for number in range(3):  # more often than they were granted
+        assert sorted(together.free(freed)) == sorted(apart.free(freed)), number
+        assert (together.held, together.bad_frees) == (apart.held, apart.bad_frees)

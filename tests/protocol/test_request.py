@@ -142,7 +142,7 @@ def test_null_means_absent() -> None:
         (b'{"dataset": "x", "limit": "1"}', "limit"),
         (b'{"dataset": "x", "limit": 9223372036854775808}', "64 bits"),
         (b'{"dataset": "x", "batch_rows": 0}', "batch_rows"),
-        (b'{"dataset": "x", "compression": "gzip"}', "none, lz4, zstd"),
+        (b'{"dataset": "x", "compression": "gzip"}', "none, lz4, zstd, auto"),
         (b'{"dataset": "x", "compression": 1}', "compression"),
         (b'{"dataset": "x", "format": "csv"}', "arrow, vortex"),
         (b'{"dataset": "x", "filter": ""}', "base64url"),

@@ -49,16 +49,16 @@ def test_two_splitters_share_the_frames_of_one() -> None:
     one = Splitter(Streams.METADATA)
     other = Splitter(Streams.BODY)
     messages = [SCHEMA, BATCH, EMPTY, BATCH]
-    frames = both.split(messages) + both.end()
-    metadata = one.split(messages) + one.end()
-    bodies = other.split(messages) + other.end()
+    frames = [*both.split(messages), *both.end()]
+    metadata = [*one.split(messages), *one.end()]
+    bodies = [*other.split(messages), *other.end()]
     assert metadata == [frame for frame in frames if isinstance(frame, UntaggedFrame)]
     assert bodies == [frame for frame in frames if isinstance(frame, TaggedFrame)]
 
 
 def test_calls_continue_the_numbering_and_roll_over() -> None:
     splitter = Splitter(first_sequence=MAX_SEQUENCE)
-    frames = splitter.split([BATCH]) + splitter.split([BATCH])
+    frames = [*splitter.split([BATCH]), *splitter.split([BATCH])]
     assert [frame.tag for frame in frames if isinstance(frame, TaggedFrame)] == [MAX_SEQUENCE, 0]
     assert splitter.end() == [UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, 1))]
 

@@ -123,7 +123,7 @@ def test_masks_and_shift_are_those_of_the_code() -> None:
         f"less than {DIRECT_BYTES >> 10} KiB",
         f"up to {GROUP_BYTES >> 10} KiB, into one send",
         f"The default port is {DEFAULT_PORT}.",
-        "`compression` is " + " or ".join(f"`{c}`" for c in COMPRESSIONS).replace(" or ", ", ", 1),
+        "`compression` is " + ", ".join(f"`{c}`" for c in COMPRESSIONS[:-1]) + ", or `auto`",
     ],
 )
 def test_other_numbers_are_those_of_the_code(statement: str) -> None:

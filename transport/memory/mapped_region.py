@@ -12,7 +12,9 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import (
     ConnectionLostError,
@@ -21,6 +23,7 @@ from ...errors import (
     ProtocolError,
     SplitArrowError,
 )
+from ...protocol.devices import ClosableMemory
 from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
 from .region_directory import REGIONS
 from .revocation import REVOCATIONS
@@ -85,6 +88,8 @@ class MappedRegion:
         """The registrations of the region for peers, by transport context.
 
         The region drops the registrations before it removes the mapping."""
+        self.page_lock: ClosableMemory | None = None
+        """What page-locks the region for a device. It is closed before any page is replaced."""
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -170,6 +175,14 @@ class MappedRegion:
             return None
         return self.buffer(begin, len(prefix) + nbytes, owner)
 
+    def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
+        """Return whether the region holds `data` at `count` positions; see `Region`."""
+        if begin < 0:
+            return False
+        shape, strides = (count, len(data)), (period, 1)
+        found: NDArray[np.uint8] = np.ndarray(shape, np.uint8, self._view, begin, strides)
+        return bool((found == np.frombuffer(data, np.uint8)).all())
+
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
         """Return a span without copying it; see `Region.buffer`."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
@@ -209,11 +222,17 @@ class MappedRegion:
                 self._loss = DatasetError(
                     "the file behind a shared region is being changed by another process"
                 )
+            self._unlock_pages()
             for begin, end in find_page_ranges(list(self._buffers.values()), mmap.PAGESIZE):
                 with contextlib.suppress(OSError):  # without memory, the pages stay mapped
                     replace_with_copy(self._address + begin, end - begin)
             self._close_descriptor()  # it may share the file lease of a server that has died
             self._close_revocation()
+
+    def _unlock_pages(self) -> None:
+        lock, self.page_lock = self.page_lock, None
+        if lock is not None:
+            lock.close()
 
     def close(self) -> None:
         """Close the descriptors. The mapping stays as long as buffers of it."""
@@ -235,6 +254,7 @@ class MappedRegion:
 
     def __del__(self) -> None:
         self.registrations.clear()
+        self._unlock_pages()
         REGIONS.remove(self._number)
         self.close()
         address, self._address = self._address, 0

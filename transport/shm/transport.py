@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from ...errors import ConfigError, ConnectError, UriError
+from ...protocol.devices import StagingAllocator
 from ...protocol.limits import Limits
 from ...protocol.tags import BodyType
 from ...protocol.uri import DataUri
@@ -94,6 +95,7 @@ class ShmListener:
                     self._limits,
                     server=True,
                     peer=f"process {process} of user {user}",
+                    region_tag=self.uri.want_data,
                     handle=self._handle,
                     staging=_SERVER_STAGING,
                 )
@@ -204,6 +206,7 @@ class ShmTransport:
         _check_address(uri)
         if not uri.path.strip("/"):
             raise UriError(f"{uri.redacted()} has no path: an shm address names a socket")
+        allocator = options.allocator
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(options.timeout)
@@ -215,6 +218,7 @@ class ShmTransport:
                 peer=uri.path,
                 region_tag=uri.want_data,
                 handle=uri.remote_handle,
+                device=allocator.device if isinstance(allocator, StagingAllocator) else None,
             )
         except TimeoutError:
             sock.close()

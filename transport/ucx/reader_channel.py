@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...protocol.bodies import pack_offsets
-from ...protocol.frames import OutgoingFrame, TaggedFrame
+from ...protocol.devices import DeviceAllocator
+from ...protocol.frames import IncomingFrame, OutgoingFrame, TaggedFrame
 from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from ..base import Capabilities
 from .channel import REMOTE_CAPABILITIES, Link, UcxChannel
 from .receiving import Receiver
 from .request_tags import RemoteTags
@@ -30,6 +32,8 @@ class UcxReaderChannel(UcxChannel):
         The tags of the server's remote bodies; None to request packed bodies.
     allocator : Allocator
         Supplies the memory of received bodies.
+    device : DeviceAllocator, optional
+        Supplies the memory of a device that the library knows, for packed bodies.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class UcxReaderChannel(UcxChannel):
         limits: Limits,
         remote_tags: RemoteTags | None = None,
         allocator: Allocator = DEFAULT_ALLOCATOR,
+        device: DeviceAllocator | None = None,
     ) -> None:
         self._remote_tags = remote_tags
+        self._device = device
         receiver = Receiver(
             link.worker,
             link.endpoint,
@@ -47,10 +53,31 @@ class UcxReaderChannel(UcxChannel):
             expects_farewell=True,
             announcement_tag=None if remote_tags is None else remote_tags.announcement,
             allocator=allocator,
+            device=device,
         )
         super().__init__(link, Sender(link.worker, link.endpoint), receiver)
         if remote_tags is not None:
             self.capabilities = REMOTE_CAPABILITIES
+        elif device is not None:
+            self.capabilities = Capabilities(devices=frozenset({device.type_code}))
+
+    def receive_on_device(self, *, enabled: bool) -> None:
+        """Choose where the packed bodies that arrive from now on are received."""
+        self._receiver.uses_device = enabled
+
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived; see `Channel.receive_some`."""
+        if self._device is None or not self._receiver.uses_device:
+            return super().receive_some()
+        with self._device.current():
+            return super().receive_some()
+
+    def send_some(self) -> bool:
+        """Send queued frames within the window; see `Channel.send_some`."""
+        if self._device is None or not self._receiver.uses_device:
+            return super().send_some()
+        with self._device.current():
+            return super().send_some()
 
     def queue(self, frames: Iterable[OutgoingFrame]) -> None:
         """Queue frames. A data request gets the tag that requests remote bodies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeVar
 
 from ...errors import UsageError
+from ...protocol.devices import DeviceAllocator, allocate_on_device
 from ...protocol.frames import (
     IncomingFrame,
     make_received_frame,
@@ -14,6 +15,7 @@ from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator, BodyPool, ReceivedBody
 from ...protocol.tags import BodyType
 from ..framing import check_body_size
+from .device_memory import MEMORY_TYPES
 from .ffi import (
     IN_PROGRESS,
     NULL,
@@ -34,6 +36,10 @@ _INITIAL_HEADROOM = 1024
 _MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 4
 _MAX_BYTES_UNDER_WAY = 32 << 20
 _BODY_TYPE_SHIFT = 56
+_PACKED_TAGS = 1 << 32
+"""The number of tags of packed bodies, whose other bits are 0."""
+_MIN_DEVICE_BYTES = 64 << 10
+"""The size from which bodies are received on a device: the smallest block of its memory."""
 
 
 class _PendingBody(NamedTuple):
@@ -79,6 +85,8 @@ class Receiver:
         The tag of region announcements, if the server may send remote bodies.
     allocator : Allocator
         Supplies the memory of received bodies.
+    device : DeviceAllocator, optional
+        Supplies that of packed bodies while `uses_device` is set.
 
     Raises
     ------
@@ -95,6 +103,7 @@ class Receiver:
         expects_farewell: bool,
         announcement_tag: int | None = None,
         allocator: Allocator = DEFAULT_ALLOCATOR,
+        device: DeviceAllocator | None = None,
     ) -> None:
         if not allocator.is_host:
             raise UsageError("ucx:// receives bodies into host memory; use a host allocator")
@@ -110,6 +119,12 @@ class Receiver:
         self._info = ffi.new("ucp_tag_recv_info_t *")
         self._param = ffi.new("ucp_request_param_t *")
         self._param.op_attr_mask = REQUEST_FIELD_MEMORY_TYPE
+        self._device = device
+        self._device_param = ffi.new("ucp_request_param_t *")
+        self._device_param.op_attr_mask = REQUEST_FIELD_MEMORY_TYPE
+        self._device_param.memory_type = 0 if device is None else MEMORY_TYPES[device.type_code]
+        self.uses_device = False
+        """Whether packed bodies of some size are received into the memory of the device."""
         self._remote_reads: RemoteReads | None = None
         if announcement_tag is not None:
             self._remote_reads = RemoteReads(
@@ -265,9 +280,9 @@ class Receiver:
         if nbytes > self._limits.body_bytes:
             self._discard(message)
             check_body_size(nbytes, self._limits, tag)
-        body = self._pool.allocate(nbytes, self._headroom, tag)
-        address = ffi.cast("void *", body.buffer.address + body.start)
-        request = ucp.ucp_tag_msg_recv_nbx(handle, address, nbytes, message, self._param)
+        body, address, param = self._allocate(nbytes, tag)
+        target = ffi.cast("void *", address)
+        request = ucp.ucp_tag_msg_recv_nbx(handle, target, nbytes, message, param)
         region = None if self._remote_reads is None else self._remote_reads.latest_region
         if request == NULL:
             self._add_tagged(frames, tag, body, region)
@@ -277,6 +292,20 @@ class Receiver:
             raise StatusError(status)
         self._bodies.append(_PendingBody(request, tag, body, region))
         return True
+
+    def _allocate(self, nbytes: int, tag: int) -> tuple[ReceivedBody, int, Any]:
+        """Return memory for a body, its address, and the parameters to receive into it."""
+        device = self._device
+        if (
+            device is not None
+            and self.uses_device
+            and tag < _PACKED_TAGS
+            and nbytes >= _MIN_DEVICE_BYTES
+        ):
+            on_device = allocate_on_device(device, nbytes, tag)
+            return on_device, on_device.address, self._device_param
+        body = self._pool.allocate(nbytes, self._headroom, tag)
+        return body, body.buffer.address + body.start, self._param
 
     def _take_pending_bodies(self, frames: list[IncomingFrame]) -> None:
         completed, self._bodies, failed = _partition(self._bodies)

@@ -282,6 +282,10 @@ class LocalRegion:
         body.view[begin : body.start] = prefix
         return body.buffer.slice(begin, len(prefix) + nbytes)
 
+    def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
+        """Return False: there is only one body."""
+        return False
+
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
         """Return a span; see `Region.buffer`. Nothing is leased, so `owner` is not kept alive."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:

@@ -8,10 +8,13 @@ import time
 from typing import Any
 
 from ...errors import ConnectError, SplitArrowError, TransportError, UriError
+from ...protocol.devices import DeviceAllocator, StagingAllocator
+from ...protocol.memory import Allocator
 from ...protocol.uri import DataUri
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from . import addresses, endpoint
 from .channel import Link
+from .device_memory import list_device_types
 from .diagnostics import list_performance_hints
 from .ffi import (
     IN_PROGRESS,
@@ -118,8 +121,10 @@ class UcxTransport:
                 is_local=addresses.is_local(host),
                 spin_seconds=parameters.busy_poll,
             )
-            tags = _remote_tags(uri, parameters.body, endpoint.list_lanes(created))
-            return UcxReaderChannel(link, limits, tags, options.allocator)
+            device = _find_device(worker, options.allocator)
+            body = parameters.body or ("packed" if device is not None else None)
+            tags = _remote_tags(uri, body, endpoint.list_lanes(created))
+            return UcxReaderChannel(link, limits, tags, options.allocator, device)
         except BaseException as error:
             if created is not None:
                 worker.close_endpoint(created)
@@ -127,6 +132,17 @@ class UcxTransport:
             if isinstance(error, OSError):
                 raise ConnectError(f"{failure}: {error.strerror or error}") from None
             raise
+
+
+def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None:
+    """Return what supplies the memory of a device, if bodies go there and the library knows it.
+
+    They are then requested packed: the library chooses how to read them remotely.
+    """
+    if not isinstance(allocator, StagingAllocator):
+        return None
+    device = allocator.device
+    return device if device.type_code in list_device_types(worker.context) else None
 
 
 def _remote_tags(uri: DataUri, body: str | None, lanes: list[str]) -> RemoteTags | None:

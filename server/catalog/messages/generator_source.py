@@ -10,7 +10,7 @@ from pathlib import Path
 from ....errors import ClosedError
 from ....protocol.splitter import SourceMessage
 
-MessageGroups = Generator[list[SourceMessage], None, None]
+MessageGroups = Generator[Sequence[SourceMessage], None, None]
 """A generator of groups of messages; see `Source`."""
 
 
@@ -45,10 +45,10 @@ class GeneratorSource:
         """
         self._resources.callback(release)
 
-    def __iter__(self) -> Iterator[list[SourceMessage]]:
+    def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
         return self
 
-    def __next__(self) -> list[SourceMessage]:
+    def __next__(self) -> Sequence[SourceMessage]:
         try:
             with self._running:
                 if not self._closed:

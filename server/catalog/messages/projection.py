@@ -11,6 +11,7 @@ from ....formats.arrow.framing import parse_prefix
 from ....formats.arrow.headers import read_header
 from ....formats.arrow.message import HeaderType, read_endianness
 from ....formats.arrow.projection import ProjectedMessage, Projector, has_dictionaries
+from ....formats.arrow.writing.schemas import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
 from ..dataset import GROUP_BYTES
@@ -35,8 +36,10 @@ class ProjectedMessages:
         self._index = index
         self._projector = Projector(index.schema, selection.columns or ())
         encoder = MessageEncoder(selection.schema)
-        self._schema_message = SourceMessage(*encoder.schema_message)
+        encoded = encoder.schema_message.metadata
         encoder.close()
+        schema = adopt_schema(index.schema_metadata, encoded, selection.columns)
+        self._schema_message = SourceMessage(schema, None)
 
     @classmethod
     def plan(

@@ -16,6 +16,7 @@ from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.encoder import MessageEncoder
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....formats.arrow.validation import validate_memory
+from ....formats.arrow.writing.schemas import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ..dataset import GROUP_BYTES
 from ..query.selection import Selection
@@ -30,7 +31,12 @@ _MAX_GROUP_SECONDS = 0.01
 
 
 def encode_groups(
-    selection: Selection, batches: Batches, label: str, *, is_valid: bool = True
+    selection: Selection,
+    batches: Batches,
+    label: str,
+    *,
+    is_valid: bool = True,
+    schema_metadata: bytes | None = None,
 ) -> MessageGroups:
     """Yield a group with the schema message, and then groups of the messages of the batches.
 
@@ -48,6 +54,8 @@ def encode_groups(
     is_valid : bool
         Whether the batches are known to be valid. If not, they are validated before they are cut,
         because Arrow follows invalid offsets out of bounds.
+    schema_metadata : bytes, optional
+        The FlatBuffer of the schema message of the dataset, which has what pyarrow loses.
 
     Raises
     ------
@@ -56,7 +64,11 @@ def encode_groups(
     """
     try:
         encoder = MessageEncoder(selection.schema, selection.codec)
-        yield [SourceMessage(*encoder.schema_message)]
+        schema_message = encoder.schema_message
+        if schema_metadata is not None:
+            adopted = adopt_schema(schema_metadata, schema_message.metadata, selection.columns)
+            schema_message = schema_message._replace(metadata=adopted)
+        yield [SourceMessage(*schema_message)]
         group: list[SourceMessage] = []
         nbytes, started = 0, time.monotonic()
         for batch, custom_metadata in _select_rows(selection, batches, is_valid=is_valid):

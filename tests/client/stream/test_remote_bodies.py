@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from helpers.regions import MemoryRegion
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.client.stream.remote_bodies import EncapsulatedBody, RemoteBodies
 from splitarrow.errors import DatasetError, LimitError, ProtocolError
@@ -28,29 +29,6 @@ METADATA = bytes(_MESSAGE.metadata)
 BODY = b"".join(bytes(part) for part in _MESSAGE.body or ())
 LAYOUT = read_batch_layout(METADATA).buffers
 Spans = list[tuple[int, int]]
-
-
-class MemoryRegion:
-    """A region in this process, which may hold the metadata in front of a body."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = pa.py_buffer(data)
-        self.size = len(data)
-        self.has_changed = False
-
-    def check(self) -> None:
-        if self.has_changed:
-            raise DatasetError("changed")
-
-    def prefixed_buffer(self, prefix: bytes, offset: int, nbytes: int, owner: object) -> Any:
-        begin = offset - len(prefix)
-        if begin < 0 or self.data[begin:offset].to_pybytes() != prefix:
-            return None
-        return self.data.slice(begin, len(prefix) + nbytes)
-
-    def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
-        assert 0 <= offset <= offset + nbytes <= self.size
-        return self.data.slice(offset, nbytes)
 
 
 class Returns:

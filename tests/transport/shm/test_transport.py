@@ -394,7 +394,8 @@ def test_a_listener_accepts_or_rejects_its_clients(
         accepted.close()
     peer = f"process {os.getpid()} of user {os.geteuid()}"
     handle = listener.uri.remote_handle
-    assert made == [{"server": True, "peer": peer, "handle": handle, "staging": 16 << 10}]
+    expected = {"region_tag": 7, "handle": handle, "staging": 16 << 10}
+    assert made == [{"server": True, "peer": peer, **expected}]
     assert listener.accept() is None
     listener.close()
 
@@ -500,7 +501,8 @@ def test_a_reader_expects_what_its_uri_offers(
     listener = make_listener(tmp_path)
     find_transport(listener.uri).connect(listener.uri, ConnectOptions())
     path, handle = listener.uri.path, listener.uri.remote_handle
-    assert made == [{"server": False, "peer": path, "region_tag": 7, "handle": handle}]
+    expected = {"server": False, "peer": path, "region_tag": 7, "handle": handle, "device": None}
+    assert made == [expected]
     listener.close()
 
 

@@ -88,12 +88,12 @@ def test_a_connection_is_made(world: World) -> None:
     limits = Limits(metadata_bytes=77)
     uri = OFFER.replace(extra=(("busy_poll", "200"),))
     assert connect(uri, limits=limits, timeout=2.5) == "channel"
-    ((link, its_limits, tags, allocator),) = world.channels
+    ((link, its_limits, tags, allocator, device),) = world.channels
     assert (link.endpoint, link.peer, link.is_local, link.spin_seconds) == (
         *("endpoint", "127.0.0.1:8817", True, 2e-4),
     )
     assert (its_limits, tags) == (limits, TAGS)
-    assert allocator is ConnectOptions().allocator
+    assert (allocator, device) == (ConnectOptions().allocator, None)
     assert (world.waits, world.calls) == ([2.5], [])
     assert world.addresses == [addresses.pack("127.0.0.1", 8817)]
     (worker,) = world.workers

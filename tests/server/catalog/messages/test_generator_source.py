@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_closing_does_not_wait_for_a_thread_in_the_generator() -> None:
 
     source = GeneratorSource(groups(), blocking=True)
     source.call_on_close(lambda: released.append(threading.get_ident()))
-    actual: list[list[SourceMessage]] = []
+    actual: list[Sequence[SourceMessage]] = []
     worker = threading.Thread(target=lambda: actual.append(next(source)))
     worker.start()
     assert running.wait(30)
