@@ -14,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidDataError
-from ...fbs import arrow_generated as fbs
 from .body_layout import plan_packed_body
-from .encoder import EncodedMessage, MessageEncoder
-from .file import BLOCK, HEAD_BYTES, MAGIC
+from .encoded_message import EncodedMessage
+from .encoder import MessageEncoder
+from .file import BLOCK, HEAD_BYTES, MAGIC, Blocks
 from .framing import CONTINUATION, END_OF_STREAM
 from .message import BufferSpan, HeaderType, read_batch_layout, read_message_info
+from .writing.schemas import build_footer
 
 ALIGNMENT = 64
 """The alignment of each buffer in the file, in bytes."""
@@ -28,10 +29,6 @@ _PREFIX = struct.Struct("<4sI")
 _SIZE = struct.Struct("<i")
 _HEAD = MAGIC.ljust(HEAD_BYTES, b"\0")
 _ZEROS = bytes(ALIGNMENT)
-_FOOTER = struct.Struct("<I4x6H4xih2xIII")
-"""The start of a footer: the offset of its table, the vtable and the table."""
-_COUNT = struct.Struct("<I")
-_V5 = 4
 
 
 class AlignedFileWriter:
@@ -93,7 +90,10 @@ class AlignedFileWriter:
         """Return the last pieces of the file: the end of the stream and the footer."""
         self._encoder.close()
         metadata = self._encoder.schema_message.metadata
-        footer = _build_footer(metadata, self._dictionaries, self._batches)
+        dictionaries, batches = (
+            Blocks(b"".join(blocks)) for blocks in (self._dictionaries, self._batches)
+        )
+        footer = build_footer(metadata, dictionaries, batches, ())
         tail = b"".join((END_OF_STREAM, footer, _SIZE.pack(len(footer)), MAGIC))
         self.position += len(tail)
         return [tail]
@@ -144,25 +144,3 @@ def _slice_body(body: Sequence[Any], spans: Sequence[BufferSpan]) -> Iterator[li
             slices.append(piece[position - begin : slice_end - begin])
             position = slice_end
         yield slices
-
-
-def _build_footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
-    """Return the FlatBuffer of a footer.
-
-    It contains the schema message unchanged and refers to the table ``Schema`` in it.
-    """
-    footer = bytearray(_FOOTER.size)
-    positions: list[int] = []
-    for blocks in (dictionaries, batches):  # the count precedes the blocks, which are 8-aligned
-        footer += bytes((4 - len(footer)) % 8)
-        positions.append(len(footer))
-        footer += _COUNT.pack(len(blocks)) + b"".join(blocks)
-    footer += bytes(-len(footer) % 8)
-    header: Any = fbs.Message.GetRootAs(schema, 0).Header()
-    positions.insert(0, len(footer) + header.Pos)
-    table, vtable = 24, 8
-    # The vtable has its own size, the size of the table and the offsets of the fields. The table
-    # has the distance to the vtable, the version and a relative reference to each position.
-    references = [position - (table + 8 + 4 * index) for index, position in enumerate(positions)]
-    _FOOTER.pack_into(footer, 0, table, 12, 20, 4, 8, 12, 16, table - vtable, _V5, *references)
-    return bytes(footer) + schema

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...errors import ProtocolError
-from .message import BatchLayout, find_body_length, find_buffers, read_message_info
+from .message import BatchLayout, BufferSpan, find_body_length, find_buffers, read_message_info
 
 ALIGNMENT = 8
 """The alignment of buffers in a body, in bytes ("Recordbatch body structure")."""
@@ -31,7 +31,7 @@ class BodyLocation(NamedTuple):
     """The size of the range in bytes."""
 
 
-def check_buffer_lengths(layout: BatchLayout, spans: Sequence[tuple[int, int]]) -> None:
+def check_buffer_lengths(buffers: Sequence[BufferSpan], spans: Sequence[tuple[int, int]]) -> None:
     """Check that the buffers have the lengths that the metadata lists.
 
     Raises
@@ -39,7 +39,7 @@ def check_buffer_lengths(layout: BatchLayout, spans: Sequence[tuple[int, int]]) 
     ProtocolError
         If the length of a buffer differs. The error gives its index.
     """
-    for index, (buffer, (_, length)) in enumerate(zip(layout.buffers, spans, strict=True)):
+    for index, (buffer, (_, length)) in enumerate(zip(buffers, spans, strict=True)):
         if buffer.length != length:
             raise ProtocolError(
                 f"buffer {index} of a body of offsets has {length} bytes; its metadata lists "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...errors import ProtocolError
-from .message import BatchLayout, read_batch_layout
+from .message import BufferSpan, HeaderType, read_batch_layout, read_message_info
+from .tensors.parsing import read_tensor_buffers
 
 Span = tuple[int, int]
 """An offset and a length, in bytes."""
@@ -25,7 +26,7 @@ class BufferLocator:
         Parameters
         ----------
         metadata : bytes-like
-            The FlatBuffer of a record batch or dictionary batch.
+            The FlatBuffer of a record batch, dictionary batch or tensor.
         body_length : int
             The size of its packed body in bytes.
         offset : int
@@ -37,17 +38,23 @@ class BufferLocator:
             If the metadata is malformed, or lists a buffer outside the body.
         """
         if metadata != self._metadata:
-            self._buffers = _check_buffers(read_batch_layout(metadata), body_length)
+            self._buffers = _check_buffers(_read_buffers(metadata), body_length)
             self._metadata = bytes(metadata)
         return [(offset + begin, length) if length else (0, 0) for begin, length in self._buffers]
 
 
-def _check_buffers(layout: BatchLayout, body_length: int) -> list[Span]:
+def _read_buffers(metadata: bytes | memoryview) -> list[BufferSpan]:
+    if read_message_info(metadata).header_type in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR):
+        return read_tensor_buffers(metadata)
+    return read_batch_layout(metadata).buffers
+
+
+def _check_buffers(buffers: list[BufferSpan], body_length: int) -> list[Span]:
     """Return the spans of the buffers in the body, all of which are within it."""
-    for index, (offset, length) in enumerate(layout.buffers):
+    for index, (offset, length) in enumerate(buffers):
         if offset < 0 or length < 0 or offset + length > body_length:
             raise ProtocolError(
                 f"buffer {index} (offset {offset}, length {length}) is outside the body of "
                 f"{body_length} bytes"
             )
-    return [(offset, length) for offset, length in layout.buffers]
+    return [(offset, length) for offset, length in buffers]

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from ...errors import InvalidDataError
 from .bounds import survey_schema
 from .framing import parse_prefix
 from .message import HeaderType, find_batch_table
@@ -37,6 +38,11 @@ def read_dictionary_types(
     -------
     dict of int to pyarrow.DataType
         Parents come before children.
+
+    Raises
+    ------
+    InvalidDataError
+        If the message declares a dictionary for a type that pyarrow reads without one.
     """
     found: list[pa.DataType] = []
     pending = [field.type for field in reversed(list(schema))]
@@ -51,6 +57,10 @@ def read_dictionary_types(
             children = range(data_type.num_fields)
             pending.extend(data_type.field(index).type for index in reversed(children))
     ids = survey_schema(metadata, max_nesting=1 << 31, max_bytes=1 << 62).dictionary_ids
+    if len(ids) != len(found):
+        raise InvalidDataError(
+            f"the schema declares {len(ids)} dictionaries; its types have {len(found)}"
+        )
     return dict(zip(ids, found, strict=True))
 
 

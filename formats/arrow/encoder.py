@@ -9,36 +9,19 @@ declare.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import pyarrow as pa
 
 from ...errors import InvalidDataError, UsageError
+from .encoded_message import EncodedMessage
 from .framing import parse_prefix
+from .headers import CODECS
+from .incompressible import store_incompressible
 from .message import HeaderType, read_message_info
 from .truncation import has_unions, truncate
 
-CODECS = ("lz4", "zstd")
-"""The compressions of Arrow IPC."""
-
 _PREFIX_BYTES = 8
-
-
-class EncodedMessage(NamedTuple):
-    """A message of a stream."""
-
-    metadata: bytes
-    """The padded FlatBuffer of the message, without continuation marker and length."""
-    body: list[Any] | None
-    """The parts of the packed body, in order. None if the message has no body.
-
-    A part is a ``pyarrow.Buffer`` or ``bytes``. The buffer of an array is not copied, and the part
-    keeps it alive.
-    """
-    body_length: int
-    """The size of all parts in bytes."""
-    rows: int
-    """The number of rows of a record batch; 0 for other messages."""
 
 
 class MessageEncoder:
@@ -70,10 +53,12 @@ class MessageEncoder:
     """
 
     def __init__(self, schema: pa.Schema, compression: str | None = None) -> None:
-        if compression is not None and compression not in CODECS:
-            raise UsageError(f"unknown compression {compression!r}; known are {', '.join(CODECS)}")
+        if compression is not None and compression not in CODECS.values():
+            raise UsageError(
+                f"unknown compression {compression!r}; known are {', '.join(CODECS.values())}"
+            )
         options = pa.ipc.IpcWriteOptions(
-            compression=compression,
+            compression=cast(Any, compression),
             allow_64bit=True,
             emit_dictionary_deltas=True,
             unify_dictionaries=False,
@@ -89,6 +74,7 @@ class MessageEncoder:
         self._sink = _Sink()
         self._writer = pa.ipc.new_stream(self._sink.make_file(), schema, options=options)
         self._schema_due = True
+        self._codec: Any = None if compression is None else pa.Codec(cast(Any, compression))
         self._has_unions = has_unions(schema)
 
     def encode(
@@ -123,7 +109,18 @@ class MessageEncoder:
         if self._schema_due:
             self._schema_due = False
             del messages[0]
+        if self._codec is not None:
+            return [self._shrink(message) for message in messages]
         return messages
+
+    def _shrink(self, message: EncodedMessage) -> EncodedMessage:
+        """Return a compressed message, with the buffers that do not shrink as they are."""
+        metadata, body, length, rows = message
+        if not length:
+            return message
+        return EncodedMessage(
+            *store_incompressible(metadata, body or (), self._codec), length, rows
+        )
 
     def close(self) -> None:
         """Close the writer. Returned messages stay valid."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
+from .features import check_schema_features
 
 MAGIC = b"ARROW1"
 HEAD_BYTES = 8
@@ -160,6 +161,7 @@ def read_footer(footer: bytes, offset: int) -> Footer:
         if schema is None:
             raise InvalidDataError("the footer of the Arrow IPC file has no schema")
         endianness = int(schema.Endianness())
+        check_schema_features(schema)
         dictionaries = _read_blocks(footer, root, _DICTIONARIES)
         record_batches = _read_blocks(footer, root, _RECORD_BATCHES)
     except _PARSE_ERRORS:
@@ -173,6 +175,22 @@ def read_footer(footer: bytes, offset: int) -> Footer:
     _check_blocks(dictionaries, offset, "dictionary batch")
     _check_blocks(record_batches, offset, "record batch")
     return Footer(version, endianness == fbs.Endianness.Big, dictionaries, record_batches)
+
+
+def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
+    """Return the custom metadata of a footer as pairs of keys and values.
+
+    Raises
+    ------
+    InvalidDataError
+        If it is malformed.
+    """
+    try:
+        root = fbs.Footer.GetRootAs(footer, 0)
+        found = map(root.CustomMetadata, range(min(root.CustomMetadataLength(), len(footer))))
+        return [(pair.Key(), pair.Value()) for pair in found if pair is not None]
+    except _PARSE_ERRORS:
+        raise InvalidDataError("the custom metadata of the footer is malformed") from None
 
 
 def _read_blocks(footer: bytes, root: fbs.Footer, slot: int) -> Blocks:

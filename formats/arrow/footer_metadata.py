@@ -44,11 +44,7 @@ def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes
     message = fbs.Message.GetRootAs(metadata, 0)
     header: Any = message.Header()
     builder: Any = flatbuffers.Builder(2 * len(metadata))
-    # A builder writes from the end, and counts positions from there.
-    size = len(metadata) + -len(metadata) % _ALIGNMENT
-    builder.Prep(_ALIGNMENT, size)
-    builder.head -= size
-    builder.Bytes[builder.head : builder.head + len(metadata)] = metadata
+    size = _embed(builder, metadata)
     custom_metadata = write_pairs(builder, pairs)
     fbs.MessageStart(builder)
     fbs.MessageAddVersion(builder, message.Version())
@@ -57,6 +53,40 @@ def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes
     fbs.MessageAddCustomMetadata(builder, custom_metadata)
     builder.Finish(fbs.MessageEnd(builder))
     return bytes(builder.Output())
+
+
+def make_schema_message(footer: bytes) -> bytes:
+    """Return a schema message with the schema of a footer, which `file.read_footer` has accepted.
+
+    Returns
+    -------
+    bytes
+        A FlatBuffer that contains `footer` unchanged and refers to the table ``Schema`` in it.
+    """
+    root = fbs.Footer.GetRootAs(footer, 0)
+    schema: Any = root.Schema()
+    builder: Any = flatbuffers.Builder(len(footer) + 256)
+    size = _embed(builder, footer)
+    fbs.MessageStart(builder)
+    fbs.MessageAddVersion(builder, root.Version())
+    fbs.MessageAddHeaderType(builder, fbs.MessageHeader.Schema)
+    fbs.MessageAddHeader(builder, size - schema._tab.Pos)
+    builder.Finish(fbs.MessageEnd(builder))
+    data = bytes(builder.Output())
+    return data + bytes(-len(data) % _ALIGNMENT)
+
+
+def _embed(builder: Any, data: bytes) -> int:
+    """Write a FlatBuffer into another one, and return its padded size in bytes.
+
+    A builder writes from the end and counts positions from there: a table at byte `p` of `data` is
+    at ``size - p``.
+    """
+    size = len(data) + -len(data) % _ALIGNMENT
+    builder.Prep(_ALIGNMENT, size)
+    builder.head -= size
+    builder.Bytes[builder.head : builder.head + len(data)] = data
+    return size
 
 
 def find_footer_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes] | None:

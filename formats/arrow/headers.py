@@ -17,7 +17,8 @@ from ...fbs import arrow_generated as fbs
 from .framing import parse_prefix
 from .message import HeaderType, read_message_info
 
-_CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
+CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
+"""The names of the compressions by their numbers."""
 _OLD_COMPRESSION = b"ARROW:experimental_compression"  # Arrow 0.17 declared compression with it
 _MARKER = 0xFFFFFFFF
 
@@ -109,9 +110,9 @@ def _read_codec(message: Any, batch: Any) -> str | None:
     compression = batch.Compression()
     if compression is not None:
         codec = compression.Codec()
-        if codec not in _CODECS:
+        if codec not in CODECS:
             raise InvalidDataError(f"a message is compressed with the unknown codec {codec}")
-        return _CODECS[codec]
+        return CODECS[codec]
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
     found = (pair.Value().decode().lower() for pair in pairs if pair.Key() == _OLD_COMPRESSION)
     return next(found, None)

@@ -14,20 +14,18 @@ from typing import NamedTuple
 from ...errors import ProtocolError
 from ...fbs import arrow_generated as fbs
 from ..summary import MessageSummary
+from .flatbuffer import PARSE_ERRORS, find_field, follow, read_root, read_slots
 
-_U16 = struct.Struct("<H")
 _I16 = struct.Struct("<h")
 _U32 = struct.Struct("<I")
-_I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError)
 
 # The slots of fields in the vtables of Message.fbs.
 _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH = 6, 8, 10
-_MESSAGE_CUSTOM_METADATA = 12
-_BATCH_LENGTH, _BATCH_BUFFERS, _BATCH_COMPRESSION = 4, 8, 10
+_BATCH_BUFFERS = 8
 _SCHEMA_ENDIANNESS = 4
-_DICTIONARY_ID, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 4, 6, 8
+_DICTIONARY_DATA = 6
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
 class HeaderType(IntEnum):
@@ -79,27 +77,35 @@ class BatchLayout(NamedTuple):
     """Whether the dictionary batch extends the dictionary instead of replacing it."""
 
 
-def _read_root(data: bytes | memoryview) -> int:
-    return _U32.unpack_from(data, 0)[0]
+class BatchTable(NamedTuple):
+    """The numbers in the metadata of a record batch or dictionary batch."""
 
-
-def _find_field(data: bytes | memoryview, table: int, slot: int) -> int:
-    """Return the position of a field of a table, 0 if the field is absent."""
-    vtable = table - _I32.unpack_from(data, table)[0]
-    if vtable < 0:
-        raise IndexError
-    if slot >= _U16.unpack_from(data, vtable)[0]:
-        return 0
-    offset = _U16.unpack_from(data, vtable + slot)[0]
-    return table + offset if offset else 0
-
-
-def _follow(data: bytes | memoryview, position: int) -> int:
-    return position + _U32.unpack_from(data, position)[0]
+    header_type: int
+    """The type of the message."""
+    version: int
+    """The number of the metadata version: 3 is V4, 4 is V5."""
+    body_length: int
+    """The declared size of the packed body in bytes."""
+    has_custom_metadata: bool
+    """Whether the message has custom metadata."""
+    rows: int
+    """The number of rows or dictionary values."""
+    nodes: tuple[int, ...]
+    """The length and the null count of each field node, one after another."""
+    buffers: tuple[int, ...]
+    """The offset and the length of each buffer, one after another, in bytes."""
+    variadic_counts: tuple[int, ...]
+    """The number of data buffers of each array of views."""
+    codec: int | None
+    """The codec of the compressed buffers; None if they are not compressed."""
+    dictionary_id: int | None
+    """The ID of the dictionary; None for a record batch."""
+    is_delta: bool
+    """Whether the dictionary batch extends the dictionary instead of replacing it."""
 
 
 def _read_header_type(data: bytes | memoryview, message: int) -> int:
-    position = _find_field(data, message, _MESSAGE_HEADER_TYPE)
+    position = find_field(data, message, _MESSAGE_HEADER_TYPE)
     return data[position] if position else 0
 
 
@@ -117,13 +123,13 @@ def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
         If the bytes are not the FlatBuffer of an Arrow IPC message.
     """
     try:
-        table = _read_root(metadata)
+        table = read_root(metadata)
         header_type = _read_header_type(metadata, table)
-        position = _find_field(metadata, table, _MESSAGE_BODY_LENGTH)
+        position = find_field(metadata, table, _MESSAGE_BODY_LENGTH)
         body_length = _I64.unpack_from(metadata, position)[0] if position else 0
-        if header_type == 0 or not _find_field(metadata, table, _MESSAGE_HEADER):
+        if header_type == 0 or not find_field(metadata, table, _MESSAGE_HEADER):
             raise IndexError
-    except _PARSE_ERRORS:
+    except PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC message") from None
     if header_type > HeaderType.SPARSE_TENSOR:
         raise ProtocolError(f"unknown Arrow IPC message type {header_type}")
@@ -141,9 +147,9 @@ def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
         If the metadata is not the FlatBuffer of an Arrow IPC message.
     """
     header_type, body_length = read_message_info(metadata)
-    return MessageSummary(
-        header_type.name, header_type is HeaderType.SCHEMA, header_type.has_body, body_length
-    )
+    is_array = header_type in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR)
+    is_schema = header_type is HeaderType.SCHEMA
+    return MessageSummary(header_type.name, is_schema, header_type.has_body, body_length, is_array)
 
 
 def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchLayout:
@@ -161,46 +167,76 @@ def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 2
     ProtocolError
         If the message is not a batch, is malformed, or has more than `max_buffers` buffers.
     """
-    header_type = read_message_info(metadata).header_type
+    table = read_batch_table(metadata, max_buffers=max_buffers)
+    numbers = iter(table.buffers)
+    buffers = [BufferSpan(offset, length) for offset, length in zip(numbers, numbers, strict=True)]
+    return BatchLayout(
+        table.rows, buffers, table.codec is not None, table.dictionary_id, table.is_delta
+    )
+
+
+def read_batch_table(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchTable:
+    """Read the numbers in the metadata of a record batch or dictionary batch.
+
+    Parameters and errors are those of `read_batch_layout`.
+    """
     try:
-        table = _follow(metadata, _find_field(metadata, _read_root(metadata), _MESSAGE_HEADER))
+        slots = read_slots(metadata, read_root(metadata))
+        version, kind, header, length, custom_metadata = slots[:5]
+        header_type = metadata[kind] if kind else 0
+        if not header:
+            raise IndexError
+        slots = read_slots(metadata, follow(metadata, header))
         dictionary_id, is_delta = None, False
-        if header_type is HeaderType.DICTIONARY_BATCH:
-            position = _find_field(metadata, table, _DICTIONARY_ID)
-            dictionary_id = _I64.unpack_from(metadata, position)[0] if position else 0
-            position = _find_field(metadata, table, _DICTIONARY_IS_DELTA)
-            is_delta = bool(metadata[position]) if position else False
-            position = _find_field(metadata, table, _DICTIONARY_DATA)
-            if not position:
+        if header_type == _DICTIONARY_BATCH:
+            at, data, delta = slots[:3]
+            dictionary_id = _I64.unpack_from(metadata, at)[0] if at else 0
+            is_delta = bool(metadata[delta]) if delta else False
+            if not data:
                 raise IndexError
-            table = _follow(metadata, position)
-        elif header_type is not HeaderType.RECORD_BATCH:
+            slots = read_slots(metadata, follow(metadata, data))
+        elif header_type != _RECORD_BATCH:
+            name = read_message_info(metadata).header_type.name
             raise ProtocolError(
-                f"received a {header_type.name} message; expected a RECORD_BATCH or "
-                "DICTIONARY_BATCH"
+                f"received a {name} message; expected a RECORD_BATCH or DICTIONARY_BATCH"
             )
-        position = _find_field(metadata, table, _BATCH_LENGTH)
-        rows = _I64.unpack_from(metadata, position)[0] if position else 0
-        compressed = _find_field(metadata, table, _BATCH_COMPRESSION) != 0
-        buffers: list[BufferSpan] = []
-        position = _find_field(metadata, table, _BATCH_BUFFERS)
-        if position:
-            vector = _follow(metadata, position)
-            count = _U32.unpack_from(metadata, vector)[0]
-            if count > max_buffers:
-                raise ProtocolError(
-                    f"the message declares {count} buffers; the limit is {max_buffers}"
-                )
-            end = vector + 4 + 16 * count
-            if end > len(metadata):
-                raise IndexError
-            buffers = [
-                BufferSpan(offset, length)
-                for offset, length in struct.iter_unpack("<qq", metadata[vector + 4 : end])
-            ]
-    except _PARSE_ERRORS:
+        rows, nodes, buffers, compression, variadic = slots[:5]
+        body_length = _I64.unpack_from(metadata, length)[0] if length else 0
+        if body_length < 0:
+            raise ProtocolError(f"the metadata declares a body of {body_length} bytes")
+        return BatchTable(
+            header_type,
+            _I16.unpack_from(metadata, version)[0] if version else 0,
+            body_length,
+            custom_metadata != 0,
+            _I64.unpack_from(metadata, rows)[0] if rows else 0,
+            _read_longs(metadata, nodes, 2, max_buffers, "field nodes") if nodes else (),
+            _read_longs(metadata, buffers, 2, max_buffers, "buffers") if buffers else (),
+            _read_longs(metadata, variadic, 1, max_buffers, "arrays of views") if variadic else (),
+            _read_codec(metadata, compression) if compression else None,
+            dictionary_id,
+            is_delta,
+        )
+    except PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC batch") from None
-    return BatchLayout(rows, buffers, compressed, dictionary_id, is_delta)
+
+
+def _read_longs(
+    data: bytes | memoryview, position: int, width: int, limit: int, name: str
+) -> tuple[int, ...]:
+    """Return the numbers of a vector whose elements have `width` i64."""
+    vector = follow(data, position)
+    count = _U32.unpack_from(data, vector)[0]
+    if count > limit:
+        raise ProtocolError(f"the message declares {count} {name}; the limit is {limit}")
+    return struct.unpack_from(f"<{width * count}q", data, vector + 4)
+
+
+def _read_codec(data: bytes | memoryview, position: int) -> int:
+    codec, method = read_slots(data, follow(data, position))[:2]
+    if method and data[method]:
+        raise ProtocolError(f"the message has the unknown method of compression {data[method]}")
+    return data[codec] if codec else 0
 
 
 def read_endianness(metadata: bytes | memoryview) -> str:
@@ -212,45 +248,14 @@ def read_endianness(metadata: bytes | memoryview) -> str:
         If the message is malformed or declares an unknown byte order.
     """
     try:
-        table = _follow(metadata, _find_field(metadata, _read_root(metadata), _MESSAGE_HEADER))
-        position = _find_field(metadata, table, _SCHEMA_ENDIANNESS)
+        table = follow(metadata, find_field(metadata, read_root(metadata), _MESSAGE_HEADER))
+        position = find_field(metadata, table, _SCHEMA_ENDIANNESS)
         endianness = _I16.unpack_from(metadata, position)[0] if position else 0
         if endianness not in (0, 1):
             raise IndexError
         return "big" if endianness else "little"
-    except _PARSE_ERRORS:
+    except PARSE_ERRORS:
         raise ProtocolError("the metadata is not an Arrow IPC schema") from None
-
-
-class BatchFlags(NamedTuple):
-    """The properties of a message that determine its checks before decoding."""
-
-    header_type: int
-    """The type of the message: a value of `HeaderType`, or an unknown number."""
-    compressed: bool
-    """Whether a record batch or dictionary batch declares a compressed body."""
-    custom_metadata: bool
-    """Whether the message has custom metadata."""
-
-
-def read_batch_flags(metadata: bytes | memoryview) -> BatchFlags:
-    """Read the properties of a message that determine its checks before decoding.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
-    """
-    try:
-        root = _read_root(metadata)
-        header_type = _read_header_type(metadata, root)
-        compressed = False
-        if header_type in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
-            compressed = _find_field(metadata, find_batch_table(metadata), _BATCH_COMPRESSION) != 0
-        custom_metadata = _find_field(metadata, root, _MESSAGE_CUSTOM_METADATA) != 0
-    except _PARSE_ERRORS:
-        raise ProtocolError("the metadata is not an Arrow IPC batch") from None
-    return BatchFlags(header_type, compressed, custom_metadata)
 
 
 def find_batch_table(metadata: bytes | memoryview) -> int:
@@ -261,15 +266,15 @@ def find_batch_table(metadata: bytes | memoryview) -> int:
     IndexError, struct.error
         If the message is malformed or not a batch.
     """
-    root = _read_root(metadata)
+    root = read_root(metadata)
     header_type = _read_header_type(metadata, root)
-    position = _find_field(metadata, root, _MESSAGE_HEADER)
+    position = find_field(metadata, root, _MESSAGE_HEADER)
     if position and header_type == HeaderType.RECORD_BATCH:
-        return _follow(metadata, position)
+        return follow(metadata, position)
     if position and header_type == HeaderType.DICTIONARY_BATCH:
-        position = _find_field(metadata, _follow(metadata, position), _DICTIONARY_DATA)
+        position = find_field(metadata, follow(metadata, position), _DICTIONARY_DATA)
         if position:
-            return _follow(metadata, position)
+            return follow(metadata, position)
     raise IndexError
 
 
@@ -282,10 +287,10 @@ def find_buffers(metadata: bytes | memoryview) -> int:
         If the message is malformed or lists no buffers.
     """
     try:
-        position = _find_field(metadata, find_batch_table(metadata), _BATCH_BUFFERS)
+        position = find_field(metadata, find_batch_table(metadata), _BATCH_BUFFERS)
         if position:
-            return _follow(metadata, position) + 4
-    except _PARSE_ERRORS:
+            return follow(metadata, position) + 4
+    except PARSE_ERRORS:
         pass
     raise ProtocolError("the metadata is not an Arrow IPC batch with buffers")
 
@@ -299,71 +304,12 @@ def find_body_length(metadata: bytes | memoryview) -> int:
         If the metadata is malformed or omits the body length.
     """
     try:
-        position = _find_field(metadata, _read_root(metadata), _MESSAGE_BODY_LENGTH)
+        position = find_field(metadata, read_root(metadata), _MESSAGE_BODY_LENGTH)
         if position:
             return position
-    except _PARSE_ERRORS:
+    except PARSE_ERRORS:
         pass
     raise ProtocolError("the metadata of the message has no body length")
-
-
-def measure_decompressed(layout: BatchLayout, body: memoryview) -> int:
-    """Return the size that a compressed body declares for its decompressed buffers, in bytes.
-
-    Parameters
-    ----------
-    layout : BatchLayout
-        The layout of the message.
-    body : memoryview
-        The packed body, as bytes.
-
-    Raises
-    ------
-    ProtocolError
-        If a buffer is outside the body or declares a negative size.
-    """
-    total = 0
-    for index, (offset, length) in enumerate(layout.buffers):
-        if offset < 0 or length < 0 or offset + length > body.nbytes:
-            raise ProtocolError(
-                f"buffer {index} (offset {offset}, length {length}) is outside "
-                f"the body of {body.nbytes} bytes"
-            )
-        if length == 0:
-            continue
-        if length < 8:
-            raise ProtocolError(
-                f"compressed buffer {index} has {length} bytes; expected at least 8"
-            )
-        size = _I64.unpack_from(body, offset)[0]
-        if size < -1:
-            raise ProtocolError(f"compressed buffer {index} declares {size} bytes")
-        total += length - 8 if size == -1 else size
-    return total
-
-
-def measure_decoded(layout: BatchLayout, body: memoryview, *, compressed: bool) -> int:
-    """Return the size of the buffers of a batch after decoding, in bytes.
-
-    Overlapping buffers count separately, because decoding copies each of them.
-
-    Parameters
-    ----------
-    layout : BatchLayout
-        The layout of the message.
-    body : memoryview
-        The packed body, as bytes.
-    compressed : bool
-        Whether the buffers are compressed.
-
-    Raises
-    ------
-    ProtocolError
-        If a compressed buffer is outside the body or declares a negative size.
-    """
-    if compressed:
-        return measure_decompressed(layout, body)
-    return sum(max(0, length) for _, length in layout.buffers)
 
 
 def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
+from .array_plans import plan_batch
 from .footer_metadata import write_pairs
 from .truncation import has_unions
 
@@ -284,35 +285,8 @@ def find_column_layout(data_type: Any) -> ColumnLayout:
     >>> find_column_layout(pa.list_(pa.string()))
     ColumnLayout(nodes=2, buffers=5, views=0)
     """
-    types = pa.types
-    if isinstance(data_type, pa.BaseExtensionType):
-        return find_column_layout(data_type.storage_type)
-    buffers, views = 2, 0  # of the type itself, without its children
-    children: list[Any] = []
-    if types.is_null(data_type):
-        buffers = 0
-    elif isinstance(data_type, pa.DictionaryType):
-        pass
-    elif data_type in (pa.string_view(), pa.binary_view()):
-        views = 1
-    elif data_type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
-        buffers = 3
-    elif types.is_run_end_encoded(data_type):
-        buffers, children = 0, [data_type.run_end_type, data_type.value_type]
-    else:
-        children = [data_type.field(index).type for index in range(data_type.num_fields)]
-        if types.is_struct(data_type) or types.is_fixed_size_list(data_type):
-            buffers = 1
-        elif types.is_union(data_type):
-            buffers = 1 if data_type.mode == "sparse" else 2
-        elif types.is_list_view(data_type) or types.is_large_list_view(data_type):
-            buffers = 3
-    layouts = [find_column_layout(child) for child in children]
-    return ColumnLayout(
-        1 + sum(layout.nodes for layout in layouts),
-        buffers + sum(layout.buffers for layout in layouts),
-        views + sum(layout.views for layout in layouts),
-    )
+    plan = plan_batch([pa.field("", data_type)])
+    return ColumnLayout(len(plan.arrays), plan.buffers, plan.views)
 
 
 def has_dictionaries(data_type: Any) -> bool:

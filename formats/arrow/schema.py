@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from .bounds import survey_schema
+from .features import check_features
 from .framing import encapsulate
 from .message import HeaderType, read_endianness, read_message_info
 
@@ -40,6 +41,7 @@ def read_schema(
     if header_type is not HeaderType.SCHEMA:
         raise InvalidDataError(f"received a {header_type.name} message; expected a schema")
     survey_schema(metadata, max_nesting=max_nesting, max_bytes=max_bytes)
+    check_features(metadata)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(encapsulate(metadata)))
     except Exception as error:  # an extension type of the user may raise anything

@@ -62,7 +62,7 @@ def list_frames(
 ) -> list[OutgoingFrame]:
     """Return the frames of a whole stream, including its end."""
     splitter = splitter or Splitter()
-    return splitter.split(messages) + splitter.end()
+    return [*splitter.split(messages), *splitter.end()]
 
 
 def receive_frames(frames: Iterable[OutgoingFrame], headroom: int = 0) -> list[IncomingFrame]:

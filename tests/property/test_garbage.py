@@ -13,8 +13,8 @@ from splitarrow.errors import ProtocolError
 from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
 from splitarrow.formats.arrow.framing import parse_prefix
 from splitarrow.formats.arrow.message import (
-    read_batch_flags,
     read_batch_layout,
+    read_batch_table,
     read_endianness,
     read_message_info,
 )
@@ -27,7 +27,7 @@ from splitarrow.protocol.tags import parse_body_tag
 PARSERS: list[Callable[[bytes], Any]] = [
     read_message_info,
     read_batch_layout,
-    read_batch_flags,
+    read_batch_table,
     read_endianness,
     survey_schema,
     survey_custom_metadata,

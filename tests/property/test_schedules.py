@@ -45,7 +45,7 @@ def stream_of(sizes: Sequence[int]) -> list[SourceMessage]:
 
 def frames_with_end(messages: Sequence[SourceMessage], first: int) -> list[IncomingFrame]:
     splitter = Splitter(first_sequence=first)
-    return receive_frames(splitter.split(messages) + splitter.end())
+    return receive_frames([*splitter.split(messages), *splitter.end()])
 
 
 def plain(messages: Sequence[Message]) -> list[tuple[int, bytes, bytes | None]]:

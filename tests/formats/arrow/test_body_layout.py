@@ -95,9 +95,9 @@ def test_a_copy_is_aligned_to_64_bytes(spans: list[tuple[int, int]]) -> None:
 
 
 def test_other_lengths_than_the_metadata_lists_are_refused() -> None:
-    check_buffer_lengths(LAYOUT, [(0, 0), (7, 20), (9, 8)])
+    check_buffer_lengths(LAYOUT.buffers, [(0, 0), (7, 20), (9, 8)])
     with pytest.raises(ProtocolError, match=r"buffer 2 .* has 9 bytes; its metadata lists 8"):
-        check_buffer_lengths(LAYOUT, [(0, 0), (7, 20), (9, 9)])
+        check_buffer_lengths(LAYOUT.buffers, [(0, 0), (7, 20), (9, 9)])
 
 
 def test_metadata_without_buffers_or_length_is_refused() -> None:

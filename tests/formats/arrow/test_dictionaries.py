@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 import pytest
 
-from helpers.crafting import SCHEMA, UTF8, Crafter
+from helpers.crafting import INT, SCHEMA, UTF8, Crafter
 from helpers.streams import (
     body_message,
     ipc_stream,
@@ -167,3 +167,15 @@ def test_a_stream_that_ends_before_its_dictionaries_has_a_schema_and_no_batches(
     schema, first, *_ = split_messages(ipc_stream([batch], batch.schema))
     assert send_through_protocol([schema]) == (batch.schema, [])
     assert send_through_protocol([schema, first]) == (batch.schema, [])
+
+
+def test_a_dictionary_below_a_type_without_children_is_refused() -> None:
+    """pyarrow ignores the children of such a type, and so their dictionaries."""
+    crafter = Crafter()
+    text = crafter.field(
+        crafter.text("w"), UTF8, crafter.empty_table(), dictionary=crafter.encoding(3)
+    )
+    field = crafter.field(crafter.text("n"), INT, crafter.int_type(), [text])
+    metadata = crafter.message(SCHEMA, crafter.schema([field]))
+    with pytest.raises(InvalidDataError, match="declares 1 dictionaries; its types have 0"):
+        read_dictionary_types(metadata, read_schema(metadata))

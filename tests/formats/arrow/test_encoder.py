@@ -15,9 +15,10 @@ from helpers.arrow_data import make_arrays_of_all_types
 from helpers.catalog import batch_without_columns
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError, UsageError
-from splitarrow.formats.arrow.encoder import EncodedMessage, MessageEncoder, _Sink
+from splitarrow.formats.arrow.encoded_message import EncodedMessage
+from splitarrow.formats.arrow.encoder import MessageEncoder, _Sink
 from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import HeaderType, read_message_info
+from splitarrow.formats.arrow.message import HeaderType, read_batch_layout, read_message_info
 from splitarrow.formats.arrow.truncation import truncate
 
 ARRAYS = make_arrays_of_all_types()
@@ -197,3 +198,24 @@ def test_truncated_slices_are_small() -> None:
     whole, small = (encoded([b], b.schema)[1].body_length for b in (batch, truncate(batch)))
     assert whole > 10_000
     assert small < 100
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_buffer_that_does_not_shrink_is_stored_as_it_is(compression: str) -> None:
+    noise = bytes((n * n * 31 + n * 7) % 251 for n in range(97))
+    batch = pa.record_batch({"noise": [noise], "zeros": [bytes(4096)], "none": [None]})
+    encoder = MessageEncoder(batch.schema, compression)
+    (message,) = encoder.encode(batch)
+    encoder.close()
+    body = b"".join(message.body or ())
+    assert len(body) == message.body_length
+    layout = read_batch_layout(message.metadata)
+    stored = [
+        int.from_bytes(body[at : at + 8], "little", signed=True) for at, n in layout.buffers if n
+    ]
+    assert -1 in stored
+    assert 4096 in stored
+    assert (encapsulate(message.metadata) + body).count(noise) == 1
+    got = pa.ipc.read_record_batch(pa.py_buffer(encapsulate(message.metadata) + body), batch.schema)
+    got.validate(full=True)
+    assert got.equals(batch)

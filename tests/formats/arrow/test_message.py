@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -13,25 +14,26 @@ from helpers.crafting import (
     LITTLE,
     RECORD_BATCH,
     SCHEMA,
+    V5,
     ZSTD,
     Crafter,
     empty_message,
     plain_batch,
     schema_of_ints,
 )
+from helpers.tensors import encode, make_tensor
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
 from splitarrow.formats.arrow.bounds import survey_custom_metadata
 from splitarrow.formats.arrow.message import (
     BatchLayout,
+    BatchTable,
     BufferSpan,
     HeaderType,
     MessageInfo,
     find_body_length,
     find_buffers,
-    measure_decoded,
-    measure_decompressed,
-    read_batch_flags,
     read_batch_layout,
+    read_batch_table,
     read_custom_metadata,
     read_endianness,
     read_message_info,
@@ -70,7 +72,9 @@ def test_a_batch_is_read() -> None:
     metadata = plain_batch(5, [(0, 0), (0, 20)], 24)
     facts = BatchLayout(5, [BufferSpan(0, 0), BufferSpan(0, 20)], False, None, False)
     assert read_batch_layout(metadata) == facts
-    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, False, False)
+    assert read_batch_table(metadata) == BatchTable(
+        *(HeaderType.RECORD_BATCH, V5, 24, False, 5, (5, 0), (0, 0, 0, 20), (), None, None, False)
+    )
 
 
 @pytest.mark.parametrize("dictionary_id", [0, 7, -1, 1 << 62])
@@ -81,7 +85,8 @@ def test_a_dictionary_is_read(dictionary_id: int, is_delta: bool, codec: int | N
     facts = read_batch_layout(metadata)
     assert (facts.dictionary_id, facts.is_delta, facts.rows) == (dictionary_id, is_delta, 3)
     assert facts.compressed is (codec is not None)
-    assert read_batch_flags(metadata)[:2] == (HeaderType.DICTIONARY_BATCH, codec is not None)
+    table = read_batch_table(metadata)
+    assert (table.header_type, table.codec) == (HeaderType.DICTIONARY_BATCH, codec)
 
 
 def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message() -> None:
@@ -91,7 +96,6 @@ def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message()
     metadata = slots + struct.pack("<i", 14) + header
     assert read_message_info(metadata) == MessageInfo(HeaderType.RECORD_BATCH, 77)
     assert survey_custom_metadata(metadata) is False
-    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, False, False)
     outside = slots + struct.pack("<i", 15) + header
     for read in (read_message_info, survey_custom_metadata):
         with pytest.raises(ProtocolError):
@@ -101,7 +105,7 @@ def test_a_vtable_may_be_anywhere_before_its_table_but_not_outside_the_message()
 def test_a_vtable_before_the_message_is_not_looked_up_from_its_end() -> None:
     table = struct.pack("<IiB3xIq", 4, 4 + 12, RECORD_BATCH, 8, 77)
     metadata = table + struct.pack("<6H", 12, 0, 0, 4, 8, 12)
-    for read in (read_message_info, read_batch_flags, find_body_length, survey_custom_metadata):
+    for read in (read_message_info, read_batch_table, find_body_length, survey_custom_metadata):
         with pytest.raises(ProtocolError):
             read(metadata)
 
@@ -120,17 +124,20 @@ def test_a_message_without_a_body_length_has_no_position_of_it(metadata: bytes) 
         find_body_length(metadata)
 
 
-def test_flags_tell_of_custom_metadata_and_unknown_messages() -> None:
+def test_custom_metadata_compression_and_counts_are_read() -> None:
     crafter = Crafter()
     pairs = crafter.vector([crafter.pair(crafter.text("k"), crafter.text("v"))])
     batch = crafter.batch(1, [(1, 0)], [(0, 0)], ZSTD)
-    metadata = crafter.message(RECORD_BATCH, batch, custom_metadata=pairs)
-    assert read_batch_flags(metadata) == (HeaderType.RECORD_BATCH, True, True)
-    assert read_batch_flags(schema_of_ints(["n"])) == (HeaderType.SCHEMA, False, False)
-    assert read_batch_flags(empty_message(9)) == (9, False, False)
-    assert read_batch_flags(empty_message(0)) == (0, False, False)
-    with pytest.raises(ProtocolError, match="not an Arrow IPC batch"):
-        read_batch_flags(b"")
+    table = read_batch_table(crafter.message(RECORD_BATCH, batch, custom_metadata=pairs))
+    assert (table.has_custom_metadata, table.codec) == (True, ZSTD)
+    crafter = Crafter()
+    batch = crafter.batch(1, [(1, 0)], [(0, 0)], ZSTD, method=1)
+    with pytest.raises(ProtocolError, match="unknown method of compression 1"):
+        read_batch_table(crafter.message(RECORD_BATCH, batch))
+    with pytest.raises(ProtocolError, match="received a SCHEMA message"):
+        read_batch_table(schema_of_ints(["n"]))
+    with pytest.raises(ProtocolError, match="declares a body of -1 bytes"):
+        read_batch_table(empty_message(RECORD_BATCH, -1))
 
 
 def test_of_several_values_of_a_key_the_last_counts_and_absent_texts_are_empty() -> None:
@@ -147,7 +154,7 @@ def test_a_batch_of_views_is_not_compressed() -> None:
     batch = pa.record_batch({"v": pa.array(["a text that is not inlined"], pa.string_view())})
     metadata = batch.serialize().to_pybytes()[8:]
     assert read_batch_layout(metadata).compressed is False
-    assert read_batch_flags(metadata).compressed is False
+    assert read_batch_table(metadata).variadic_counts == (1,)
 
 
 def test_a_batch_may_omit_its_rows_but_not_have_a_negative_body() -> None:
@@ -157,8 +164,9 @@ def test_a_batch_may_omit_its_rows_but_not_have_a_negative_body() -> None:
 
 
 def test_summaries_have_what_the_protocol_needs() -> None:
-    assert summarize_message(schema_of_ints(["n"])) == ("SCHEMA", True, False, 0)
-    assert summarize_message(plain_batch(5, [], 8)) == ("RECORD_BATCH", False, True, 8)
+    assert summarize_message(schema_of_ints(["n"])) == ("SCHEMA", True, False, 0, False)
+    assert summarize_message(plain_batch(5, [], 8)) == ("RECORD_BATCH", False, True, 8, False)
+    assert summarize_message(encode(make_tensor(np.arange(3)))[0])[3:] == (24, True)
 
 
 def test_a_schema_has_no_buffers() -> None:
@@ -224,7 +232,7 @@ def dictionary_without_data() -> bytes:
 @pytest.mark.parametrize("padding", [0, 4096])
 def test_a_batch_without_header_or_data_is_refused(metadata: bytes, padding: int) -> None:
     metadata += bytes(padding)  # A wrong offset then stays inside the message.
-    for read in (read_batch_layout, read_batch_flags, find_buffers):
+    for read in (read_batch_layout, read_batch_table, find_buffers):
         with pytest.raises(ProtocolError, match="not an Arrow IPC"):
             read(metadata)
 
@@ -249,7 +257,7 @@ def test_every_prefix_of_a_message_is_read_or_refused(metadata: bytes) -> None:
         for read in (
             read_message_info,
             read_batch_layout,
-            read_batch_flags,
+            read_batch_table,
             read_endianness,
             read_schema,
         ):
@@ -285,49 +293,6 @@ def test_an_unknown_type_is_refused() -> None:
     field = crafter.field(crafter.text("n"), 99, crafter.empty_table())
     with pytest.raises(InvalidDataError, match="cannot be decoded"):
         read_schema(crafter.message(SCHEMA, crafter.schema([field])))
-
-
-def make_layout(*spans: tuple[int, int]) -> BatchLayout:
-    return BatchLayout(1, [BufferSpan(*span) for span in spans], True, None, False)
-
-
-def test_the_decompressed_size_is_the_sum_of_the_declared_sizes() -> None:
-    body = struct.pack("<q", 1000) + b"x" * 8 + struct.pack("<q", -1) + b"y" * 5
-    assert (
-        measure_decompressed(make_layout((0, 16), (16, 13), (0, 0), (0, 16)), memoryview(body))
-        == 2005
-    )
-
-
-def test_the_decoded_size_of_plain_buffers_is_that_of_all_spans() -> None:
-    layout, body = make_layout((0, 16), (8, 8), (0, 0), (0, -5)), struct.pack("<qq", 7, 9)
-    assert measure_decoded(layout, memoryview(body), compressed=False) == 24
-    layout = make_layout((0, 16), (8, 8))
-    assert measure_decoded(layout, memoryview(body), compressed=True) == 16
-
-
-def test_a_compressed_buffer_may_be_a_size_only() -> None:
-    for size in (0, 5, -1):
-        body = memoryview(struct.pack("<q", size))
-        assert measure_decompressed(make_layout((0, 8)), body) == max(size, 0)
-
-
-@pytest.mark.parametrize(
-    ("span", "why"),
-    [
-        ((-1, 8), "outside"),
-        ((0, -1), "outside"),
-        ((0, 17), "outside"),
-        ((16, 1), "outside"),
-        ((1 << 62, 1 << 62), "outside"),
-        ((0, 7), "7 bytes; expected at least 8"),
-        ((8, 8), "declares -2 bytes"),
-    ],
-)
-def test_an_impossible_compressed_buffer_is_refused(span: tuple[int, int], why: str) -> None:
-    body = struct.pack("<qq", 1, -2)
-    with pytest.raises(ProtocolError, match=why):
-        measure_decompressed(make_layout(span), memoryview(body))
 
 
 def test_nesting_is_bounded() -> None:

@@ -1,0 +1,396 @@
+"""Checks of whole Arrow IPC files and streams, without decoding their bodies.
+
+A scan reads the metadata of all messages, and of compressed bodies 8 bytes for each buffer. It
+continues after a defect where the place of the next message is known. The module performs no I/O:
+the caller passes a function that reads.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ...errors import InvalidDataError, LimitError, ProtocolError
+from .checker import CheckedMessage, MessageChecker
+from .dictionaries import read_dictionary_types
+from .file import (
+    HEAD_BYTES,
+    MAGIC,
+    TAIL_BYTES,
+    Blocks,
+    Footer,
+    find_footer,
+    read_footer,
+    read_footer_pairs,
+)
+from .footer_layout import BATCH_NAMES, find_layout_problems
+from .footer_metadata import make_schema_message
+from .message import HeaderType, read_batch_table, read_message_info
+from .message_reader import FramedMessage, MessageReader, Read, check_trailing_bytes
+from .schema import read_schema
+
+_I64 = struct.Struct("<q")
+_SEARCH_BYTES = 1 << 20
+_HEAD_BYTES = 256
+_MARKER = re.compile(rb"(?=\xff{4}(?!\xff{4}))")
+
+
+class Defect(NamedTuple):
+    """A defect of a file."""
+
+    place: str
+    """The part of the file: ``message 3``, ``record batch 2``, ``footer``."""
+    offset: int | None
+    """The offset of that part in bytes; None if it has none."""
+    problem: str
+    """The problem, with the field and the buffer if there are such."""
+    nbytes: int | None = None
+    """The size of the part in bytes, if it is known."""
+    rows: int | None = None
+    """The number of rows in it, if it is known."""
+
+
+class ScannedMessage(NamedTuple):
+    """A message that has passed the checks."""
+
+    number: int
+    """The number of messages before it."""
+    place: str
+    """Its name for errors: ``message 3``, ``record batch 2``."""
+    message: FramedMessage
+    """Its position and its metadata."""
+    checked: CheckedMessage
+    """Its properties."""
+
+
+class FileScan:
+    """The scan of one file or stream.
+
+    Parameters
+    ----------
+    read : callable
+        Returns bytes of the file: ``read(offset, nbytes)``.
+    size : int
+        The size of the file in bytes.
+    searches : bool
+        Whether to search for the next message after one of unknown length. Otherwise the scan ends
+        there.
+    uses_footer : bool
+        Whether to find the messages of a file by its footer, unless that is damaged.
+    max_nesting : int
+        The deepest nesting of types in a schema.
+    max_metadata_bytes : int
+        The largest size of the metadata of a message in bytes.
+    max_decoded_bytes : int
+        The largest size of a body once decompressed, in bytes.
+    max_buffers : int
+        The largest number of buffers in a message.
+
+    Attributes
+    ----------
+    is_file : bool
+        Whether it is an Arrow IPC file; otherwise, it is a stream.
+    schema : pyarrow.Schema or None
+        The schema; None if none could be read so far.
+    schema_metadata : bytes
+        The FlatBuffer of the schema message.
+    dictionary_ids : frozenset of int
+        The IDs of the dictionaries of the schema.
+    footer : Footer or None
+        The footer; None for a stream, and if it is damaged.
+    defects : list of Defect
+        The defects that the scan has found so far.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        size: int,
+        *,
+        searches: bool = False,
+        uses_footer: bool = True,
+        max_nesting: int = 64,
+        max_metadata_bytes: int = 16 << 20,
+        max_decoded_bytes: int = 2 << 30,
+        max_buffers: int = 1 << 20,
+    ) -> None:
+        self._read = read
+        self._size = size
+        self._searches = searches
+        self._uses_footer = uses_footer
+        self._max_nesting = max_nesting
+        self._max_metadata_bytes = max_metadata_bytes
+        self._max_decoded_bytes = max_decoded_bytes
+        self._max_buffers = max_buffers
+        self._checker: MessageChecker | None = None
+        self._dictionaries: set[int | None] = set()
+        self.is_file = read(0, min(size, len(MAGIC))) == MAGIC
+        self.schema: pa.Schema | None = None
+        self.schema_metadata = b""
+        self.dictionary_ids: frozenset[int] = frozenset()
+        self.footer: Footer | None = None
+        self._footer_bytes = b""
+        self.defects: list[Defect] = []
+
+    def messages(self) -> Iterator[ScannedMessage]:
+        """Yield the dictionary batches and record batches that are sound.
+
+        Each defect is appended to `defects`.
+        """
+        if not self.is_file:
+            yield from self._scan_stream(0, self._size)
+            return
+        has_footer = self._read_footer()
+        if has_footer and self.footer is not None and self._uses_footer:
+            yield from self._scan_blocks(self.footer)
+        else:
+            self.schema, self.footer = None, None
+            self.dictionary_ids = frozenset()
+            yield from self._scan_stream(min(HEAD_BYTES, self._size), self._size)
+
+    def read_footer_metadata(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Return the custom metadata of the footer; empty if the footer is damaged."""
+        return read_footer_pairs(self._footer_bytes) if self._footer_bytes else []
+
+    def _add_defect(self, place: str, offset: int, problem: str, nbytes: int | None = None) -> None:
+        self.defects.append(Defect(place, offset, problem, nbytes))
+
+    # Streams.
+
+    def _scan_stream(self, begin: int, end: int) -> Iterator[ScannedMessage]:
+        reader = MessageReader(self._read, end, begin, max_metadata_bytes=self._max_metadata_bytes)
+        number = 0
+        while True:
+            place = f"message {number}"
+            offset = reader.offset
+            try:
+                message = reader.next_message()
+            except ProtocolError as error:
+                next_offset = self._find_message(offset + 8, end) if self._searches else end
+                rows = None if reader.cut_message is None else _count_rows(reader.cut_message)
+                defect = Defect(place, offset, error.message, next_offset - offset, rows)
+                self.defects.append(defect)
+                if next_offset == end:
+                    break
+                reader.offset = next_offset
+                number += 1
+                continue
+            if message is None:
+                next_offset = self._find_message(reader.offset, end) if self._searches else end
+                if next_offset == end:
+                    self._check_end(reader.offset, end, place)
+                    break
+                problem = f"the stream ends at byte {reader.offset}, but messages follow"
+                self._add_defect(place, offset, problem, next_offset - offset)
+                reader.offset = next_offset
+                number += 1
+                continue
+            if number == 0 or (self.schema is None and message.header_type is HeaderType.SCHEMA):
+                if not self._use_schema(message):
+                    break
+            elif (scanned := self._check(number, place, message)) is not None:
+                yield scanned
+            number += 1
+        if self.schema is None and not self.defects:
+            self._add_defect("message 0", begin, "the stream has no schema")
+
+    def _check_end(self, offset: int, end: int, place: str) -> None:
+        if self.is_file:
+            return  # the footer follows, damaged or not
+        try:
+            check_trailing_bytes(self._read, offset, end)
+        except ProtocolError as error:
+            self._add_defect(place, offset, error.message, end - offset)
+
+    def _use_schema(self, message: FramedMessage) -> bool:
+        """Read the schema of a stream, and return whether it can be read."""
+        return self._read_schema(message.metadata, "message 0", message.offset)
+
+    def _read_schema(self, metadata: bytes, place: str, offset: int) -> bool:
+        try:
+            schema = read_schema(
+                metadata, max_nesting=self._max_nesting, max_bytes=self._max_metadata_bytes
+            )
+            types = read_dictionary_types(metadata, schema)
+        except ProtocolError as error:
+            self._add_defect(place, offset, error.message)
+            return False
+        self.schema, self.schema_metadata = schema, metadata
+        self.dictionary_ids = frozenset(types)
+        self._checker = MessageChecker(
+            schema,
+            types,
+            max_buffers=self._max_buffers,
+            max_metadata_bytes=self._max_metadata_bytes,
+            max_decoded_bytes=self._max_decoded_bytes,
+        )
+        return True
+
+    def _check(self, number: int, place: str, message: FramedMessage) -> ScannedMessage | None:
+        """Return a message if it is sound; otherwise, record its defect."""
+        body, size = message.body_offset, message.body_length
+        problem, checked = "", None
+        try:
+            if self._checker is None:
+                raise InvalidDataError("there is no schema before it")
+            checked = self._checker.check_parts(
+                message.metadata,
+                size,
+                lambda at: _I64.unpack(self._read(body + at, 8))[0],
+            )
+            problem = self._check_dictionary(checked)
+        except ProtocolError as error:
+            problem = error.message
+        if checked is not None and not problem:
+            return ScannedMessage(number, place, message, checked)
+        nbytes, rows = message.end - message.offset, _count_rows(message)
+        self.defects.append(Defect(place, message.offset, problem, nbytes, rows))
+        return None
+
+    def _check_dictionary(self, checked: CheckedMessage) -> str:
+        """Return the problem with the order of dictionaries; empty if there is none."""
+        key = checked.dictionary_id
+        if key is None:
+            return ""
+        if checked.is_delta and key not in self._dictionaries:
+            return f"it extends the dictionary {key}, which does not precede it"
+        if self.footer is not None and not checked.is_delta and key in self._dictionaries:
+            return f"it replaces the dictionary {key}, which is allowed in streams only"
+        self._dictionaries.add(key)
+        return ""
+
+    def _find_message(self, begin: int, end: int) -> int:
+        """Return the offset of the next message from `begin`; `end` if there is none."""
+        position = begin
+        while position < end:
+            data = self._read(position, min(_SEARCH_BYTES, end - position))
+            for found in _MARKER.finditer(data):
+                offset = position + found.start()
+                may_be_message = offset % 8 == 0 and _may_be_message(data, found.start())
+                if may_be_message and self._is_message(offset, end):
+                    return offset
+            position += max(len(data) - 8, 1) if position + len(data) < end else len(data)
+        return end
+
+    def _is_message(self, offset: int, end: int) -> bool:
+        """Return whether a message that fits the schema begins at `offset`."""
+        reader = MessageReader(self._read, end, offset, max_metadata_bytes=self._max_metadata_bytes)
+        try:
+            message = reader.next_message()
+            if message is None:
+                return False
+            if message.header_type is HeaderType.SCHEMA:
+                return self.schema is None
+            if self._checker is None or message.header_type not in BATCH_NAMES:
+                return False
+            self._checker.check_parts(
+                message.metadata,
+                message.body_length,
+                lambda at: _I64.unpack(self._read(message.body_offset + at, 8))[0],
+            )
+        except ProtocolError:
+            return False
+        return True
+
+    # Files.
+
+    def _read_footer(self) -> bool:
+        """Read the footer and the schema in it, and return whether both are sound."""
+        size = self._size
+        tail_offset = max(0, size - TAIL_BYTES)
+        try:
+            span = find_footer(self._read(tail_offset, size - tail_offset), size)
+        except ProtocolError as error:
+            self._add_defect("footer", tail_offset, error.message)
+            return False
+        try:
+            self._footer_bytes = self._read(span.offset, span.length)
+            footer = read_footer(self._footer_bytes, span.offset)
+            read_footer_pairs(self._footer_bytes)
+        except ProtocolError as error:
+            self._footer_bytes = b""
+            self._add_defect("footer", span.offset, error.message, span.length)
+            return False
+        if not self._read_schema(
+            make_schema_message(self._footer_bytes), "schema in the footer", span.offset
+        ):
+            return False
+        self.footer = footer
+        for place, offset, problem in find_layout_problems(self._read, footer, span.offset):
+            self._add_defect(place, offset, problem)
+        return True
+
+    def _scan_blocks(self, footer: Footer) -> Iterator[ScannedMessage]:
+        number = 0
+        for header_type, blocks in (
+            (HeaderType.DICTIONARY_BATCH, footer.dictionaries),
+            (HeaderType.RECORD_BATCH, footer.record_batches),
+        ):
+            for index in range(len(blocks)):
+                place = f"{BATCH_NAMES[header_type]} {index}"
+                message = self._read_block(blocks, index, place, header_type)
+                if message is not None:
+                    scanned = self._check(number, place, message)
+                    if scanned is not None:
+                        yield scanned
+                number += 1
+
+    def _read_block(
+        self, blocks: Blocks, index: int, place: str, header_type: HeaderType
+    ) -> FramedMessage | None:
+        """Return the message of a block; None if they disagree, which is a defect."""
+        offset, metadata_length, body_length = blocks[index]
+        end = offset + metadata_length + body_length
+        problem = ""
+        try:
+            # The sizes that the message declares may exceed those of the block.
+            message = MessageReader(
+                self._read, self._size, offset, max_metadata_bytes=self._max_metadata_bytes
+            ).next_message()
+            if message is None:
+                problem = "it is an end marker"
+            elif message.header_type is not header_type:
+                problem = f"it is a {message.header_type.name} message"
+            elif message.metadata_length != metadata_length:
+                problem = (
+                    f"it has {message.metadata_length} bytes of metadata; the footer lists "
+                    f"{metadata_length}"
+                )
+            elif message.body_length != body_length:
+                problem = (
+                    f"it declares a body of {message.body_length} bytes; the footer lists "
+                    f"{body_length}"
+                )
+            else:
+                return message
+        except (ProtocolError, LimitError) as error:
+            problem = error.message
+        self._add_defect(place, offset, problem, end - offset)
+        return None
+
+
+def _may_be_message(data: bytes, at: int) -> bool:
+    """Return whether the first bytes of an encapsulated message may begin at `at`.
+
+    The root table of metadata is near its beginning, because builders write from the end.
+    """
+    if at + 8 + _HEAD_BYTES > len(data):
+        return True
+    try:
+        read_message_info(data[at + 8 : at + 8 + _HEAD_BYTES])
+    except ProtocolError:
+        return False
+    return True
+
+
+def _count_rows(message: FramedMessage) -> int | None:
+    """Return the rows that a message declares; None if it is not a record batch."""
+    try:
+        table = read_batch_table(message.metadata)
+    except ProtocolError:
+        return None
+    return table.rows if table.dictionary_id is None and table.rows >= 0 else None

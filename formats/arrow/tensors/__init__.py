@@ -1,0 +1,31 @@
+"""Tensors: the messages Tensor and SparseTensor of Arrow IPC (Tensor.fbs).
+
+`decode_tensor` makes a `Tensor` or a `SparseTensor` of a message, and `encode_tensor` a message of
+a tensor. `convert_to_tensor` accepts arrays of NumPy, SciPy and pyarrow. `check_tensor_message`
+checks a message. pyarrow reads and writes dense tensors only.
+"""
+
+from __future__ import annotations
+
+from .checking import check_tensor_message
+from .conversion import convert_to_tensor
+from .decoding import decode_tensor
+from .encoding import encode_tensor, write_message
+from .parsing import read_tensor_buffers, read_tensor_layout
+from .scanning import scan_tensors
+from .sparse_tensor import AnyTensor, SparseTensor
+from .tensor import Tensor
+
+__all__ = [
+    "AnyTensor",
+    "SparseTensor",
+    "Tensor",
+    "check_tensor_message",
+    "convert_to_tensor",
+    "decode_tensor",
+    "encode_tensor",
+    "read_tensor_buffers",
+    "read_tensor_layout",
+    "scan_tensors",
+    "write_message",
+]

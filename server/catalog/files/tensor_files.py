@@ -1,0 +1,200 @@
+"""Files with tensors: messages of Arrow IPC, and arrays of NumPy (``.npy``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from ....errors import DatasetError, InvalidDataError
+from ....formats.arrow.tensors.encoding import add_name, encode_metadata
+from ....formats.arrow.tensors.labels import TENSOR_SCHEMA, Labels
+from ....formats.arrow.tensors.layout import AnyLayout
+from ....formats.arrow.tensors.numpy_file import MAX_HEADER_BYTES, read_npy_header
+from ....formats.arrow.tensors.scanning import scan_tensors
+from ....protocol.request import Request
+from ....protocol.splitter import SourceMessage
+from ....transport.memory.files import FileSpan, SourceFile
+from ..dataset import Encoding
+from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..messages.message_index import REGION_BYTES
+from ..messages.reencoding import Batches
+from ..messages.tensor_messages import (
+    check_tensor_request,
+    make_schema_message,
+    refuse_counting,
+    select_tensors,
+)
+from ..query.request_checks import check_version, hash_version, select_shards
+from ..query.selection import Selection
+from .file_access import Identity, map_read_errors
+from .file_dataset import FileContents, FileDataset
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file."""
+
+    layout: AnyLayout
+    """The layout of the tensor."""
+    labels: Labels
+    """The labels of the tensor."""
+    metadata: bytes
+    """The metadata of its message."""
+    body_offset: int
+    """The offset of its body in the file, in bytes."""
+
+
+class TensorContents(NamedTuple):
+    """The tensors in a file."""
+
+    tensors: list[StoredTensor]
+    """The tensors, in the order of the file."""
+    is_big_endian: bool
+    """Whether their values are big-endian."""
+
+
+class TensorFileDataset(FileDataset):
+    """A dataset in a file with Tensor and SparseTensor messages."""
+
+    _kind = "tensor file"
+    _file_type = "a file with tensors"
+
+    def read_tensors(self, file: SourceFile) -> TensorContents:
+        """Return the tensors in the file; raise `ProtocolError` if it is malformed."""
+        found = list(scan_tensors(file.read, file.size))
+        tensors = [
+            StoredTensor(each.layout, each.labels, each.metadata, each.body_offset)
+            for each in found
+        ]
+        if len(tensors) == 1 and tensors[0].labels.name is None:
+            name = self._file_name()
+            layout, labels, metadata, _ = tensors[0]
+            metadata, labels = add_name(metadata, layout, labels, name)
+            tensors = [tensors[0]._replace(metadata=metadata, labels=labels)]
+        return TensorContents(tensors, any(each.is_big_endian for each in found))
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file. Their plan is `TensorContents`."""
+        if self.origin.is_remote:
+            raise DatasetError(f"{self.path}: tensors in object stores are not supported")
+        with map_read_errors(file.path, self._file_type):
+            contents = self.read_tensors(file)
+        return FileContents(file.version, TENSOR_SCHEMA, file.size, plan=contents)
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Refuse: tensors are no record batches."""
+        raise DatasetError(f"{self.path} holds tensors, which are no record batches")
+
+    @property
+    def rows(self) -> int | None:
+        """None: tensors have no rows."""
+        return None
+
+    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
+        """Return the layout and the labels of each tensor."""
+        contents: TensorContents = self._contents.plan
+        return [(tensor.layout, tensor.labels) for tensor in contents.tensors]
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the file for one reader; see `Dataset.open`."""
+        with closing(self.open_file()) as file:
+            check_version(request, hash_version(file.version))
+        select_shards(request, (self,))
+        return open_tensor_files([self], request, encoding)
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Refuse: tensors have no rows."""
+        del encoding
+        raise refuse_counting(request)
+
+    def _file_name(self) -> str:
+        return str(PurePosixPath(self.origin.name).with_suffix(""))
+
+
+class NpyDataset(TensorFileDataset):
+    """A dataset in a file with one array, as ``numpy.save`` writes it."""
+
+    _kind = "npy file"
+    _file_type = "an array of NumPy"
+
+    def read_tensors(self, file: SourceFile) -> TensorContents:
+        """Return the array as a tensor, whose body is the rest of the file."""
+        header = read_npy_header(file.read(0, min(file.size, MAX_HEADER_BYTES)))
+        size = header.data_offset + header.layout.body_length
+        if size != file.size:
+            raise InvalidDataError(
+                f"an array of the shape {header.layout.shape} needs {size} bytes; the file has "
+                f"{file.size}"
+            )
+        labels = Labels(self._file_name(), header.label)
+        metadata = encode_metadata(header.layout, labels)
+        tensor = StoredTensor(header.layout, labels, metadata, header.data_offset)
+        return TensorContents([tensor], header.is_big_endian)
+
+
+def open_tensor_files(
+    datasets: Sequence[TensorFileDataset], request: Request, encoding: Encoding
+) -> GeneratorSource:
+    """Open the tensors of several files for one reader, in order; see `Dataset.open`.
+
+    The caller has checked the version and the shard of the request.
+
+    Raises
+    ------
+    DatasetError
+        If a file is not readable, or its byte order differs from that of the first one.
+    InvalidRequestError
+        If the request selects something else than tensors.
+    """
+    check_tensor_request(request)
+    places: list[_Place] = []
+    order: TensorContents | None = None
+    for dataset in datasets:
+        with closing(dataset.open_file()) as file:
+            contents: TensorContents = dataset.load_contents(file).plan
+            order = order or contents
+            if contents.is_big_endian != order.is_big_endian:
+                raise DatasetError(
+                    f"{dataset.path} has another byte order than {datasets[0].path}; serve them as "
+                    "datasets of their own"
+                )
+            places += [_Place(dataset, file.version, tensor) for tensor in contents.tensors]
+    selected = select_tensors(request, places)
+    is_big_endian = order is not None and order.is_big_endian
+    groups = _read_groups(selected, regions=encoding.regions, is_big_endian=is_big_endian)
+    paths = dict.fromkeys(Path(place.dataset.path) for place in selected)
+    return GeneratorSource(
+        groups, blocking=False, region_files=list(paths) if encoding.regions else ()
+    )
+
+
+class _Place(NamedTuple):
+    """A tensor, and the state of the file that has it."""
+
+    dataset: TensorFileDataset
+    identity: Identity
+    tensor: StoredTensor
+
+
+def _read_groups(places: Sequence[_Place], *, regions: bool, is_big_endian: bool) -> MessageGroups:
+    yield [make_schema_message(is_big_endian=is_big_endian)]
+    for dataset, in_file in groupby(places, lambda place: place.dataset):
+        with closing(dataset.open_file()) as file:
+            for _, identity, tensor in in_file:
+                if file.version != identity:
+                    raise DatasetError(f"{dataset.path} changed while it was read")
+                yield [_read_message(file, tensor, regions=regions)]
+                file.check()
+
+
+def _read_message(file: SourceFile, tensor: StoredTensor, *, regions: bool) -> SourceMessage:
+    """Return the message of a tensor. A large body stays in the file, and so does any region."""
+    begin, nbytes = tensor.body_offset, tensor.layout.body_length
+    is_span = regions or nbytes >= REGION_BYTES
+    body = FileSpan(file, begin, nbytes) if is_span else file.read(begin, nbytes)
+    file.check()
+    return SourceMessage(tensor.metadata, (body,), nbytes)

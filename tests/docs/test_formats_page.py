@@ -1,0 +1,270 @@
+"""The tables of docs/formats.md: each cell is tried."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.arrow_data import make_arrays_of_all_types
+from helpers.files import write_file, write_stream
+from helpers.package import ROOT
+from splitarrow.cli.app import run
+from splitarrow.cli.arrow_output import ArrowOutput, make_assembler, open_arrow_file
+from splitarrow.cli.local_input import LocalInput, open_local, open_selection
+from splitarrow.cli.message_input import read_schema_metadata
+from splitarrow.cli.output_formats import open_sink
+from splitarrow.errors import SplitArrowError
+from splitarrow.formats.arrow.tensors import (
+    AnyTensor,
+    Tensor,
+    convert_to_tensor,
+    encode_tensor,
+    write_message,
+)
+from splitarrow.formats.arrow.writing.conversion import Form, MessageConverter
+
+PAGE = (ROOT / "docs" / "formats.md").read_text()
+ARRAYS = make_arrays_of_all_types()
+
+
+def read_table(heading: str) -> list[dict[str, str]]:
+    """Return the rows of the table under a heading, by the names of their columns."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+TYPES = read_table("Arrow types")
+FORMATS = read_table("Formats")
+
+
+def find_row(name: str) -> str:
+    """Return the name of the row for an example: its type, without parameters."""
+    return re.split(r"[\[(]| of (?!0)| by | with ", name)[0]
+
+
+def examples(row: dict[str, str]) -> list[pa.Array]:
+    """Return the arrays of the type of a row."""
+    name = row["type"].strip("`")
+    return [array for key, array in ARRAYS.items() if find_row(key) == name]
+
+
+def write(path: Path, array: pa.Array, form: Form | None = None) -> None:
+    """Convert one column to a file."""
+    source = path.with_name("source.arrow")
+    write_file(source, [pa.record_batch([array], names=["c"])])
+    with open_local(str(source)) as dataset, open_selection(dataset, "t") as stream:
+        if form is None:
+            sink = open_sink(path.suffix, path, stream.schema)
+            try:
+                for batch in stream:
+                    sink.write(batch)
+                sink.close()
+            except BaseException:
+                sink.abort()
+                raise
+        else:
+            write_arrow(path, stream, form)
+
+
+def write_arrow(path: Path, stream: LocalInput, form: Form) -> None:
+    schema = read_schema_metadata(stream)
+    converter = MessageConverter(schema, form)
+    output = ArrowOutput(
+        open_arrow_file(path), make_assembler(path.suffix, legacy=False), converter, schema
+    )
+    for message in stream.messages():
+        output.write(message)
+    output.close()
+
+
+def read_back(path: Path) -> pa.Table:
+    with open_local(str(path)) as dataset, open_selection(dataset, "t") as stream:
+        return pa.Table.from_batches(list(stream), stream.schema)
+
+
+def try_arrow(folder: Path, array: pa.Array, form: Form) -> str:
+    """Write messages of a form, and return whether our reader gets the same values."""
+    path = folder / "out.arrow"
+    write(path, array, form)
+    expected = read_back(folder / "source.arrow")
+    try:
+        return "yes" if read_back(path).equals(expected) else "wrong"
+    except SplitArrowError:
+        back = folder / "back.arrow"
+        with open_local(str(path)) as dataset, open_selection(dataset, "t") as stream:
+            write_arrow(back, stream, Form("little", "v5"))
+        return "written" if read_back(back).equals(expected) else "wrong"
+
+
+def try_file(folder: Path, array: pa.Array, suffix: str) -> str:
+    """Write a file of another format, and return the outcome."""
+    path = folder / f"out{suffix}"
+    try:
+        write(path, array)
+    except SplitArrowError:
+        return "refused"
+    if suffix != ".parquet":
+        return "yes"
+    column = pq.read_table(path)["c"]
+    if column.to_pylist() != array.to_pylist():
+        return "wrong"
+    return "yes" if column.type == array.type else "other type"
+
+
+TRIALS: dict[str, Callable[[Path, pa.Array], str]] = {
+    "unchanged": lambda folder, array: try_arrow(folder, array, Form()),
+    "big-endian": lambda folder, array: try_arrow(folder, array, Form("big")),
+    "V4": lambda folder, array: try_arrow(folder, array, Form(version="v4")),
+    "compressed": lambda folder, array: try_arrow(folder, array, Form(compression="zstd")),
+    "Parquet": lambda folder, array: try_file(folder, array, ".parquet"),
+    "CSV": lambda folder, array: try_file(folder, array, ".csv"),
+    "JSON Lines": lambda folder, array: try_file(folder, array, ".jsonl"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TYPES, ids=lambda row: row["type"].strip("`"))
+def test_a_row_of_types_is_true(tmp_path: Path, row: dict[str, str]) -> None:
+    arrays = examples(row)
+    assert arrays, "no example has this type"
+    for column, attempt in TRIALS.items():
+        found = {attempt(tmp_path, array) for array in arrays}
+        assert found == set(row[column].split(", ")), column
+
+
+def test_every_type_has_a_row() -> None:
+    assert {row["type"].strip("`") for row in TYPES} == set(map(find_row, ARRAYS))
+
+
+TABLE = pa.table({"n": pa.array([1, None, 3], pa.int64()), "s": ["a", "b", None]})
+
+
+def write_delta(path: Path) -> None:
+    from deltalake import write_deltalake
+
+    write_deltalake(str(path), TABLE)
+
+
+def write_orc(path: Path) -> None:
+    from pyarrow import orc
+
+    orc.write_table(TABLE, str(path))
+
+
+def write_feather_1(path: Path) -> None:
+    from pyarrow import feather
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        feather.write_feather(TABLE, str(path), version=1)
+
+
+def write_form(path: Path, form: Form) -> None:
+    source = write_file(path.with_name("source.arrow"), TABLE)
+    with open_local(str(source)) as dataset, open_selection(dataset, "t") as stream:
+        write_arrow(path, stream, form)
+
+
+def write_sink(path: Path) -> None:
+    sink: Any = open_sink(path.suffix, path, TABLE.schema)
+    for batch in TABLE.to_batches():
+        sink.write(batch)
+    sink.close()
+
+
+SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "Arrow IPC file": ("t.arrow", lambda path: write_file(path, TABLE)),
+    "Arrow IPC stream": ("t.arrows", lambda path: write_stream(path, TABLE)),
+    "Arrow IPC, big-endian": ("t.arrow", lambda path: write_form(path, Form("big"))),
+    "Arrow IPC, V4": ("t.arrow", lambda path: write_form(path, Form(version="v4"))),
+    "Arrow IPC, framing before 0.15": (
+        "t.arrows",
+        lambda path: write_stream(path, TABLE, use_legacy_format=True),
+    ),
+    "Arrow IPC, lz4 or zstd": ("t.arrow", lambda path: write_file(path, TABLE, compression="zstd")),
+    "Feather version 1": ("t.feather", write_feather_1),
+    "Parquet": ("t.parquet", lambda path: pq.write_table(TABLE, path)),
+    "ORC": ("t.orc", write_orc),
+    "CSV": ("t.csv", write_sink),
+    "JSON Lines": ("t.jsonl", write_sink),
+    "Delta table": ("delta", write_delta),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Feather V1 files:DeprecationWarning")
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row["format"])
+def test_a_row_of_formats_is_true(tmp_path: Path, row: dict[str, str]) -> None:
+    name, make = SOURCES[row["format"]]
+    path = tmp_path / name
+    make(path)
+    with open_local(str(path)) as dataset, open_selection(dataset, "t") as stream:
+        batches = list(stream)
+    table = pa.Table.from_batches(batches)
+    assert table["n"].to_pylist() == [1, None, 3]
+    with open_local(str(path)) as dataset:
+        from splitarrow.protocol.request import Request
+        from splitarrow.server.catalog.dataset import Encoding
+
+        source = dataset.open(Request("t"), Encoding())
+        assert row["sent"] == ("decoded" if source.blocking else "unchanged")
+        source.close()
+
+
+def test_every_format_has_a_row() -> None:
+    assert {row["format"] for row in FORMATS} == SOURCES.keys()
+
+
+MATRIX = np.array([[0.0, 2.5, 0.0], [0.0, 0.0, -1.0]])
+TENSORS: dict[str, Any] = {
+    "dense": MATRIX,
+    "COO": pa.SparseCOOTensor.from_dense_numpy(MATRIX),
+    "CSR": pa.SparseCSRMatrix.from_dense_numpy(MATRIX),
+    "CSC": pa.SparseCSCMatrix.from_dense_numpy(MATRIX),
+    "CSF": pa.SparseCSFTensor.from_dense_numpy(MATRIX),
+}
+
+
+def read_tensors(path: Path) -> list[AnyTensor]:
+    with open_local(str(path)) as dataset, open_selection(dataset, "t") as stream:
+        return list(stream.tensors())
+
+
+def list_arrays(tensor: AnyTensor) -> list[Any]:
+    """Return the shape and all numbers of a tensor."""
+    if isinstance(tensor, Tensor):
+        return [tensor.shape, tensor.to_numpy().tolist()]
+    arrays = [array.tolist() for array in tensor.index_arrays]
+    return [tensor.kind, tensor.shape, tensor.values.tolist(), arrays]
+
+
+@pytest.mark.parametrize("row", read_table("Tensors"), ids=lambda row: row["tensor"])
+def test_a_row_of_tensors_is_true(tmp_path: Path, row: dict[str, str]) -> None:
+    name = row.pop("tensor")
+    source = tmp_path / "source.tensor"
+    converted = convert_to_tensor(TENSORS[name])
+    assert converted is not None
+    parts = write_message(encode_tensor(converted))
+    source.write_bytes(b"".join(bytes(part) for part in parts))
+    (tensor,) = read_tensors(source)
+    for cell, outcome in row.items():
+        path = tmp_path / f"out{cell.strip('`')}"
+        status = run(["convert", str(source), str(path), "--quiet"])
+        assert (status == 0) == path.exists() == (outcome == "yes"), cell
+        if status == 0:
+            assert list(map(list_arrays, read_tensors(path))) == [list_arrays(tensor)]
+        else:
+            assert (status, outcome) == (2, "refused")
+
+
+def test_every_tensor_has_a_row() -> None:
+    assert [row["tensor"] for row in read_table("Tensors")] == list(TENSORS)
