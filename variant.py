@@ -23,7 +23,6 @@ Examples
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,9 +30,9 @@ import pyarrow as pa
 
 from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
-from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
+from .formats.parquet.field_descriptions import describe_field
 from .formats.parquet.variant.storage import EXTENSION_NAME, variant_field
-from .formats.parquet.variant_footer import annotate_variants, find_variant_paths
+from .variant_files import annotate, write_parquet
 
 if TYPE_CHECKING:
     from .formats.parquet.variant.python_decoder import Timestamp
@@ -49,14 +48,13 @@ __all__ = [
     "get",
     "infer_type",
     "is_valid",
+    "parse_type",
     "shred",
     "to_json",
     "to_python",
     "unshred",
     "write_parquet",
 ]
-
-_INFERENCE_ROWS = 10_000
 
 
 def __getattr__(name: str) -> Any:
@@ -82,13 +80,32 @@ def _is_strict(errors: str) -> bool:
     return errors == "raise"
 
 
-def field(name: str, *, nullable: bool = True) -> pa.Field[Any]:
+def field(
+    name: str, *, nullable: bool = True, fields: Mapping[str, pa.DataType | None] | None = None
+) -> pa.Field[Any]:
     """Return the field of an unshredded Variant column, for a `pyarrow.Schema`.
 
     Do not register a Python extension type of its name: pyarrow crashes when it writes one to a
     Parquet file.
+
+    Parameters
+    ----------
+    name : str
+        The name of the column.
+    nullable : bool, optional
+        Whether rows may be null.
+    fields : mapping of str to pyarrow.DataType or None, optional
+        The fields of its objects that readers of a published dataset or an Arrow file can name as
+        columns, with dots between the names of nested fields, and their types. None stands for
+        Variants. A value that does not fit the type is null.
+
+    Raises
+    ------
+    UsageError
+        If a field of a Variant cannot have the name or the type.
     """
-    return variant_field(name, nullable=nullable)
+    plain = variant_field(name, nullable=nullable)
+    return plain if fields is None else describe_field(plain, fields)
 
 
 def to_json(column: Any, *, ordered: bool = True) -> Any:
@@ -278,12 +295,32 @@ def shred(column: Any, type: pa.DataType | None = None, *, ordered: bool = True)
     InvalidDataError
         If a Variant is invalid.
     """
-    if type is None:
-        type = infer_type(column, ordered=ordered)
     return _columns().shred_column(column, type, ordered=ordered)
 
 
-def infer_type(column: Any, *, rows: int = _INFERENCE_ROWS, ordered: bool = True) -> Any:
+def parse_type(text: str) -> Any:
+    """Return a type to shred Variants as, from its text.
+
+    ``struct<NAME: TYPE, …>`` is for objects, ``list<TYPE>`` for arrays, and ``variant`` for values
+    that stay encoded. A name with one of ``:<>,`` or a space at an end is in double quotes, as in
+    JSON.
+
+    Raises
+    ------
+    UsageError
+        If the text is malformed, or names a type that Variants do not have.
+
+    Examples
+    --------
+    >>> parse_type("struct<id: int64, tags: list<string>, price: decimal(9, 2)>")
+    StructType(struct<id: int64, tags: list<item: string>, price: decimal128(9, 2)>)
+    """
+    from .formats.parquet.variant.type_text import parse_type as parse
+
+    return parse(text)
+
+
+def infer_type(column: Any, *, rows: int = 10_000, ordered: bool = True) -> Any:
     """Return the type that `shred` should use, from the first rows of a column.
 
     Objects become structs of the fields that a tenth of them have. A type must fit nine tenths of
@@ -291,89 +328,3 @@ def infer_type(column: Any, *, rows: int = _INFERENCE_ROWS, ordered: bool = True
     common.
     """
     return _columns().infer_column(column, rows=rows, ordered=ordered)
-
-
-def write_parquet(
-    table: pa.Table,
-    path: str | os.PathLike[str],
-    *,
-    shred: Mapping[str, pa.DataType | None] | None = None,
-    **options: Any,
-) -> None:
-    """Write a table to a Parquet file, with the annotation VARIANT on its Variant columns.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-        The table. `field` describes the fields of its Variant columns.
-    path : path-like
-        The file. It is overwritten.
-    shred : mapping of str to pyarrow.DataType or None, optional
-        The columns to shred, and their types; see `shred`. None stands for the type that
-        `infer_type` chooses.
-    **options
-        Further arguments of `pyarrow.parquet.write_table`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    UsageError
-        If a column to shred does not exist, or Variants cannot be shredded as its type.
-    InvalidDataError
-        If a Variant that is to be shredded is invalid.
-    """
-    import pyarrow.parquet as pq
-
-    shred_types = shred or {}
-    unknown = shred_types.keys() - set(table.column_names)
-    if unknown:
-        raise UsageError(f"the table has no column {min(unknown)!r} to shred")
-    paths = find_variant_paths(table.schema)
-    for name, data_type in shred_types.items():
-        index = table.column_names.index(name)
-        column = _shred_column(table.column(index), data_type)
-        table = table.set_column(index, pa.field(name, column.type), column)
-    paths += [name for name in shred_types if name not in paths]
-    arguments: dict[str, Any] = {"store_decimal_as_integer": True, "store_schema": False}
-    pq.write_table(table, os.fspath(path), **{**arguments, **options})
-    annotate(path, paths)
-
-
-def _shred_column(column: Any, data_type: Any) -> Any:
-    """Call `shred`, which the parameter of `write_parquet` hides."""
-    return shred(column, data_type)
-
-
-def annotate(path: str | os.PathLike[str], columns: Iterable[str]) -> None:
-    """Give groups of a Parquet file the annotation VARIANT, which pyarrow cannot write.
-
-    The footer is replaced in place; the data stay unchanged.
-
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    columns : iterable of str
-        The paths of the groups in the schema of the file, with dots between the names. Each has
-        the fields ``metadata`` and ``value``, and perhaps ``typed_value``.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read or written.
-    InvalidDataError
-        If it is not a Parquet file.
-    UsageError
-        If the file has no such group, or it is not a Variant.
-    """
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(end - TAIL_BYTES, 0))
-        size = read_footer_size(file.read(), end)
-        start = end - TAIL_BYTES - size
-        file.seek(start)
-        footer = annotate_variants(file.read(size), list(columns))
-        file.seek(start)
-        file.write(wrap_footer(footer)[len(MAGIC) :])
-        file.truncate()

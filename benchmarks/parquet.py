@@ -24,7 +24,7 @@ from ..client.stream.filters import serialize_filter
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, wrap_footer
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType
-from ..formats.parquet.writing import GeoStatistics, WritePlan, find_statistics, read_footer
+from ..formats.parquet.writing import GeoStatistics, WritePlan, read_footer
 from ..geo import intersects
 from ..protocol.request import Request
 from ..server.catalog.dataset import Encoding
@@ -103,13 +103,13 @@ def _write_grid(path: Path, schema: pa.Schema, points: int) -> None:
     plan = WritePlan.of(schema)
     sink = pa.BufferOutputStream()
     statistics: list[dict[int, GeoStatistics]] = []
-    with pq.ParquetWriter(sink, plan.schema, write_statistics=plan.statistics) as writer:
+    with pq.ParquetWriter(sink, plan.schema) as writer:
         for cell in range(_SIDE**2):
             places = numbers.random((points, 2)) + divmod(cell, _SIDE)
             values = [struct.pack("<BIdd", 1, 1, *place) for place in places.tolist()]
             table = pa.table([pa.array(values, pa.binary())], schema=plan.schema)
             writer.write_table(table)
-            statistics.append({0: find_statistics(table.column(0), None)})
+            statistics.append(plan.find_statistics(table))
     data = sink.getvalue().to_pybytes()
     former = read_footer(data)
     body = data[: -TAIL_BYTES - len(former)]

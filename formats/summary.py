@@ -16,3 +16,6 @@ class MessageSummary(NamedTuple):
     """Whether a body follows the metadata. A body may have 0 bytes."""
     body_length: int
     """The declared size of the packed body in bytes."""
+    is_array: bool = False
+    """Whether the body is a single array, which may be larger than the limit on bodies as long as
+    no memory is allocated for it."""

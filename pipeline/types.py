@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import is_geography, is_geometry, is_variant, to_a
 from ..errors import InvalidDataError
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType
+from ..formats.parquet.variant.storage import variant_field
 
 TIME_ZONE = "UTC"
 """The time zone of the timestamps that Spark and Python exchange."""
@@ -178,7 +179,8 @@ def sink_schema(schema: st.StructType) -> pa.Schema:
     """Return the Arrow schema in which rows of a Spark schema are published.
 
     It is that of `arrow_schema`, but a geometry or geography is binary, in WKB, and the metadata of
-    its field names the extension ``geoarrow.wkb``.
+    its field names the extension ``geoarrow.wkb``. That of a VARIANT names
+    ``arrow.parquet.variant``.
 
     Raises
     ------
@@ -188,6 +190,8 @@ def sink_schema(schema: st.StructType) -> pa.Schema:
     arrow = arrow_schema(schema)
     for index, field in enumerate(schema.fields):
         data_type = field.dataType
+        if isinstance(data_type, st.VariantType):
+            arrow = arrow.set(index, variant_field(field.name))
         if not isinstance(data_type, st.GeometryType | st.GeographyType):
             continue
         if data_type.srid < 0:

@@ -14,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..formats.parquet.field_descriptions import list_described_fields
 from ..formats.parquet.geo.boxes import BoxTracker
 from ..formats.parquet.geo.conditions import find_edges
 from ..formats.parquet.geo.crs import is_geospatial
+from ..formats.parquet.shredded_fields import find_field
 from .manifest import MAX_BOUND_CHARACTERS, MAX_EXACT_INTEGER, ColumnRange, RangeValue
 
 
@@ -26,7 +28,8 @@ class RangeTracker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The schema of the batches. Columns whose name is not unique get no range.
+        The schema of the batches. Columns whose name is not unique get no range. The typed fields
+        of Variants that it describes get ranges, too.
 
     Examples
     --------
@@ -47,6 +50,15 @@ class RangeTracker:
             index: [] for index in self._columns if has_range(schema.field(index).type)
         }
 
+        fields = [
+            each
+            for each in list_described_fields(schema).values()
+            if each.data_type is not None and has_range(each.data_type)
+        ]
+        self._fields = fields
+        self._field_ranges: RangeTracker | None = None
+        if fields:
+            self._field_ranges = RangeTracker(pa.schema([each.field for each in fields]))
         self._boxes = {
             index: BoxTracker(find_edges(schema.field(index)))
             for index in self._columns
@@ -59,8 +71,11 @@ class RangeTracker:
         Raises
         ------
         InvalidDataError
-            If a value of a geospatial column is not valid WKB.
+            If a value of a geospatial column is not valid WKB, or a Variant is invalid.
         """
+        if self._field_ranges is not None:
+            arrays = [find_field(batch.column(each.column), each) for each in self._fields]
+            self._field_ranges.add(pa.record_batch(arrays, [each.name for each in self._fields]))
         for index in self._columns:
             column: Any = batch.column(index)
             if isinstance(column, pa.DictionaryArray) and column.dictionary.null_count:
@@ -80,8 +95,9 @@ class RangeTracker:
                 self._bounds[index] = _compute_bounds(pa.array([*bounds, *found], found[0].type))
 
     def ranges(self) -> dict[str, ColumnRange]:
-        """Return the range of each column by its name."""
-        return {self._schema.field(index).name: self._make_range(index) for index in self._columns}
+        """Return the range of each column, and of each typed field of a Variant, by its name."""
+        own = {self._schema.field(index).name: self._make_range(index) for index in self._columns}
+        return own if self._field_ranges is None else own | self._field_ranges.ranges()
 
     def _make_range(self, index: int) -> ColumnRange:
         bounds = self._bounds.get(index)

@@ -102,6 +102,10 @@ def _state_ranges(
         if minimum is None or maximum is None:
             continue
         value: Any = pc.field(number)
-        in_range: Any = (value >= pc.scalar(minimum)) & (value <= pc.scalar(maximum))
-        statement = statement & ((in_range | value.is_null()) if column.nulls else in_range)
+        above: Any = value >= pc.scalar(minimum)
+        below: Any = value <= pc.scalar(maximum)
+        if column.nulls:
+            # Arrow understands a comparison or a null, but not a range or a null.
+            above, below = above | value.is_null(), below | value.is_null()
+        statement = statement & above & below
     return statement

@@ -9,25 +9,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from .annotations import INTERVAL_BYTES, is_list_of_entries, list_element, map_entries
 from .conversions import (
-    INTERVAL_BYTES,
+    check_nulls,
     convert_int96,
     convert_intervals,
     drop_duplicate_keys,
     entries_to_maps,
 )
-from .corrections import (
-    ReadOptions,
-    is_list_of_entries,
-    keeps_annotation,
-    list_element,
-    map_entries,
-)
+from .corrections import ReadOptions, keeps_annotation
+from .field_descriptions import VariantField, describe_fields
 from .geo.crs import extension_metadata
 from .logical_types import Kind
 from .nesting import Convert, convert_list, convert_map, convert_struct
 from .schema import Node, Physical
-from .shredded_fields import ShreddedField, describe_fields, list_shredded_fields
+from .shredded_fields import list_shredded_fields
 from .variant_columns import plan_variant
 
 LOGICAL_TYPE = b"PARQUET:logical_type"
@@ -50,10 +46,12 @@ class Columns:
     without_order: frozenset[int] = frozenset()
     """The columns whose statistics must not be used, because their type has no order, or because
     pyarrow compares them in another type."""
-    shredded: Mapping[str, ShreddedField] = field(default_factory=dict[str, ShreddedField])
+    shredded: Mapping[str, VariantField] = field(default_factory=dict[str, VariantField])
     """The shredded fields of Variant columns, by their names, which are no columns of `schema`."""
     leaves: tuple[int, ...] = ()
     """The index of the first column chunk of each column in a row group."""
+    malformed_statistics: frozenset[int] = frozenset()
+    """The indices of the column chunks whose statistics must not be given to pyarrow."""
 
     def convert(
         self, batch: pa.RecordBatch, *, by_name: bool, options: ReadOptions
@@ -88,7 +86,12 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
 
 
-def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes]) -> Columns:
+def plan_columns(
+    root: Node,
+    schema: pa.Schema,
+    key_values: Mapping[bytes, bytes],
+    malformed_statistics: frozenset[int] = frozenset(),
+) -> Columns:
     """Return the columns of a file.
 
     Parameters
@@ -99,6 +102,8 @@ def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes
         The schema that pyarrow gives the corrected file.
     key_values : mapping of bytes to bytes
         The key-value metadata of the file, in which a CRS may be.
+    malformed_statistics : frozenset of int
+        See `find_malformed_statistics`.
     """
     fields: list[pa.Field[Any]] = []
     conversions: dict[int, Convert] = {}
@@ -110,7 +115,12 @@ def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes
         leaves.append(leaves[-1] + node.leaves)
         if convert is not None:
             conversions[index] = convert
-        if convert is not None or not _has_order(node):
+        chunks = range(leaves[-2], leaves[-1])
+        if (
+            convert is not None
+            or not _has_order(node)
+            or not malformed_statistics.isdisjoint(chunks)
+        ):
             without_order.add(index)
     metadata: Any = schema.metadata
     shredded = list_shredded_fields(root, schema)
@@ -120,12 +130,15 @@ def plan_columns(root: Node, schema: pa.Schema, key_values: Mapping[bytes, bytes
         frozenset(without_order),
         shredded,
         tuple(leaves[:-1]),
+        malformed_statistics,
     )
 
 
 def _has_order(node: Node) -> bool:
     """Return whether pyarrow compares the values of a column in the order of its type."""
     kinds = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY, Kind.VARIANT, Kind.FUTURE, Kind.BSON)
+    if node.kind is Kind.TIMESTAMP and node.physical is Physical.FIXED_LEN_BYTE_ARRAY:
+        return False
     return node.kind not in kinds and keeps_annotation(node)
 
 
@@ -238,6 +251,8 @@ def _plan_leaf(
     if node.kind is Kind.INTERVAL and _is_fixed(data_type):
         convert = partial(_convert_leaf, convert_intervals, path)
         return column.with_type(pa.month_day_nano_interval()), convert
+    if node.kind is Kind.UNKNOWN:
+        return column.with_type(pa.null()), partial(_convert_leaf, check_nulls, path)
     return column, None
 
 

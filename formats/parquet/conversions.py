@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError
+from .annotations import INTERVAL_BYTES
 from .corrections import INT96_BYTES, ReadOptions
 
-INTERVAL_BYTES = 12
 _DAY_MICROSECONDS = 86_400_000_000
 _EPOCH_JULIAN_DAY = 2_440_588
 _MAX_DAYS = (1 << 63) // _DAY_MICROSECONDS
@@ -80,6 +80,19 @@ def convert_intervals(array: Any, path: str, options: ReadOptions) -> Any:
     intervals["days"] = values["days"]
     intervals["nanoseconds"] = values["milliseconds"].astype(np.int64) * 1_000_000
     return _build(pa.month_day_nano_interval(), array, intervals)
+
+
+def check_nulls(array: Any, path: str, options: ReadOptions) -> Any:
+    """Return an UNKNOWN column as a null array. Parameters are those of `convert_int96`.
+
+    Raises
+    ------
+    InvalidDataError
+        If a value is not null ("UNKNOWN").
+    """
+    if array.null_count != len(array):
+        raise InvalidDataError(f"the column {path!r} has values, but UNKNOWN allows only nulls")
+    return pa.nulls(len(array))
 
 
 def drop_duplicate_keys(array: Any, path: str, options: ReadOptions) -> Any:

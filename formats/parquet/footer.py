@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidDataError
+from .annotations import mark_misplaced
 from .schema import Node, build_tree
 from .thrift import CompactReader, Struct, ThriftList, Type, encode_list
 
@@ -58,7 +59,7 @@ class Footer:
     elements: tuple[Struct, ...]
     """The SchemaElements in the order of the file: depth first."""
     root: Node
-    """The same elements as a tree."""
+    """The same elements as a tree. An annotation that a column must not have is a mark."""
     span: tuple[int, int]
     """The offsets in `data` at which the list of SchemaElements begins and ends."""
 
@@ -85,7 +86,9 @@ class Footer:
             if schema.element is not Type.STRUCT:
                 raise InvalidDataError("the schema is not a list of elements")
             elements = tuple(schema.items)
-            return cls(data, elements, build_tree(elements), (start, reader.position))
+            root = build_tree(elements)
+            mark_misplaced(root)
+            return cls(data, elements, root, (start, reader.position))
         raise InvalidDataError("the footer has no schema")
 
     def with_elements(self, elements: Sequence[Struct]) -> bytes:

@@ -245,7 +245,7 @@ def _parse_time(kind: Kind, parameters: Struct) -> LogicalType:
     unit: Struct = _get_parameter(parameters, 2, dict, f"the unit of a {kind.name}")
     if len(unit) == 1 and 1 <= next(iter(unit)) <= len(UNITS):
         return LogicalType(kind, utc=utc, unit=UNITS[next(iter(unit)) - 1])
-    numbers = ", ".join(map(str, unit)) or "missing"
+    numbers = ", ".join(map(str, sorted(unit))) or "missing"
     mark = f"{kind.name}(isAdjustedToUTC={str(utc).lower()}, unit={numbers})"
     return LogicalType(Kind.FUTURE, mark=mark)
 

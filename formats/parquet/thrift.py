@@ -41,7 +41,9 @@ class Type(IntEnum):
     UUID = 13
 
 
+_TYPES = {int(each): each for each in Type if each}
 _INTEGERS = (Type.I16, Type.I32, Type.I64)
+_BOOLEANS = (Type.TRUE, Type.FALSE)
 _INTEGER_BITS = {Type.I16: 16, Type.I32: 32, Type.I64: 64}
 
 
@@ -98,39 +100,36 @@ class CompactReader:
 
     def read_struct(self, depth: int = 0) -> Struct:
         """Read a struct with all of its fields."""
+        self._check_depth(depth)
         fields: Struct = {}
-        for number, kind in self.fields(depth):
+        number, kind = self._read_header(0)
+        while kind is not None:
             if number in fields:
                 raise self._error(f"field {number} appears twice")
             fields[number] = self.read_value(kind, depth + 1)
+            number, kind = self._read_header(number)
         return fields
 
     def fields(self, depth: int = 0) -> Iterator[tuple[int, Type]]:
         """Yield the number and type of each field. The caller reads or skips its value."""
         self._check_depth(depth)
-        number = 0
-        while True:
-            header = self._read_byte()
-            kind, delta = header & 0x0F, header >> 4
-            if kind == Type.STOP:
-                if delta:
-                    raise self._error("the end of a struct has a field number")
-                return
-            number = number + delta if delta else self.read_integer(16)
-            yield number, self._make_type(kind)
+        number, kind = self._read_header(0)
+        while kind is not None:
+            yield number, kind
+            number, kind = self._read_header(number)
 
     def read_value(self, kind: Type, depth: int = 0) -> Value:
         """Read the value of a field."""
         self._values += 1
         if self._values > self._max_values:
             raise LimitError(f"the metadata has more than {self._max_values} values")
-        if kind in (Type.TRUE, Type.FALSE):
+        if kind in _BOOLEANS:
             return Value(Type.TRUE, kind == Type.TRUE)
         return Value(kind, self._read_content(kind, depth))
 
     def skip_value(self, kind: Type, depth: int = 0) -> None:
         """Skip the value of a field without keeping it."""
-        if kind not in (Type.TRUE, Type.FALSE):
+        if kind not in _BOOLEANS:
             self._skip_content(kind, depth)
 
     def read_list_header(self) -> tuple[Type, int]:
@@ -156,9 +155,20 @@ class CompactReader:
     def _left(self) -> int:
         return len(self._data) - self.position
 
+    def _read_header(self, number: int) -> tuple[int, Type | None]:
+        """Return the number and the type of the next field, after the number of the last one."""
+        header = self._read_byte()
+        kind, delta = header & 0x0F, header >> 4
+        if not kind:
+            if delta:
+                raise self._error("the end of a struct has a field number")
+            return number, None
+        return (number + delta if delta else self.read_integer(16)), self._make_type(kind)
+
     def _read_content(self, kind: Type, depth: int) -> Any:
-        if kind in _INTEGERS:
-            return self.read_integer(_INTEGER_BITS[kind])
+        bits = _INTEGER_BITS.get(kind)
+        if bits is not None:
+            return self.read_integer(bits)
         if kind == Type.BINARY:
             return self._take(self._read_varint())
         if kind == Type.STRUCT:
@@ -230,9 +240,10 @@ class CompactReader:
         raise self._error("an integer has more than 10 bytes")
 
     def _read_byte(self) -> int:
-        if self.position >= len(self._data):
-            raise self._error("the metadata ends inside a value")
-        byte = self._data[self.position]
+        try:
+            byte = self._data[self.position]
+        except IndexError:
+            raise self._error("the metadata ends inside a value") from None
         self.position += 1
         return byte
 
@@ -247,9 +258,10 @@ class CompactReader:
         self.position += count
 
     def _make_type(self, kind: int) -> Type:
-        if not Type.TRUE <= kind <= Type.UUID:
+        found = _TYPES.get(kind)
+        if found is None:
             raise self._error(f"{kind} is not a type of Thrift")
-        return Type(kind)
+        return found
 
     def _check_depth(self, depth: int) -> None:
         if depth >= MAX_DEPTH:

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError
-from .corrections import ReadOptions, list_element
+from .annotations import list_element
+from .corrections import ReadOptions
 from .logical_types import Kind
 from .schema import Node, Physical, Repetition
 from .variant.storage import FIELDS_KEY, STORAGE_TYPE, variant_field
@@ -111,7 +112,7 @@ def _convert(problem: str | None, path: str, array: Any, options: ReadOptions) -
         if is_shredded(array.type):
             array = unshred_column(array)
     except InvalidDataError as error:
-        raise InvalidDataError(f"the column {path!r}: {error.message}") from None
+        raise InvalidDataError(f"the Variant {path!r}: {error.message}") from None
     metadata, value = array.field("metadata"), array.field("value")
     return make_variants(array, metadata, value)
 

@@ -26,7 +26,9 @@ from .nesting import Convert, convert_list, convert_map, convert_struct
 from .schema import Node, annotate
 from .thrift import CompactReader, Struct, ThriftList, Type, Value, encode_struct
 
-_ROW_GROUPS, _COLUMNS, _COLUMN_METADATA, _GEO_STATISTICS = 4, 1, 3, 17
+_ROW_GROUPS, _COLUMNS, _COLUMN_METADATA, _STATISTICS, _GEO_STATISTICS = 4, 1, 3, 12, 17
+_COUNTS = (3, 4)
+"""The fields of Statistics that need no order: the numbers of nulls and of distinct values."""
 _MAX_VALUES = 1 << 26
 _WITHOUT_STATISTICS = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY)
 
@@ -45,6 +47,37 @@ class GeoStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class GeoColumn:
+    """A geospatial column, perhaps inside of others."""
+
+    steps: tuple[int | None, ...]
+    """The index of the top-level column, then for each level the index of a field, or None for the
+    elements of a list or the entries of a map."""
+    edges: str | None
+    """The edges of a GEOGRAPHY; None for a GEOMETRY."""
+
+    def find_statistics(self, table: Any) -> GeoStatistics:
+        """Return the statistics of the column in a table."""
+        tracker = BoxTracker(self.edges)
+        first, *steps = self.steps
+        for chunk in table.column(first).chunks:
+            array: Any = chunk
+            for step in steps:
+                if step is not None:
+                    array = array.flatten()[step]
+                elif isinstance(array, pa.MapArray):
+                    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+                    array = array.values.slice(start, end - start)
+                else:
+                    array = array.flatten()
+            tracker.add(array)
+        box = tracker.box
+        if box is not None and not box.is_valid(geographic=self.edges is not None):
+            box = None
+        return GeoStatistics(box, tracker.types)
+
+
+@dataclass(frozen=True, slots=True)
 class WritePlan:
     """How to write record batches with a schema."""
 
@@ -54,10 +87,10 @@ class WritePlan:
     """The conversions, by the index of the column."""
     annotations: Annotations
     """The annotations to add."""
-    statistics: bool | list[str]
-    """The paths of the columns that have a minimum and a maximum; True for all of them."""
-    geospatial: Mapping[int, str | None]
-    """The edges of each geospatial column, by its index; None for a GEOMETRY."""
+    unordered: frozenset[int]
+    """The leaf columns that must not have a minimum and a maximum, by their index."""
+    geospatial: Mapping[int, GeoColumn]
+    """The geospatial leaf columns, by their index."""
     key_values: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """Key-value metadata that the file needs."""
 
@@ -81,20 +114,20 @@ class WritePlan:
         }
         storage = pa.schema(fields, metadata=metadata)
         root = _write_empty(storage)
-        for node, each in zip(root.children, schema, strict=True):
-            planner.annotate(node, each)
-        ordered = [
-            leaf.path
-            for leaf in _leaves(root)
-            if not _has_no_order(planner.annotations.get(leaf.path))
-        ]
-        all_ordered = len(ordered) == root.leaves
+        for index, (node, each) in enumerate(zip(root.children, schema, strict=True)):
+            planner.annotate(node, each, (index,))
+        leaves = [node for node in _nodes(root) if node.physical is not None]
+        indices = {leaf.path: index for index, leaf in enumerate(leaves)}
         return cls(
             storage,
             conversions,
             planner.annotations,
-            True if all_ordered else ordered,
-            {index: _edges(each) for index, each in enumerate(schema) if is_geospatial(each)},
+            frozenset(
+                index
+                for index, leaf in enumerate(leaves)
+                if _has_no_order(planner.annotations.get(leaf.path))
+            ),
+            {indices[path]: each for path, each in planner.geospatial.items()},
             planner.key_values,
         )
 
@@ -114,6 +147,10 @@ class WritePlan:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def find_statistics(self, table: Any) -> dict[int, GeoStatistics]:
+        """Return the statistics of the geospatial columns of a row group, as it is written."""
+        return {index: column.find_statistics(table) for index, column in self.geospatial.items()}
+
     def annotate(
         self, data: bytes, statistics: Sequence[Mapping[int, GeoStatistics]] = ()
     ) -> bytes:
@@ -124,7 +161,7 @@ class WritePlan:
         data : bytes
             The footer that pyarrow wrote.
         statistics : sequence of mapping of int to GeoStatistics
-            For each row group, the statistics of its geospatial columns by their index.
+            For each row group, the result of `find_statistics`.
 
         Raises
         ------
@@ -142,8 +179,8 @@ class WritePlan:
                 elements[node.index] = annotate(elements[node.index], logical)
         if elements != list(footer.elements):
             changed = footer.with_elements(elements)
-        if any(statistics):
-            changed = _add_statistics(changed, footer.root, statistics)
+        if self.unordered:
+            changed = _change_statistics(changed, self.unordered, statistics)
         if changed != data:
             self._check(data, changed)
         return changed
@@ -170,6 +207,8 @@ class _Planner:
     def __init__(self) -> None:
         self.annotations: dict[str, LogicalType] = {}
         self.key_values: dict[bytes, bytes] = {}
+        self.geospatial: dict[str, GeoColumn] = {}
+        """The geospatial columns, by the path of the schema element."""
 
     def plan(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
         """Return the field that pyarrow writes, and the conversion of its arrays."""
@@ -213,22 +252,36 @@ class _Planner:
             new_type = pa.large_list(element) if is_large else pa.list_(element)
         return column.with_type(new_type), partial(convert_list, new_type, convert)
 
-    def annotate(self, node: Node, column: pa.Field[Any]) -> None:
-        """Find the annotations of a field as it was written, and of the fields in it."""
+    def annotate(self, node: Node, column: pa.Field[Any], steps: tuple[int | None, ...]) -> None:
+        """Find the annotations of a field as it was written, and of the fields in it.
+
+        Parameters
+        ----------
+        node : Node
+            The schema element.
+        column : pyarrow.Field
+            The field.
+        steps : tuple of int or None
+            The way to it; see `GeoColumn.steps`.
+        """
         data_type: Any = column.type
         logical = self._find_annotation(node, column)
         if logical is not None and logical != node.logical:
             self.annotations[node.path] = logical
-        if isinstance(data_type, pa.StructType):
+        if logical is not None and logical.kind in (Kind.GEOMETRY, Kind.GEOGRAPHY):
+            edges = None if logical.kind is Kind.GEOMETRY else logical.edges or "spherical"
+            self.geospatial[node.path] = GeoColumn(steps, edges)
+        elif isinstance(data_type, pa.StructType):
             for child, index in zip(node.children, range(data_type.num_fields), strict=False):
-                self.annotate(child, data_type.field(index))
+                self.annotate(child, data_type.field(index), (*steps, index))
         elif isinstance(data_type, pa.MapType):
             key, *items = node.children[0].children
-            self.annotate(key, data_type.key_field)
+            self.annotate(key, data_type.key_field, (*steps, None, 0))
             for item in items:
-                self.annotate(item, data_type.item_field)
+                self.annotate(item, data_type.item_field, (*steps, None, 1))
         elif node.kind is Kind.LIST and hasattr(data_type, "value_field"):
-            self.annotate(node.children[0].children[0], data_type.value_field)
+            element = node.children[0].children[0]
+            self.annotate(element, data_type.value_field, (*steps, None))
 
     def _find_annotation(self, node: Node, column: pa.Field[Any]) -> LogicalType | None:
         data_type: Any = column.type
@@ -259,17 +312,6 @@ def read_footer(data: bytes) -> bytes:
     return data[-TAIL_BYTES - size : -TAIL_BYTES]
 
 
-def find_statistics(column: pa.ChunkedArray[Any], edges: str | None) -> GeoStatistics:
-    """Return the statistics of a geospatial column in a row group."""
-    tracker = BoxTracker(edges)
-    for chunk in column.chunks:
-        tracker.add(chunk)
-    box = tracker.box
-    if box is not None and not box.is_valid(geographic=edges is not None):
-        box = None
-    return GeoStatistics(box, tracker.types)
-
-
 def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
     data_type: Any = column.type
     if not isinstance(data_type, pa.ExtensionType):
@@ -293,13 +335,6 @@ def _ignore_options(encode: Any, array: Any, options: Any) -> Any:
 def _is_byte_array_decimal(column: pa.Field[Any]) -> bool:
     metadata: Mapping[bytes, bytes] = column.metadata or {}
     return metadata.get(PHYSICAL_TYPE) == b"BYTE_ARRAY" and pa.types.is_decimal(column.type)
-
-
-def _edges(column: pa.Field[Any]) -> str | None:
-    logical, _ = make_logical_type(column)
-    if logical.kind is Kind.GEOMETRY:
-        return None
-    return logical.edges or "spherical"
 
 
 def _has_no_order(logical: LogicalType | None) -> bool:
@@ -326,23 +361,21 @@ def _nodes(node: Node) -> list[Node]:
     return found
 
 
-def _leaves(root: Node) -> list[Node]:
-    return [node for node in _nodes(root) if node.physical is not None]
-
-
-def _add_statistics(
-    data: bytes, root: Node, statistics: Sequence[Mapping[int, GeoStatistics]]
+def _change_statistics(
+    data: bytes, unordered: frozenset[int], statistics: Sequence[Mapping[int, GeoStatistics]]
 ) -> bytes:
+    """Return a footer without bounds of columns that have no order, and with boxes."""
     footer = CompactReader(data, max_values=_MAX_VALUES).read_struct()
-    groups: list[Struct] = footer[_ROW_GROUPS].content.items
-    starts = [0]
-    for node in root.children:
-        starts.append(starts[-1] + node.leaves)
-    for group, columns in zip(groups, statistics, strict=True):
+    for number, group in enumerate(footer[_ROW_GROUPS].content.items):
         chunks: list[Struct] = group[_COLUMNS].content.items
-        for index, each in columns.items():
-            metadata: Struct = chunks[starts[index]][_COLUMN_METADATA].content
-            metadata[_GEO_STATISTICS] = Value(Type.STRUCT, _encode_statistics(each))
+        boxes = statistics[number] if statistics else {}
+        for index in unordered:
+            metadata: Struct = chunks[index][_COLUMN_METADATA].content
+            if _STATISTICS in metadata:
+                kept = {n: v for n, v in metadata[_STATISTICS].content.items() if n in _COUNTS}
+                metadata[_STATISTICS] = Value(Type.STRUCT, kept)
+            if index in boxes:
+                metadata[_GEO_STATISTICS] = Value(Type.STRUCT, _encode_statistics(boxes[index]))
     return encode_struct(footer)
 
 

@@ -84,6 +84,10 @@ class DictionaryEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
+def _is_encodable(value_type: Any) -> bool:
+    return at.is_string(value_type) or at.is_binary(value_type)
+
+
 def dictionary_columns(frame: DataFrame) -> list[str]:
     """Return the string and binary columns for which dictionary encoding saves space.
 
@@ -93,19 +97,26 @@ def dictionary_columns(frame: DataFrame) -> list[str]:
         The rows. A column qualifies if at most a tenth of the non-null values among its first
         20,000 rows are distinct.
     """
-    sample: pa.Table = frame.limit(SAMPLE_ROWS).toArrow()
+    from pyspark.sql import types as st
+
+    all_names = frame.schema.names
+    encodable = [
+        field.name
+        for field in frame.schema
+        if isinstance(field.dataType, st.StringType | st.BinaryType)
+        and all_names.count(field.name) == 1
+    ]
+    if not encodable:
+        return []
+    # Spark cannot export some other columns in this way: VARIANT with nulls, for one.
+    quoted = [f"`{name.replace('`', '``')}`" for name in encodable]
+    sample: pa.Table = frame.select(quoted).limit(SAMPLE_ROWS).toArrow()
     names: list[str] = []
-    for name in dict.fromkeys(sample.column_names):
-        indices = sample.schema.get_all_field_indices(name)
-        if len(indices) == 1 and _is_encodable(sample.schema.field(indices[0]).type):
-            values: Any = sample.column(name).drop_null()
-            if len(values) and _distinct_share(values) <= _MAX_DISTINCT_SHARE:
-                names.append(name)
+    for name, column in zip(encodable, sample.columns, strict=True):
+        values: Any = column.drop_null()
+        if len(values) and _distinct_share(values) <= _MAX_DISTINCT_SHARE:
+            names.append(name)
     return names
-
-
-def _is_encodable(value_type: Any) -> bool:
-    return at.is_string(value_type) or at.is_binary(value_type)
 
 
 def _distinct_share(values: Any) -> float:

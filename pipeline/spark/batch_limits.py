@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import types as st
@@ -60,6 +61,8 @@ def _mean_row_bytes(frame: DataFrame) -> float:
     try:
         sample: Any = frame.limit(_SAMPLE_ROWS).toArrow()
     except (PySparkException, Py4JError):  # the job itself will raise the same error
+        return float("inf")
+    except pa.ArrowException:  # toArrow cannot convert a VARIANT that is null
         return float("inf")
     return sample.nbytes / max(1, sample.num_rows)
 

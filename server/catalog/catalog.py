@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 
 from ...errors import ConfigError, NotFoundError, SplitArrowError, UsageError
+from ...formats.arrow.tensors import AnyTensor, convert_to_tensor
 from ...memory.imports import find_staging, import_device_data
 from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
@@ -28,6 +29,7 @@ from .published.dataset import PublishedDataset
 from .published.object_cache import ObjectCache, open_object_cache
 from .suggestions import suggest_names
 from .tables import ReaderDataset, TableDataset
+from .tensors import TensorDataset
 
 _DELTA = "delta:"
 """What the location of a Delta table may begin with."""
@@ -41,8 +43,9 @@ def open_dataset(
     Parameters
     ----------
     source : path-like, Arrow data, or object with ``__arrow_c_stream__``
-        - The path of an Arrow IPC file or stream, a Feather or a Parquet file, or of a directory
-          of such files. The contents decide the type of a file.
+        - The path of an Arrow IPC file or stream, a Feather or a Parquet file, a file with tensors
+          or with an array of NumPy, or of a directory of such files. The contents decide the type
+          of a file.
         - A pattern for such files, such as ``trips/*.parquet``.
         - The path or URL of a Delta table, perhaps after ``delta:``.
         - The path or URL of a published dataset; see `PublishedDataset`.
@@ -54,6 +57,8 @@ def open_dataset(
         - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
           ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
           to arrays. See `import_device_data`. The data stays there.
+        - A tensor: a ``numpy.ndarray``, a sparse matrix or array of SciPy, a ``pyarrow.Tensor``
+          or a sparse tensor of pyarrow; or a list of these. See `convert_to_tensor`.
         - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
     cache : ObjectCache, optional
         The cache for shards from object stores. Default: one in the user's cache folder.
@@ -85,6 +90,8 @@ def open_dataset(
         batches = cast("list[Any]", source)
         if all(isinstance(batch, pa.RecordBatch) for batch in batches):
             return TableDataset(batches)
+    if (tensors := _convert_to_tensors(source)) is not None:
+        return TensorDataset(tensors)
     if (parts := import_device_data(source)) is not None:
         return DeviceTable(parts, find_staging(parts[0]))
     if hasattr(source, "__arrow_c_stream__"):
@@ -93,8 +100,16 @@ def open_dataset(
         return TableDataset(pa.record_batch(source))
     raise UsageError(
         f"cannot serve an object of the type {type(source).__name__}; expected a path, an Arrow "
-        "table, record batches or a data frame"
+        "table, record batches, a data frame or an array of numbers"
     )
+
+
+def _convert_to_tensors(source: Any) -> list[AnyTensor] | None:
+    """Return the tensors of an array, or of a list of arrays; None for another object."""
+    items = cast("Sequence[Any]", source) if isinstance(source, (list, tuple)) else [source]
+    tensors = [convert_to_tensor(item) for item in items]
+    found = [tensor for tensor in tensors if tensor is not None]
+    return found if found and len(found) == len(tensors) else None
 
 
 def _open_location(

@@ -32,7 +32,7 @@ class Budget:
 
     filter_seconds: float = 10.0
     """The processor time of a filter, in seconds, in addition to that for the size of the data."""
-    parquet_bytes: int = 2 << 30
+    parquet_bytes: int = 4 << 30
     """The largest decoded size of a column in a row group of a Parquet file, in bytes."""
     parquet_options: ReadOptions = DEFAULT_OPTIONS
     """How to read values for which Parquet leaves a choice."""
@@ -96,7 +96,7 @@ class Source(Protocol):
     """The files whose regions are the bodies, if each body is exactly one region of a file.
     Empty otherwise. Only `Encoding.regions` makes bodies into regions."""
 
-    def __iter__(self) -> Iterator[list[SourceMessage]]:
+    def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
         """Yield groups of messages. No group is empty.
 
         Raises

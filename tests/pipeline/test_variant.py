@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 import splitarrow
 from splitarrow import variant
+from splitarrow.pipeline.publish.job import PublishJob
+from splitarrow.pipeline.publish.run import publish
 
 READERS = ("jvm", "python")
 ROWS: list[Any] = [
@@ -46,3 +49,60 @@ def test_shredded_files_of_spark_are_served(spark, tmp_path, serve):
         table = client.read("v").read_all()
     assert variant.is_valid(table.column("v")).to_pylist() == [True] * len(ROWS)
     assert [json.loads(text) for text in variant.to_json(table.column("v")).to_pylist()] == ROWS
+
+
+def test_variants_that_spark_publishes_are_those_of_everyone(spark, tmp_path, serve):
+    import duckdb
+
+    frame = spark.sql(
+        """SELECT * FROM VALUES
+        (0, parse_json('{"a": 1, "b": [1, 2.50, "x", null, {"c": true}]}')),
+        (1, parse_json('null')),
+        (2, CAST(NULL AS VARIANT)),
+        (3, to_variant_object(named_struct('d', DATE'2024-01-02', 'x', X'0102',
+            't', TIMESTAMP_NTZ'2024-01-02 03:04:05.678', 'u', TIMESTAMP'2024-01-02 03:04:05Z',
+            'f', CAST(1.5 AS FLOAT), 'e', CAST(1.25 AS DECIMAL(20, 2))))),
+        (4, parse_json('12345678901234567890')) AS t(i, v)"""
+    )
+    columns = ("i", "v IS NULL", "is_variant_null(v)", "to_json(v)", "schema_of_variant(v)")
+    expected = frame.selectExpr(*columns).orderBy("i").collect()
+    frame.coalesce(1).write.format("splitarrow").mode("append").save(str(tmp_path / "sink"))
+    frame.coalesce(1).write.parquet(str(tmp_path / "parquet"))
+    source, data = str(tmp_path / "parquet"), tmp_path / "data"
+    publish(spark, PublishJob(source, "v", [str(data)]))
+    uri = serve({"sink": tmp_path / "sink", "published": data / "v"}).control_uri
+    for name in ("sink", "published"):
+        for reader in READERS:
+            options = {"uri": uri, "reader": reader}
+            read = spark.read.format("splitarrow").options(**options).load(name)
+            assert read.schema["v"].dataType.simpleString() == "variant"
+            assert read.selectExpr(*columns).orderBy("i").collect() == expected
+        with splitarrow.connect(uri) as client:
+            table = client.read(name).read_all()
+        assert table.schema.field("v") == variant.field("v")
+        assert table["v"].is_null().to_pylist() == [False, False, True, False, False]
+        assert json.loads(variant.to_json(table["v"])[3].as_py())["u"] == (
+            "2024-01-02T03:04:05.000000+00:00"
+        )
+        with duckdb.connect() as connection:
+            connection.register("served", table)
+            found = connection.sql(
+                "SELECT typeof(v), v.b[2]::DECIMAL(9, 2) FROM served WHERE i = 0"
+            ).fetchall()
+            assert found[0] == ("VARIANT", Decimal("2.50"))
+
+
+def test_variants_inside_of_other_types_are_read(spark, tmp_path, serve):
+    frame = spark.sql(
+        """SELECT id, array(parse_json('1'), NULL, parse_json('{"a": 2}')) AS l,
+        named_struct('v', parse_json('[1]'), 'n', id) AS s, map('k', parse_json('null')) AS m
+        FROM range(3)"""
+    )
+    frame.write.format("splitarrow").mode("append").save(str(tmp_path / "n"))
+    uri = serve({"n": tmp_path / "n"}).control_uri
+    columns = ("s.n", "to_json(s.v)", "to_json(m['k'])", "to_json(l[2])", "l[1] IS NULL")
+    for reader in READERS:
+        read = spark.read.format("splitarrow").options(uri=uri, reader=reader).load("n")
+        for column in columns:  # each alone, because Spark then asks for a part of a struct
+            found = sorted(read.selectExpr(column).collect())
+            assert found == sorted(frame.selectExpr(column).collect()), (reader, column)

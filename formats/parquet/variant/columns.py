@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -16,9 +16,10 @@ from ....errors import InvalidDataError, UsageError
 from .buffers import Mask, null_array
 from .checks import RowChecks
 from .inference import infer_type
+from .json_columns import parse_plain
 from .json_text import render_json
 from .levels import parse_levels
-from .paths import follow, parse_path
+from .paths import Step, follow, parse_path
 from .python_decoder import decode
 from .row_encoder import encode_rows
 from .shredding import shred, shredded_type
@@ -27,6 +28,8 @@ from .typed import cast_values
 from .unshredding import check_shredded_type, unshred
 from .values import Values, open_values, split_column
 
+INFERENCE_ROWS = 10_000
+"""The number of rows at the beginning of a column by which its type is chosen."""
 _CHUNK_ROWS = 16 << 10
 _CHUNK_BYTES = 8 << 20
 """Columns are worked on in parts of this size, whose arrays fit into the processor's caches."""
@@ -51,9 +54,16 @@ def to_python(column: Any, *, ordered: bool = True) -> list[Any]:
     ]
 
 
-def get(column: Any, path: str, data_type: Any = None, *, strict: bool, ordered: bool) -> Any:
-    """Return what is at a path; see `splitarrow.variant.get`."""
-    steps = parse_path(path)
+def get(
+    column: Any,
+    path: str | Sequence[Step],
+    data_type: Any = None,
+    *,
+    strict: bool,
+    ordered: bool,
+) -> Any:
+    """Return what is at a path, or at its steps; see `splitarrow.variant.get`."""
+    steps = parse_path(path) if isinstance(path, str) else path
 
     def convert(metadata: Any, value: Any, first_row: int) -> Any:
         values = follow(_open(metadata, value, first_row, ordered), steps)
@@ -94,8 +104,10 @@ def unshred_column(column: Any, *, ordered: bool = False) -> Any:
     return _join(column, results, STORAGE_TYPE)
 
 
-def shred_column(column: Any, data_type: Any, *, ordered: bool) -> Any:
+def shred_column(column: Any, data_type: Any = None, *, ordered: bool) -> Any:
     """Return a column shredded as a type; see `splitarrow.variant.shred`."""
+    if data_type is None:
+        data_type = infer_column(column, rows=INFERENCE_ROWS, ordered=ordered)
 
     def convert(metadata: Any, value: Any, first_row: int) -> Any:
         values = _open(metadata, value, first_row, ordered)
@@ -132,7 +144,7 @@ def from_json(texts: Any) -> Any:
     arrays: list[Any] = []
     done = 0
     for chunk in _chunks(texts):
-        metadata, encoded = encode_rows(_parse_json(chunk, done))
+        metadata, encoded = _encode_json(chunk, done)
         if chunk.null_count:
             encoded = pc.if_else(chunk.is_valid(), encoded, pa.scalar(None, encoded.type))
         arrays.append(make_column(metadata, encoded.cast(pa.binary())))
@@ -140,8 +152,25 @@ def from_json(texts: Any) -> Any:
     return _join(texts, arrays, STORAGE_TYPE)
 
 
-def _parse_json(texts: Any, first_row: int) -> list[Any]:
-    """Return JSON texts as Python values; None for null."""
+def _encode_json(texts: Any, first_row: int) -> tuple[Any, Any]:
+    """Return the metadata and the values of JSON texts."""
+    taken, metadata, value = parse_plain(texts)
+    if taken.all():
+        return metadata, value
+    others = np.flatnonzero(~taken)
+    rest = encode_rows(parse_single(texts.take(pa.array(others)), first_row + others))
+    index = np.empty(len(texts), np.int64)
+    index[np.flatnonzero(taken)] = np.arange(len(value))
+    index[others] = len(value) + np.arange(len(others))
+    metadata, value = (
+        pa.concat_arrays([one, other]).take(pa.array(index))
+        for one, other in zip((metadata, value), rest, strict=True)
+    )
+    return metadata, value
+
+
+def parse_single(texts: Any, numbers: Any) -> list[Any]:
+    """Return JSON texts, the rows with some numbers, as Python values; None for null."""
     # Calls into Python for each number take half of the time, and few texts need them.
     needs_care = pc.match_substring_regex(texts, "[0-9][eE]|[0-9.]{39}")
     is_plain = not pc.any(needs_care, min_count=0).as_py()
@@ -155,7 +184,7 @@ def _parse_json(texts: Any, first_row: int) -> list[Any]:
     try:
         rows.extend(None if text is None else decoder.decode(text) for text in texts.to_pylist())
     except (ValueError, RecursionError) as error:
-        raise InvalidDataError(f"row {first_row + len(rows)} is not JSON: {error}") from None
+        raise InvalidDataError(f"row {numbers[len(rows)]} is not JSON: {error}") from None
     return rows
 
 

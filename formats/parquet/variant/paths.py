@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def parse_path(path: str) -> list[Step]:
     return steps
 
 
-def follow(values: Values, steps: list[Step]) -> Values:
+def follow(values: Values, steps: Sequence[Step]) -> Values:
     """Return what is at a path, in the rows that have it.
 
     Only the objects and arrays on the path are read and checked.

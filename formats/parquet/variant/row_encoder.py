@@ -32,7 +32,7 @@ _CODES: Final[dict[type, int]] = {
 
 
 @dataclass(slots=True)
-class _Level:
+class Level:
     """The values of one depth: those that are encoded, and where the objects and arrays are.
 
     The next level has the fields of the objects, and then the elements of the arrays.
@@ -63,7 +63,7 @@ def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
     UsageError
         If a value has no Variant type, or is nested more than MAX_DEPTH deep.
     """
-    levels: list[_Level] = []
+    levels: list[Level] = []
     values, places = rows, np.arange(len(rows))
     while True:
         level, values, places = _split(values, places)
@@ -72,7 +72,12 @@ def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
             break
         if len(levels) > MAX_DEPTH:
             raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
-    metadata, ranks, ids = _encode_names(levels, len(rows))
+    return encode_levels(levels, len(rows))
+
+
+def encode_levels(levels: list[Level], rows: int) -> tuple[Any, Any]:
+    """Return the values of all depths, from the outermost, as Variants; see `encode_rows`."""
+    metadata, ranks, ids = _encode_names(levels, rows)
     encoded = pa.array([], pa.large_binary())
     for level in reversed(levels):
         count = len(level.field_rows)
@@ -82,7 +87,7 @@ def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
     return metadata, encoded
 
 
-def _split(values: list[Any], rows: Index) -> tuple[_Level, list[Any], Index]:
+def _split(values: list[Any], rows: Index) -> tuple[Level, list[Any], Index]:
     """Return the values of one depth, and the values of the next one with their rows."""
     codes = np.array([_CODES.get(kind, _OTHER) for kind in map(type, values)], np.int8)
     for place in np.flatnonzero(codes == _OTHER).tolist():
@@ -102,7 +107,7 @@ def _split(values: list[Any], rows: Index) -> tuple[_Level, list[Any], Index]:
     field_rows = np.repeat(rows[objects], field_counts)
     children = [*chain.from_iterable(each.values() for each in dicts), *chain.from_iterable(lists)]
     names = _make_strings(list(chain.from_iterable(dicts)), "field name")
-    level = _Level(
+    level = Level(
         len(values), leaves, objects, field_counts, names, field_rows, arrays, element_counts
     )
     return level, children, np.concatenate([field_rows, np.repeat(rows[arrays], element_counts)])
@@ -133,13 +138,18 @@ def _integers(values: list[Any]) -> Any:
         numbers = np.array(values, np.int64)
     except OverflowError:
         return _others(values)
-    size = np.ones(len(values), np.int64)
-    kind = np.full(len(values), int(Kind.INT8), np.int64)
+    return encode_integers(numbers)
+
+
+def encode_integers(numbers: Index) -> Any:
+    """Return integers as encoded values of the smallest types that hold them."""
+    size = np.ones(len(numbers), np.int64)
+    kind = np.full(len(numbers), int(Kind.INT8), np.int64)
     for code, bits in ((Kind.INT16, 7), (Kind.INT32, 15), (Kind.INT64, 31)):
         wide = (numbers >> bits != 0) & (numbers >> bits != -1)
         kind[wide] = code
         size[wide] *= 2
-    data = np.empty((len(values), 9), np.uint8)
+    data = np.empty((len(numbers), 9), np.uint8)
     data[:, 0] = kind << 2
     data[:, 1:] = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)
     used = np.arange(9) <= size[:, None]
@@ -161,7 +171,7 @@ def _make_strings(values: list[Any], noun: str) -> Any:
         raise UsageError(f"a {noun} is not a string, or has no UTF-8 form: {error}") from None
 
 
-def _encode_names(levels: list[_Level], rows: int) -> tuple[Any, Index, Index]:
+def _encode_names(levels: list[Level], rows: int) -> tuple[Any, Index, Index]:
     """Return the metadata of each row, and the rank and the field id of each field."""
     names = pa.concat_arrays([level.names for level in levels]).dictionary_encode()
     places = np.concatenate([level.field_rows for level in levels])
@@ -171,7 +181,7 @@ def _encode_names(levels: list[_Level], rows: int) -> tuple[Any, Index, Index]:
     ranks = rank[names.indices.to_numpy()]
     texts: list[str] = names.dictionary.take(to_arrow(order)).to_pylist()
     width = max(len(order), 1)
-    pairs = np.sort(places * width + ranks)
+    pairs = np.sort(places * width + ranks, kind="stable")
     pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
     starts = np.searchsorted(pairs, np.arange(rows + 1) * width)
     ids = np.searchsorted(pairs, places * width + ranks) - starts[places]
@@ -181,6 +191,12 @@ def _encode_names(levels: list[_Level], rows: int) -> tuple[Any, Index, Index]:
 def _choose_metadata(ranks: Index, starts: Index, texts: list[str]) -> Any:
     """Return the metadata of each row; rows with the same names share one encoding."""
     rows = len(starts) - 1
+    count = int(starts[1]) if rows else 0
+    if rows and np.array_equal(starts, np.arange(rows + 1) * count):
+        first = ranks[:count]
+        if (ranks.reshape(rows, count) == first).all():
+            same = encode_metadata([texts[rank] for rank in first.tolist()])
+            return pa.array([same], pa.binary()).take(to_arrow(np.zeros(rows, np.int64)))
     known: dict[bytes, int] = {}
     distinct: list[bytes] = []
     chosen = np.empty(rows, np.int64)
@@ -196,7 +212,7 @@ def _choose_metadata(ranks: Index, starts: Index, texts: list[str]) -> Any:
     return pa.array(distinct, pa.binary()).take(to_arrow(chosen))
 
 
-def _join(level: _Level, below: Any, ranks: Index, ids: Index) -> Any:
+def _join(level: Level, below: Any, ranks: Index, ids: Index) -> Any:
     """Return the encoded values of a level from those of the next one."""
     parts, index = [], np.empty(level.size, np.int64)
     size = 0

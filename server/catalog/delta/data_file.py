@@ -42,6 +42,8 @@ class DeltaFileDataset(ParquetDataset):
         If the file cannot be read or does not fit the schema.
     """
 
+    reads_fields = False
+
     def __init__(
         self, origin: FileOrigin, schema: pa.Schema, partition_values: Mapping[str, Any]
     ) -> None:

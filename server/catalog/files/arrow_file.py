@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from ....formats.arrow.file import (
     find_footer,
     read_footer,
 )
+from ....formats.arrow.footer_metadata import make_schema_message
 from ....formats.arrow.framing import parse_prefix
 from ....formats.arrow.headers import read_header
 from ....formats.arrow.message import HeaderType, read_endianness
@@ -31,10 +33,14 @@ from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors, open_handle
 from .file_dataset import FileContents, FileDataset, choose_included_fields
+from .found_fields import read_fields
+from .message_checks import FileMessageChecker
 
 _FILE_TYPE = "an Arrow IPC file"
 _MAX_FOOTER_BYTES = 1 << 20
-"""The largest size of a footer's custom metadata that readers get. They limit schema messages."""
+"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
+
+They limit schema messages."""
 _PAIR_BYTES = 128
 """An upper bound for what a key and its value take besides their bytes."""
 
@@ -43,6 +49,7 @@ class ArrowFileDataset(FileDataset):
     """A dataset in an Arrow IPC file."""
 
     _kind = "arrow file"
+    reads_fields = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file. Its footer is the index."""
@@ -64,7 +71,9 @@ class ArrowFileDataset(FileDataset):
             first = min((block.offset for block in blocks), default=span.offset)
             metadata = _read_schema_metadata(file, first)
             if metadata is not None and not _matches_footer(metadata, schema, footer, footer_bytes):
-                metadata = None  # the footer is authoritative
+                metadata = None
+            if metadata is None and len(footer_bytes) <= _MAX_FOOTER_BYTES:
+                metadata = make_schema_message(footer_bytes)  # the footer is authoritative
         index = None
         if metadata is not None:
             index = MessageIndex(schema, metadata, blocks, codec, len(footer.dictionaries))
@@ -77,12 +86,24 @@ class ArrowFileDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
+        if contents.fields:
+            yield from read_fields(partial(self.read_batches, file), contents, selection)
+            return
         included = choose_included_fields(selection, contents)
         with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             reader = pa.ipc.open_file(handle, options=options)
             count = reader.num_record_batches
-            for number in range(count)[selection.first_batch : selection.end_batch]:
+            numbers = range(count)[selection.first_batch : selection.end_batch]
+            index = contents.index
+            checker = None if index is None else FileMessageChecker(file, index)
+            leading = 0 if index is None else len(index.blocks) - count
+            if checker is not None and numbers:
+                for number in range(leading):  # pyarrow decodes all dictionaries first
+                    checker.check(number)
+            for number in numbers:
+                if checker is not None:
+                    checker.check(leading + number)
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(number)
                 file.check()
                 yield selection.reorder(batch), custom_metadata
@@ -149,7 +170,7 @@ def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
     Returns
     -------
     bytes or None
-        None if there is no such message. The file is valid, but its messages must be re-encoded.
+        None if there is no such message, which the file format does not need.
     """
     if end < HEAD_BYTES + 8:
         return None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 
-from ....errors import InvalidDataError, ProtocolError
+from ....errors import InvalidDataError
 from ....formats.arrow.file import BLOCK, Blocks
-from ....formats.arrow.framing import CONTINUATION, parse_prefix
 from ....formats.arrow.headers import read_header
-from ....formats.arrow.message import HeaderType, MessageInfo, read_message_info
+from ....formats.arrow.message import HeaderType
+from ....formats.arrow.message_reader import MessageReader, check_trailing_bytes
 from ....formats.arrow.schema import read_schema
 from ....transport.memory.files import SourceFile
 from ..messages.message_index import MessageIndex
@@ -19,10 +21,9 @@ from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors, open_handle
 from .file_dataset import FileContents, FileDataset, choose_included_fields
+from .message_checks import FileMessageChecker
 
 _FILE_TYPE = "an Arrow IPC stream"
-_WINDOW, _SMALL_WINDOW = 64 << 10, 4 << 10
-_MAX_PADDING = 64
 
 
 class ArrowStreamDataset(FileDataset):
@@ -49,7 +50,7 @@ class ArrowStreamDataset(FileDataset):
         with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             with pa.ipc.open_stream(handle, options=options) as reader:
-                batches = reader.iter_batches_with_custom_metadata()
+                batches = _read_checked(reader, file, contents.index)
                 for batch, custom_metadata in islice(
                     batches, selection.first_batch, selection.end_batch
                 ):
@@ -57,110 +58,52 @@ class ArrowStreamDataset(FileDataset):
                     yield selection.reorder(batch), custom_metadata
 
 
+def _read_checked(reader: Any, file: SourceFile, index: MessageIndex | None) -> Iterator[Any]:
+    """Yield the record batches of a stream, each after a check of its messages."""
+    if index is None:
+        yield from reader.iter_batches_with_custom_metadata()
+        return
+    checker = FileMessageChecker(file, index)
+    for number in range(len(index.blocks)):
+        if checker.check(number):
+            yield reader.read_next_batch_with_custom_metadata()
+
+
 class _StreamScanner:
-    """Reads the metadata of the messages of a stream in order, and skips their bodies."""
+    """Builds the index of a stream."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
-        self._offset = 0
-        self._window = b""
-        self._window_offset = 0
-        self._last_message_bytes = 0
+        self._reader = MessageReader(file.read, file.size)
         self.has_dictionaries = False
         """Whether `read_blocks` found dictionary batches."""
 
     def read_schema_metadata(self) -> bytes:
         """Return the FlatBuffer of the first message, which must be the schema."""
-        message = self._read_message()
+        message = self._reader.next_message()
         if message is None:
             raise InvalidDataError("the stream has no schema")
-        length, metadata = message
-        header_type = self._read_facts(metadata).header_type
-        if header_type is not HeaderType.SCHEMA:
+        if message.header_type is not HeaderType.SCHEMA:
             raise InvalidDataError(
-                f"the stream begins with a {header_type.name} message; expected a schema"
+                f"the stream begins with a {message.header_type.name} message; expected a schema"
             )
-        self._offset += length
-        return metadata
+        return message.metadata
 
     def read_blocks(self) -> tuple[Blocks, str | None]:
         """Return the blocks of the messages after the schema, and the compression of the bodies."""
         packed = bytearray()
         codec, is_codec_known = None, False
-        while (message := self._read_message()) is not None:
-            length, metadata = message
-            header_type, body = self._read_facts(metadata)
+        while (message := self._reader.next_message()) is not None:
+            header_type = message.header_type
             if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
                 raise InvalidDataError(
-                    f"the message at byte {self._offset} is a {header_type.name} message; "
+                    f"the message at byte {message.offset} is a {header_type.name} message; "
                     "expected a record batch or a dictionary batch"
                 )
             self.has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
             if not is_codec_known:
-                codec = read_header(metadata).codec
+                codec = read_header(message.metadata).codec
                 is_codec_known = header_type is HeaderType.RECORD_BATCH
-            packed += BLOCK.pack(self._offset, length, body)
-            end = self._offset + length + body
-            if end > self._file.size:
-                raise self._truncation_error(f"its body ends at byte {end}")
-            self._last_message_bytes = end - self._offset
-            self._offset = end
+            packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
+        check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)
         return Blocks(bytes(packed)), codec
-
-    def _read_facts(self, metadata: bytes) -> MessageInfo:
-        try:
-            return read_message_info(metadata)
-        except ProtocolError as error:
-            raise InvalidDataError(
-                f"the message at byte {self._offset} is malformed: {error.message}"
-            ) from None
-
-    def _read_message(self) -> tuple[int, bytes] | None:
-        """Return the length of the next message's prefix and metadata, and the metadata.
-
-        Returns None at the end of the stream. An end marker is optional.
-        """
-        offset, size = self._offset, self._file.size
-        if offset == size:
-            return None
-        if size - offset < 4:
-            raise self._truncation_error("its prefix has 8 bytes")
-        prefix_bytes = self._read(offset, min(8, size - offset))
-        if prefix_bytes.startswith(CONTINUATION) and len(prefix_bytes) < 8:
-            raise self._truncation_error("its prefix has 8 bytes")
-        prefix = parse_prefix(prefix_bytes)
-        begin = offset + prefix.nbytes
-        if prefix.metadata_length == 0:
-            self._check_trailing_bytes(begin)
-            return None
-        if begin + prefix.metadata_length > size:
-            raise self._truncation_error(
-                f"its metadata ends at byte {begin + prefix.metadata_length}"
-            )
-        metadata = self._read(begin, prefix.metadata_length)
-        return prefix.nbytes + prefix.metadata_length, metadata
-
-    def _check_trailing_bytes(self, end: int) -> None:
-        """Refuse data after the end marker, which would otherwise be lost silently."""
-        rest = self._file.size - end
-        if rest > _MAX_PADDING or any(self._file.read(end, rest)):
-            raise InvalidDataError(
-                f"the stream ends at byte {end}, but {rest} bytes follow its end marker"
-            )
-
-    def _read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file. One read serves several small messages."""
-        begin = offset - self._window_offset
-        if begin < 0 or begin + nbytes > len(self._window):
-            has_small_messages = self._last_message_bytes < _WINDOW // 2
-            window = _WINDOW if has_small_messages else _SMALL_WINDOW
-            count = min(max(nbytes, window), self._file.size - offset)
-            self._window = self._file.read(offset, count)
-            self._window_offset, begin = offset, 0
-        return self._window[begin : begin + nbytes]
-
-    def _truncation_error(self, reason: str) -> InvalidDataError:
-        return InvalidDataError(
-            f"the stream is truncated: a message begins at byte {self._offset} and {reason}, "
-            f"but the file has {self._file.size} bytes"
-        )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from ....errors import DatasetError
+from ....formats.parquet.field_descriptions import (
+    VariantField,
+    describe_fields,
+    extend_schema,
+    list_described_fields,
+    merge_fields,
+)
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ..dataset import Encoding
@@ -20,6 +27,7 @@ from ..messages.plan import allows_passthrough
 from ..messages.reencoding import Batches, count_matches, encode_groups
 from ..query.request_checks import check_batches
 from ..query.selection import Selection
+from ..query.variant_fields import add_fields
 from .file_access import Identity
 from .file_dataset import FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
@@ -74,6 +82,8 @@ class ConcatenatedFiles:
     must be re-encoded."""
     codecs: frozenset[str]
     """The compressions of the messages in the files: ``none``, ``lz4``, ``zstd``."""
+    fields: Mapping[str, VariantField] = field(default_factory=dict[str, VariantField])
+    """The fields of Variants that follow the partition columns in `schema`."""
 
     @classmethod
     def of(
@@ -130,6 +140,16 @@ class ConcatenatedFiles:
             return cls.of(datasets, schema)
         return cls((), schema, schema, index=None, codecs=frozenset())
 
+    @property
+    def reads_fields(self) -> bool:
+        """Whether readers can name the fields of Variants."""
+        return all(entry.dataset.reads_fields for entry in self.entries)
+
+    def describe_fields(self) -> ConcatenatedFiles:
+        """Return the files with a schema that describes the fields of Variants in any of them."""
+        found = [list_described_fields(entry.dataset.schema) for entry in self.entries]
+        return replace(self, schema=describe_fields(self.schema, merge_fields(found)))
+
     def has_files(self, datasets: Sequence[FileDataset]) -> bool:
         """Return whether these are the files, and none has changed since it was listed."""
         return len(datasets) == len(self.entries) and all(
@@ -154,16 +174,19 @@ class ConcatenatedFiles:
         SplitArrowError
             As `Dataset.open` does.
         """
-        selection = Selection.resolve(request, encoding, self.schema)
-        files = self if request.batches is None else self._select_batches(request)
+        files, request = self._add_fields(request)
+        selection = Selection.resolve(request, encoding, files.schema)
+        if request.batches is not None:
+            files = files._select_batches(request)
         if selection.offset and selection.filter is None:
             files, selection = files._skip_rows(selection)
-        if files.index is not None and allows_passthrough(selection, files.codecs):
+        is_plain = not files.fields and allows_passthrough(selection, files.codecs)
+        if files.index is not None and is_plain:
             groups = files._passthrough_groups(files.index, regions=encoding.regions)
             paths = [Path(entry.dataset.path) for entry in files.entries]
             region_files = paths if encoding.regions else []
             return GeneratorSource(groups, blocking=False, region_files=region_files)
-        batches = files._read_batches(selection.for_reading(self.schema))
+        batches = files._read_batches(selection.for_reading(files.schema))
         is_valid = all(entry.dataset.decodes_batches for entry in files.entries)
         groups = encode_groups(selection, batches, label, is_valid=is_valid)
         return GeneratorSource(groups, blocking=True)
@@ -183,9 +206,17 @@ class ConcatenatedFiles:
         rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
         if request.filter is None:
             return rows
-        selection = Selection.for_counting(request, encoding, self.schema)
+        files, request = self._add_fields(request)
+        selection = Selection.for_counting(request, encoding, files.schema)
         is_valid = all(entry.dataset.decodes_batches for entry in self.entries)
-        return count_matches(selection, self._read_batches, rows, label, is_valid=is_valid)
+        return count_matches(selection, files._read_batches, rows, label, is_valid=is_valid)
+
+    def _add_fields(self, request: Request) -> tuple[ConcatenatedFiles, Request]:
+        """Return the files with the fields of Variants that a request names; see `add_fields`."""
+        if not self.reads_fields:
+            return self, request
+        schema, fields, request = add_fields(self.schema, request)
+        return replace(self, schema=schema, fields=fields), request
 
     def _select_batches(self, request: Request) -> ConcatenatedFiles:
         """Return the files with the record batches of a request, counted over all files."""
@@ -234,16 +265,17 @@ class ConcatenatedFiles:
                 yield from PassthroughMessages(index, regions=regions).groups(file)
 
     def _read_batches(self, selection: Selection) -> Batches:
-        in_file = select_from_file(selection, self.file_schema)
-        columns = len(self.file_schema)
+        partitions = range(len(self.file_schema), len(self.schema) - len(self.fields))
+        schema = extend_schema(self.file_schema, self.fields)
+        in_file = select_from_file(selection, schema, partitions)
         for entry in self.entries:
             in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
             with closing(_open_entry(entry)) as file:
-                contents = entry.dataset.load_contents(file)
+                contents = entry.dataset.load_contents(file).with_fields(self.fields)
                 with closing(entry.dataset.read_batches(file, contents, in_file)) as batches:
                     for batch, custom_metadata in batches:
                         values = entry.partition_values
-                        batch = add_partition_columns(batch, values, selection, columns)
+                        batch = add_partition_columns(batch, values, selection, partitions)
                         yield batch, custom_metadata
 
 

@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from ....errors import DatasetError, exhausted_error
 from ....formats.arrow.schema_difference import describe_difference
-from ....formats.parquet.shredded_fields import drop_description
+from ....formats.arrow.tensors.labels import Labels
+from ....formats.arrow.tensors.layout import AnyLayout
+from ....formats.parquet.field_descriptions import drop_description
 from ....protocol.request import Request
 from ..dataset import Encoding, Shard, Writers
 from ..messages.generator_source import GeneratorSource
@@ -24,6 +26,7 @@ from .hive import Partitions
 from .listings import FolderListing, Listing
 from .origins import FileOrigin
 from .parquet import ParquetDataset
+from .tensor_files import TensorFileDataset, open_tensor_files
 
 _REQUESTS = 16
 """The number of objects that are inspected at a time."""
@@ -74,6 +77,11 @@ class DirectoryDataset:
     def schema(self) -> pa.Schema:
         """The schema of all batches."""
         return self._files.schema
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether readers can name the fields of Variants; see `FileDataset.reads_fields`."""
+        return self._files.reads_fields
 
     @property
     def rows(self) -> int | None:
@@ -129,6 +137,8 @@ class DirectoryDataset:
         files = self._refresh()
         check_version(request, self._hash_version(files))
         files = replace(files, entries=tuple(select_shards(request, files.entries)))
+        if (tensor_files := _find_tensor_files(files)) is not None:
+            return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
@@ -137,6 +147,11 @@ class DirectoryDataset:
         check_version(request, self._hash_version(files))
         files = replace(files, entries=tuple(select_shards(request, files.entries)))
         return files.count_rows(request, encoding, self.location)
+
+    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
+        """Return the layout and the labels of each tensor; empty if there are none."""
+        files = _find_tensor_files(self._files) or []
+        return [pair for dataset in files for pair in dataset.list_tensors()]
 
     def close(self) -> None:
         """Do nothing: no file is open between readers."""
@@ -164,7 +179,8 @@ class DirectoryDataset:
         partitions = None
         if all(isinstance(dataset, ParquetDataset) for dataset in datasets):
             partitions = Partitions.read(self.location, origins, schema)
-        return ConcatenatedFiles.of(datasets, schema, partitions)
+        files = ConcatenatedFiles.of(datasets, schema, partitions)
+        return files.describe_fields() if files.reads_fields else files
 
     def _open_datasets(
         self, origins: Sequence[FileOrigin], known: Mapping[str, FileDataset]
@@ -191,3 +207,24 @@ class DirectoryDataset:
         return hash_version(
             *((entry.dataset.origin.name, *entry.identity) for entry in files.entries)
         )
+
+
+def _find_tensor_files(files: ConcatenatedFiles) -> list[TensorFileDataset] | None:
+    """Return the datasets of files with tensors; None if the files have record batches.
+
+    Raises
+    ------
+    DatasetError
+        If some files have tensors, and others record batches.
+    """
+    datasets = [entry.dataset for entry in files.entries]
+    tensor_files = [each for each in datasets if isinstance(each, TensorFileDataset)]
+    if not tensor_files:
+        return None
+    if len(tensor_files) < len(datasets):
+        other = next(each for each in datasets if not isinstance(each, TensorFileDataset))
+        raise DatasetError(
+            f"{other.path} has no tensors, but {tensor_files[0].path} has; serve them as datasets "
+            "of their own"
+        )
+    return tensor_files

@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from ....errors import DatasetError
 from ....formats.arrow.footer_metadata import add_footer_metadata
 from ....formats.arrow.schema import has_utf8_names
 from ....formats.arrow.truncation import has_unions
+from ....formats.parquet.field_descriptions import VariantField, extend_schema
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
@@ -31,6 +32,7 @@ from ..messages.projection import ProjectedMessages
 from ..messages.reencoding import Batches, count_matches, encode_groups
 from ..query.request_checks import check_batches, check_version, hash_version, select_shards
 from ..query.selection import Selection
+from ..query.variant_fields import add_fields
 from .file_access import Identity
 from .origins import FileOrigin, LocalOrigin
 
@@ -58,8 +60,16 @@ class FileContents:
     """The custom metadata of the footer to send to readers; None if there is none."""
     plan: Any = None
     """What the type of the file needs beside the schema to decode it."""
+    fields: Mapping[str, VariantField] = field(default_factory=dict[str, VariantField])
+    """The fields of Variants that follow the columns of the file in `schema`."""
     is_complete: bool = True
     """Whether the index has its blocks."""
+
+    def with_fields(self, fields: Mapping[str, VariantField]) -> FileContents:
+        """Return contents with fields of Variants as columns."""
+        if not fields:
+            return self
+        return replace(self, schema=extend_schema(self.schema, fields), fields=fields)
 
 
 class FileDataset(ABC):
@@ -85,6 +95,8 @@ class FileDataset(ABC):
 
     decodes_batches: ClassVar[bool] = False
     """Whether pyarrow builds the batches from another format, which makes them valid."""
+    reads_fields: ClassVar[bool] = False
+    """Whether `read_batches` can return the fields of Variants that the schema describes."""
 
     def __init__(
         self,
@@ -233,18 +245,6 @@ class FileDataset(ABC):
             self._contents = self._without_index(contents)
             return contents
 
-    def add_columns(self, contents: FileContents, request: Request) -> tuple[FileContents, Request]:
-        """Return contents with the parts of columns that a request names as columns of their own.
-
-        The request returned has the columns to send.
-        """
-        return contents, request
-
-    def result_schema(self, request: Request, encoding: Encoding) -> pa.Schema:
-        """Return the schema of a stream; errors as `Selection.resolve` raises them."""
-        contents, request = self.add_columns(self._contents, request)
-        return Selection.resolve(request, encoding, contents.schema).schema
-
     def skip_rows(
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Selection:
@@ -287,7 +287,7 @@ class FileDataset(ABC):
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents, request = self.add_columns(self.load_contents(file), request)
+            contents, request = self._load_columns(file, request)
             rows = self.list_batch_rows(file, contents)
             if request.filter is not None:
                 selection = Selection.for_counting(request, encoding, contents.schema)
@@ -303,7 +303,7 @@ class FileDataset(ABC):
         try:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents, request = self.add_columns(self.load_contents(file), request)
+            contents, request = self._load_columns(file, request)
             selection = Selection.resolve(request, encoding, contents.schema)
             if request.batches is not None:
                 check_batches(request, self.count_batches(file, contents))
@@ -325,17 +325,32 @@ class FileDataset(ABC):
     ) -> GeneratorSource:
         selection = self.skip_rows(file, contents, selection)
         messages = None
-        if not self.origin.is_remote:
+        if not self.origin.is_remote and not contents.fields:
             messages = plan_file(selection, contents.index, file, regions=encoding.regions)
         if messages is None:
             batches = self.read_batches(file, contents, selection.for_reading(contents.schema))
             is_valid = self.decodes_batches
-            groups = encode_groups(selection, batches, str(self.path), is_valid=is_valid)
+            index = contents.index
+            groups = encode_groups(
+                selection,
+                batches,
+                str(self.path),
+                is_valid=is_valid,
+                schema_metadata=None if index is None else index.schema_metadata,
+            )
             return GeneratorSource(_add_footer(groups, contents), blocking=True)
         sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
         region_files = (Path(self.path),) if sends_regions else ()
         groups = _add_footer(_file_groups(file, messages), contents)
         return GeneratorSource(groups, blocking=False, region_files=region_files)
+
+    def _load_columns(self, file: SourceFile, request: Request) -> tuple[FileContents, Request]:
+        """Return the contents with the fields that a request names; see `add_fields`."""
+        contents = self.load_contents(file)
+        if not self.reads_fields:
+            return contents, request
+        _, fields, request = add_fields(contents.schema, request)
+        return contents.with_fields(fields), request
 
     def _inspect_checked(self, file: SourceFile) -> FileContents:
         contents = self.inspect(file)

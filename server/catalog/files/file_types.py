@@ -10,6 +10,8 @@ from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.file import MAGIC
 from ....formats.arrow.framing import CONTINUATION, parse_prefix
 from ....formats.arrow.message import HeaderType, read_message_info
+from ....formats.arrow.tensors.numpy_file import NPY_MAGIC
+from ....formats.arrow.tensors.scanning import MAX_METADATA_BYTES, is_tensor_head
 from ....transport.memory.files import SourceFile
 from .arrow_file import ArrowFileDataset
 from .arrow_stream import ArrowStreamDataset
@@ -18,11 +20,12 @@ from .file_dataset import FileDataset
 from .orc import OrcDataset
 from .origins import FileOrigin, LocalOrigin
 from .parquet import ParquetDataset
+from .tensor_files import NpyDataset, TensorFileDataset
 from .text_files import CsvDataset, JsonLinesDataset
 
 SUPPORTED_TYPES = (
-    "an Arrow IPC file or stream, a Feather, Parquet or ORC file, or a text file whose name ends "
-    "in .csv, .jsonl or .ndjson"
+    "an Arrow IPC file or stream, a Feather, Parquet, ORC, .tensor or .npy file, or a text file "
+    "whose name ends in .csv, .jsonl or .ndjson"
 )
 """The supported file types, for errors."""
 _MAGICS: tuple[tuple[bytes, type[FileDataset]], ...] = (
@@ -30,6 +33,7 @@ _MAGICS: tuple[tuple[bytes, type[FileDataset]], ...] = (
     (b"PAR1", ParquetDataset),
     (b"FEA1", FeatherDataset),
     (b"ORC", OrcDataset),
+    (NPY_MAGIC, NpyDataset),
     (CONTINUATION, ArrowStreamDataset),
 )
 # Text has no first bytes of its own, so the name decides.
@@ -83,6 +87,8 @@ def _detect_type(origin: FileOrigin, *, refuse_writers: bool) -> type[FileDatase
         if not file.size:
             raise DatasetError(f"{path} is empty; expected {SUPPORTED_TYPES}")
         head = file.read(0, min(file.size, 8))
+        if _has_tensors(file, head):
+            return TensorFileDataset
         for magic, dataset_type in _MAGICS:
             if head.startswith(magic):
                 return dataset_type
@@ -94,6 +100,17 @@ def _detect_type(origin: FileOrigin, *, refuse_writers: bool) -> type[FileDatase
         if suffix in _SUFFIXES:
             return _SUFFIXES[suffix]
     raise DatasetError(f"{path} begins with {head!r}; expected {SUPPORTED_TYPES}")
+
+
+def _has_tensors(file: SourceFile, head: bytes) -> bool:
+    """Return whether a file begins with the message of a tensor, in either framing."""
+    try:
+        nbytes, length = parse_prefix(head)
+    except ProtocolError:
+        return False
+    if not 0 < length <= min(file.size - nbytes, MAX_METADATA_BYTES):
+        return False
+    return is_tensor_head(file.read(0, nbytes + length))
 
 
 def _is_legacy_stream(file: SourceFile, head: bytes) -> bool:

@@ -77,25 +77,34 @@ class Partitions:
         return cls(fields, tuple(zip(*columns, strict=True)))
 
 
-def select_from_file(selection: Selection, schema: pa.Schema) -> Selection:
+def select_from_file(selection: Selection, schema: pa.Schema, partitions: range) -> Selection:
     """Return the selection to read each file with.
 
     Parameters
     ----------
     selection : Selection
-        A selection of the columns of the files, followed by the partition columns.
+        A selection of the columns of the files, the partition columns, and fields of Variants.
     schema : pyarrow.Schema
-        The schema of the files.
+        The schema of the files, followed by these fields.
+    partitions : range
+        The partition columns, as indices into the dataset's schema.
     """
+    count = len(partitions)
     if selection.columns is None:
         columns = None
         part = schema
     else:
-        columns = tuple(column for column in selection.columns if column < len(schema))
+        columns = tuple(
+            column if column < partitions.start else column - count
+            for column in selection.columns
+            if column not in partitions
+        )
         part = select_fields(schema, columns)
     row_filter = selection.filter
-    if row_filter is not None and any(column >= len(schema) for column in row_filter.columns):
+    if row_filter is not None and not row_filter.columns.isdisjoint(partitions):
         row_filter = None  # it needs partition columns, which the file does not have
+    if row_filter is not None and count:
+        row_filter = row_filter.skip_columns(partitions)
     return Selection(
         part,
         columns,
@@ -106,7 +115,7 @@ def select_from_file(selection: Selection, schema: pa.Schema) -> Selection:
 
 
 def add_partition_columns(
-    batch: pa.RecordBatch, values: PartitionValues, selection: Selection, file_columns: int
+    batch: pa.RecordBatch, values: PartitionValues, selection: Selection, partitions: range
 ) -> pa.RecordBatch:
     """Return a batch with the selected file and partition columns.
 
@@ -118,19 +127,19 @@ def add_partition_columns(
         The values of the partition columns for the file.
     selection : Selection
         The selection of file and partition columns.
-    file_columns : int
-        The number of columns in the file.
+    partitions : range
+        The partition columns, as indices into the dataset's schema.
     """
     if not values:
         return batch
     columns = selection.columns
     if columns is None:
-        columns = range(file_columns + len(values))
+        columns = range(len(selection.schema))
     from_file = iter(batch.columns)
     arrays = [
-        next(from_file)
-        if column < file_columns
-        else pa.repeat(values[column - file_columns], batch.num_rows)
+        pa.repeat(values[partitions.index(column)], batch.num_rows)
+        if column in partitions
+        else next(from_file)
         for column in columns
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=selection.schema)

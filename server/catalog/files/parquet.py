@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
 
-from ....errors import ExhaustedError, InvalidDataError
+from ....errors import InvalidDataError
 from ....formats.parquet.columns import Columns
-from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
-from ....units import format_size
 from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors
 from .file_dataset import FileContents, FileDataset
 from .object_file import ObjectFile
+from .parquet_checks import check_row_groups
+from .parquet_fields import FieldReader, selects_fields
 from .parquet_reader import inspect_parquet, open_parquet, select_row_groups
-from .parquet_shredded import ShreddedReader, add_shredded_fields, selects_shredded
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
@@ -35,6 +33,7 @@ class ParquetDataset(FileDataset):
 
     _kind = "parquet file"
     decodes_batches = True
+    reads_fields = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its footer."""
@@ -47,10 +46,6 @@ class ParquetDataset(FileDataset):
         return FileContents(
             file.version, schema, file.size, rows=rows, batch_rows=batch_rows, plan=plan
         )
-
-    def add_columns(self, contents: FileContents, request: Request) -> tuple[FileContents, Request]:
-        """Return contents with the shredded fields that a request names; see `FileDataset`."""
-        return add_shredded_fields(contents, request)
 
     def skip_rows(
         self, file: SourceFile, contents: FileContents, selection: Selection
@@ -79,16 +74,15 @@ class ParquetDataset(FileDataset):
         rows = selection.batch_rows or contents.batch_rows or 1
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
-        if selects_shredded(contents, selection):
-            yield from self._read_shredded(file, contents, selection, rows)
+        if selects_fields(contents, selection):
+            yield from self._read_fields(file, contents, selection, rows)
             return
         names = _select_names(contents.plan.columns.schema, selection)
         with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
             columns: Columns = contents.plan.columns
             options = selection.budget.parquet_options
             groups = select_row_groups(file, parquet, contents.plan, selection)
-            _check_sizes(file, parquet.metadata, groups, names, selection.budget.parquet_bytes)
-            _check_counts(parquet, groups, names)
+            check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
             # Prefetching a row group from an object store takes its memory until it is decoded.
             steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
             for step in steps:
@@ -104,77 +98,20 @@ class ParquetDataset(FileDataset):
                         "than the metadata states"
                     )
 
-    def _read_shredded(
+    def _read_fields(
         self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
     ) -> Batches:
-        """Yield batches with shredded fields of Variants; see `read_batches`."""
+        """Yield batches with fields of Variants; see `read_batches`."""
         with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
-            reader = ShreddedReader(contents, selection)
+            reader = FieldReader(contents, selection)
             groups = reader.select_row_groups(parquet.metadata)
             limit = selection.budget.parquet_bytes
-            _check_sizes(file, parquet.metadata, groups, reader.column_names, limit)
+            check_row_groups(file, parquet, groups, reader.column_names, limit)
             for batch in parquet.iter_batches(
                 batch_size=rows, row_groups=groups, columns=reader.physical_names
             ):
                 file.check()
                 yield reader.convert(batch), None
-
-
-def _check_sizes(
-    file: SourceFile, metadata: Any, groups: list[int], names: list[str] | None, limit: int
-) -> None:
-    """Check the decoded sizes that the footer states for some columns of some row groups.
-
-    A page or even a value may be as large as its column in a row group, and pyarrow decodes a page
-    in one go.
-
-    Raises
-    ------
-    ExhaustedError
-        If a column in a row group is larger than `limit` bytes.
-    """
-    for group in groups:
-        row_group = metadata.row_group(group)
-        if row_group.total_byte_size <= limit:
-            continue
-        for index in range(row_group.num_columns):
-            column = row_group.column(index)
-            path: str = column.path_in_schema
-            nbytes: int = column.total_uncompressed_size
-            if nbytes > limit and (names is None or path.partition(".")[0] in names):
-                raise ExhaustedError(
-                    f"the column {path!r} has {nbytes} bytes in row group {group} of "
-                    f"{PurePath(file.path).name}; the limit is {format_size(limit)}: write smaller "
-                    "row groups, read other columns, or start the server with more parquet_bytes"
-                )
-
-
-def _check_counts(parquet: Any, groups: list[int], names: list[str] | None) -> None:
-    """Check that each column of some row groups has a value for each row.
-
-    Raises
-    ------
-    InvalidDataError
-        If one has more or less. Repeated columns are not checked.
-    """
-    schema = parquet.schema
-    columns = [schema.column(index) for index in range(len(schema))]
-    flat = [
-        index
-        for index, column in enumerate(columns)
-        if not column.max_repetition_level
-        and (names is None or column.path.partition(".")[0] in names)
-    ]
-    for group in groups:
-        row_group = parquet.metadata.row_group(group)
-        rows = row_group.num_rows
-        for index in flat:
-            count = row_group.column(index).num_values
-            if count != rows:
-                raise InvalidDataError(
-                    f"the column {columns[index].path!r} has {count} values in row group {group}, "
-                    f"which has {rows} rows"
-                )
 
 
 def _choose_batch_rows(metadata: Any, schema: pa.Schema) -> int:

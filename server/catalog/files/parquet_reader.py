@@ -16,6 +16,7 @@ from ....formats.parquet.footer import TAIL_BYTES, Footer, read_footer_size, wra
 from ....formats.parquet.geo.boxes import Box
 from ....formats.parquet.geo.conditions import may_match
 from ....formats.parquet.geo.crs import hide_extension
+from ....formats.parquet.row_groups import find_malformed_statistics
 from ....formats.parquet.thrift import Struct
 from ....transport.memory.files import SourceFile
 from ..query.filters import RowFilter
@@ -50,10 +51,11 @@ def inspect_parquet(file: SourceFile) -> tuple[ParquetPlan, Any]:
     data = _read_footer(file)
     footer = Footer.parse(data)
     elements = correct_schema(footer)
+    malformed = find_malformed_statistics(data, footer.root)
     parquet = _open(file, None if elements is None else (footer, elements))
     try:
         key_values = parquet.metadata.metadata or {}
-        columns = plan_columns(footer.root, parquet.schema_arrow, key_values)
+        columns = plan_columns(footer.root, parquet.schema_arrow, key_values, malformed)
     except BaseException:
         parquet.close()
         raise

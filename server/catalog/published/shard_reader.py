@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ....errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
 from ....formats.arrow.schema_difference import describe_difference
+from ....formats.parquet.field_descriptions import VariantField, extend_schema
 from ....protocol.request import Request
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length
@@ -25,6 +26,7 @@ from ..messages.generator_source import GeneratorSource
 from ..messages.reencoding import Batches, encode_groups
 from ..query.filters import RowFilter
 from ..query.selection import Selection
+from ..query.variant_fields import add_fields
 from .object_cache import ObjectCache
 
 _MAX_INSPECTED_FILES = 8192
@@ -72,7 +74,8 @@ class ShardReader:
         SplitArrowError
             As `Dataset.open` does.
         """
-        selection = Selection.resolve(request, encoding, schema)
+        extended, fields, own_request = add_fields(schema, request)
+        selection = Selection.resolve(own_request, encoding, extended)
         row_filter = selection.filter
         is_numbered = request.batches is not None and len(shards) > 1
         if (
@@ -80,7 +83,7 @@ class ShardReader:
             and not is_numbered
             and row_filter.cost.allows_pruning(len(shards))
         ):
-            shards = _prune(shards, schema, row_filter)
+            shards = _prune(shards, extended, row_filter)
         if is_numbered and self._storage.folder is None:
             raise InvalidRequestError(
                 "record batches are selected from one shard of a dataset in an object store; "
@@ -91,7 +94,7 @@ class ShardReader:
             return self._open_single(shards[0], schema, request, encoding)
         if shards and self._storage.folder is not None:
             return self._open_local(shards, schema, request, encoding)
-        return self._open_remote(shards, schema, selection)
+        return self._open_remote(shards, schema, selection, fields)
 
     def count_rows(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
@@ -134,7 +137,11 @@ class ShardReader:
         return files.open(request, encoding, self._storage.location)
 
     def _open_remote(
-        self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        selection: Selection,
+        fields: Mapping[str, VariantField],
     ) -> GeneratorSource:
         """Open several shards in an object store, or no shard.
 
@@ -143,18 +150,23 @@ class ShardReader:
         """
         if selection.filter is None:
             shards, selection = _skip_shards(shards, selection)
-        batches = self._read_batches(shards, schema, selection.for_reading(schema))
+        to_read = selection.for_reading(extend_schema(schema, fields))
+        batches = self._read_batches(shards, schema, to_read, fields)
         groups = encode_groups(selection, batches, self._storage.location, is_valid=False)
         return GeneratorSource(groups, blocking=True)
 
     def _read_batches(
-        self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        selection: Selection,
+        fields: Mapping[str, VariantField],
     ) -> Batches:
         for shard in shards:
             with self._local_file(shard) as path:
                 dataset = self._inspect(path, shard, schema)
                 with closing(dataset.open_file()) as file:
-                    contents = dataset.load_contents(file)
+                    contents = dataset.load_contents(file).with_fields(fields)
                     with closing(dataset.read_batches(file, contents, selection)) as batches:
                         yield from batches
 

@@ -40,6 +40,8 @@ class PublishedVersion:
 
     kind = "published dataset"
     """The type of the data; see `Dataset.kind`."""
+    reads_fields = True
+    """See `FileDataset.reads_fields`."""
 
     def __init__(self, manifest: Manifest, store: VersionStore, reader: ShardReader) -> None:
         self.manifest = manifest

@@ -152,6 +152,16 @@ class RowFilter:
         """Whether each field number is the index of the column in the dataset."""
         return all(number == column for number, column in self.fields.items())
 
+    def skip_columns(self, columns: range) -> RowFilter:
+        """Return the filter for a dataset without some columns, to which it does not refer."""
+
+        def move(column: int) -> int:
+            return column if column < columns.start else column - len(columns)
+
+        fields = {number: move(column) for number, column in self.fields.items()}
+        boxes = tuple(test._replace(column=move(test.column)) for test in self.boxes)
+        return replace(self, fields=fields, boxes=boxes)
+
     def check(self, schema: pa.Schema) -> None:
         """Check that the filter yields booleans for batches with this schema.
 

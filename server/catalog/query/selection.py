@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ....errors import InvalidRequestError, NotFoundError
-from ....protocol.request import Request
+from ....protocol.request import AUTO, Request
 from ..dataset import DEFAULT_BUDGET, Budget, Encoding
 from ..suggestions import suggest_names
 from .filters import RowFilter
@@ -81,12 +81,13 @@ class Selection:
             )
         columns = _resolve_columns(request, schema)
         first_batch, end_batch = request.batches or (0, None)
+        compression = request.compression or encoding.compression
         return cls(
             schema=schema if columns is None else select_fields(schema, columns),
             columns=columns,
             limit=request.limit,
             batch_rows=request.batch_rows or encoding.batch_rows,
-            compression=request.compression or encoding.compression,
+            compression=None if compression == AUTO else compression,
             filter=None
             if request.filter is None
             else RowFilter.resolve(

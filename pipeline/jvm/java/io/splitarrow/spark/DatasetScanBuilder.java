@@ -15,6 +15,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** Collects what one query needs of a dataset: columns, filters, a limit, or only the count. */
@@ -39,10 +40,16 @@ final class DatasetScanBuilder
     this.python = python;
   }
 
+  /** Keeps the required columns. A server sends a struct with all of its fields. */
   @Override
   public void pruneColumns(StructType required) {
     if (!isAggregated) {
-      schema = required;
+      StructType columns = schema;
+      schema =
+          new StructType(
+              Arrays.stream(required.fieldNames())
+                  .map(columns::apply)
+                  .toArray(StructField[]::new));
     }
   }
 
