@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -147,4 +148,5 @@ def describe_dataset(info: Any) -> dict[str, Any]:
         "version": info.version,
         "writers": info.writers or None,
         "columns": describe_schema(info.schema),
+        **({"tensors": [asdict(tensor) for tensor in info.tensors]} if info.tensors else {}),
     }

@@ -37,8 +37,8 @@ Output = Annotated[
         "-o",
         "--output",
         help="The file to write: FILE.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
-        ".parquet, .csv, .jsonl, or - for standard output. Without it, the first rows are shown "
-        "and all rows are counted.",
+        ".parquet, .csv, .jsonl, or - for standard output; .npy or .tensor for tensors. Without "
+        "it, the first rows are shown and all rows are counted.",
         metavar="FILE",
     ),
 ]
@@ -47,6 +47,15 @@ Format = Annotated[
     option(
         help="The format of standard output. The suffix selects that of a file.",
         default="arrows",
+    ),
+]
+Shred = Annotated[
+    list[str] | None,
+    option(
+        help="A Variant column to shred in a Parquet file. The type is that of the first rows, or "
+        'TYPE, as in [cyan]"event=struct<id: int64, tags: list<string>>"[/cyan]. May be given '
+        "several times.",
+        metavar="COLUMN[=TYPE]",
     ),
 ]
 Columns = Annotated[
@@ -186,9 +195,10 @@ BatchRows = Annotated[
     ),
 ]
 Compression = Annotated[
-    Literal["none", "lz4", "zstd"] | None,
+    Literal["none", "lz4", "zstd", "auto"] | None,
     option(
-        help="The compression on the network. It does not apply to the file.",
+        help="The compression on the network; auto compresses while that is faster. It does not "
+        "apply to the file.",
         default="chosen by the server",
         panel=PANEL,
     ),

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ..formats.arrow.tensors.tensor import format_shape
 from .completion import complete_name
 from .connection import (
     AsJson,
@@ -67,7 +68,7 @@ def info(
             console = make_console()
             console.print(_properties(dataset))
             console.print()
-            console.print(_columns(dataset))
+            console.print(_tensors(dataset) if dataset.tensor_count else _columns(dataset))
 
 
 def _describe_endpoint(endpoint: Endpoint) -> dict[str, Any]:
@@ -83,7 +84,8 @@ def _properties(dataset: DatasetInfo) -> Table:
     table = make_properties()
     table.add_row("name", Text(escape_text(dataset.name)))
     table.add_row("kind", Text(escape_text(dataset.kind)))
-    table.add_row("rows", "unknown" if dataset.rows is None else format_number(dataset.rows))
+    if not dataset.tensor_count:
+        table.add_row("rows", "unknown" if dataset.rows is None else format_number(dataset.rows))
     table.add_row("size", "unknown" if dataset.bytes is None else format_bytes(dataset.bytes))
     table.add_row("version", Text(escape_text(dataset.version) or "unknown"))
     if dataset.writers:
@@ -97,6 +99,20 @@ def _properties(dataset: DatasetInfo) -> Table:
     )
     for index, uri in enumerate(locations):
         table.add_row("" if index else "at", Text(escape_text(uri)))
+    return table
+
+
+def _tensors(dataset: DatasetInfo) -> Table:
+    table = make_table()
+    for heading in ("tensor", "kind", "type", "shape", "dimensions"):
+        table.add_column(heading, overflow="fold")
+    for tensor in dataset.tensors:
+        texts = (tensor.name or "", tensor.kind, tensor.dtype, format_shape(tensor.shape))
+        names = ", ".join(tensor.dim_names)
+        table.add_row(*(Text(escape_text(text)) for text in (*texts, names)))
+    hidden = dataset.tensor_count - len(dataset.tensors)
+    if hidden > 0:
+        table.add_row(f"… and {hidden:,} more")
     return table
 
 

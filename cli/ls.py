@@ -55,6 +55,20 @@ def ls(
             print_message(f"splitarrow: no dataset matches {escape_text(glob)!r}")
 
 
+def _describe_rows(info: DatasetInfo) -> str:
+    if info.tensor_count:
+        return ""
+    return "?" if info.rows is None else format_number(info.rows)
+
+
+def _describe_kind(info: DatasetInfo) -> str:
+    if info.tensor_count != 1 or not info.tensors:
+        return info.kind
+    tensor = info.tensors[0]
+    repeated = f"{tensor.kind} " if info.kind.startswith(tensor.kind) else ""
+    return f"{info.kind}: {str(tensor).removeprefix(repeated)}"
+
+
 def _table(datasets: Iterable[DatasetInfo]) -> Table:
     table = make_table()
     table.add_column("name")
@@ -64,9 +78,9 @@ def _table(datasets: Iterable[DatasetInfo]) -> Table:
     for info in datasets:
         table.add_row(
             Text(escape_text(info.name)),
-            "?" if info.rows is None else format_number(info.rows),
+            _describe_rows(info),
             "?" if info.bytes is None else format_bytes(info.bytes),
-            format_number(len(info.schema)),
-            Text(escape_text(info.kind), "cyan"),
+            "" if info.tensor_count else format_number(len(info.schema)),
+            Text(escape_text(_describe_kind(info)), "cyan"),
         )
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import IOBase
@@ -13,12 +12,12 @@ import pyarrow as pa
 
 from ..client.stream.custom_metadata import find_metadata
 from ..errors import UsageError
+from .tensor_output import TENSOR_SUFFIXES
+from .terminal import name_standard_output
 from .text_formats import CsvSink, JsonLinesSink
 
 _BUFFER_BYTES = 1 << 20
 """Smaller writes are combined into one of this size."""
-_TRUNCATED_MESSAGE = b"\xff\xff\xff\xff\x08\0\0\0"
-"""The prefix of an IPC message whose 8 bytes of metadata are missing."""
 
 
 class Sink(Protocol):
@@ -141,48 +140,6 @@ class FileSink(StreamSink):
         return extended
 
 
-class StandardOutputSink(StreamSink):
-    """Writes the IPC stream format to standard output; see `Sink`. Nothing else may write there.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of all batches.
-    """
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._output = open(1, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
-        super().__init__(pa.PythonFile(cast(IOBase, self._output), mode="w"), schema)
-
-    def close(self) -> None:
-        """Write the end of the stream and close the file."""
-        try:
-            super().close()
-        except OSError as error:
-            raise _name_standard_output(error) from None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch."""
-        try:
-            super().write(batch)
-        except OSError as error:
-            raise _name_standard_output(error) from None
-
-    def abort(self) -> None:
-        """Cut the stream inside a message, so that its reader reports an error.
-
-        Readers accept a stream that stops between two messages as complete.
-        """
-        try:
-            self._output.write(_TRUNCATED_MESSAGE)
-            self._output.flush()
-        except OSError:
-            with open(os.devnull, "wb") as null:  # closing the output flushes its buffer
-                os.dup2(null.fileno(), 1)
-        with suppress(OSError):
-            self._output.close()
-
-
 _BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink] | None] = {
     ".arrow": FileSink,
     ".feather": FileSink,
@@ -192,6 +149,8 @@ _BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink] | None] = {
     ".jsonl": JsonLinesSink,
     ".ndjson": JsonLinesSink,
 }
+ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
+"""The suffixes of Arrow IPC, whose messages need no decoding."""
 _TEXT = {"csv": CsvSink, "jsonl": JsonLinesSink}
 
 
@@ -212,25 +171,17 @@ class StandardOutputTextSink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
-        try:
+        with name_standard_output():
             self._sink.write(batch)
-        except OSError as error:
-            raise _name_standard_output(error) from None
 
     def close(self) -> None:
         """Write the rest."""
-        try:
+        with name_standard_output():
             self._sink.close()
-        except OSError as error:
-            raise _name_standard_output(error) from None
 
     def abort(self) -> None:
         """End the output. Text has no mark for an incomplete end; the exit status has."""
         self._sink.abort()
-
-
-def _name_standard_output(error: OSError) -> OSError:
-    return OSError(error.errno, error.strerror, "standard output")
 
 
 def parse_suffix(path: Path) -> str:
@@ -242,9 +193,10 @@ def parse_suffix(path: Path) -> str:
         If it does not.
     """
     suffix = path.suffix.lower()
-    if suffix not in _BY_SUFFIX:
+    known = (*_BY_SUFFIX, *TENSOR_SUFFIXES)
+    if suffix not in known:
         raise UsageError(
-            f"{path}: the suffix selects the format; use one of {', '.join(_BY_SUFFIX)}, "
+            f"{path}: the suffix selects the format; use one of {', '.join(known)}, "
             "or - for standard output"
         )
     return suffix
@@ -255,6 +207,7 @@ def open_sink(
     path: Path,
     schema: pa.Schema,
     footer_metadata: Mapping[bytes, bytes] | None = None,
+    shred: Mapping[str, Any] | None = None,
 ) -> Sink:
     """Open a file for writing. An existing file is overwritten.
 
@@ -268,6 +221,8 @@ def open_sink(
         The schema of all batches.
     footer_metadata : mapping, optional
         The custom metadata of the footer, for a format that has one.
+    shred : mapping, optional
+        The Variant columns to shred in a Parquet file; see `ParquetSink`.
     """
     file = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _BUFFER_BYTES)
     try:
@@ -277,7 +232,7 @@ def open_sink(
         if open_format is None:
             from .parquet_sink import ParquetSink
 
-            return ParquetSink(file, schema, path)
+            return ParquetSink(file, schema, path, shred)
         return open_format(file, schema)
     except BaseException:
         file.close()

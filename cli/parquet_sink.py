@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pyarrow as pa
 
 from .. import variant
 from ..errors import ProtocolError, UsageError
+from ..formats.arrow.numpy_arrays import require_numpy
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
 from ..formats.parquet.variant_footer import find_variant_paths
-from ..formats.parquet.writing import GeoStatistics, WritePlan, find_statistics
+from ..formats.parquet.writing import GeoStatistics, WritePlan
 
 _ROW_GROUP_ROWS = 1 << 20
 _ROW_GROUP_BYTES = 128 << 20
@@ -31,27 +33,94 @@ class ParquetSink:
         The schema of all batches.
     path : Path
         The path of the file, to annotate its footer at the end.
+    shred : mapping of str to pyarrow.DataType or None, optional
+        The Variant columns to shred, and their types. None stands for the type that fits the first
+        rows.
+
+    Raises
+    ------
+    UsageError
+        If a Parquet file cannot have this schema, or a column to shred is not a Variant.
     """
 
-    def __init__(self, file: pa.NativeFile, schema: pa.Schema, path: Path) -> None:
-        import pyarrow.parquet as pq
-
+    def __init__(
+        self,
+        file: pa.NativeFile,
+        schema: pa.Schema,
+        path: Path,
+        shred: Mapping[str, Any] | None = None,
+    ) -> None:
         self._file = file
         self._path = path
         self._variants = find_variant_paths(schema)
+        self._schema = schema
+        self._shred = {} if shred is None else dict(shred)
+        self._plan: Any = None
+        self._writer: Any = None
+        for name in self._shred:
+            if name not in self._variants:
+                raise UsageError(f"--shred {name}: the data has no Variant column of this name")
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
         self._statistics: list[dict[int, GeoStatistics]] = []
+        if not self._shred:
+            self._open_writer()
+
+    def _require_writer(self) -> None:
+        """Open the writer at its first use: the types of shredded columns depend on the rows."""
+        if self._writer is None:
+            self._open_writer()
+
+    def _open_writer(self) -> None:
+        import pyarrow.parquet as pq
+
         try:
+            schema = self._choose_types()
             self._plan = WritePlan.of(schema)
-            self._writer: Any = pq.ParquetWriter(
-                file, self._plan.schema, write_statistics=self._plan.statistics
+            self._writer = pq.ParquetWriter(
+                self._file,
+                self._plan.schema,
+                store_decimal_as_integer=bool(self._shred),  # as Variant Shredding demands
             )
             if self._plan.key_values:
                 self._writer.add_key_value_metadata(dict(self._plan.key_values))
-        except (pa.ArrowException, ProtocolError) as error:
+        except (pa.ArrowException, ProtocolError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file, and not of a type
             raise self._unsupported(error) from None
+
+    def _choose_types(self) -> pa.Schema:
+        """Return the schema with the types of the columns to shred, inferred where they are open.
+
+        A column whose values have too little in common is not shredded.
+        """
+        if not self._shred:
+            return self._schema
+        require_numpy()
+        from ..formats.parquet.variant.shredding import shredded_type
+
+        schema = self._schema
+        for name, data_type in list(self._shred.items()):
+            index = schema.get_field_index(name)
+            if data_type is None:
+                arrays = [batch.column(index) for batch in self._pending]
+                column = pa.chunked_array(arrays, schema.field(index).type)
+                data_type = self._shred[name] = variant.infer_type(column)
+            if pa.types.is_null(data_type):
+                del self._shred[name]
+                continue
+            nullable = schema.field(index).nullable
+            schema = schema.set(index, pa.field(name, shredded_type(data_type), nullable))
+        return schema
+
+    def _shred_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for name, data_type in self._shred.items():
+            index = batch.schema.get_field_index(name)
+            column = variant.shred(batch.column(index), data_type)
+            field = pa.field(name, column.type, batch.schema.field(index).nullable)
+            batch = batch.set_column(index, field, column)
+        return batch
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
@@ -62,17 +131,15 @@ class ParquetSink:
             self._write_group()
 
     def _write_group(self) -> None:
+        self._require_writer()
         pending = self._pending
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         try:
-            batches = [self._plan.convert(batch) for batch in pending]
+            batches = [self._plan.convert(self._shred_columns(batch)) for batch in pending]
             group = pa.Table.from_batches(batches, self._plan.schema)
             for start in range(0, max(group.num_rows, 1), _ROW_GROUP_ROWS):
                 part = group.slice(start, _ROW_GROUP_ROWS)
-                statistics = {
-                    index: find_statistics(part.column(index), edges)
-                    for index, edges in self._plan.geospatial.items()
-                }
+                statistics = self._plan.find_statistics(part)
                 self._writer.write_table(part, row_group_size=_ROW_GROUP_ROWS)
                 self._statistics.append(statistics)
         except (pa.ArrowException, ProtocolError) as error:
@@ -88,6 +155,7 @@ class ParquetSink:
         """Write the last row group and the footer, and close the file."""
         if self._pending:
             self._write_group()
+        self._require_writer()
         self._writer.close()
         self._file.close()
         try:
@@ -99,8 +167,9 @@ class ParquetSink:
 
     def abort(self) -> None:
         """Close the file."""
-        with suppress(OSError, pa.ArrowException):
-            self._writer.close()  # a finalizer would write to a closed file
+        if self._writer is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()  # a finalizer would write to a closed file
         with suppress(OSError, pa.ArrowException):
             self._file.close()
 

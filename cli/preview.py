@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .formatting import escape_text, format_count, shorten
+from .row_printer import format_value
 from .tables import make_console, make_table
 
 _ROWS = 5
@@ -57,7 +58,11 @@ class Preview:
         table.add_column("type", no_wrap=True, min_width=max(map(len, types), default=0))
         table.add_column("first values")
         for index, (name, type_name) in enumerate(zip(names, types, strict=True)):
-            values = [_format(value) for batch in self._batches for value in batch.column(index)]
+            values = [
+                format_value(value, _VALUE_WIDTH)
+                for batch in self._batches
+                for value in batch.column(index)
+            ]
             line = Text(", ".join(values), overflow="ellipsis", no_wrap=True)
             table.add_row(Text(name), Text(type_name, "cyan"), line)
         return table
@@ -69,11 +74,3 @@ def _type_name(field: pa.Field[Any]) -> str:
     else:
         name = str(field.type)
     return name if field.nullable else f"{name} not null"
-
-
-def _format(value: pa.Scalar[Any]) -> str:
-    try:
-        text = str(value) if value.is_valid else "null"
-    except Exception:  # Python cannot represent it: the year 12000, or invalid UTF-8
-        text = "?"
-    return shorten(escape_text(text), _VALUE_WIDTH)

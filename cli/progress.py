@@ -70,7 +70,7 @@ class TransferProgress:
         if total_rows is not None:
             columns = [TaskProgressColumn(), *columns, TimeRemainingColumn(compact=True)]
         self._progress = make_progress(*columns, enabled=enabled)
-        self._is_shown = not self._progress.disable
+        self.is_shown = not self._progress.disable
         self._started = self._next_update = time.perf_counter()
         self._task = self._progress.add_task(name, total=total_rows, figures="")
 
@@ -82,16 +82,18 @@ class TransferProgress:
         """Count the throughput from now on: connecting takes time, but transfers nothing."""
         self._started = time.perf_counter()
 
-    def update(self, rows: int, nbytes: int) -> None:
+    def update(self, rows: int | None, nbytes: int) -> None:
         """Show the rows and bytes transferred so far. It is cheap enough to call for each batch."""
-        if not self._is_shown:
+        if not self.is_shown:
             return
         now = time.perf_counter()
         if now < self._next_update:
             return
         self._next_update = now + _UPDATE_SECONDS
         rate = format_rate(nbytes, now - self._started)
-        figures = f"{format_count(rows, 'row')}  {format_bytes(nbytes)}  {rate}"
+        figures = f"{format_bytes(nbytes)}  {rate}"
+        if rows is not None:
+            figures = f"{format_count(rows, 'row')}  {figures}"
         self._progress.update(self._task, completed=rows, figures=figures)
 
     def __exit__(

@@ -47,3 +47,12 @@ def standard_output() -> Generator[None]:
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
         raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+@contextmanager
+def name_standard_output() -> Generator[None]:
+    """Name standard output in the errors of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -47,7 +48,8 @@ class CsvSink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
-        self._writer.write_batch(batch.cast(self._schema))
+        with _refusals("a CSV file"):
+            self._writer.write_batch(batch.cast(self._schema))
 
     def close(self) -> None:
         """Close the file."""
@@ -81,7 +83,8 @@ class JsonLinesSink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
-        rows: list[Any] = batch.cast(self._schema).to_pylist()
+        with _refusals("a JSON Lines file"):
+            rows: list[Any] = batch.cast(self._schema).to_pylist()
         if self._has_floats:
             rows = _without_nan(rows)
         lines = [json.dumps(row, ensure_ascii=False, default=_as_text) for row in rows]
@@ -96,6 +99,18 @@ class JsonLinesSink:
         """Close the incomplete file."""
         with suppress(OSError, pa.ArrowException):
             self._file.close()
+
+
+@contextmanager
+def _refusals(output: str) -> Generator[None]:
+    """Convert errors of values that a format has no form for to `UsageError`."""
+    try:
+        yield
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{output} cannot store this data: {reason}; write to .arrow instead"
+        ) from None
 
 
 def _plain_field(field: pa.Field[Any]) -> pa.Field[Any]:

@@ -7,24 +7,25 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import pyarrow as pa
 
+from ..formats.arrow.message import HeaderType, read_message_info
+from ..formats.arrow.tensors.labels import is_tensor_content
+from ..formats.arrow.writing.containers import ReplacedDictionaryError
+from ..formats.arrow.writing.conversion import MessageConverter
+from ..formats.arrow.writing.schemas import rewrite_schema
+from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open_arrow_file
+from .message_input import InputStream, read_messages, read_schema_metadata
 from .output_file import OutputFile
-from .output_formats import (
-    Sink,
-    StandardOutputSink,
-    StandardOutputTextSink,
-    open_sink,
-    parse_suffix,
-)
+from .output_form import PLAIN, OutputForm
+from .output_formats import ARROW_SUFFIXES, Sink, StandardOutputTextSink, open_sink, parse_suffix
 from .preview import Preview
 from .progress import TransferProgress
+from .tensor_output import TensorPreview, check_table_suffix, copy_tensors
 
-if TYPE_CHECKING:
-    from ..client.dataset.dataset_stream import DatasetStream
-    from ..client.stream.blocking import Stream
+_AnySink = TypeVar("_AnySink", bound=Sink | ArrowOutput)
 
 STANDARD_OUTPUT = "-"
 """The name of the output that is standard output."""
@@ -32,7 +33,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The result of a fetch."""
+    """The result of a fetch or a conversion."""
 
     schema: pa.Schema
     """The schema of the data."""
@@ -40,6 +41,8 @@ class Transfer:
     """The number of rows."""
     batches: int
     """The number of record batches."""
+    tensors: int
+    """The number of tensors."""
     nbytes: int
     """The number of bytes received, headers included."""
     seconds: float
@@ -48,17 +51,20 @@ class Transfer:
     """The time from the first message to the last, in seconds."""
     transport: str
     """The scheme of the transport."""
-    preview: Preview
-    """The first rows, if there is no output."""
+    preview: Preview | TensorPreview
+    """The first rows or tensors, if there is no output."""
 
 
 def transfer(
-    open_stream: Callable[[], Stream | DatasetStream],
+    open_stream: Callable[[], InputStream],
     output: str | None,
     progress: TransferProgress,
-    text_format: str | None = None,
+    form: OutputForm = PLAIN,
 ) -> Transfer:
     """Read a stream to its end.
+
+    Arrow IPC messages are written as they arrive. They are decoded for other formats, and for a
+    file of a stream whose dictionaries are replaced, which is read a second time.
 
     Parameters
     ----------
@@ -69,8 +75,8 @@ def transfer(
         nothing.
     progress : TransferProgress
         Shows the progress.
-    text_format : {"csv", "jsonl"}, optional
-        What to write to standard output in place of an IPC stream.
+    form : OutputForm
+        What to write.
 
     Raises
     ------
@@ -84,27 +90,71 @@ def transfer(
     if output not in (None, STANDARD_OUTPUT):
         parse_suffix(Path(output))
         file = OutputFile(Path(output))
+    with progress:
+        try:
+            return _copy(open_stream, output, file, progress, form, started)
+        except ReplacedDictionaryError:
+            return _copy(open_stream, output, file, progress, form, started, merges=True)
+
+
+def _copy(
+    open_stream: Callable[[], InputStream],
+    output: str | None,
+    file: OutputFile | None,
+    progress: TransferProgress,
+    form: OutputForm,
+    started: float,
+    *,
+    merges: bool = False,
+) -> Transfer:
+    """Read a stream to its end; `merges` decodes it and merges its dictionaries."""
     batches = 0
-    with progress, open_stream() as stream:
+    with open_stream() as stream:
         opened = time.perf_counter()
         progress.restart_clock()
         preview = Preview(stream.schema)
-        with _open_output(output, file, stream, text_format) as sink:
-            for batch in stream:
-                batches += 1
-                if sink is None:
-                    preview.add(batch)
-                else:
-                    sink.write(batch)
-                progress.update(stream.rows_received, stream.bytes_received)
+        if is_tensor_content(stream.schema):
+            tensors = copy_tensors(stream, output, file, progress)
+            return _report(stream, tensors, started, opened, tensors=tensors.count)
+        with _open_output(output, file, stream, form, merges=merges) as sink:
+            if isinstance(sink, ArrowOutput):
+                for message in read_messages(stream, sink.source_schema):
+                    sink.write(message)
+                    kind = read_message_info(message.metadata).header_type
+                    batches += kind is HeaderType.RECORD_BATCH
+                    progress.update(stream.rows_received, stream.bytes_received)
+            else:
+                for batch in stream:
+                    batches += 1
+                    if sink is None:
+                        preview.add(batch)
+                    else:
+                        sink.write(batch)
+                    progress.update(stream.rows_received, stream.bytes_received)
             received = time.perf_counter()
+    return _report(stream, preview, started, opened, received, batches=batches)
+
+
+def _report(
+    stream: InputStream,
+    preview: Preview | TensorPreview,
+    started: float,
+    opened: float,
+    received: float | None = None,
+    *,
+    batches: int = 0,
+    tensors: int = 0,
+) -> Transfer:
+    """Return the result for a stream that was read to its end."""
+    now = time.perf_counter()
     return Transfer(
         schema=stream.schema,
         rows=stream.rows_received,
         batches=batches,
+        tensors=tensors,
         nbytes=stream.bytes_received,
-        seconds=time.perf_counter() - started,
-        data_seconds=received - opened,
+        seconds=now - started,
+        data_seconds=(received or now) - opened,
         transport=stream.transport,
         preview=preview,
     )
@@ -114,26 +164,66 @@ def transfer(
 def _open_output(
     output: str | None,
     file: OutputFile | None,
-    stream: Stream | DatasetStream,
-    text_format: str | None,
-) -> Generator[Sink | None]:
+    stream: InputStream,
+    form: OutputForm,
+    *,
+    merges: bool,
+) -> Generator[Sink | ArrowOutput | None]:
     if output is None:
         yield None
     elif file is None:
-        if text_format is None:
-            sink: Sink = StandardOutputSink(stream.schema)
+        if form.text_format is None:
+            sink: Sink | ArrowOutput = StandardArrowOutput(
+                make_assembler(".arrows", legacy=form.legacy), *_prepare(stream, form)
+            )
         else:
-            sink = StandardOutputTextSink(text_format, stream.schema)
+            sink = StandardOutputTextSink(form.text_format, stream.schema)
         with _closing(sink):
             yield sink
     else:
         suffix, footer = parse_suffix(file.path), stream.footer_metadata
-        with file, _closing(open_sink(suffix, file.part, stream.schema, footer)) as sink:
-            yield sink
+        check_table_suffix(suffix, file.path)
+        with file:
+            if suffix in ARROW_SUFFIXES and not merges:
+                assembler = make_assembler(suffix, legacy=form.legacy, footer=footer)
+                opened = open_arrow_file(file.part)
+                sink = ArrowOutput(opened, assembler, *_prepare(stream, form))
+            else:
+                sink = open_sink(suffix, file.part, stream.schema, footer, form.shred)
+            with _closing(sink):
+                yield sink
+            if merges and form != PLAIN:
+                _convert_again(file, suffix, form)
+
+
+def _prepare(stream: InputStream, form: OutputForm) -> tuple[MessageConverter, bytes]:
+    """Return the converter of the messages of a stream, and the schema message they have."""
+    schema = read_schema_metadata(stream)
+    written = schema
+    if stream.footer_metadata is not None:  # the footer of a file has it, and no message
+        written = rewrite_schema(schema, drops_message_metadata=True)
+    return MessageConverter(written, form.messages), schema
+
+
+def _convert_again(file: OutputFile, suffix: str, form: OutputForm) -> None:
+    """Replace a complete file by one of another form."""
+    from .local_input import open_local, open_selection
+
+    merged = file.part.with_suffix(".merged")
+    file.part.rename(merged)
+    try:
+        with open_local(str(merged)) as dataset, open_selection(dataset, str(merged)) as stream:
+            assembler = make_assembler(suffix, legacy=form.legacy, footer=stream.footer_metadata)
+            opened = open_arrow_file(file.part)
+            with _closing(ArrowOutput(opened, assembler, *_prepare(stream, form))) as sink:
+                for message in stream.messages():
+                    sink.write(message)
+    finally:
+        merged.unlink(missing_ok=True)
 
 
 @contextmanager
-def _closing(sink: Sink) -> Generator[Sink]:
+def _closing(sink: _AnySink) -> Generator[_AnySink]:
     try:
         yield sink
         sink.close()

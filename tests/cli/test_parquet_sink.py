@@ -120,7 +120,7 @@ def test_decimals_on_byte_arrays_have_the_fewest_bytes(tmp_path):
 
     encoded = encode_decimals(pa.array(DECIMALS, pa.decimal128(9, 2)).slice(0, 6)).to_pylist()
     assert encoded == [b"\x80", None, b"\x7f", b"\x00\x80", b"\x00", b"\xff\x7f"]
-    assert not pq.read_metadata(path).row_group(0).column(0).is_stats_set
+    assert not chunk_of(path, 0).statistics.has_min_max
 
 
 def test_annotations_inside_of_lists_maps_and_structs(tmp_path):
@@ -148,9 +148,9 @@ def test_annotations_inside_of_lists_maps_and_structs(tmp_path):
     read: Any = result.schema
     assert read.field("l").type.value_field.type.field("e").metadata == enum.metadata
     assert read.field("m").type.item_type.value_type.field("i").metadata == interval.metadata
-    metadata = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
+    metadata: Any = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
     statistics = {
-        metadata.column(index).path_in_schema: metadata.column(index).is_stats_set
+        metadata.column(index).path_in_schema: metadata.column(index).statistics.has_min_max
         for index in range(metadata.num_columns)
     }
     assert statistics["n"]
@@ -222,8 +222,60 @@ def test_geospatial_columns_have_boxes_and_types_but_no_order(tmp_path):
     assert found[2].geospatial_types == [2]
     assert found[2].xmin is None
     assert chunk_of(path, 0).statistics.max == 3
-    assert all(chunk_of(path, index).statistics is None for index in (1, 2, 3))
+    statistics = [chunk_of(path, index).statistics for index in (1, 2, 3)]
+    assert [(each.null_count, each.has_min_max) for each in statistics] == [
+        (1, False), (1, False), (2, False)
+    ]  # fmt: skip
     assert read_dataset(open_file(path)).table.equals(table, check_metadata=True)
+
+
+def test_columns_without_order_keep_their_number_of_nulls(tmp_path):
+    decimals = pa.array(DECIMALS, pa.decimal128(9, 2))
+    field = pa.field("d", decimals.type, metadata={"PARQUET:physical_type": "BYTE_ARRAY"})
+    schema = pa.schema([field, pa.field("i", INTERVALS.type), pa.field("n", pa.int64())])
+    intervals = pa.concat_arrays([INTERVALS, INTERVALS])
+    numbers = pa.array(range(6), pa.int64())
+    path = write(tmp_path / "x.parquet", pa.table([decimals, intervals, numbers], schema=schema))
+    found = [chunk_of(path, index).statistics for index in range(3)]
+    assert [(each.null_count, each.has_min_max) for each in found] == [
+        (1, False), (2, False), (0, True)
+    ]  # fmt: skip
+
+
+def test_nested_geospatial_columns_have_boxes(tmp_path):
+    field, values = geo_column("g", [write_wkb(1, (x, 9 - x)) for x in range(4)])
+    structs = pa.StructArray.from_arrays(
+        [pa.array(range(4), pa.int64()), values],
+        fields=[pa.field("n", pa.int64()), field],
+        mask=pa.array([False, False, False, True]),
+    )
+    ends: Any = pa.array([0, 1, None, 2, 4], pa.int32())
+    list_array: Any = pa.ListArray
+    lists = list_array.from_arrays(ends, values, type=pa.list_(field.with_name("element")))
+    keys = pa.array(["a", "b", "c", "d"])
+    map_type: Any = pa.map_
+    offsets: Any = pa.array([0, 2, 2, 4, 4], pa.int32())
+    maps = pa.MapArray.from_arrays(offsets, keys, values).cast(
+        map_type(pa.string(), field.with_name("value"))
+    )
+    table = pa.table({"s": structs, "l": lists, "m": maps})
+    path = write(tmp_path / "x.parquet", table)
+    leaves: Any = pq.read_metadata(path).row_group(0)
+    boxes = {
+        leaves.column(index).path_in_schema: leaves.column(index).geo_statistics
+        for index in range(leaves.num_columns)
+    }
+    sides = {
+        name: (box.xmin, box.ymin, box.xmax, box.ymax)
+        for name, box in boxes.items()
+        if box is not None
+    }
+    assert sides == {
+        "s.g": (0, 7, 2, 9),
+        "l.list.element": (0, 6, 3, 9),
+        "m.key_value.value": (0, 6, 3, 9),
+    }
+    assert read_dataset(open_file(path)).table.to_pydict() == table.to_pydict()
 
 
 def test_an_extension_type_of_another_library_is_written(tmp_path):

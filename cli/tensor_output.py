@@ -1,0 +1,193 @@
+"""Write the tensors of a stream to a file, or show them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from rich.text import Text
+
+from ..errors import UsageError
+from ..formats.arrow.tensors import AnyTensor, Tensor, encode_tensor, write_message
+from ..formats.arrow.tensors.numpy_file import write_npy_header
+from ..formats.arrow.tensors.tensor import format_shape
+from .formatting import escape_text, format_bytes, shorten
+from .progress import TransferProgress
+from .tables import make_console, make_table
+from .terminal import standard_output
+
+if TYPE_CHECKING:
+    from .output_file import OutputFile
+
+TENSOR_SUFFIXES = (".tensor", ".npy")
+"""The suffixes of files that hold tensors."""
+_CHUNK_BYTES = 16 << 20
+_POLL_SECONDS = 0.1
+_SHOWN = 10
+_VALUES = 5
+_VALUE_WIDTH = 60
+
+
+class TensorPreview:
+    """Keeps descriptions of the first tensors of a stream."""
+
+    def __init__(self) -> None:
+        self._descriptions: list[dict[str, Any]] = []
+        self.count = 0
+        """The number of tensors so far."""
+
+    def add(self, tensor: AnyTensor) -> None:
+        """Keep the description of a tensor, unless there are many."""
+        self.count += 1
+        if len(self._descriptions) < _SHOWN:
+            values = tensor.to_numpy() if isinstance(tensor, Tensor) else tensor.values
+            first = ", ".join(str(value) for value in values.reshape(-1)[:_VALUES].tolist())
+            self._descriptions.append(
+                {
+                    "name": tensor.name,
+                    "kind": "dense" if isinstance(tensor, Tensor) else tensor.kind,
+                    "type": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "bytes": tensor.nbytes,
+                    "first_values": first,
+                }
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the number of tensors and the descriptions, for JSON."""
+        return {"count": self.count, "tensors": self._descriptions}
+
+    def show(self) -> None:
+        """Print the descriptions on standard output."""
+        table = make_table()
+        for heading in ("tensor", "kind", "type", "shape", "size", "first values"):
+            table.add_column(heading, overflow="fold")
+        for name, kind, dtype, shape, nbytes, first in map(dict.values, self._descriptions):
+            texts = (name or "", kind, dtype, format_shape(shape), format_bytes(nbytes))
+            row = (*map(escape_text, texts), shorten(escape_text(first), _VALUE_WIDTH))
+            table.add_row(*map(Text, row))
+        console = make_console()
+        console.print(table)
+        if self.count > len(self._descriptions):
+            console.print(f"… and {self.count - len(self._descriptions)} more")
+
+
+def copy_tensors(
+    stream: Any, output: str | None, file: OutputFile | None, progress: TransferProgress
+) -> TensorPreview:
+    """Read the tensors of a stream to its end, and write them to a file.
+
+    Parameters
+    ----------
+    stream : Stream or DatasetStream
+        The stream.
+    output : str or None
+        The output, as the user named it. None writes nothing.
+    file : OutputFile or None
+        The file to write; None if there is none, or it is standard output.
+    progress : TransferProgress
+        Shows the progress.
+
+    Raises
+    ------
+    UsageError
+        If the format cannot hold the tensors.
+    OSError
+        If the file cannot be written.
+    """
+    suffix = "" if output is None else Path(output).suffix.lower()
+    if output is not None and (file is None or suffix not in TENSOR_SUFFIXES):
+        raise UsageError(
+            f"{output}: the dataset holds tensors; write to a file whose name ends in "
+            f"{' or '.join(TENSOR_SUFFIXES)}"
+        )
+    preview = TensorPreview()
+    with _show_bytes(stream, progress):
+        if file is None:
+            for tensor in stream.tensors():
+                preview.add(tensor)
+        elif suffix == ".npy":
+            tensor, *others = islice(stream.tensors(), 2)
+            if others:
+                raise UsageError(
+                    f"{output}: a .npy file holds one tensor, and the dataset has several; write "
+                    "to a .tensor file, or select one, as with --batches 0:1"
+                )
+            preview.add(tensor)
+            with file, open(file.part, "wb") as target:
+                _write_npy(target, tensor, output or "")
+        else:
+            with file, open(file.part, "wb") as target:
+                for tensor in stream.tensors():
+                    preview.add(tensor)
+                    _write(target, write_message(encode_tensor(tensor)))
+    return preview
+
+
+def show_tensors(stream: Any, *, as_json: bool) -> None:
+    """Describe the tensors of a stream on standard output.
+
+    Parameters
+    ----------
+    stream : InputStream
+        The stream, which carries tensors.
+    as_json : bool
+        Whether to print one JSON object.
+    """
+    preview = TensorPreview()
+    for tensor in stream.tensors():
+        preview.add(tensor)
+    with standard_output():
+        if as_json:
+            print(json.dumps(preview.describe(), ensure_ascii=False))
+        else:
+            preview.show()
+
+
+def check_table_suffix(suffix: str, path: Path) -> None:
+    """Refuse to write record batches to a file of tensors; raise `UsageError`."""
+    if suffix in TENSOR_SUFFIXES:
+        raise UsageError(
+            f"{path}: the dataset holds record batches, not tensors; use .arrow or .parquet"
+        )
+
+
+def _write_npy(target: BinaryIO, tensor: AnyTensor, output: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise UsageError(f"{output}: a .npy file cannot hold a sparse tensor; use .tensor")
+    header, values = write_npy_header(tensor)
+    _write(target, (header, values.reshape(-1).view("u1")))
+
+
+def _write(target: BinaryIO, parts: Iterable[Any]) -> None:
+    for part in parts:
+        view = memoryview(part)
+        if view.nbytes:
+            view = view.cast("B")
+        for begin in range(0, view.nbytes, _CHUNK_BYTES):
+            target.write(view[begin : begin + _CHUNK_BYTES])
+
+
+@contextmanager
+def _show_bytes(stream: Any, progress: TransferProgress) -> Generator[None]:
+    """Show the bytes that have arrived while one tensor is received."""
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            progress.update(None, stream.bytes_received)
+
+    thread = threading.Thread(target=poll, name="splitarrow-progress", daemon=True)
+    if progress.is_shown:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()

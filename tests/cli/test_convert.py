@@ -1,0 +1,314 @@
+"""`convert`, `head`, `cat`, `schema` and `stats`, over files, servers and pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.cli import COMMAND, REPLACED, Run, Served, encoded, read
+from helpers.files import write_file, write_stream
+
+TABLE = pa.table(
+    {
+        "n": pa.array([3, 1, None, 2], pa.int64()),
+        "s": ["x", None, "zz", "x"],
+        "d": pa.array(["a", "b", "a", None]).dictionary_encode(),
+    }
+)
+PLAIN = TABLE.select(["n", "s"])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_file(tmp_path / "t.arrow", TABLE, batch_rows=2)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".feather", ".arrows", ".parquet"])
+@pytest.mark.parametrize("source", ["t.arrow", "t.parquet", "t.arrows"])
+def test_every_format_becomes_every_other(
+    run: Run, tmp_path: Path, file: Path, source: str, suffix: str
+) -> None:
+    write_stream(tmp_path / "t.arrows", TABLE.to_batches(2))
+    pq.write_table(TABLE, tmp_path / "t.parquet")
+    done = run("convert", source, f"out{suffix}")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    written = read(tmp_path / f"out{suffix}")
+    assert written.to_pydict() == TABLE.to_pydict()
+    assert done.stderr.startswith(f"{source}: 4 rows")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_text_is_written_and_read(run: Run, tmp_path: Path, suffix: str) -> None:
+    pq.write_table(PLAIN, tmp_path / "t.parquet")
+    assert run("convert", "t.parquet", f"t.{suffix}").returncode == 0
+    assert run("convert", f"t.{suffix}", "back.arrow").returncode == 0
+    assert read(tmp_path / "back.arrow")["n"].to_pylist() == [3, 1, None, 2]
+
+
+def test_messages_are_copied_unchanged(run: Run, tmp_path: Path, file: Path) -> None:
+    with pa.ipc.open_file(str(file)) as source:
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, source.schema) as writer:
+            for number in range(source.num_record_batches):
+                writer.write_batch(source.get_batch(number))
+    (tmp_path / "in.arrows").write_bytes(stream.getvalue())
+    assert run("convert", "in.arrows", "out.arrows").returncode == 0
+    assert (tmp_path / "out.arrows").read_bytes() == (tmp_path / "in.arrows").read_bytes()
+
+
+@pytest.mark.parametrize("output", ["out.arrow", "out.arrows"])
+@pytest.mark.parametrize("endianness", ["big", "little"])
+@pytest.mark.parametrize("framing", ["legacy", "current"])
+@pytest.mark.parametrize("version", ["v4", "v5"])
+def test_pyarrow_reads_every_form(
+    run: Run, tmp_path: Path, file: Path, output: str, endianness: str, framing: str, version: str
+) -> None:
+    form = ["--endianness", endianness, "--framing", framing, "--metadata-version", version]
+    assert run("convert", file, output, *form).returncode == 0
+    assert read(tmp_path / output).equals(TABLE)
+    shown = json.loads(run("schema", output, "--json").stdout)
+    assert (shown["endianness"], shown["metadata_version"]) == (endianness, version.upper())
+
+
+def test_legacy_framing_implies_the_version_that_its_readers_know(
+    run: Run, tmp_path: Path, file: Path
+) -> None:
+    assert run("convert", file, "old.arrows", "--framing", "legacy").returncode == 0
+    assert (tmp_path / "old.arrows").read_bytes()[:4] != b"\xff\xff\xff\xff"
+    shown = json.loads(run("schema", "old.arrows", "--json").stdout)
+    assert shown["metadata_version"] == "V4"
+
+
+def test_compression_of_the_output(run: Run, tmp_path: Path) -> None:
+    write_file(tmp_path / "zeros.arrow", pa.table({"zeros": [0] * 10_000}))
+    assert run("convert", "zeros.arrow", "packed.arrow", "--compression", "zstd").returncode == 0
+    assert run("convert", "packed.arrow", "plain.arrow", "--compression", "none").returncode == 0
+    sizes = [(tmp_path / name).stat().st_size for name in ("packed.arrow", "plain.arrow")]
+    assert sizes[0] < 10_000 < 80_000 < sizes[1]
+    shown = json.loads(run("schema", "packed.arrow", "--json").stdout)
+    assert shown["features"] == ["COMPRESSED_BODY"]
+
+
+SELECTIONS = [
+    (["--columns", "s,n"], {"s": ["x", None, "zz", "x"], "n": [3, 1, None, 2]}),
+    (["--filter", "n > 1", "--columns", "n"], {"n": [3, 2]}),
+    (["--limit", "3", "--columns", "n"], {"n": [3, 1, None]}),
+    (["--rows", "1:3", "--columns", "n"], {"n": [1, None]}),
+    (["--batches", "1:2", "--columns", "n"], {"n": [None, 2]}),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), SELECTIONS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("from_pipe", [False, True])
+def test_the_selection_of_fetch_applies(
+    run: Run,
+    tmp_path: Path,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    expected: dict[str, list[object]],
+    *,
+    from_pipe: bool,
+) -> None:
+    stream = write_stream(tmp_path / "t.arrows", TABLE.to_batches(2))
+    with stream.open("rb") as pipe:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+        done = run("convert", "-" if from_pipe else file, "out.arrows", *options)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "out.arrows").to_pydict() == expected
+
+
+def test_a_dataset_of_a_server(run: Run, served: Served, table: pa.Table, tmp_path: Path) -> None:
+    uri = served.uri("table")
+    assert run("convert", uri, "out.arrow", "--endianness", "big").returncode == 0
+    assert read(tmp_path / "out.arrow").equals(table)
+    head = run("head", uri, "-n", "2", "--columns", "number")
+    assert head.stdout.split() == ["number", "0", "1"]
+    assert run("schema", uri).stdout.count("\n") == 5
+    assert json.loads(run("stats", uri, "--columns", "kind", "--json").stdout)["rows"] == 200_000
+
+
+def test_replaced_dictionaries_are_merged_for_a_file(run: Run, tmp_path: Path) -> None:
+    write_stream(tmp_path / "t.arrows", REPLACED)
+    for options in ([], ["--endianness", "big"]):
+        assert run("convert", "t.arrows", "out.arrow", *options).returncode == 0
+        expected = pa.Table.from_batches(REPLACED).to_pydict()
+        assert read(tmp_path / "out.arrow").to_pydict() == expected
+
+
+def test_a_dictionary_that_is_sent_again_is_written_once(run: Run, tmp_path: Path) -> None:
+    words = encoded(pa.array(["a", "b"]), 0, 1, None)
+    for number in range(3):
+        write_file(tmp_path / "folder" / f"{number}.arrow", [words])
+    assert run("convert", "folder", "out.arrow").returncode == 0
+    with pa.ipc.open_file(str(tmp_path / "out.arrow")) as opened:
+        assert opened.read_all().to_pydict()["word"] == ["a", "b", None] * 3
+        assert opened.stats.num_dictionary_batches == 1
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--filter", "m is not null"], ["--columns", "m"], ["--endianness", "big"]]
+)
+def test_the_names_of_the_children_of_maps_stay(
+    run: Run, tmp_path: Path, options: list[str]
+) -> None:
+    maps = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int8()))
+    path = write_stream(tmp_path / "t.arrows", pa.table({"m": maps, "n": [1, 2]}).to_batches())
+    renamed = path.read_bytes()
+    for old, new in ((b"entries", b"records"), (b"key", b"kex"), (b"value", b"worth")):
+        renamed = renamed.replace(old, new)
+    path.write_bytes(renamed)
+    done = run("convert", "t.arrows", "out.arrow", *options)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(run("schema", "out.arrow", "--json").stdout)
+    (items,) = shown["fields"][0]["children"]
+    names = [items["name"], *(each["name"] for each in items["children"])]
+    assert names == ["records", "kex", "worth"]
+    assert read(tmp_path / "out.arrow")["m"].to_pylist()[0] == [("a", 1)]
+
+
+@pytest.mark.slow
+def test_a_pipe_carries_a_stream(run: Run, file: Path) -> None:
+    first = [*COMMAND, "convert", str(file), "-", "--endianness", "big", "-q"]
+    second = [*COMMAND, "cat", "-", "--format", "csv"]
+    with subprocess.Popen(first, stdout=subprocess.PIPE) as source:
+        done = subprocess.run(second, stdin=source.stdout, capture_output=True, text=True)
+    assert (source.returncode, done.returncode, done.stderr) == (0, 0, "")
+    assert done.stdout.splitlines()[:2] == ['"n","s","d"', '3,"x","a"']
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:
+    write_file(tmp_path / "long.arrow", pa.table({"n": range(300_000)}))
+    command = [*COMMAND, "cat", str(tmp_path / "long.arrow"), "--format", "csv"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == '"n"\n'
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+TEXT = [("n,s\n1,x\n", "n  s\n1  x\n"), ('{"n": 7}\n', "n\n7\n")]
+
+
+@pytest.mark.parametrize(("text", "shown"), TEXT, ids=["csv", "jsonl"])
+def test_standard_input_may_be_text(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text(text)
+    with path.open() as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        done = run("cat", "-")
+    assert done.stdout == shown, done.stderr
+
+
+def test_head_shows_a_table(run: Run, file: Path) -> None:
+    done = run("head", file, "-n", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "   n  s     d",
+        "   3  x     a",
+        "   1  null  b",
+        "null  zz    a",
+    ]
+
+
+def test_columns_that_do_not_fit_are_named(run: Run, tmp_path: Path) -> None:
+    write_file(tmp_path / "wide.arrow", pa.table({f"column {n}": [n] for n in range(30)}))
+    done = run("cat", "wide.arrow")
+    assert done.stdout.startswith("column 0  column 1")
+    assert done.stderr.startswith("18 more columns: column 12, column 13")
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_a_schema_is_a_tree(run: Run, tmp_path: Path) -> None:
+    fields = [
+        pa.field("id", pa.int32(), nullable=False, metadata={"unit": "m"}),
+        pa.field("u", pa.uuid()),
+        pa.field("l", pa.list_(pa.struct([("x", pa.timestamp("ns", "UTC"))]))),
+    ]
+    write_file(tmp_path / "t.arrow", pa.schema(fields, {"origin": "here"}).empty_table())
+    shown = run("schema", "t.arrow").stdout
+    for text in (
+        "V5, little-endian, no features",
+        "metadata origin = here",
+        "id  int32 not null",
+        "unit = m",
+        "fixed_size_binary[16]  arrow.uuid",
+        "x  timestamp[ns, UTC]",
+    ):
+        assert text in shown
+
+
+def test_statistics(run: Run, tmp_path: Path, file: Path) -> None:
+    shown = json.loads(run("stats", file, "--json").stdout)
+    assert shown["rows"] == 4
+    assert [column["nulls"] for column in shown["columns"]] == [1, 1, 1]
+    assert [(column["min"], column["max"]) for column in shown["columns"]] == [
+        ("1", "3"),
+        ("x", "zz"),
+        ("a", "b"),
+    ]
+    assert [column["distinct"] for column in shown["columns"]] == [3, 2, 2]
+    assert all(column["stored_bytes"] for column in shown["columns"])
+    table = run("stats", file).stdout
+    assert "4 rows" in table
+    assert "stored" in table
+
+
+def test_many_distinct_values_are_estimated(run: Run, tmp_path: Path) -> None:
+    write_file(tmp_path / "t.arrow", pa.table({"n": range(50_000)}), batch_rows=5000)
+    (column,) = json.loads(run("stats", "t.arrow", "--json").stdout)["columns"]
+    assert not column["distinct_is_exact"]
+    assert 45_000 < column["distinct"] < 55_000
+
+
+REFUSED = [
+    (["convert", "none.arrow", "x.arrow"], 1, "none.arrow: No such file"),
+    (["convert", "t.arrow", "x.txt"], 2, "the suffix selects the format"),
+    (["convert", "t.arrow", "x.csv", "--endianness", "big"], 2, "--endianness: only for"),
+    (["convert", "t.arrow", "x.arrow", "--format", "csv"], 2, "--format is for standard output"),
+    (["convert", "t.arrow", "x.arrow", "--columns", "q"], 1, "no column 'q'"),
+    (["convert", "t.arrow", "x.arrow", "--rows", "3"], 2, "--rows is '3'"),
+    (["convert", "t.arrow", "x.arrow", "--input-format", "csv"], 2, "is for standard input"),
+    (
+        ["convert", "t.arrow", "x.arrow", "--framing", "legacy", "--compression", "lz4"],
+        2,
+        "know no compression",
+    ),
+    (["cat", ""], 1, "the name of the input is empty"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "reason"), REFUSED, ids=lambda v: str(v)[:40])
+def test_an_error_is_one_line_and_leaves_nothing(
+    run: Run, tmp_path: Path, file: Path, arguments: list[str], status: int, reason: str
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_truncated_pipe_is_an_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_stream(tmp_path / "t.arrows", PLAIN.to_batches())
+    path.write_bytes(path.read_bytes()[:-40])
+    with path.open() as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        done = run("convert", "-", "out.arrow")
+    assert done.returncode == 1
+    assert "ends inside message 1" in done.stderr
+    assert not (tmp_path / "out.arrow").exists()
