@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 
+# Tests start hundreds of processes, which would compile all modules again and again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1 \2/p' Makefile | \

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .client.dataset.dataset import Dataset
     from .client.dataset.dataset_stream import DatasetStream
     from .client.open import open
-    from .client.rpc.info import DatasetInfo, Endpoint
+    from .client.rpc.info import DatasetInfo, Endpoint, TensorInfo
     from .client.stream.blocking import Stream
+    from .formats.arrow.tensors.sparse_tensor import SparseTensor
+    from .formats.arrow.tensors.tensor import Tensor
     from .protocol.limits import Limits
     from .server.config.arguments import ServeArguments
     from .server.embedded import Server, serve
@@ -46,7 +48,10 @@ __all__ = [
     "Limits",
     "ServeArguments",
     "Server",
+    "SparseTensor",
     "Stream",
+    "Tensor",
+    "TensorInfo",
     "TlsOptions",
     "__version__",
     "aio",
@@ -68,7 +73,10 @@ _MODULES = {
     "Limits": ".protocol.limits",
     "ServeArguments": ".server.config.arguments",
     "Server": ".server.embedded",
+    "SparseTensor": ".formats.arrow.tensors.sparse_tensor",
     "Stream": ".client.stream.blocking",
+    "Tensor": ".formats.arrow.tensors.tensor",
+    "TensorInfo": ".client.rpc.info",
     "TlsOptions": ".transport.tls.options",
     "aio": ".aio",
     "connect": ".client.connect",

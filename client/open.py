@@ -65,8 +65,9 @@ def open(
         The largest number of rows to read.
     batch_rows : int, optional
         The largest number of rows in a batch.
-    compression : {"none", "lz4", "zstd"}, optional
-        The codec of the bodies. `None` keeps that of the source.
+    compression : {"none", "lz4", "zstd", "auto"}, optional
+        The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
+        is faster on the link.
     batches : pair of int, optional
         The first stored record batch to read and the one after the last, counted from 0; in a
         Parquet file, the row groups. They are selected before the filter and the limit.

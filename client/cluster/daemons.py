@@ -109,7 +109,7 @@ class DaemonPool:
             If the pool is closed.
         """
         if self._closed:
-            raise ClosedError(f"the client of {','.join(self.connections)} is closed")
+            raise self._closed_error()
 
         def call(connection: DaemonConnection) -> T | SplitArrowError:
             try:
@@ -119,10 +119,14 @@ class DaemonPool:
             except SplitArrowError as error:
                 return error
 
-        futures = {
-            address: self._executor.submit(call, connection)
-            for address, connection in self.connections.items()
-        }
+        try:
+            futures = {
+                address: self._executor.submit(call, connection)
+                for address, connection in self.connections.items()
+            }
+        except RuntimeError as error:
+            # Another thread closed the pool meanwhile.
+            raise self._closed_error() from error
         results = {address: future.result() for address, future in futures.items()}
         errors = select_errors(results)
         self.failures = {
@@ -131,6 +135,9 @@ class DaemonPool:
             if not isinstance(error, NotFoundError)
         }
         return results
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the client of {','.join(self.connections)} is closed")
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

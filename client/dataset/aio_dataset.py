@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ..rpc.info import DatasetInfo
 from .aio_stream import AsyncDatasetStream
 
@@ -67,6 +68,11 @@ class AsyncDataset:
         """Read into NumPy arrays by column; the options are those of `Client.read`."""
         async with self.read(**options) as stream:
             return await stream.to_numpy()
+
+    async def read_tensor(self, **options: Any) -> AnyTensor:
+        """Return the only tensor of the dataset; the options are those of `Client.read`."""
+        async with self.read(**options) as stream:
+            return await stream.read_tensor()
 
     async def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 from anyio import CancelScope, to_thread
 
 from ...errors import ClosedError, SplitArrowError
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ..stream.async_batch_stream import AsyncBatchStream
 from ..stream.custom_metadata import CustomMetadata
 from .dataset_stream import DatasetStream
@@ -29,6 +30,7 @@ class AsyncDatasetStream(AsyncBatchStream):
         self._stream: DatasetStream | None = None
         self._lock = threading.Lock()
         self._fetched: deque[pa.RecordBatch | None] = deque()
+        self._fetched_tensors: deque[AnyTensor | None] = deque()
 
     async def __aenter__(self) -> AsyncDatasetStream:
         self._stream = await open_in_thread(self._open_stream)
@@ -102,6 +104,17 @@ class AsyncDatasetStream(AsyncBatchStream):
         with self._lock:
             if not self._fetched:
                 self._fetched.append(next(self._entered, None))
+
+    async def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the end; raises as `DatasetStream` does."""
+        await run_in_thread(self._fetch_tensor)
+        return self._fetched_tensors.popleft()
+
+    def _fetch_tensor(self) -> None:
+        """Fetch a tensor, unless the thread of a cancelled read has left one."""
+        with self._lock:
+            if not self._fetched_tensors:
+                self._fetched_tensors.append(self._entered.next_tensor())
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another task: it raises `ClosedError`."""

@@ -187,8 +187,9 @@ class BaseClient(ABC):
             The largest number of rows to read.
         batch_rows : int, optional
             The largest number of rows in a batch.
-        compression : {"none", "lz4", "zstd"}, optional
-            The codec of the bodies. `None` keeps that of the source.
+        compression : {"none", "lz4", "zstd", "auto"}, optional
+            The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
+            is faster on the link.
         transport : str
             The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, or ``flight`` for DoGet.
             ``auto`` takes the first location that can be reached.

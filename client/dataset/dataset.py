@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ..rpc.info import DatasetInfo
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class Dataset:
         """Read into NumPy arrays by column; the options are those of `Client.read`."""
         with self.read(**options) as stream:
             return stream.to_numpy()
+
+    def read_tensor(self, **options: Any) -> AnyTensor:
+        """Return the only tensor of the dataset; the options are those of `Client.read`."""
+        with self.read(**options) as stream:
+            return stream.read_tensor()
 
     def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""

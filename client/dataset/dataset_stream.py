@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import pyarrow as pa
 
-from ...errors import ClosedError, InvalidDataError, SplitArrowError
+from ...errors import ClosedError, InvalidDataError, SplitArrowError, UsageError
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...representation import describe_rows
 from ..rpc.channel import DatasetHold
 from ..rpc.download import TRANSPORT as DO_GET
-from ..stream.batch_stream import BatchStream
+from ..stream.batch_stream import BatchStream, check_tensor_content
 from ..stream.custom_metadata import CustomMetadata, attach_metadata, find_metadata
 from ..stream.prefetch import ThreadPrefetcher
 from .resumable_endpoint import ResumableEndpoint
+
+_Item = TypeVar("_Item")
 
 
 class DatasetStream(BatchStream):
@@ -73,6 +77,7 @@ class DatasetStream(BatchStream):
         self._error: BaseException | None = None
         self._limit = self._remaining = limit
         self._schema = schema
+        self._schema_metadata: bytes | None = None
         if self._endpoints:
             try:
                 self._endpoints[0].open(first=True)
@@ -80,6 +85,7 @@ class DatasetStream(BatchStream):
                 self.close()
                 raise
             self._schema = self._endpoints[0].schema
+            self._schema_metadata = self._endpoints[0].schema_metadata
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,6 +106,19 @@ class DatasetStream(BatchStream):
     def footer_metadata(self) -> CustomMetadata | None:
         """The custom metadata of the file's footer, if the dataset has one endpoint."""
         return self._endpoints[0].footer_metadata if len(self._endpoints) == 1 else None
+
+    @property
+    def schema_metadata(self) -> bytes | None:
+        """The FlatBuffer of the schema message of the first part; None if there are no parts."""
+        return self._schema_metadata
+
+    def keep_messages(self) -> None:
+        """Keep the encapsulated messages of all batches; call this before reading the first.
+
+        `client.stream.kept_messages.find_messages` returns those of a batch.
+        """
+        for endpoint in self._endpoints:
+            endpoint.keep_messages()
 
     @property
     def transport(self) -> str:
@@ -135,18 +154,35 @@ class DatasetStream(BatchStream):
         ClosedError
             If the stream was closed or cancelled.
         """
+        batch = self._next_item(self._next_of_endpoint)
+        if batch is None:
+            raise StopIteration
+        return batch if self._remaining is None else self._limit_rows(batch)
+
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the proven end of all endpoints.
+
+        A read of tensors does not continue after a broken connection.
+        """
+        check_tensor_content(self._schema)
+        return self._next_item(self._next_tensor_of_endpoint)
+
+    def _next_item(self, read: Callable[[], _Item | None]) -> _Item | None:
+        """Return what `read` returns from the endpoints, one after the other; None at the end."""
         if self._error is not None:
             raise self._error
         if self._exhausted:
-            raise StopIteration
+            return None
         if self._closed:
             raise ClosedError("the stream is closed", stream=self._name)
         while self._current < len(self._endpoints) and self._remaining != 0:
             try:
-                batch = self._next_of_endpoint()
-                if batch is not None:
-                    return batch if self._remaining is None else self._limit_rows(batch)
+                item = read()
+                if item is not None:
+                    return item
             except (SplitArrowError, MemoryError) as error:
+                if isinstance(error, UsageError):
+                    raise
                 if self._cancelled and not isinstance(error, ClosedError):
                     error = ClosedError("the stream was cancelled", stream=self._name)
                 self._error = error
@@ -155,7 +191,15 @@ class DatasetStream(BatchStream):
             self._current += 1
         self._exhausted = True
         self.close()
-        raise StopIteration
+        return None
+
+    def _next_tensor_of_endpoint(self) -> AnyTensor | None:
+        """Return the next tensor of the current endpoint, or None at its end."""
+        endpoint = self._endpoints[self._current]
+        tensor = endpoint.next_tensor()
+        if tensor is None:
+            endpoint.close()
+        return tensor
 
     def _next_of_endpoint(self) -> pa.RecordBatch | None:
         """Return the next batch of the current endpoint, or None at its end."""

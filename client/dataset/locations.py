@@ -17,6 +17,7 @@ from ...errors import (
     UriError,
     UsageError,
 )
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes
 from ..rpc.channel import FlightChannel
@@ -55,10 +56,23 @@ class EndpointReader(Protocol):
         """The size of everything received so far, in bytes."""
         ...
 
+    @property
+    def schema_metadata(self) -> bytes:
+        """The FlatBuffer of the schema message, as it arrived."""
+        ...
+
+    def keep_messages(self) -> None:
+        """Keep the messages of the batches that are read from now on; see `Stream`."""
+        ...
+
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch; raises as `Stream` does."""
+        ...
+
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the end; raises as `Stream` does."""
         ...
 
     def cancel(self) -> None:

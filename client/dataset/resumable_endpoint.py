@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ...errors import ClosedError, InvalidDataError, RemoteError, SplitArrowError, remote_error
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ..rpc.channel import FlightChannel
 from ..rpc.errors import restate_error
 from ..rpc.info import Endpoint
@@ -61,6 +62,7 @@ class ResumableEndpoint:
         self._reader: EndpointReader | None = None
         self._earlier_bytes = 0
         self._footer_metadata: CustomMetadata | None = None
+        self._keeps_messages = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self.rows = 0
@@ -78,6 +80,18 @@ class ResumableEndpoint:
         """The schema, once the endpoint is open."""
         assert self._reader is not None
         return self._reader.schema
+
+    @property
+    def schema_metadata(self) -> bytes:
+        """The FlatBuffer of the schema message, once the endpoint is open."""
+        assert self._reader is not None
+        return self._reader.schema_metadata
+
+    def keep_messages(self) -> None:
+        """Keep the messages of all batches; call this before the first one is read."""
+        self._keeps_messages = True
+        if self._reader is not None:
+            self._reader.keep_messages()
 
     @property
     def footer_metadata(self) -> CustomMetadata | None:
@@ -166,6 +180,18 @@ class ResumableEndpoint:
                 self.rows += batch.num_rows
             return batch
 
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the end; raises as `Stream` does."""
+        if self._reader is None or self._cancelled.is_set():
+            self.open()
+        assert self._reader is not None
+        try:
+            return self._reader.next_tensor()
+        except (*BROKEN, RemoteError) as error:
+            if self._cancelled.is_set():
+                raise self._cancellation() from None
+            raise self._add_context(error) from None
+
     def _reconnect(
         self,
         error: SplitArrowError,
@@ -223,6 +249,8 @@ class ResumableEndpoint:
             reader.close()
             raise InvalidDataError("the schema changed during the read", stream=self._name)
         self._footer_metadata = reader.footer_metadata
+        if self._keeps_messages:
+            reader.keep_messages()
         with self._lock:
             self._reader = reader
         self._replicas.record_success()

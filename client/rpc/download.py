@@ -13,6 +13,7 @@ import pyarrow as pa
 from ...errors import ClosedError, ProtocolError, SplitArrowError, StallError
 from ...formats.arrow.footer_metadata import find_footer_metadata
 from ...formats.arrow.framing import encapsulate
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.duplicates import DuplicateCounter
@@ -20,7 +21,9 @@ from ...protocol.frames import ReceivedBody
 from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.messages import Message
 from ...protocol.tags import BodyType
-from ..stream.decoders import open_decoder
+from ..stream.batch_stream import refuse_tensors
+from ..stream.decoders import Decoder, open_decoder
+from ..stream.kept_messages import KeepingDecoder
 from ..stream.options import ReadOptions
 from .channel import FlightChannel
 
@@ -74,7 +77,9 @@ class FlightStream:
             if first is None:
                 raise ProtocolError("the stream ended before its schema", stream=name)
             validate = options.validate or "full"
-            self._decoder = open_decoder(first, options.decoder_limits, validate, name)
+            self._decoder: Decoder = open_decoder(first, options.decoder_limits, validate, name)
+            self.schema_metadata = first.metadata
+            """The FlatBuffer of the schema message, as it arrived."""
             self.footer_metadata = find_footer_metadata(first.metadata)
             """The custom metadata of the file's footer; None if there is none."""
         except BaseException:
@@ -85,6 +90,10 @@ class FlightStream:
     def schema(self) -> pa.Schema:
         """The schema of the stream."""
         return self._decoder.schema
+
+    def keep_messages(self) -> None:
+        """Keep the messages of the batches that are read from now on; see `Stream`."""
+        self._decoder = KeepingDecoder(self._decoder, self.schema_metadata)
 
     def _stall(self) -> None:
         self._stalled = True
@@ -150,6 +159,10 @@ class FlightStream:
             self._call.cancel()
             raise
         raise StopIteration
+
+    def next_tensor(self) -> AnyTensor | None:
+        """Refuse: DoGet carries no tensors."""
+        raise refuse_tensors()
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another thread: it raises `ClosedError`."""

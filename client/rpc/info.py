@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, ProtocolError, SplitArrowError
 from ...formats.arrow.schema import read_schema
+from ...formats.arrow.tensors.tensor import format_shape
 from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
 from ...protocol.uri import DataUri
@@ -48,6 +49,30 @@ class Endpoint:
         return [_redact(uri) for uri in (*self.locations, *(self.pair or ()))]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a dataset."""
+
+    kind: str
+    """``dense``, or the format of a sparse tensor: ``coo``, ``csr``, ``csc``, ``csf``."""
+    dtype: str
+    """The type of the values in NumPy."""
+    shape: tuple[int, ...]
+    """The sizes of the dimensions."""
+    name: str | None = None
+    """The name of the tensor; None if it has none."""
+    dim_names: tuple[str, ...] = ()
+    """The names of the dimensions; empty if none has a name."""
+    non_zero_length: int | None = None
+    """The number of stored values of a sparse tensor; None for a dense one."""
+
+    def __str__(self) -> str:
+        kind = "" if self.kind == "dense" else f"{self.kind} "
+        count = self.non_zero_length
+        values = "" if count is None else f", {count:,} value{'' if count == 1 else 's'}"
+        return f"{kind}{self.dtype} {format_shape(self.shape)}{values}"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class DatasetInfo:
     """A dataset, or the selection of it that was requested."""
@@ -76,6 +101,10 @@ class DatasetInfo:
     ``refused``: reads fail. ``undetected``: reads fail only if its modification time changes, as
     the server's file system has no file leases. ``allowed``: the same, at the operator's request.
     Empty if no process writes to the data, or the server does not report it."""
+    tensors: tuple[TensorInfo, ...] = ()
+    """The tensors, up to a number of them; empty if the dataset holds record batches."""
+    tensor_count: int = 0
+    """The number of tensors."""
 
     def __repr__(self) -> str:
         return describe_object(f"DatasetInfo {self.name!r}", self.schema, self._facts())
@@ -85,6 +114,8 @@ class DatasetInfo:
 
     def _facts(self) -> list[str]:
         facts = [] if self.rows is None else [f"{self.rows:,} rows"]
+        if self.tensor_count == 1:
+            facts.append(str(self.tensors[0]))
         if self.bytes is not None:
             facts.append(format_bytes(self.bytes))
         return [*facts, *([self.kind] if self.kind else [])]
@@ -123,6 +154,8 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
         snapshot=str(metadata.get("snapshot") or ""),
         writers=str(metadata.get("writers") or ""),
         shards_total=_parse_count(metadata.get("shards_total")),
+        tensors=_parse_tensors(metadata.get("tensors")),
+        tensor_count=_parse_count(metadata.get("tensor_count")) or 0,
     )
 
 
@@ -168,6 +201,32 @@ def _parse_endpoint(endpoint: flight.FlightEndpoint) -> Endpoint:
         nbytes=_parse_count(metadata.get("bytes")),
         sha256=str(metadata.get("sha256") or ""),
     )
+
+
+def _parse_tensors(value: Any) -> tuple[TensorInfo, ...]:
+    """Parse the descriptions of tensors, and skip those that are malformed."""
+    items: list[Any] = value if isinstance(value, list) else []
+    found: list[TensorInfo] = []
+    for item in items:
+        fields: dict[str, Any] = item if isinstance(item, dict) else {}
+        shape = fields.get("shape")
+        sizes = [_parse_count(size) for size in shape] if isinstance(shape, list) else [None]
+        names = fields.get("dim_names")
+        name = fields.get("name")
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            continue
+        found.append(
+            TensorInfo(
+                kind=str(fields.get("kind")),
+                dtype=str(fields.get("dtype")),
+                shape=tuple(known),
+                name=None if name is None else str(name),
+                dim_names=tuple(map(str, names)) if isinstance(names, list) else (),
+                non_zero_length=_parse_count(fields.get("non_zero_length")),
+            )
+        )
+    return tuple(found)
 
 
 def _parse_count(value: Any) -> int | None:

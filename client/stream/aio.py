@@ -12,7 +12,14 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from ...errors import ClosedError, SplitArrowError, TransportError
+from ...errors import (
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    SplitArrowError,
+    TransportError,
+)
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.uri import DataUri
 from ...representation import describe_object
 from ...transport import aio as driver
@@ -53,10 +60,13 @@ class AsyncStream(AsyncBatchStream):
         try:
             if self._filter is not None:
                 await self._resolve_filter(self._filter)
-            await self._connect()
-            while self._reader.schema is None:
-                self._reader.expects_more()
-                await self._receive()
+            try:
+                await self._open()
+            except (ConnectError, ConnectionLostError):
+                if not self._reader.stop_sharing():
+                    raise
+                self._reader = Reader(self._reader.uris, self._options)
+                await self._open()
         except BaseException:
             self._reader.close()
             raise
@@ -76,6 +86,13 @@ class AsyncStream(AsyncBatchStream):
         async with AsyncStream(request_schema(uris), options) as stream:
             text = serialize_filter("the dataset", stream.schema, filter)
         self._reader = Reader(resolve_uris(uris, filter=text), self._options)
+
+    async def _open(self) -> None:
+        """Connect, and receive the schema."""
+        await self._connect()
+        while self._reader.schema is None:
+            self._reader.expects_more()
+            await self._receive()
 
     async def _connect(self) -> None:
         """Connect the channels and send the requests."""
@@ -185,6 +202,25 @@ class AsyncStream(AsyncBatchStream):
         if batch is None:
             self._reader.expects_more()  # raises if the stream was closed
         return batch
+
+    async def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the proven end of the stream.
+
+        Raises
+        ------
+        ProtocolError, RemoteError, TransportError
+            If the stream fails. All tensors returned before are valid.
+        ClosedError
+            If the stream was closed or cancelled.
+        """
+        reader = self._reader
+        if reader.is_exhausted:
+            return None
+        while (tensor := reader.take_tensor()) is None and reader.expects_more():
+            await self._receive()
+        if tensor is None:
+            reader.finish()
+        return tensor
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another task: it raises `ClosedError`.

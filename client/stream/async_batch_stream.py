@@ -10,8 +10,15 @@ from typing import Any
 import pyarrow as pa
 from anyio import to_thread
 
+from ...errors import UsageError
 from ...formats.arrow.numpy_arrays import columns_to_numpy
-from .batch_stream import check_unread
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from .batch_stream import (
+    check_tensor_content,
+    check_unread,
+    refuse_several_tensors,
+    refuse_tensors,
+)
 from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
 from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
 
@@ -75,6 +82,28 @@ class AsyncBatchStream(ABC):
     async def to_duckdb(self, connection: Any = None) -> Any:
         """Read the rest of the stream into a relation; see `BatchStream.to_duckdb`."""
         return table_to_duckdb(await self.read_all(), connection)
+
+    async def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the end; see `BatchStream.next_tensor`."""
+        raise refuse_tensors()
+
+    async def tensors(self) -> AsyncIterator[AnyTensor]:
+        """Iterate over the tensors of the stream; see `BatchStream.tensors`."""
+        check_tensor_content(self.schema)
+        while (tensor := await self.next_tensor()) is not None:
+            yield tensor
+
+    async def read_tensor(self) -> AnyTensor:
+        """Return the only tensor of the stream; see `BatchStream.read_tensor`."""
+        check_tensor_content(self.schema)
+        check_unread(self.is_exhausted)
+        tensor = await self.next_tensor()
+        if tensor is None:
+            raise UsageError("the dataset holds no tensors")
+        if await self.next_tensor() is not None:
+            self.close()
+            raise refuse_several_tensors()
+        return tensor
 
     async def head(self, rows: int = 5) -> pa.Table:
         """Return the next rows as a table, and close the stream; see `BatchStream.head`."""

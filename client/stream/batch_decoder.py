@@ -10,24 +10,21 @@ from __future__ import annotations
 import warnings
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 
 from ...errors import (
     InvalidDataError,
     InvalidValueWarning,
-    LimitError,
     ProtocolError,
     SplitArrowError,
 )
-from ...formats.arrow.bounds import survey_custom_metadata
 from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
+from ...formats.arrow.checker import MessageChecker
 from ...formats.arrow.dictionaries import read_dictionary_types
 from ...formats.arrow.framing import encapsulate
 from ...formats.arrow.message import (
     HeaderType,
-    measure_decoded,
-    read_batch_flags,
-    read_batch_layout,
     read_custom_metadata,
 )
 from ...formats.arrow.schema import is_native_endian
@@ -38,7 +35,7 @@ from ...protocol.messages import Message
 from ...protocol.tags import BodyType
 from .custom_metadata import attach_metadata
 from .options import Validation
-from .remote_bodies import EncapsulatedBody, RemoteBodies
+from .remote_bodies import EncapsulatedBody, RemoteBodies, RunBuffer
 from .stateful_decoder import StatefulDecoder
 
 _PACKED = BodyType.PACKED
@@ -82,7 +79,6 @@ class BatchDecoder:
         stream: str | None = None,
         remote_bodies: RemoteBodies | None = None,
     ) -> None:
-        self._limits = limits
         self._remote_bodies = remote_bodies
         self._validates = validate != "off"
         self._validates_fully = validate in ("full", "strict")
@@ -101,10 +97,23 @@ class BatchDecoder:
         self._is_fixed_width = all(pa.types.is_primitive(field.type) for field in schema)
         self._swaps_bytes = not is_native_endian(metadata)
         types = read_dictionary_types(metadata, schema)
+        self._checker = MessageChecker(
+            schema,
+            types,
+            max_buffers=limits.buffers,
+            max_metadata_bytes=limits.metadata_bytes,
+            max_decoded_bytes=limits.decoded_bytes,
+            copies_bodies=self._swaps_bytes,
+        )
         self._stateful: StatefulDecoder | None = None
         if types or self._swaps_bytes:
             self._stateful = StatefulDecoder(metadata, types, limits)
             self.schema = self._stateful.schema
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether no message depends on an earlier one, or needs its bytes swapped."""
+        return self._stateful is None
 
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of a message; None for a dictionary batch, which is kept.
@@ -193,18 +202,17 @@ class BatchDecoder:
         ProtocolError, InvalidDataError, LimitError
             As `decode` does. The record batches before the error have been appended.
         """
-        sequence, head, start = run.sequence, self._head, run.start
-        first = start - len(head)
-        if self._framed_metadata is None or run.metadata != self._framed_metadata or first < 0:
+        if self._framed_metadata is None or run.metadata != self._framed_metadata:
             return False
-        view, schema = run.view, self.schema
-        cut, size = run.buffer.slice, len(head) + run.nbytes
+        messages = self._frame_run(run)
+        if messages is None:
+            return False
+        cut, schema, size = messages.buffer.slice, self.schema, messages.nbytes
         full = self._validates_fully
         validates = full or (self._validates and not self._is_fixed_width)
-        append = batches.append
+        append, sequence = batches.append, run.sequence
         try:
-            for begin in range(first, run.count * run.stride, run.stride):
-                view[begin : begin + len(head)] = head
+            for begin in range(0, run.count * messages.period, messages.period):
                 batch = _read_record_batch(cut(begin, size), schema)
                 if validates:
                     try:
@@ -216,6 +224,24 @@ class BatchDecoder:
         except DECODING_ERRORS as error:
             raise self._invalid(error, sequence) from None
         return True
+
+    def _frame_run(self, run: MessageRun) -> RunBuffer | None:
+        """Return the encapsulated messages of a run, or None if that would need a copy."""
+        if run.body_type is BodyType.OFFSETS:
+            if self._remote_bodies is None:
+                return None
+            try:
+                return self._remote_bodies.resolve_run(run)
+            except SplitArrowError as error:
+                error.stream, error.sequence = self._stream, run.sequence
+                raise
+        head = self._head
+        first = run.start - len(head)
+        if first < 0:
+            return None
+        memory = np.frombuffer(run.view, np.uint8).reshape(run.count, run.stride)
+        memory[:, first : run.start] = np.frombuffer(head, np.uint8)
+        return RunBuffer(run.buffer.slice(first), run.stride, len(head) + run.nbytes)
 
     def _accept_values(self, batch: pa.RecordBatch, error: pa.ArrowInvalid, sequence: int) -> None:
         """Accept a batch that is invalid only because of the ranges of values, with a warning.
@@ -248,7 +274,7 @@ class BatchDecoder:
         return InvalidDataError(message, stream=self._stream, sequence=sequence)
 
     def _check(self, metadata: bytes, body: ReceivedBody) -> int:
-        """Check the header type and the decoded size of a message.
+        """Check a message before it is decoded; see `MessageChecker.check`.
 
         Uncompressed record batches with the same metadata are checked only once.
 
@@ -257,30 +283,14 @@ class BatchDecoder:
         int
             The memory that decoding allocates, in bytes.
         """
-        limits = self._limits
-        header_type, compressed, custom_metadata = read_batch_flags(metadata)
-        if header_type == HeaderType.DICTIONARY_BATCH:
-            if self._stateful is None:
-                raise ProtocolError("a dictionary batch arrived, but the schema has no dictionary")
-        elif header_type != HeaderType.RECORD_BATCH:
-            raise ProtocolError(
-                f"a stream of record batches cannot contain {HeaderType(header_type).name}"
-            )
-        if custom_metadata and survey_custom_metadata(metadata, max_bytes=limits.metadata_bytes):
-            compressed = True
-        self._has_custom_metadata = custom_metadata and header_type == HeaderType.RECORD_BATCH
-        if not compressed and header_type == HeaderType.RECORD_BATCH and not self._swaps_bytes:
-            if not custom_metadata:
-                self._checked_metadata = metadata
-            return 0
-        layout = read_batch_layout(metadata, max_buffers=limits.buffers)
-        size = measure_decoded(layout, body.view[body.start :], compressed=compressed)
-        if size > limits.decoded_bytes:
-            raise LimitError(
-                f"the body of {body.nbytes} bytes decodes to {size} bytes; "
-                f"the limit is {limits.decoded_bytes}"
-            )
-        return size
+        message = self._checker.check(metadata, body.view[body.start : body.start + body.nbytes])
+        is_batch = message.header_type is HeaderType.RECORD_BATCH
+        self._has_custom_metadata = message.has_custom_metadata and is_batch
+        if message.compressed or self._swaps_bytes or not is_batch:
+            return message.decoded_bytes
+        if not message.has_custom_metadata:
+            self._checked_metadata = metadata
+        return 0
 
     def _decode_alone(self, metadata: bytes, body: ReceivedBody) -> pa.RecordBatch:
         """Decode a message that depends on no other."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import ClosedError
+from ...errors import ClosedError, UsageError
 from ...formats.arrow.numpy_arrays import columns_to_numpy
+from ...formats.arrow.tensors.labels import is_tensor_content
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...representation import describe_as_html, describe_object
 from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
 from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
@@ -126,6 +128,55 @@ class BatchStream(ABC):
         """
         return table_to_duckdb(self.read_all(), connection)
 
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the proven end of the stream.
+
+        Raises
+        ------
+        UsageError
+            If the stream carries record batches.
+        """
+        raise refuse_tensors()
+
+    def tensors(self) -> Iterator[AnyTensor]:
+        """Iterate over the tensors of the stream.
+
+        Their values are the memory that they arrived in: with shared memory, that of the server.
+
+        Raises
+        ------
+        UsageError
+            If the stream carries record batches.
+        """
+        check_tensor_content(self.schema)
+        return iter(self.next_tensor, None)
+
+    def read_tensor(self) -> AnyTensor:
+        """Return the only tensor of the stream.
+
+        Returns
+        -------
+        Tensor or SparseTensor
+            The tensor. ``to_numpy()`` returns the values of a dense one without a copy,
+            ``to_scipy()`` those of a sparse one.
+
+        Raises
+        ------
+        UsageError
+            If the stream carries record batches, several tensors or none.
+        ClosedError
+            If the stream was read to its end before.
+        """
+        check_tensor_content(self.schema)
+        check_unread(self.is_exhausted)
+        tensor = self.next_tensor()
+        if tensor is None:
+            raise UsageError("the dataset holds no tensors")
+        if self.next_tensor() is not None:
+            self.close()
+            raise refuse_several_tensors()
+        return tensor
+
     def head(self, rows: int = 5) -> pa.Table:
         """Return the next rows as a table, and close the stream.
 
@@ -172,6 +223,24 @@ class BatchStream(ABC):
 
     def _repr_html_(self) -> str:
         return describe_as_html(self._title(), self.schema, self._facts())
+
+
+def check_tensor_content(schema: pa.Schema) -> None:
+    """Raise `UsageError` unless a schema announces tensors."""
+    if not is_tensor_content(schema):
+        raise refuse_tensors()
+
+
+def refuse_tensors() -> UsageError:
+    """Return the error for reading record batches as tensors."""
+    return UsageError(
+        "the dataset holds record batches, not tensors; iterate over the stream, or use read_all()"
+    )
+
+
+def refuse_several_tensors() -> UsageError:
+    """Return the error for reading several tensors as one."""
+    return UsageError("the dataset holds several tensors; iterate over tensors()")
 
 
 def check_unread(is_exhausted: bool) -> None:

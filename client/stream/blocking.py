@@ -8,7 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import ClosedError, SplitArrowError, TransportError
+from ...errors import (
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    SplitArrowError,
+    TransportError,
+)
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ...protocol.uri import DataUri
@@ -69,13 +76,23 @@ class Stream(BatchStream):
         self._prefetcher: ThreadPrefetcher | None = None
         self._cancelled = False
         try:
-            self._connect(uris, options)
-            while self._reader.schema is None:
-                self._reader.expects_more()
-                self._receive()
+            try:
+                self._open(uris, options)
+            except (ConnectError, ConnectionLostError):
+                if not self._reader.stop_sharing():
+                    raise
+                self._reader = Reader(uris, options)
+                self._open(uris, options)
         except BaseException:
             self._reader.close()
             raise
+
+    def _open(self, uris: list[DataUri], options: ReadOptions) -> None:
+        """Connect, and receive the schema."""
+        self._connect(uris, options)
+        while self._reader.schema is None:
+            self._reader.expects_more()
+            self._receive()
 
     def _connect(self, uris: list[DataUri], options: ReadOptions) -> None:
         """Connect the channels and send the requests."""
@@ -116,6 +133,18 @@ class Stream(BatchStream):
     def bytes_received(self) -> int:
         """The size of everything received so far, in bytes."""
         return self._reader.bytes_received
+
+    @property
+    def schema_metadata(self) -> bytes:
+        """The FlatBuffer of the schema message, as it arrived."""
+        return self._reader.schema_metadata
+
+    def keep_messages(self) -> None:
+        """Keep the encapsulated messages of the batches that are read from now on.
+
+        `client.stream.kept_messages.find_messages` returns those of a batch.
+        """
+        self._reader.keep_messages()
 
     def _receive(self) -> None:
         """Wait for frames and pass them to the reader, which records errors."""
@@ -166,6 +195,25 @@ class Stream(BatchStream):
         if batch is None:
             self._reader.expects_more()  # raises if the stream was closed
         return batch
+
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the proven end of the stream.
+
+        Raises
+        ------
+        ProtocolError, RemoteError, TransportError
+            If the stream fails. All tensors returned before are valid.
+        ClosedError
+            If the stream was closed or cancelled.
+        """
+        reader = self._reader
+        if reader.is_exhausted:
+            return None
+        while (tensor := reader.take_tensor()) is None and reader.expects_more():
+            self._receive()
+        if tensor is None:
+            reader.finish()
+        return tensor
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another thread: it raises `ClosedError`.

@@ -1,37 +1,36 @@
 """The decoder of a stream, chosen from the stream's first message.
 
 The first message of every stream is an Arrow schema message. Its custom metadata may name what
-the stream carries, under the key ``splitarrow:content``. `DECODERS` maps that name to the class
-that decodes such streams. Without the key, a stream carries record batches.
+the stream carries, under the key ``splitarrow:content``: ``tensor`` means tensors. Without the key,
+a stream carries record batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, ProtocolError
+from ...errors import InvalidDataError, ProtocolError, UsageError
 from ...formats.arrow.buffer_file import DECODING_ERRORS
 from ...formats.arrow.message import summarize_message
 from ...formats.arrow.schema import read_schema
+from ...formats.arrow.tensors.labels import is_tensor_content
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MessageFormat, MetadataType
 from .batch_decoder import BatchDecoder
 from .options import Validation
 from .remote_bodies import RemoteBodies
-
-CONTENT_KEY = b"splitarrow:content"
-"""The key of the schema's custom metadata whose value names the content of the stream."""
+from .tensor_decoder import TensorDecoder
 
 FORMATS: Mapping[MetadataType, MessageFormat] = {MetadataType.ARROW: summarize_message}
 """The message formats that a reader accepts, by the metadata type that announces each."""
 
 
 class Decoder(Protocol):
-    """Decodes the messages of one stream, in order.
+    """Decodes the messages of one stream of record batches, in order.
 
     The record batches that it returns share the memory of the message bodies and keep that
     memory alive.
@@ -69,15 +68,6 @@ class Decoder(Protocol):
         ...
 
 
-DecoderFactory = Callable[
-    [pa.Schema, Message, Limits, Validation, str | None, RemoteBodies | None], Decoder
-]
-"""Makes a decoder from the schema, the first message and the arguments of `open_decoder`."""
-
-DECODERS: dict[bytes, DecoderFactory] = {}
-"""The decoders of content other than record batches, by the value under `CONTENT_KEY`."""
-
-
 def open_decoder(
     first: Message,
     limits: Limits,
@@ -85,7 +75,31 @@ def open_decoder(
     stream: str | None = None,
     remote_bodies: RemoteBodies | None = None,
 ) -> Decoder:
-    """Return the decoder for the stream that begins with `first`.
+    """Return the decoder for a stream of record batches; see `open_content_decoder`.
+
+    Raises
+    ------
+    UsageError
+        If the stream carries tensors.
+    """
+    decoder = open_content_decoder(first, limits, validate, stream, remote_bodies)
+    if isinstance(decoder, TensorDecoder):
+        raise UsageError(
+            "the stream carries tensors, not record batches; fetch it into a file whose name ends "
+            "in .tensor or .npy, or read it with read_tensor()",
+            stream=stream,
+        )
+    return decoder
+
+
+def open_content_decoder(
+    first: Message,
+    limits: Limits,
+    validate: Validation = "full",
+    stream: str | None = None,
+    remote_bodies: RemoteBodies | None = None,
+) -> Decoder | TensorDecoder:
+    """Return the decoder for a stream of record batches or of tensors.
 
     Parameters
     ----------
@@ -111,8 +125,7 @@ def open_decoder(
         schema = read_schema(
             first.metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
         )
-        content = (schema.metadata or {}).get(CONTENT_KEY, b"")
-        make_decoder = DECODERS.get(content, BatchDecoder)
+        make_decoder = TensorDecoder if is_tensor_content(schema) else BatchDecoder
         return make_decoder(schema, first, limits, validate, stream, remote_bodies)
     except ProtocolError as error:
         error.stream, error.sequence = stream, first.sequence

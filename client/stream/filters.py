@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import MissingExtraError, UsageError
+from ...formats.parquet.field_descriptions import filter_schema
 from ...formats.parquet.geo.conditions import encode_conditions
-from ...formats.parquet.shredded_fields import filter_schema
 from ...geo import BoxFilter
 
 

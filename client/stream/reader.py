@@ -15,8 +15,11 @@ from ...errors import (
     RemoteError,
     SplitArrowError,
     StallError,
+    UsageError,
 )
 from ...formats.arrow.footer_metadata import find_footer_metadata
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...protocol.devices import StagingAllocator
 from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
 from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT, pack_interval
 from ...protocol.messages import Message, expand_messages
@@ -26,10 +29,12 @@ from ...protocol.uri import DataUri, Streams
 from ...representation import describe_rows
 from ...transport.base import Channel
 from .custom_metadata import CustomMetadata
-from .decoders import FORMATS, Decoder, open_decoder
+from .decoders import FORMATS, Decoder, open_content_decoder
+from .kept_messages import KeepingDecoder
 from .lease_returns import LeaseReturns, track_leases
 from .options import ReadOptions
 from .remote_bodies import RemoteBodies
+from .tensor_decoder import TensorDecoder
 from .uris import read_dataset_name
 
 
@@ -77,7 +82,10 @@ class Reader:
         self._repeating_since: float | None = None
         """When the server began to send duplicates only, on the monotonic clock."""
         self._decoder: Decoder | None = None
+        self._tensor_decoder: TensorDecoder | None = None
         self._schema: pa.Schema | None = None
+        self.schema_metadata = b""
+        """The FlatBuffer of the schema message, once it has arrived."""
         self._error: SplitArrowError | None = None
         self._lanes: dict[str, None] = {}
         self._accepts_offsets = False
@@ -144,6 +152,14 @@ class Reader:
         lanes = {lane.partition("/")[0] for lane in self._lanes}
         return transport in {self.uris[0].scheme, *self._lanes, *lanes}
 
+    def stop_sharing(self) -> bool:
+        """Request no memory of a device from a server any more; return whether that was requested.
+
+        The stream has to be read from its beginning again, by another reader.
+        """
+        allocator = self.options.allocator
+        return isinstance(allocator, StagingAllocator) and allocator.device.stop_sharing()
+
     def start(self) -> None:
         """Record that all requests were sent."""
         self._machine.on(ReaderEvent.REQUESTED)
@@ -154,6 +170,11 @@ class Reader:
             return next(iter(self.channels.items()))
         stream = Streams.BODY if self._reassembler.needs_body else Streams.METADATA
         return stream, self.channels[stream]
+
+    @property
+    def _body_channel(self) -> Channel:
+        """The connection that carries the bodies."""
+        return self.channels.get(Streams.BODY) or self.channels[Streams.BOTH]
 
     def feed(self, stream: Streams, frames: list[IncomingFrame]) -> None:
         """Process frames from one connection.
@@ -203,14 +224,25 @@ class Reader:
     def _add(self, messages: list[Message | MessageRun]) -> None:
         """Keep complete messages until they are decoded; decode the schema at once."""
         self._messages.extend(messages)
-        if self._decoder is None and messages:
+        if self._schema is None and messages:
             try:
-                self._decoder = self._open_decoder(self._messages.popleft())
+                self._open_decoder(self._messages.popleft())
             except SplitArrowError as error:
                 self._fail_decoding(error)
 
     def take(self) -> pa.RecordBatch | None:
-        """Return the next batch that has arrived, or None if more frames are needed."""
+        """Return the next batch that has arrived, or None if more frames are needed.
+
+        Raises
+        ------
+        UsageError
+            If the stream carries tensors.
+        """
+        if self._tensor_decoder is not None:
+            raise UsageError(
+                f"the dataset {self.name!r} holds tensors, not record batches; use read_tensor() "
+                "or tensors()"
+            )
         batches, messages = self.batches, self._messages
         while not batches:
             if not messages:
@@ -220,6 +252,19 @@ class Reader:
             except SplitArrowError as error:
                 self._fail_decoding(error)
         return batches.popleft()
+
+    def take_tensor(self) -> AnyTensor | None:
+        """Return the next tensor that has arrived, or None if more frames are needed."""
+        while self._messages and self._tensor_decoder is not None:
+            message = self._messages.popleft()
+            if isinstance(message, MessageRun):
+                self._messages.extendleft(reversed([*expand_messages((message,))]))
+                continue
+            try:
+                return self._tensor_decoder.decode(message)
+            except SplitArrowError as error:
+                self._fail_decoding(error)
+        return None
 
     def _decode(self, message: Message | MessageRun) -> None:
         """Decode a message, or a run whose batches share the received memory."""
@@ -240,13 +285,19 @@ class Reader:
             if decoded:
                 self.rows += decoded[0].num_rows * len(decoded)  # All have the same metadata.
 
+    def keep_messages(self) -> None:
+        """Let `find_messages` return the messages of each batch that is decoded from now on."""
+        decoder = self._decoder
+        if decoder is not None and not isinstance(decoder, KeepingDecoder):
+            self._decoder = KeepingDecoder(decoder, self.schema_metadata, self._remote_bodies)
+
     def _fail_decoding(self, error: SplitArrowError) -> None:
         """Record an error of a message. It precedes the error of any later frame."""
         self._messages.clear()
         self._error = None
         self.fail(error)
 
-    def _open_decoder(self, message: Message | MessageRun) -> Decoder:
+    def _open_decoder(self, message: Message | MessageRun) -> None:
         """Create the decoder from the first message, the schema."""
         assert isinstance(message, Message)  # A run repeats a message that came before it.
         validate, limits = self.options.validate, self.options.decoder_limits
@@ -255,11 +306,23 @@ class Reader:
             validate = "cheap" if is_local else "full"
         if self._accepts_offsets:
             self._remote_bodies = RemoteBodies(self._lease_returns, limits, self.options.allocator)
-        decoder = open_decoder(message, limits, validate, self.name, self._remote_bodies)
+        decoder = open_content_decoder(message, limits, validate, self.name, self._remote_bodies)
+        if isinstance(decoder, TensorDecoder):
+            self._tensor_decoder = decoder
+        else:
+            allocator = self.options.allocator
+            if isinstance(allocator, StagingAllocator):
+                from .device_decoder import decode_on_device
+
+                decoder = decode_on_device(
+                    *(decoder, allocator, self._body_channel),
+                    *(limits, validate, self.name, self._remote_bodies),
+                )
+            self._decoder = decoder
         self._schema = decoder.schema
+        self.schema_metadata = message.metadata
         self.footer_metadata = find_footer_metadata(message.metadata)
         self._machine.on(ReaderEvent.SCHEMA)
-        return decoder
 
     def fail(self, error: SplitArrowError) -> None:
         """Record the error that ended the stream, and close its connections.

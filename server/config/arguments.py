@@ -21,7 +21,7 @@ class ServeArguments(TypedDict, total=False):
     writable_bytes: int | str | None
     upload_bytes: int | str | None
     reflection: bool
-    compression: Literal["none", "lz4", "zstd"] | None
+    compression: Literal["none", "lz4", "zstd", "auto"] | None
     batch_rows: int | None
     allow_writers: bool
     keep_versions: int | None

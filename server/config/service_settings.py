@@ -124,9 +124,10 @@ class ServiceSettings(BaseSettings):
     ] = False
 
     compression: Annotated[
-        Literal["none", "lz4", "zstd"] | None,
+        Literal["none", "lz4", "zstd", "auto"] | None,
         Setting(
-            "The compression of bodies, unless the reader requests another.",
+            "The compression of bodies, unless the reader requests another. With `auto`, bodies "
+            "over TCP, TLS and UCX are compressed while that is faster on the link.",
             Group.DATA,
             default="unchanged",
         ),

@@ -136,12 +136,12 @@ class ServerSettings(ServiceSettings):
     parquet_bytes: Annotated[
         Size,
         Setting(
-            "The largest size of a column in a row group of a Parquet file, decoded, as in 4GiB. "
+            "The largest size of a column in a row group of a Parquet file, decoded, as in 8GiB. "
             "A request for a larger one gets RESOURCE_EXHAUSTED.",
             Group.LIMITS,
             metavar="SIZE",
         ),
-    ] = 2 << 30
+    ] = 4 << 30
     parquet_int96: Annotated[
         Literal["microseconds", "exact"],
         Setting(

@@ -263,6 +263,7 @@ def _describe_streams(call: Call) -> list[dict[str, Any]]:
             "rows": stream.rows,
             "bytes": stream.nbytes,
             "seconds": round(stream.seconds, 3),
+            "compression": stream.compression or "as requested",
         }
         for stream in call.server.streams
         if call.principal.may(Permission.READ, stream.dataset)

@@ -20,6 +20,7 @@ from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
+from ..catalog.messages.tensor_messages import holds_tensors, refuse_do_get
 from ..catalog.query.row_spans import open_rows
 from ..filter_slots import FilterSlot
 from ..prefetch import Prefetch
@@ -61,6 +62,8 @@ class DoGetHandler:
     async def _send_dataset(self, call: Call, claims: TicketClaims, ticket: bytes) -> None:
         request, server = claims.request, call.server
         dataset = call.find_dataset(request.dataset)
+        if holds_tensors(dataset):
+            raise refuse_do_get(request)
         if request.format not in (None, "arrow"):
             raise InvalidRequestError(
                 f"DoGet supports the format 'arrow' only, not {request.format!r}"

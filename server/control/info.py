@@ -15,11 +15,14 @@ from ...protocol.request import Request
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Dataset
 from ..catalog.delta.dataset import DeltaDataset
+from ..catalog.files.directory import DirectoryDataset
 from ..catalog.files.file_dataset import FileDataset
+from ..catalog.messages.tensor_messages import describe_tensors
 from ..catalog.published.dataset import PublishedDataset
 from ..catalog.published.version import PublishedVersion
 from ..catalog.query.request_checks import check_version, select_shards
 from ..catalog.query.selection import Selection
+from ..catalog.query.variant_fields import resolve_schema
 from .call import Call
 from .locations import HostResolver, list_locations, list_stream_pair
 
@@ -132,6 +135,7 @@ class FlightInfoBuilder:
             "kind": dataset.kind,
             **({} if writers is None else {"writers": writers.value}),
             **(published.app_metadata if published is not None else {}),
+            **describe_tensors(dataset),
         }
         return flight.FlightInfo(
             schema=schema.serialize().to_pybytes(),
@@ -155,8 +159,9 @@ class FlightInfoBuilder:
 
 def _result_schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
     as_arrow = replace(request, format=None)
-    if isinstance(dataset, FileDataset):
-        return dataset.result_schema(as_arrow, call.server.encoding)
+    kinds = (FileDataset, DirectoryDataset, PublishedVersion)
+    if isinstance(dataset, kinds) and dataset.reads_fields:
+        return resolve_schema(as_arrow, call.server.encoding, dataset.schema)
     return Selection.resolve(as_arrow, call.server.encoding, dataset.schema).schema
 
 

@@ -7,17 +7,11 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
-from ...formats.arrow.bounds import survey_custom_metadata
 from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
+from ...formats.arrow.checker import MessageChecker
 from ...formats.arrow.dictionaries import read_dictionary_types
 from ...formats.arrow.headers import read_header
-from ...formats.arrow.message import (
-    HeaderType,
-    measure_decoded,
-    read_batch_flags,
-    read_batch_layout,
-    read_message_info,
-)
+from ...formats.arrow.message import HeaderType
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.validation import validate_memory
 from ...protocol.limits import Limits
@@ -64,10 +58,15 @@ class UploadDecoder:
         schema = read_schema(
             schema_metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
         )
-        self.has_dictionaries = bool(read_dictionary_types(schema_metadata, schema))
-        self._batch_types = {HeaderType.RECORD_BATCH}
-        if self.has_dictionaries:
-            self._batch_types.add(HeaderType.DICTIONARY_BATCH)
+        types = read_dictionary_types(schema_metadata, schema)
+        self.has_dictionaries = bool(types)
+        self._checker = MessageChecker(
+            schema,
+            types,
+            max_buffers=limits.buffers,
+            max_metadata_bytes=limits.metadata_bytes,
+            max_decoded_bytes=limits.decoded_bytes,
+        )
         self._input = BufferFile()
         self._input.add(schema_metadata, None)
         self._pending_bytes = 0
@@ -108,25 +107,11 @@ class UploadDecoder:
 
     def _check(self, metadata: bytes, body: pa.Buffer) -> HeaderType:
         """Check a message before pyarrow decodes it, and return its type."""
-        limits = self._limits
-        header_type, body_length = read_message_info(metadata)
-        if header_type not in self._batch_types:
-            raise InvalidDataError(
-                f"a {header_type.name} message is not allowed after the schema of an upload"
-            )
-        flags = read_batch_flags(metadata)
-        compressed = flags.compressed
-        if flags.custom_metadata:
-            compressed |= survey_custom_metadata(metadata, max_bytes=limits.metadata_bytes)
-        layout = read_batch_layout(metadata, max_buffers=limits.buffers)
-        self._pending_bytes += measure_decoded(layout, memoryview(body), compressed=compressed)
-        if self._pending_bytes > limits.decoded_bytes:
+        message = self._checker.check(metadata, memoryview(body))
+        self._pending_bytes += message.decoded_bytes
+        if self._pending_bytes > self._limits.decoded_bytes:
             raise LimitError(
                 f"a record batch has {self._pending_bytes} bytes with its dictionaries; "
-                f"the limit is {limits.decoded_bytes}"
+                f"the limit is {self._limits.decoded_bytes}"
             )
-        if body_length != body.size:
-            raise InvalidDataError(
-                f"the body has {body.size} bytes, but its message declares {body_length}"
-            )
-        return header_type
+        return message.header_type

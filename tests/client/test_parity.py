@@ -22,13 +22,13 @@ PAIRS = [
     (splitarrow.Client, aio.AsyncClient),
     (splitarrow.ClusterClient, aio.AsyncClusterClient),
 ]
-# Arrow's readers, its C stream interface and the planner of Spark block.
-BLOCKING_ONLY = {"to_reader", "describe_replicas"}
+# Arrow's readers, its C stream interface, the planner of Spark and the command line block.
+BLOCKING_ONLY = {"to_reader", "describe_replicas", "keep_messages", "schema_metadata"}
 # Wraps the client of one daemon of a cluster.
 ASYNC_ONLY = {"of"}
 # Return at once, so that finalizers and signal handlers may call them; or return an object that
 # connects when it is entered, or an iterator.
-NEVER_AWAITED = {"batches_with_metadata", "cancel", "close", "read"}
+NEVER_AWAITED = {"batches_with_metadata", "cancel", "close", "read", "tensors"}
 
 
 def public_members(cls: type) -> dict[str, Any]:

@@ -31,6 +31,7 @@ NOT_RUN = {
     ("docs/guide/gpu.md", "import splitarrow\nimport torch"): "a GPU",
     ("docs/guide/gpu.md", "import cupy"): "a GPU",
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
+    ("docs/guide/pytorch.md", 'dataset = StreamDataset("grpc://node1"'): "a GPU",
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
     ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
     ("docs/guide/spark-yarn.md", ""): "YARN",

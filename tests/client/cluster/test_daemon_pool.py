@@ -134,16 +134,17 @@ def list_threads() -> set[threading.Thread]:
 
 def test_a_pool_is_closed_without_waiting_for_its_calls() -> None:
     pool = DaemonPool([connection("a"), connection("b")])
-    begun, released = threading.Event(), threading.Event()
+    # Both calls, because a pool that is closed between them refuses the second.
+    all_begun, released = threading.Barrier(3), threading.Event()
 
     def wait(client: Any) -> bool:
-        begun.set()
+        all_begun.wait(60)
         return released.wait(60)
 
     caller = threading.Thread(target=pool.call_all, args=(wait,))
     before = list_threads()
     caller.start()
-    assert begun.wait(60)
+    all_begun.wait(60)
     pool.close()
     assert caller.is_alive()
     started = list_threads() - before
@@ -153,6 +154,19 @@ def test_a_pool_is_closed_without_waiting_for_its_calls() -> None:
     for each in started:
         each.join(60)
         assert not each.is_alive()
+
+
+def test_a_call_whose_pool_is_closed_meanwhile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = DaemonPool([connection("a"), connection("b")])
+    submit = pool._executor.submit
+
+    def close_first(*arguments: Any) -> Any:
+        pool.close()
+        return submit(*arguments)
+
+    monkeypatch.setattr(pool._executor, "submit", close_first)
+    with pytest.raises(ClosedError, match="grpc://a:8815,grpc://b:8815 is closed"):
+        pool.call_all(lambda client: None)
 
 
 def test_a_cluster_that_cannot_be_used_leaves_no_threads() -> None:

@@ -24,6 +24,7 @@ class Endpoint:
     """An endpoint that returns given batches, or raises an error among them."""
 
     schema = SCHEMA
+    schema_metadata = bytes(memoryview(SCHEMA.serialize()))[8:]
     transport = "tcp"
     bytes_received = 10
     resumed = 1

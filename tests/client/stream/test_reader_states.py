@@ -167,7 +167,7 @@ def test_leases_are_tracked_where_bodies_stay_at_the_server(
         return open_decoder(message, limits, validate, name, remote)
 
     monkeypatch.setattr(module, "track_leases", track)
-    monkeypatch.setattr(module, "open_decoder", record)
+    monkeypatch.setattr(module, "open_content_decoder", record)
     uri = DataUri.parse(f"{URI}&free_data={FREE_DATA}{stream}")
     reader = Reader([uri], ReadOptions())
     channel: Any = Channel(capabilities=capabilities)
@@ -202,7 +202,7 @@ def test_data_of_this_host_is_checked_cheaply_by_default(
         assert limits.decoded_bytes == 1000
         return open_decoder(message, limits, validate, *others)
 
-    monkeypatch.setattr(module, "open_decoder", record)
+    monkeypatch.setattr(module, "open_content_decoder", record)
     pair = [f"{URI}&stream=metadata", f"{URI}&stream=body"]
     uri = URI if len(local) == 1 else pair
     channels = [Channel(is_local=each) for each in local]
@@ -313,7 +313,7 @@ def test_the_batches_before_an_error_are_returned() -> None:
 
 def test_a_failure_of_the_server_is_raised_as_it_is() -> None:
     splitter = Splitter()
-    frames = splitter.split(MESSAGES[:2]) + splitter.fail("NOT_FOUND", "gone")
+    frames = [*splitter.split(MESSAGES[:2]), *splitter.fail("NOT_FOUND", "gone")]
     reader = open_reader()
     reader.feed(Streams.BOTH, receive_frames(frames))
     assert take_all(reader) == BATCHES[:1]
