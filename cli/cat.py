@@ -21,6 +21,7 @@ from .inputs import Input, InputFormat, open_input
 from .options import option
 from .selection import parse_selection
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ RowFormat = Annotated[
 ]
 
 
+@with_tls_options
 def cat(
     input: Input,
     format: RowFormat = "table",

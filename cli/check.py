@@ -14,11 +14,13 @@ from . import signals
 from .connection import AsJson, ConnectTimeout, Quiet, Token
 from .options import flag, option
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from .check_report import Report
 
 
+@with_tls_options
 def check(
     targets: Annotated[
         list[str],

@@ -24,6 +24,7 @@ from .fetch_options import (
 from .inputs import Input, InputFormat, open_input
 from .options import option
 from .selection import parse_selection
+from .tls_options import with_tls_options
 
 _ARROW = "Arrow IPC"
 
@@ -65,6 +66,7 @@ OutputCompression = Annotated[
 ]
 
 
+@with_tls_options
 def convert(
     input: Input,
     output: OutputFile,

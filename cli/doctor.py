@@ -17,11 +17,13 @@ from .diagnostics import check_java, check_limits, check_transports, collect_ver
 from .formatting import escape_text, format_duration
 from .tables import make_console
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 _REQUIRED = ("splitarrow", "python", "pyarrow", "anyio", "grpcio")
 _SYMBOLS = {"good": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
 
 
+@with_tls_options
 def doctor(
     uri: Annotated[
         str | None,

@@ -41,11 +41,13 @@ from .fetch_options import (
 from .remote_sources import control_source, data_source, query_source
 from .selection import parse_selection
 from .terminal import is_closed, is_terminal
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     pass
 
 
+@with_tls_options
 def fetch(
     uri: Uri,
     name_or_body_uri: NameOrBodyUri = None,

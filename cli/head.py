@@ -10,12 +10,14 @@ from .fetch_options import Batches, Bbox, Columns, Filter, Rows, StallTimeout, T
 from .inputs import Input, InputFormat, open_input
 from .options import option
 from .selection import parse_selection
+from .tls_options import with_tls_options
 
 Count = Annotated[
     int, option("-n", "--lines", min=0, help="The largest number of rows to show.", metavar="ROWS")
 ]
 
 
+@with_tls_options
 def head(
     input: Input,
     count: Count = 10,

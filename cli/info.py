@@ -25,6 +25,7 @@ from .connection import (
 from .formatting import escape_text, format_bytes, format_count, format_number
 from .tables import make_console, make_properties, make_table
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from ..client.rpc.info import DatasetInfo, Endpoint
@@ -37,6 +38,7 @@ _WRITERS = {
 }
 
 
+@with_tls_options
 def info(
     uri: ControlUri,
     name: Annotated[

@@ -22,11 +22,13 @@ from .connection import (
 from .formatting import escape_text, format_bytes, format_number
 from .tables import make_console, make_table
 from .terminal import print_message, standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from ..client.rpc.info import DatasetInfo
 
 
+@with_tls_options
 def ls(
     uri: ControlUri,
     glob: Annotated[

@@ -17,6 +17,7 @@ from .formatting import escape_text, format_bytes, format_count
 from .options import option
 from .spark_progress import SparkProgress
 from .terminal import print_message, standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from ..pipeline.publish import PublishJob, PublishJobResult
@@ -159,6 +160,7 @@ SparkLog = Annotated[
 ]
 
 
+@with_tls_options
 def publish(
     source: Source,
     name: Name,

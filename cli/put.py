@@ -14,8 +14,10 @@ from .connection import AsJson, ConnectTimeout, ControlUri, Quiet, Token, open_s
 from .formatting import escape_text, format_bytes, format_count, format_duration, format_rate
 from .progress import TransferProgress
 from .terminal import print_message, standard_output
+from .tls_options import with_tls_options
 
 
+@with_tls_options
 def put(
     uri: ControlUri,
     name: Annotated[str, typer.Argument(help="The name of the dataset.", metavar="NAME")],

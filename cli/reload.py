@@ -8,8 +8,10 @@ from typing import Any
 from .connection import AsJson, ConnectTimeout, ControlUri, Token, open_single_client
 from .formatting import escape_text
 from .terminal import print_message, standard_output
+from .tls_options import with_tls_options
 
 
+@with_tls_options
 def reload(
     uri: ControlUri,
     token: Token = None,

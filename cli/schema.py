@@ -18,6 +18,7 @@ from .inputs import Input, InputFormat, open_input
 from .selection import parse_selection
 from .tables import make_console
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from ..formats.arrow.schema_tree import FieldDescription, SchemaDescription
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _VALUE_WIDTH = 60
 
 
+@with_tls_options
 def schema(
     input: Input,
     input_format: InputFormat = None,

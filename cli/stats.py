@@ -25,6 +25,7 @@ from .inputs import Input, InputFormat, open_input
 from .selection import count_expected_rows, parse_selection
 from .tables import make_console, make_table
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
     from .column_statistics import ColumnStatistics
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _NAME_WIDTH, _VALUE_WIDTH = 30, 24
 
 
+@with_tls_options
 def stats(
     input: Input,
     input_format: InputFormat = None,

@@ -13,8 +13,10 @@ from .connection import AsJson, ConnectTimeout, ControlUri, Token, open_client
 from .formatting import escape_text, format_bytes, format_duration, format_number
 from .tables import make_console, make_properties, make_table
 from .terminal import standard_output
+from .tls_options import with_tls_options
 
 
+@with_tls_options
 def status(
     uri: ControlUri,
     token: Token = None,

@@ -114,10 +114,18 @@ class StreamRegistry:
         """Iterate over the streams that run now, the oldest first. Any thread may call this."""
         return iter(list(self._streams.values()))
 
-    def cancel(self, number: int, principal: str) -> bool:
-        """Cancel a stream of a principal, and return whether it exists."""
+    def cancel(self, number: int, principal: str | None) -> bool:
+        """Cancel a stream, and return whether it exists.
+
+        Parameters
+        ----------
+        number : int
+            The stream.
+        principal : str or None
+            The principal that must own it. None accepts any.
+        """
         stream = self._streams.get(number)
-        if stream is None or stream.principal != principal:
+        if stream is None or principal not in (None, stream.principal):
             return False
         stream.cancel()
         return True

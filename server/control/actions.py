@@ -17,10 +17,11 @@ from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remot
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import Streams
-from ..auth.principal import ALL_DATASETS, Permission
+from ..auth.principal import Permission
 from ..auth.tickets import TicketClaims
 from ..catalog.delta.dataset import DeltaDataset, DeltaVersion
 from ..catalog.published.dataset import PublishedDataset
+from ..logs import get_logger
 from ..uploads.publish_request import PublishRequest, check_job
 from ..uploads.store import UploadStore
 from .call import NO_UPLOADS, Call, parse_message
@@ -54,6 +55,7 @@ class ActionHandler:
         self._store = store
         self._reload = reload
         self._started = time.monotonic()
+        self._log = get_logger("control")
         self._actions: dict[str, tuple[str, _Action]] = {
             "status": ("Return metrics and the running streams as JSON.", self._status),
             "hold": (
@@ -70,7 +72,11 @@ class ActionHandler:
                 '{"dataset": NAME, "columns": NAMES}',
                 self._ranges,
             ),
-            "cancel": ('Cancel a stream of the caller: {"stream": NUMBER}', self._cancel),
+            "cancel": (
+                "Cancel a stream of the caller, or of anybody if the caller may write every "
+                'dataset: {"stream": NUMBER}',
+                self._cancel,
+            ),
             "renew": ("Exchange an unused ticket for a new one.", self._renew),
             "drop": ("Remove an uploaded or published dataset: NAME", self._drop),
             "publish": ("Make uploaded shards a version of a dataset: JSON", self._publish),
@@ -128,8 +134,11 @@ class ActionHandler:
         number = _decode_object(body).get("stream")
         if not isinstance(number, int):
             raise InvalidRequestError('the body of the action must be {"stream": NUMBER}')
-        if not call.server.streams.cancel(number, call.principal.name):
-            raise NotFoundError(f"the caller has no stream {number}")
+        owner = None if call.is_operator else call.principal.name
+        if not call.server.streams.cancel(number, owner):
+            whose = "is running" if owner is None else "of the caller is running"
+            raise NotFoundError(f"no stream {number} {whose}")
+        self._log.info("stream cancelled", stream=number, principal=call.principal.name)
         return _encode_json({"cancelled": number})
 
     async def _cancel_info(self, call: Call, body: bytes) -> bytes:
@@ -240,7 +249,7 @@ class ActionHandler:
 
     async def _reload_configuration(self, call: Call, body: bytes) -> bytes:
         del body
-        call.principal.require(Permission.WRITE, ALL_DATASETS)
+        call.require_operator()
         outcome = await to_thread.run_sync(self._reload)
         return _encode_json(outcome.as_json())
 

@@ -10,7 +10,7 @@ import grpc.aio
 
 from ...errors import DeniedError, InvalidRequestError, NotFoundError, UnavailableError
 from ...protocol.request import Request
-from ..auth.principal import ANYONE, Permission, Principal
+from ..auth.principal import ALL_DATASETS, ANYONE, Permission, Principal
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Dataset
 from ..catalog.suggestions import suggest_names
@@ -101,6 +101,21 @@ class Call:
         """
         self.subject = dataset
         self.principal.require(permission, dataset)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the caller may act on the whole server: it may write every dataset."""
+        return self.principal.may(Permission.WRITE, ALL_DATASETS)
+
+    def require_operator(self) -> None:
+        """Check that the caller may act on the whole server.
+
+        Raises
+        ------
+        DeniedError
+            If it may not write every dataset.
+        """
+        self.principal.require(Permission.WRITE, ALL_DATASETS)
 
     def authorize_ticket(self, claims: TicketClaims) -> None:
         """Check that a ticket was issued to the caller. Without tokens, all callers are one.

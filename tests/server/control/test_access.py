@@ -290,3 +290,24 @@ def test_malformed_messages_and_unknown_methods_have_grpc_statuses(server: Runni
         with pytest.raises(grpc.RpcError) as raised:
             unknown(b"", timeout=10)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_who_may_write_everything_cancels_the_streams_of_others(access: AccessControl) -> None:
+    table = pa.table({"x": pa.array(np.arange(8_000_000))})
+    with running({"flights": table}, access=access) as server, server.client() as client:
+
+        def cancel(number: int, options: flight.FlightCallOptions) -> None:
+            body = json.dumps({"stream": number}).encode()
+            list(client.do_action(flight.Action("cancel", body), options))
+
+        request = b'{"dataset": "flights", "batch_rows": 1000}'
+        info = client.get_flight_info(flight.FlightDescriptor.for_command(request), ANNA)
+        reader = client.do_get(info.endpoints[0].ticket, ANNA)
+        reader.read_chunk()
+        with pytest.raises(KeyError, match="no stream 1 of the caller is running"):
+            cancel(1, BERTA)
+        cancel(1, ROOT)
+        with pytest.raises(pa.ArrowException, match=r"cancelled.*'flights'"):
+            reader.read_all()
+        with pytest.raises(KeyError, match="no stream 1 is running"):
+            cancel(1, ROOT)
