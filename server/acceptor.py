@@ -109,7 +109,8 @@ class Acceptor:
         has_room = self._has_room(index, cost)
         if not has_room and self._refusal_descriptors + cost > _MAX_REFUSAL_DESCRIPTORS:
             rejected = listener.reject()
-            self._context.metrics.refused += rejected
+            if rejected:
+                self._context.refusals.record_connection(listener.uri.scheme)
             return rejected
         channel = listener.accept()
         if channel is None:
@@ -121,7 +122,7 @@ class Acceptor:
             return True
         self._report("refusing connections: too many", listener)
         if self._refusal_descriptors + cost > _MAX_REFUSAL_DESCRIPTORS:
-            self._context.metrics.refused += 1
+            self._context.refusals.record_connection(listener.uri.scheme)
             channel.abort()
         else:
             self._refusal_descriptors += cost

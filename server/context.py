@@ -16,6 +16,7 @@ from .config import ServerSettings
 from .filter_slots import FilterSlots
 from .metrics import Metrics
 from .reads import ReadsInProgress
+from .refusals import RefusalLog
 from .shm.shared_regions import SharedRegions
 from .streams import StreamRegistry
 
@@ -40,6 +41,8 @@ class ServerContext:
     """The server's metrics."""
     streams: StreamRegistry
     """The streams that the server is sending."""
+    refusals: RefusalLog
+    """The requests that the server has refused."""
     reads: ReadsInProgress
     """The reads of several parts, which the server finishes before it ends."""
     leased_by: Callable[[int | None], int]

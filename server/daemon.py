@@ -27,8 +27,9 @@ from .context import ServerContext
 from .filter_slots import FilterSlots
 from .listeners import bind_listeners, schemes_of, select_listener
 from .logs import get_logger
-from .metrics import Metrics
+from .metrics import Labelled, Metrics
 from .reads import ReadsInProgress
+from .refusals import RefusalLog
 from .reload import Reloader
 from .session import Session
 from .shm.shared_regions import SharedRegions
@@ -68,6 +69,8 @@ class Daemon:
         The metrics.
     streams : StreamRegistry
         The running streams.
+    refusals : RefusalLog
+        The requests that were refused.
     reloader : Reloader
         Applies a changed configuration.
     """
@@ -85,6 +88,7 @@ class Daemon:
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
         self.streams = StreamRegistry(self.metrics, lambda: self.settings.principal_limit)
+        self.refusals = RefusalLog(self.metrics, catalog)
         self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
         self._context = ServerContext(
@@ -98,6 +102,7 @@ class Daemon:
             regions=self.regions,
             metrics=self.metrics,
             streams=self.streams,
+            refusals=self.refusals,
             reads=ReadsInProgress(),
             leased_by=self._leased_by,
             filter_slots=FilterSlots(settings.filter_threads),
@@ -181,7 +186,8 @@ class Daemon:
         metrics = self.metrics
         metrics.connections += 1
         metrics.connections_total += 1
-        metrics.refused += not admitted
+        if not admitted:
+            self.refusals.record_connection(listener.uri.scheme)
         session = Session(channel, listener, self._context, admitted=admitted)
         self._sessions.add(session)
         try:
@@ -208,7 +214,7 @@ class Daemon:
         """Return current values and totals since the start, by name. Any thread may call this."""
         return self.metrics.stats()
 
-    def _collect(self) -> dict[str, float]:
+    def _collect(self) -> dict[str, float | Labelled]:
         """Return the values that sessions keep, for the metrics."""
         sessions = list(self._sessions)
         tables = [session.lease_table for session in sessions]
@@ -222,6 +228,18 @@ class Daemon:
             "bad_frees": sum(table.bad_frees for table in tables),
             "shared_bytes": self.regions.store.nbytes,
             "bytes_sent": sum(session.bytes_sent for session in sessions),
+            **self._count_cache_uses(),
+            "dataset_version": {
+                (self.streams.label_of(name),): number
+                for name, number in self.catalog.list_versions()
+            },
+        }
+
+    def _count_cache_uses(self) -> dict[str, Labelled]:
+        objects, shared = self.catalog.cache_uses, self.regions.store.uses
+        return {
+            "cache_hits": {("objects",): objects.hits, ("shared_memory",): shared.hits},
+            "cache_misses": {("objects",): objects.misses, ("shared_memory",): shared.misses},
         }
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:

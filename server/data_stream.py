@@ -31,7 +31,7 @@ from .filter_slots import FilterSlot
 from .logs import get_logger
 from .prefetch import Prefetch
 from .reader_errors import describe_for_reader
-from .streams import RunningStream
+from .streams import Outcome, RunningStream
 
 _YIELD_BYTES = 4 << 20
 """The bytes after which a stream lets other tasks run, even if its reader never makes it wait."""
@@ -77,6 +77,7 @@ class DataStream:
         self._is_cancelled = False
         self._bytes_before = connection.channel.bytes_sent
         self._yield_at = self._bytes_before + _YIELD_BYTES
+        self._scheme = connection.uri.scheme
         self._log = get_logger("session").bind(peer=connection.channel.peer)
 
     async def run(self, ticket: bytes, admit: Callable[[bytes], TicketClaims]) -> bool:
@@ -116,6 +117,8 @@ class DataStream:
             if not self._writer.is_complete:
                 raise
             metrics.failures += 1
+            if not self._sender.message_count:
+                self._context.refusals.record(status_name(error), "data", dataset, self._scheme)
             self._log.warning("stream failed", reason=str(error))
             location = None if dataset is None else self._context.catalog.location(dataset)
             reason = describe_for_reader(error, dataset, location)
@@ -213,7 +216,10 @@ class DataStream:
         metrics.rows += rows
         running.rows += rows
         running.compression = self._sender.compression
-        running.nbytes = sent - self._bytes_before + self._sender.bytes_lent
+        running.mapped_bytes = self._sender.bytes_lent
+        running.nbytes = sent - self._bytes_before + running.mapped_bytes
+        if rows and running.first_rows_seconds is None:
+            running.record_first_rows()
         if sent >= self._yield_at:
             self._yield_at = sent + _YIELD_BYTES
             if self._is_cancelled:
@@ -232,15 +238,26 @@ class DataStream:
             cancel=self._cancel,
             signed_ticket=ticket if claims.signed else None,
         )
+        running, waits = self._running, self._writer.waits
+        running.waits, running.waited_before = waits, waits.seconds
         try:
             with self._scope:
                 yield
             if self._scope.cancelled_caught:
+                running.outcome = Outcome.CANCELLED
                 if not self._writer.is_complete:
                     raise TransportError("the stream was cancelled while the reader took no data")
                 raise remote_error("ABORTED", "the stream was cancelled", stream=dataset)
+            running.outcome = Outcome.COMPLETE
+        except ConnectionLostError:
+            raise
+        except Exception:
+            if running.outcome is not Outcome.CANCELLED:
+                running.outcome = Outcome.FAILED
+            raise
         finally:
-            streams.end(self._running)
+            running.nbytes = self._channel.bytes_sent - self._bytes_before + running.mapped_bytes
+            streams.end(running)
 
     def _cancel(self) -> None:
         """Cancel the stream between two frames, where the reader can be informed.

@@ -7,11 +7,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import sha256
 from itertools import count
 
 from ..errors import ExhaustedError
-from .metrics import Metrics
+from .metrics import LabelCap, Labelled, Metrics
+from .reader_waits import ReaderWaits
+
+MAX_DATASETS = 100
+"""The number of datasets whose names are labels of metrics. The others share one."""
+TOTALS = ("sent_bytes", "mapped_bytes", "sent_rows", "reader_wait_seconds")
+"""The metrics to which every stream adds, in the order of `RunningStream.figures`."""
+
+
+class Outcome(StrEnum):
+    """How a stream ended."""
+
+    COMPLETE = "complete"
+    FAILED = "failed"
+    """The server could not send it to its end, and reported that to the reader."""
+    CANCELLED = "cancelled"
+    DISCONNECTED = "disconnected"
+    """The reader left, or the server disconnected it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +59,16 @@ class RunningStream:
     messages."""
     nbytes: int = 0
     """Bytes sent so far, framing included, and bytes of bodies that the reader mapped."""
+    mapped_bytes: int = 0
+    """Those of `nbytes` that are of bodies that the reader mapped or read remotely."""
+    waits: ReaderWaits = field(default_factory=ReaderWaits)
+    """The waits for the reader: those of its connection, where streams share one."""
+    waited_before: float = 0.0
+    """The time of `waits` when the stream began, in seconds."""
+    first_rows_seconds: float | None = None
+    """The time until the first rows were sent, in seconds; None before that."""
+    outcome: Outcome = Outcome.DISCONNECTED
+    """How the stream ended, for `StreamRegistry.end`."""
     compression: str | None = None
     """What the compression ``auto`` has chosen for now; None if it was not requested."""
 
@@ -48,6 +76,15 @@ class RunningStream:
     def seconds(self) -> float:
         """The stream's age, in seconds."""
         return time.monotonic() - self.started
+
+    def record_first_rows(self) -> None:
+        """Record that the first rows were sent."""
+        self.first_rows_seconds = self.seconds
+
+    def figures(self) -> tuple[float, ...]:
+        """Return what the stream adds to `TOTALS`."""
+        waited = self.waits.seconds - self.waited_before
+        return self.nbytes - self.mapped_bytes, self.mapped_bytes, self.rows, waited
 
 
 class StreamRegistry:
@@ -65,10 +102,12 @@ class StreamRegistry:
         self, metrics: Metrics, max_per_principal: Callable[[], float] = lambda: math.inf
     ) -> None:
         self._metrics = metrics
+        self._labels = LabelCap(MAX_DATASETS)
         self._max_per_principal = max_per_principal
         self._counts = Counter[str]()
         self._streams: dict[int, RunningStream] = {}
         self._numbers = count(1)
+        metrics.add_collector(self._collect)
 
     def begin(
         self,
@@ -100,15 +139,44 @@ class StreamRegistry:
         stream = RunningStream(number, dataset, principal, peer, transport, cancel, digest)
         self._streams[number] = stream
         self._counts[principal] += 1
+        self._metrics.started_streams[self._labels_of(stream)] += 1
         return stream
 
     def end(self, stream: RunningStream) -> None:
         """Remove a stream that has ended, whether or not it succeeded."""
+        self._count(stream)
         del self._streams[stream.number]
         self._counts[stream.principal] -= 1
         if not self._counts[stream.principal]:
             del self._counts[stream.principal]
-        self._metrics.stream_seconds.observe(stream.seconds)
+
+    def label_of(self, dataset: str) -> str:
+        """Return the label of a dataset in metrics."""
+        return self._labels.find(dataset)
+
+    def _count(self, stream: RunningStream) -> None:
+        """Add the figures of a stream that ends to the metrics."""
+        metrics, labels, transport = self._metrics, self._labels_of(stream), (stream.transport,)
+        for name, value in zip(TOTALS, stream.figures(), strict=True):
+            getattr(metrics, name)[labels] += value
+        metrics.ended_streams[*labels, stream.outcome.value] += 1
+        metrics.stream_seconds[transport].observe(stream.seconds)
+        if stream.first_rows_seconds is not None:
+            metrics.first_batch_seconds[transport].observe(stream.first_rows_seconds)
+
+    def _labels_of(self, stream: RunningStream) -> tuple[str, str]:
+        return self.label_of(stream.dataset), stream.transport
+
+    def _collect(self) -> dict[str, float | Labelled]:
+        """Return the figures of the streams that run, for the metrics."""
+        running = dict[tuple[str, ...], float].fromkeys(self._metrics.started_streams, 0)
+        totals = {name: Counter[tuple[str, ...]]() for name in TOTALS}
+        for stream in self:
+            labels = self._labels_of(stream)
+            running[labels] = running.get(labels, 0) + 1
+            for name, value in zip(TOTALS, stream.figures(), strict=True):
+                totals[name][labels] += value  # pyright: ignore[reportArgumentType]
+        return {"running_streams": running, **totals}
 
     def __iter__(self) -> Iterator[RunningStream]:
         """Iterate over the streams that run now, the oldest first. Any thread may call this."""

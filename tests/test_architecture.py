@@ -167,9 +167,10 @@ LAYERS: dict[str, list[set[str]]] = {
             "notify",
             "prefetch",
             "reader_errors",
+            "reader_waits",
             "reads",
         },
-        {"shares"},
+        {"refusals", "shares"},
         {"streams", "waiting_writers"},
         {"auth", "catalog"},
         {"uploads"},
@@ -191,7 +192,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"access_control"},
     ],
     "server.catalog": [
-        {"dataset", "suggestions"},
+        {"cache_uses", "dataset", "suggestions"},
         {"query"},
         {"messages"},
         {"device_table", "files", "tables", "tensors"},
@@ -213,6 +214,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"actions"},
         {"service"},
         {"plane"},
+    ],
+    "server.metrics": [
+        {"label_cap", "registry"},
+        {"server_metrics"},
+        {"page"},
     ],
     "server.uploads": [
         {"decoder", "file_names", "publish_request", "quota"},

@@ -24,8 +24,12 @@ async def _wait(
 
 async def drain(channel: Channel, stall_timeout: float | None = None) -> None:
     """Wait until the transport has accepted the whole queue. The errors are those of `send`."""
-    if channel.send_some():
-        return
+    if not channel.send_some():
+        await wait_drained(channel, stall_timeout)
+
+
+async def wait_drained(channel: Channel, stall_timeout: float | None = None) -> None:
+    """Wait until a transport that has not accepted the whole queue has; see `drain`."""
     timer = StallTimer(channel, stall_timeout)
     ready = anyio.wait_readable if channel.send_waits_readable else anyio.wait_writable
     while True:

@@ -13,6 +13,7 @@ from ...transport import aio
 from ...transport.base import Channel
 from ..catalog.dataset import Encoding
 from ..metrics import Metrics
+from ..reader_waits import ReaderWaits
 from ..shm.shared_regions import SharedRegions
 from .connection_leases import ConnectionLeases
 
@@ -30,6 +31,8 @@ class FrameWriter:
         self._channel = channel
         self.is_complete = True
         """Whether no frame has been sent in part. Only then can another frame follow."""
+        self.waits = ReaderWaits()
+        """The waits for the reader."""
 
     async def send(self, frames: Iterable[OutgoingFrame]) -> None:
         """Send frames and wait until the transport has taken all of them.
@@ -43,7 +46,12 @@ class FrameWriter:
         """
         self.is_complete = False
         self._channel.queue(frames)
-        await aio.drain(self._channel)
+        if not self._channel.send_some():
+            self.waits.begin()
+            try:
+                await aio.wait_drained(self._channel)
+            finally:
+                self.waits.end()
         self.is_complete = True
 
 

@@ -17,6 +17,7 @@ from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
 from ...publication.storage.locations import is_object_url, is_storage_url, open_storage
 from ..config import ServerSettings
+from .cache_uses import CacheUses
 from .dataset import Dataset, Writers
 from .delta.dataset import DeltaDataset
 from .delta.log import LOG_FOLDER
@@ -324,6 +325,19 @@ class Catalog:
     def names(self) -> list[str]:
         """Return the names in the order in which they were added."""
         return list(self._datasets)
+
+    @property
+    def cache_uses(self) -> CacheUses:
+        """The uses of the cache for shards from object stores."""
+        return CacheUses() if self._cache is None else self._cache.uses
+
+    def list_versions(self) -> list[tuple[str, int]]:
+        """Return the name and the number of the current version of each published dataset."""
+        return [
+            (name, dataset.current_number)
+            for name, dataset in self._datasets.items()
+            if isinstance(dataset, PublishedDataset)
+        ]
 
     def datasets(self) -> list[Dataset]:
         """Return the datasets in the order in which they were added."""

@@ -24,7 +24,7 @@ from ..catalog.messages.tensor_messages import holds_tensors, refuse_do_get
 from ..catalog.query.row_spans import open_rows
 from ..filter_slots import FilterSlot
 from ..prefetch import Prefetch
-from ..streams import RunningStream
+from ..streams import Outcome, RunningStream
 from .call import Call, parse_message
 from .read_ahead import ReadAhead
 
@@ -89,10 +89,14 @@ class DoGetHandler:
                 chunks = _build_chunks(source, self._read_ahead)
                 await _send_chunks(call, chunks, source, stream, slot)
             if scope.cancelled_caught:
+                stream.outcome = Outcome.CANCELLED
                 # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
                 raise remote_error("ABORTED", "the stream was cancelled", stream=request.dataset)
+            stream.outcome = Outcome.COMPLETE
         except Exception:
             metrics.failures += 1
+            if stream.outcome is not Outcome.CANCELLED and not call.context.done():
+                stream.outcome = Outcome.FAILED
             raise
         finally:
             metrics.streams -= 1
@@ -127,12 +131,16 @@ async def _send_chunks(
                 while messages:
                     message = messages.popleft()  # freed once gRPC has copied it
                     stream.writing_since = time.monotonic()
+                    stream.waits.begin()
                     await write(message)
+                    stream.waits.end()
                     stream.writing_since = None
                     metrics.bytes_sent += len(message)
                     stream.nbytes += len(message)
                 metrics.rows += chunk.rows
                 stream.rows += chunk.rows
+                if chunk.rows and stream.first_rows_seconds is None:
+                    stream.record_first_rows()
 
 
 class _Chunk:

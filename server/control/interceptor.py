@@ -134,6 +134,7 @@ class CallInterceptor:
             subject = call.subject
             location = None if subject is None else self._server.catalog.location(subject)
             code, text = grpc_status(ours, subject, location)
+            self._server.refusals.record(code.name, "control", subject, "grpc")
             self._log.info(
                 "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer
             )

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 
 from ...errors import ClosedError
+from ..catalog.cache_uses import CacheUses
 from ..catalog.dataset import Dataset, Source
 from .chunks import Chunk, ChunkWriter
 
@@ -138,6 +139,8 @@ class RegionStore:
         self._capacity = capacity
         self._max_chunks = max_chunks
         self._chunks = 0
+        self.uses = CacheUses()
+        """How often a reader found a stream in memory, or did not."""
         self._lock = threading.Lock()
         self._streams: OrderedDict[tuple[int, Hashable], SharedStream] = OrderedDict()
         self._nbytes = 0
@@ -171,6 +174,7 @@ class RegionStore:
             self._drop_collected()
             whole_key = (id(dataset), key)
             stream = self._streams.get(whole_key)
+            self.uses.count(is_hit=stream is not None)
             if stream is None:
                 stream = self._streams[whole_key] = SharedStream(self, open_source, label)
                 if id(dataset) not in self._datasets:

@@ -23,6 +23,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.server.acceptor import Acceptor
 from splitarrow.server.config import load_settings
 from splitarrow.server.metrics import Metrics
+from splitarrow.server.refusals import RefusalLog
 from splitarrow.transport.base import Channel, Listener
 
 TABLE = pa.table({"n": [1, 2, 3]})
@@ -61,7 +62,7 @@ class Context:
 
     def __init__(self) -> None:
         self.settings = load_settings(listen=("tcp://127.0.0.1:1",))
-        self.metrics = Metrics()
+        self.refusals = RefusalLog(Metrics(), ())
 
 
 def test_without_descriptors_one_client_at_a_time_is_refused(

@@ -5,21 +5,28 @@ from __future__ import annotations
 import doctest
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import splitarrow
-from splitarrow.server import metrics
+from helpers.package import ROOT
+from helpers.waiting import wait_until
+from splitarrow.errors import NotFoundError
 from splitarrow.server.metrics import (
+    DaemonMetrics,
     Histogram,
+    Metric,
     Metrics,
     MetricType,
-    Registry,
-    counter,
-    gauge,
-    histogram,
+    label_cap,
+    merge_samples,
+    registry,
 )
+from splitarrow.server.metrics.page import metrics_page
+from splitarrow.server.metrics.registry import Merge, Registry, counter, gauge, histogram
 
 STATS = [
     "connections",
@@ -48,14 +55,17 @@ class Example(Registry):
     requests: Mapping[tuple[str, ...], int] = counter("Requests.", labels=("method", "code"))
     open_files: int = gauge("Open files.")
     sizes: Histogram = histogram("Sizes.", (10, 100), unit="bytes")  # noqa: RUF009
+    oldest: int = gauge("Oldest.", export="oldest_file", merge=Merge.MAX)
 
 
 def test_a_declaration_states_name_type_help_unit_and_labels() -> None:
-    requests, open_files, sizes = Example.declarations()
+    requests, open_files, sizes, oldest = Example.declarations()
     assert (requests.name, requests.type) == ("requests", MetricType.COUNTER)
     assert (requests.help, requests.labels) == ("Requests.", ("method", "code"))
     assert (open_files.type, open_files.labels) == (MetricType.GAUGE, ())
     assert (sizes.type, sizes.unit) == (MetricType.HISTOGRAM, "bytes")
+    assert requests.exported_name == "splitarrow_requests_total"
+    assert oldest.exported_name == "splitarrow_oldest_file"
 
 
 def test_samples_have_a_value_for_each_combination_of_labels() -> None:
@@ -73,7 +83,29 @@ def test_samples_have_a_value_for_each_combination_of_labels() -> None:
         ("requests", "read", "OK"): 2,
         ("requests", "read", "NOT_FOUND"): 1,
         ("open_files",): 3,
+        ("oldest",): 0,
     }
+
+
+def test_the_samples_of_processes_are_merged_as_declared() -> None:
+    first, second = Example(), Example()
+    first.add_collector(lambda: {"requests": {("read", "OK"): 5}, "oldest": 7})
+    second.add_collector(lambda: {"requests": {("read", "OK"): 1, ("write", "OK"): 2}, "oldest": 4})
+    for each in (first, second):
+        each.sizes.observe(50)
+        each.open_files += 1
+    merged = merge_samples([first.samples(), second.samples()])
+    values = {(one.metric.name, *one.labels): one.value for one in merged}
+    sizes = values.pop(("sizes",))
+    assert isinstance(sizes, Histogram)
+    assert (sizes.counts, sizes.sum) == ([0, 2, 0], 100)
+    assert values == {
+        ("requests", "read", "OK"): 6,
+        ("requests", "write", "OK"): 2,
+        ("open_files",): 2,
+        ("oldest",): 7,
+    }
+    assert first.sizes.counts == [0, 1, 0]
 
 
 def test_collected_values_are_added_to_those_counted() -> None:
@@ -97,15 +129,85 @@ def test_the_keys_of_stats_are_a_contract() -> None:
         assert list(server.stats()) == STATS
 
 
-@pytest.mark.parametrize("metric", Metrics.declarations(), ids=lambda metric: metric.name)
-def test_every_metric_has_a_help_text(metric: metrics.Metric) -> None:
+DECLARATIONS = [*Metrics.declarations(), *DaemonMetrics.declarations()]
+
+
+@pytest.mark.parametrize("metric", DECLARATIONS, ids=lambda metric: metric.name)
+def test_every_metric_has_a_help_text(metric: Metric) -> None:
     assert metric.help.endswith(".")
     assert metric.unit in ("", "bytes", "seconds")
     assert metric.name.endswith("_bytes") <= (metric.unit == "bytes")
     assert metric.name.endswith("_seconds") <= (metric.unit == "seconds")
 
 
-def test_examples() -> None:
-    results = doctest.testmod(metrics)
+def test_the_exported_names_are_unique() -> None:
+    names = [metric.exported_name for metric in DECLARATIONS if metric.exported_name is not None]
+    assert len({name.removesuffix("_total") for name in names}) == len(names)
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), (
+        "run: python -m splitarrow.server.metrics.page > docs/metrics.md"
+    )
+
+
+def test_no_number_of_datasets_makes_more_labels() -> None:
+    with splitarrow.serve({f"d{n}": pa.table({"n": [n]}) for n in range(102)}) as server:
+        for n in range(102):
+            splitarrow.open(server.uri(f"d{n}")).close()
+        metrics = server._daemon.metrics
+        wait_until(lambda: sum(metrics.ended_streams.values()) == 102)
+    labels = {labels[0] for labels in metrics.started_streams}
+    assert len(labels) == 101
+    assert metrics.started_streams["other", "tcp"] == 2
+
+
+def test_streams_are_counted_by_dataset_transport_and_outcome() -> None:
+    table = pa.table({"n": pa.array(range(100_000))})
+    with splitarrow.serve({"data": table}, control="grpc://127.0.0.1:0") as server:
+        with splitarrow.open(server.uri("data")) as stream:
+            assert stream.read_all().num_rows == 100_000
+        with splitarrow.connect(str(server.control_uri)) as client:
+            client.read("data", transport="flight").read_all()
+        with pytest.raises(NotFoundError):
+            splitarrow.open(server.uri("data").replace("=data", "=date")).read_all()
+        metrics = server._daemon.metrics
+        wait_until(lambda: metrics.streams == 0)
+        samples = {(one.metric.name, *one.labels): one.value for one in metrics.samples()}
+    for transport in ("tcp", "flight"):
+        assert samples["ended_streams", "data", transport, "complete"] == 1
+        assert samples["sent_rows", "data", transport] == 100_000
+        sent = samples["sent_bytes", "data", transport]
+        assert isinstance(sent, (int, float))
+        assert table.nbytes < sent < 1.1 * table.nbytes
+        assert samples["running_streams", "data", transport] == 0
+        assert sum(metrics.first_batch_seconds[transport,].counts) == 1
+    assert samples["refused_requests", "data", "not_found"] == 1
+
+
+def test_a_running_stream_counts_and_so_does_the_wait_for_its_reader() -> None:
+    table = pa.table({"n": pa.array(np.arange(8_000_000))})
+    with splitarrow.serve({"data": table}, batch_rows=100_000) as server:
+        metrics = server._daemon.metrics
+
+        def sample(name: str) -> float:
+            found = {(one.metric.name, *one.labels): one.value for one in metrics.samples()}
+            value = found.get((name, "data", "tcp"), 0)
+            assert isinstance(value, (int, float))
+            return value
+
+        with splitarrow.open(server.uri("data")) as stream:
+            next(iter(stream))
+            wait_until(lambda: sample("reader_wait_seconds") > 0.01)
+            assert sample("running_streams") == 1
+            before = sample("reader_wait_seconds")
+            wait_until(lambda: sample("reader_wait_seconds") > before)
+        wait_until(lambda: sample("running_streams") == 0)
+        assert metrics.ended_streams["data", "tcp", "disconnected"] == 1
+
+
+@pytest.mark.parametrize("module", [registry, label_cap], ids=["registry", "label_cap"])
+def test_examples(module: ModuleType) -> None:
+    results = doctest.testmod(module)
     assert results.attempted > 0
     assert results.failed == 0

@@ -53,7 +53,7 @@ def test_a_stream_is_listed_while_it_runs() -> None:
     assert first.seconds >= 0
     registry.end(first)
     assert list(registry) == [second]
-    assert sum(metrics.stream_seconds.counts) == 1
+    assert sum(metrics.stream_seconds["tcp",].counts) == 1
 
 
 def test_a_stream_is_cancelled_for_its_principal_only() -> None:

@@ -97,6 +97,11 @@ class PublishedDataset:
         return self._find_current().version
 
     @property
+    def current_number(self) -> int:
+        """The number of the current version, as far as it is known now."""
+        return self._current.manifest.version
+
+    @property
     def shards(self) -> Sequence[Shard]:
         """The shards of the current version."""
         return self._current.shards

@@ -16,6 +16,7 @@ from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length, hash_file
 from ....publication.storage.base import Storage
 from ...config import ServerSettings
+from ..cache_uses import CacheUses
 
 
 def open_object_cache(settings: ServerSettings | None = None) -> ObjectCache:
@@ -52,6 +53,8 @@ class ObjectCache:
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder = folder
         """The folder."""
+        self.uses = CacheUses()
+        """How often this process found a shard in the cache, or did not."""
         self._max_bytes = nbytes
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
@@ -76,7 +79,10 @@ class ObjectCache:
             download = self._downloads.setdefault(key, threading.Lock())
         try:
             with download:
-                if not self._touch(path, shard):
+                is_hit = self._touch(path, shard)
+                with self._lock:
+                    self.uses.count(is_hit=is_hit)
+                if not is_hit:
                     self._download(storage, shard, path)
             yield path
         finally:
