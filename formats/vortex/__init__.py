@@ -1,0 +1,15 @@
+"""Vortex IPC: encoded arrays in messages.
+
+Only `compression` and `decoding` need the extra ``vortex``.
+
+- `message`: `Message` (its header, and the pieces of its body), `build_message`, `encode_message`,
+  `read_header`, `read_parts` for the parts that vortex-data encodes, and `summarize_header` for
+  streams on the wire.
+- `reader`: `read_messages` over a mapped stream, `StreamReader` for pieces of any size, and
+  `HeaderReader` for files whose bodies are not read.
+- `dtype`: `read_dtype`, which returns the `DType` of all arrays of a stream.
+- `checker`: `check_array`, before anything decodes. `array_body` and `array_table` have the parts.
+- `compression`: `decode_body`, which makes a checked body one that vortex-data reads: without LZ4,
+  and with the table last.
+- `limits`: `VortexLimits`.
+"""

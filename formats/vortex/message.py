@@ -1,0 +1,316 @@
+"""The headers of Vortex IPC messages, and their encapsulation.
+
+::
+
+    u32 length of the header | header (FlatBuffer "Message") and zeros | body
+
+All numbers are little-endian. The length includes the zeros. The header describes the size of the
+body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import flatbuffers
+
+from ...errors import LimitError, ProtocolError
+from ...fbs import vortex_generated as fbs
+from ..arrow.flatbuffer import (
+    PARSE_ERRORS,
+    Bytes,
+    find_field,
+    find_table,
+    find_vector,
+    follow,
+    read_byte,
+    read_int32,
+    read_root,
+)
+from ..summary import MessageSummary
+from .limits import DEFAULT_LIMITS, VortexLimits
+
+PREFIX = struct.Struct("<I")
+"""The length of the header."""
+BODY_ALIGNMENT = 64
+"""The alignment of bodies in a file that `encode_message` writes, in bytes."""
+MAX_ALIGNMENT_EXPONENT = 15
+"""The largest alignment of a buffer is 32 KiB."""
+
+_U64 = struct.Struct("<Q")
+_U32_MAX = 0xFFFFFFFF
+_HEADER_ALIGNMENT = 8
+# The slots of fields in the vtables of the header.
+_VERSION, _HEADER_TYPE, _HEADER, _BODY_SIZE = 4, 6, 8, 10
+_ROW_COUNT, _ENCODINGS = 4, 6
+_ALIGNMENT_EXPONENT = 4
+_MAX_ENCODINGS = 1 << 16
+
+
+class MessageKind(IntEnum):
+    """What the body of a message has."""
+
+    ARRAY = fbs.MessageHeader.ArrayMessage
+    """One encoded array."""
+    BUFFER = fbs.MessageHeader.BufferMessage
+    """One buffer of bytes."""
+    DTYPE = fbs.MessageHeader.DTypeMessage
+    """The type of the arrays that follow."""
+
+
+class MessageHeader(NamedTuple):
+    """The fields of the header of a message."""
+
+    kind: MessageKind
+    """What the body has."""
+    body_size: int
+    """The size of the body in bytes."""
+    row_count: int = 0
+    """The number of rows of an array."""
+    encodings: tuple[str, ...] = ()
+    """The identifiers of the encodings of an array. Its nodes refer to them by position."""
+    alignment_exponent: int = 0
+    """The alignment that a buffer needs, as a power of two."""
+
+
+class Message(NamedTuple):
+    """A message: its header and its body.
+
+    The server sends the header as metadata and the pieces of the body without copying them.
+    """
+
+    metadata: bytes
+    """The FlatBuffer of the header."""
+    header: MessageHeader
+    """The fields of the header."""
+    body: Sequence[Any]
+    """The pieces of the body, in order: ``bytes`` and other objects with the buffer protocol."""
+
+    def join_body(self) -> bytes:
+        """Return a copy of the body in one piece."""
+        return b"".join(self.body)
+
+
+def read_header(metadata: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> MessageHeader:
+    """Read and check the header of a message.
+
+    Parameters
+    ----------
+    metadata : bytes-like
+        The FlatBuffer, without the length before it. Zeros may follow it.
+    limits : VortexLimits
+        Bounds the sizes that it declares.
+
+    Raises
+    ------
+    ProtocolError
+        If the header is malformed, or its version or type is unknown. The error names the field.
+    LimitError
+        If the header or the declared body is too large.
+    """
+    if len(metadata) > limits.metadata_bytes:
+        raise LimitError(
+            f"the header has {len(metadata)} bytes; the limit is {limits.metadata_bytes}"
+        )
+    try:
+        return _read_header(metadata, limits)
+    except PARSE_ERRORS:
+        raise ProtocolError(
+            "the header is malformed: it is not the FlatBuffer of a Vortex message"
+        ) from None
+
+
+def _read_header(data: Bytes, limits: VortexLimits) -> MessageHeader:
+    table = read_root(data)
+    version, number = read_byte(data, table, _VERSION), read_byte(data, table, _HEADER_TYPE)
+    if version != fbs.MessageVersion.V0:
+        raise ProtocolError(f"the field version of the header is {version}; expected 0")
+    try:
+        kind = MessageKind(number)
+    except ValueError:
+        raise ProtocolError(
+            f"the field header_type of the header is {number}; expected 1 (ArrayMessage), "
+            "2 (BufferMessage) or 3 (DTypeMessage)"
+        ) from None
+    header = find_table(data, table, _HEADER)
+    if not header:
+        raise ProtocolError("the field header of the header is missing")
+    position = find_field(data, table, _BODY_SIZE)
+    body_size = _U64.unpack_from(data, position)[0] if position else 0
+    if body_size > limits.body_bytes:
+        raise LimitError(
+            f"the field body_size of the header is {body_size}; the limit is {limits.body_bytes}"
+        )
+    if kind is MessageKind.ARRAY:
+        rows = read_int32(data, header, _ROW_COUNT) & _U32_MAX
+        return MessageHeader(kind, body_size, rows, _read_encodings(data, header))
+    exponent = 0
+    if kind is MessageKind.BUFFER:
+        exponent = read_byte(data, header, _ALIGNMENT_EXPONENT)
+        if exponent > MAX_ALIGNMENT_EXPONENT:
+            raise ProtocolError(
+                f"the field alignment_exponent of the header is {exponent}; expected at most "
+                f"{MAX_ALIGNMENT_EXPONENT}"
+            )
+    else:
+        find_field(data, header, 4)
+        if body_size > limits.metadata_bytes:
+            raise LimitError(
+                f"the field body_size of the header is {body_size}, that of a dtype; the limit is "
+                f"{limits.metadata_bytes}"
+            )
+    return MessageHeader(kind, body_size, alignment_exponent=exponent)
+
+
+def _read_encodings(data: Bytes, header: int) -> tuple[str, ...]:
+    start, count = find_vector(data, header, _ENCODINGS, 4)
+    if count > _MAX_ENCODINGS:
+        raise ProtocolError(
+            f"the field encodings of the header has {count} entries; expected at most "
+            f"{_MAX_ENCODINGS}"
+        )
+    found: list[str] = []
+    nbytes = 0
+    for index in range(count):
+        text = follow(data, start + 4 * index)
+        length = PREFIX.unpack_from(data, text)[0]
+        nbytes += length
+        # References to one long text would otherwise multiply it.
+        if text + 4 + length > len(data) or nbytes > len(data):
+            raise IndexError
+        try:
+            found.append(bytes(data[text + 4 : text + 4 + length]).decode())
+        except UnicodeDecodeError:
+            raise ProtocolError(
+                f"entry {index} of the field encodings of the header is not valid UTF-8"
+            ) from None
+    return tuple(found)
+
+
+def build_header(header: MessageHeader) -> bytes:
+    """Return the FlatBuffer of a header. Its size is a multiple of 8 bytes."""
+    builder: Any = flatbuffers.Builder(256)
+    if header.kind is MessageKind.ARRAY:
+        texts = [builder.CreateString(encoding) for encoding in header.encodings]
+        fbs.ArrayMessageStartEncodingsVector(builder, len(texts))
+        for text in reversed(texts):
+            builder.PrependUOffsetTRelative(text)
+        encodings = builder.EndVector()
+        fbs.ArrayMessageStart(builder)
+        fbs.ArrayMessageAddRowCount(builder, header.row_count)
+        fbs.ArrayMessageAddEncodings(builder, encodings)
+        table = fbs.ArrayMessageEnd(builder)
+    elif header.kind is MessageKind.BUFFER:
+        fbs.BufferMessageStart(builder)
+        fbs.BufferMessageAddAlignmentExponent(builder, header.alignment_exponent)
+        table = fbs.BufferMessageEnd(builder)
+    else:
+        fbs.DTypeMessageStart(builder)
+        table = fbs.DTypeMessageEnd(builder)
+    fbs.MessageStart(builder)
+    fbs.MessageAddVersion(builder, fbs.MessageVersion.V0)
+    fbs.MessageAddHeaderType(builder, header.kind)
+    fbs.MessageAddHeader(builder, table)
+    fbs.MessageAddBodySize(builder, header.body_size)
+    builder.Finish(fbs.MessageEnd(builder))
+    data = bytes(builder.Output())
+    return data + bytes(-len(data) % _HEADER_ALIGNMENT)
+
+
+def build_message(
+    kind: MessageKind,
+    body: Sequence[Any],
+    *,
+    row_count: int = 0,
+    encodings: Sequence[str] = (),
+    alignment_exponent: int = 0,
+) -> Message:
+    """Return a message with this body.
+
+    Parameters
+    ----------
+    kind : MessageKind
+        What the body has.
+    body : sequence of bytes-like
+        Its pieces, in order. They are not copied.
+    row_count : int
+        The number of rows of an array.
+    encodings : sequence of str
+        The encodings of an array.
+    alignment_exponent : int
+        The alignment that a buffer needs, as a power of two.
+
+    Examples
+    --------
+    >>> message = build_message(MessageKind.BUFFER, [b"abc", b"de"], alignment_exponent=3)
+    >>> message.header.body_size
+    5
+    >>> read_header(message.metadata) == message.header
+    True
+    """
+    size = sum(memoryview(piece).nbytes for piece in body)
+    header = MessageHeader(kind, size, row_count, tuple(encodings), alignment_exponent)
+    return Message(build_header(header), header, body)
+
+
+def read_parts(parts: Sequence[Any], limits: VortexLimits = DEFAULT_LIMITS) -> Message:
+    """Return the message that an encoder has written in parts.
+
+    Parameters
+    ----------
+    parts : sequence of bytes-like
+        The length, the header, and the pieces of the body, as vortex-data returns them.
+
+    Raises
+    ------
+    ProtocolError
+        If the parts are not those of one message.
+    """
+    if len(parts) < 2 or len(parts[0]) != PREFIX.size:
+        raise ProtocolError(f"an encoded message has {len(parts)} parts; expected a length first")
+    metadata = bytes(parts[1])
+    header = read_header(metadata, limits)
+    body = tuple(part for part in parts[2:] if memoryview(part).nbytes)
+    size = sum(memoryview(piece).nbytes for piece in body)
+    if PREFIX.unpack(parts[0])[0] != len(metadata) or size != header.body_size:
+        raise ProtocolError(
+            f"an encoded message has a header of {len(metadata)} bytes and a body of {size}; it "
+            f"declares {PREFIX.unpack(parts[0])[0]} and {header.body_size}"
+        )
+    return Message(metadata, header, body)
+
+
+def encode_message(message: Message, position: int | None = None) -> list[Any]:
+    """Return the pieces of a message for a stream or file. Bodies are not copied.
+
+    Parameters
+    ----------
+    message : Message
+        The message.
+    position : int, optional
+        The size of what precedes the message in the file, in bytes. Zeros after the header then
+        let the body begin at a multiple of 64 bytes, so that a reader can map its buffers. Without
+        it, the header is padded to a multiple of 8 bytes, as other writers do it.
+    """
+    metadata = message.metadata
+    if position is None:
+        padding = -len(metadata) % _HEADER_ALIGNMENT
+    else:
+        padding = -(position + PREFIX.size + len(metadata)) % BODY_ALIGNMENT
+    head = b"".join((PREFIX.pack(len(metadata) + padding), metadata, bytes(padding)))
+    return [head, *message.body]
+
+
+def summarize_header(metadata: bytes) -> MessageSummary:
+    """Return the summary of a message of a stream on the wire, where an Arrow schema comes first.
+
+    Raises
+    ------
+    ProtocolError
+        If the header is malformed.
+    """
+    header = read_header(metadata)
+    return MessageSummary(header.kind.name, False, True, header.body_size)
