@@ -39,8 +39,12 @@ def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes
     bytes
         A FlatBuffer that contains `metadata` unchanged and refers to the table ``Schema`` in it.
     """
-    pairs = [*read_custom_metadata(metadata).items()]
-    pairs += [(PREFIX + key, value) for key, value in footer.items()]
+    return add_message_metadata(metadata, {PREFIX + key: value for key, value in footer.items()})
+
+
+def add_message_metadata(metadata: bytes, added: Mapping[bytes, bytes]) -> bytes:
+    """Return a schema message with more custom metadata; see `add_footer_metadata`."""
+    pairs: list[tuple[bytes, bytes]] = [*read_custom_metadata(metadata).items(), *added.items()]
     message = fbs.Message.GetRootAs(metadata, 0)
     header: Any = message.Header()
     builder: Any = flatbuffers.Builder(2 * len(metadata))

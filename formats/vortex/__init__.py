@@ -1,6 +1,6 @@
 """Vortex IPC: encoded arrays in messages.
 
-Only `compression` and `decoding` need the extra ``vortex``.
+Only `compression`, `decoding` and `encoding` need the extra ``vortex``, which `library` imports.
 
 - `message`: `Message` (its header, and the pieces of its body), `build_message`, `encode_message`,
   `read_header`, `read_parts` for the parts that vortex-data encodes, and `summarize_header` for
@@ -11,5 +11,9 @@ Only `compression` and `decoding` need the extra ``vortex``.
 - `checker`: `check_array`, before anything decodes. `array_body` and `array_table` have the parts.
 - `compression`: `decode_body`, which makes a checked body one that vortex-data reads: without LZ4,
   and with the table last.
+- `storage`: `StorageConverter`, from record batches to what Vortex holds and back, by the types of
+  `storage_types`.
+- `encoding`: `ArrayEncoder`, from record batches to messages.
+- `schema_message`: the mark of a stream with arrays on the wire.
 - `limits`: `VortexLimits`.
 """

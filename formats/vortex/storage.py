@@ -1,0 +1,358 @@
+"""Converting record batches to their storage in Vortex, and restoring them.
+
+`storage_types` defines the storage type of each type. Restoring needs the Arrow schema and, for
+dictionaries, a *template*: a batch without rows, whose dictionary columns have the dictionaries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ...errors import InvalidDataError
+from ..arrow.truncation import needs_truncation, truncate
+from .storage_types import INTERVAL, find_storage_schema, find_storage_type, is_own_storage
+
+_BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_INTERVAL_FIELDS = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
+
+
+class StorageConverter:
+    """Converts the record batches of one schema.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The schema of the batches.
+
+    Raises
+    ------
+    InvalidDataError
+        If a column has a type that Vortex cannot hold.
+
+    Attributes
+    ----------
+    storage_schema : pyarrow.Schema
+        The schema of the storage.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self.storage_schema = find_storage_schema(schema)
+        self._truncates = needs_truncation(schema)
+
+    def to_storage(self, batch: pa.RecordBatch) -> pa.StructArray:
+        """Return the storage of a batch, without nulls at the top.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            A valid batch: its offsets are followed.
+
+        Raises
+        ------
+        InvalidDataError
+            If a key of a map is null.
+        """
+        storage_type: Any = pa.struct(list(self.storage_schema))
+        if not batch.num_rows:
+            return pa.array([], storage_type)  # vortex-data panics on an empty slice
+        if self._truncates:
+            batch = truncate(batch)
+        children = [_store(column) for column in batch.columns]
+        return _build(storage_type, batch.num_rows, [None], children)
+
+    def restore(self, storage: Any, template: pa.RecordBatch | None) -> pa.RecordBatch:
+        """Return the batch of a storage.
+
+        Parameters
+        ----------
+        storage : pyarrow.StructArray
+            The storage, with the type of `storage_schema`.
+        template : pyarrow.RecordBatch, optional
+            The batch with the dictionaries, if there are any.
+
+        Raises
+        ------
+        InvalidDataError
+            If the storage does not fit the schema or the dictionaries.
+        """
+        if not storage.type.equals(pa.struct(list(self.storage_schema))):
+            raise InvalidDataError(
+                f"the array has the type {storage.type}, which does not fit the schema"
+            )
+        if storage.null_count:
+            raise InvalidDataError(f"the array has {storage.null_count} rows that are null")
+        columns: list[Any] = []
+        for index, field in enumerate(self._schema):
+            example = None if template is None else template.column(index)
+            try:
+                columns.append(_restore(storage.field(index), field.type, example))
+            except (InvalidDataError, pa.ArrowException, ValueError, IndexError) as error:
+                reason = str(error).partition("\n")[0]
+                raise InvalidDataError(
+                    f"the column {field.name!r} cannot be restored: {reason}"
+                ) from None
+        if not columns:
+            whole: Any = _build(pa.struct([]), len(storage), [None], [])
+            batch = pa.RecordBatch.from_struct_array(whole)
+            return batch.replace_schema_metadata(self._schema.metadata)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _build(data_type: Any, length: int, buffers: list[Any], children: Any = None) -> Any:
+    return pa.Array.from_buffers(data_type, length, buffers, children=children)
+
+
+def _with_type(array: Any, data_type: Any) -> Any:
+    """Return a fixed-width array with the same buffers and another type."""
+    return pa.Array.from_buffers(
+        data_type, len(array), array.buffers(), array.null_count, array.offset
+    )
+
+
+def _validity(array: Any) -> pa.Buffer | None:
+    return array.is_valid().buffers()[1] if array.null_count else None
+
+
+def _fixed_data(array: Any, width: int) -> Any:
+    """Return the values of a fixed-width array, limited to its slice."""
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return pa.py_buffer(b"")
+    return data.slice(array.offset * width, len(array) * width)
+
+
+def _numbers(array: Any, buffer: int, dtype: Any) -> NDArray[Any]:
+    """Return a buffer of an array as numbers, limited to its slice."""
+    if not len(array):
+        return np.empty(0, dtype)
+    data = array.buffers()[buffer]
+    return np.frombuffer(data, dtype, array.offset + len(array))[array.offset :]
+
+
+# Storing.
+
+
+def _store(array: Any) -> Any:
+    """Return the storage of an array."""
+    data_type, types = array.type, pa.types
+    if is_own_storage(data_type):
+        _check_keys(array)
+        return array
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _store(array.storage)
+    if types.is_dictionary(data_type):
+        return array.indices
+    if types.is_run_end_encoded(data_type):
+        return _store_runs(array)
+    if types.is_union(data_type):
+        return _store_union(array)
+    if types.is_nested(data_type):
+        return _map_children(array, find_storage_type(data_type), _store)
+    if types.is_fixed_size_binary(data_type):
+        width = data_type.byte_width
+        data = _fixed_data(array, width)
+        values = _build(pa.uint8(), len(array) * width, [None, data])
+        return _build(find_storage_type(data_type), len(array), [_validity(array)], [values])
+    if data_type == pa.month_day_nano_interval():
+        fields = np.frombuffer(_fixed_data(array, 16), _INTERVAL_FIELDS)
+        children = [pa.array(np.ascontiguousarray(fields[name])) for name, _ in _INTERVAL_FIELDS]
+        return _build(INTERVAL, len(array), [_validity(array)], children)
+    return _with_type(array, find_storage_type(data_type))
+
+
+def _check_keys(array: Any) -> None:
+    """Refuse maps with null keys, which Vortex would change."""
+    data_type = array.type
+    if pa.types.is_map(data_type):
+        if array.keys.null_count:
+            raise InvalidDataError("a map has a key that is null")
+        _check_keys(array.keys)
+        _check_keys(array.items)
+    elif pa.types.is_struct(data_type):
+        for index in range(data_type.num_fields):
+            _check_keys(array.field(index))
+    elif pa.types.is_nested(data_type):
+        _check_keys(array.values)
+
+
+def _store_runs(array: Any) -> Any:
+    ends = array.run_ends.to_numpy(zero_copy_only=False)
+    rows = np.arange(array.offset, array.offset + len(array))
+    return _store(array.values).take(pa.array(np.searchsorted(ends, rows, side="right")))
+
+
+def _store_union(array: Any) -> Any:
+    data_type = array.type
+    codes = _numbers(array, 1, np.int8)
+    is_dense = data_type.mode == "dense"
+    offsets = _numbers(array, 2, np.int32) if is_dense else np.arange(len(array))
+    children = [_build(pa.int8(), len(array), [None, pa.py_buffer(codes.tobytes())])]
+    for index, code in enumerate(data_type.type_codes):
+        rows: Any = pa.array(offsets, mask=codes != code)
+        children.append(_store(array.field(index)).take(rows))
+    return _build(find_storage_type(data_type), len(array), [None], children)
+
+
+# Restoring.
+
+
+def _restore(array: Any, data_type: Any, template: Any) -> Any:
+    """Return the array of a storage."""
+    types = pa.types
+    if is_own_storage(data_type):
+        return array
+    if isinstance(data_type, pa.BaseExtensionType):
+        inner = None if template is None else template.storage
+        return pa.ExtensionArray.from_storage(
+            data_type, _restore(array, data_type.storage_type, inner)
+        )
+    if types.is_dictionary(data_type):
+        return _restore_dictionary(array, data_type, template)
+    if types.is_run_end_encoded(data_type):
+        return _restore_runs(array, data_type, template)
+    if types.is_union(data_type):
+        return _restore_union(array, data_type, template)
+    if types.is_nested(data_type):
+        return _map_children(array, data_type, _restore, template)
+    if types.is_fixed_size_binary(data_type):
+        width = data_type.byte_width
+        values = array.values.slice(array.offset * width, len(array) * width)
+        if values.null_count:
+            raise InvalidDataError("a value of fixed size has a byte that is null")
+        return _build(data_type, len(array), [_validity(array), _fixed_data(values, 1)])
+    if data_type == pa.month_day_nano_interval():
+        fields = np.zeros(len(array), _INTERVAL_FIELDS)
+        for index, (name, dtype) in enumerate(_INTERVAL_FIELDS):
+            fields[name] = _numbers(array.field(index), 1, dtype)
+        return _build(data_type, len(array), [_validity(array), pa.py_buffer(fields.tobytes())])
+    return _with_type(array, data_type)
+
+
+def _restore_dictionary(array: Any, data_type: Any, template: Any) -> Any:
+    if template is None:
+        raise InvalidDataError("its dictionary has not arrived")
+    dictionary = template.dictionary
+    return pa.DictionaryArray.from_arrays(array, dictionary, ordered=data_type.ordered)
+
+
+def _restore_runs(array: Any, data_type: Any, template: Any) -> Any:
+    ends_type, inner = data_type.run_end_type, None if template is None else template.values
+    if not len(array):
+        values = _restore(array, data_type.value_type, inner)
+        return pa.RunEndEncodedArray.from_arrays(pa.array([], ends_type), values, data_type)
+    ends, values = _find_runs(array, ends_type)
+    values = _restore(values, data_type.value_type, inner)
+    return pa.RunEndEncodedArray.from_arrays(ends, values, data_type)
+
+
+def _find_runs(array: Any, ends_type: Any) -> tuple[Any, Any]:
+    """Return the end of each run and its value. A run has values of equal bits."""
+    comparable = array
+    if pa.types.is_floating(array.type):
+        comparable = _with_type(array, _BITS[array.type.bit_width])
+    compute: Any = pc
+    try:
+        runs: Any = compute.run_end_encode(comparable, run_end_type=ends_type)
+    except pa.ArrowNotImplementedError:
+        return pa.array(np.arange(1, len(array) + 1)).cast(ends_type), array
+    if comparable is array:
+        return runs.run_ends, runs.values
+    return runs.run_ends, _with_type(runs.values, array.type)
+
+
+def _restore_union(array: Any, data_type: Any, template: Any) -> Any:
+    codes_array = array.field(0)
+    if codes_array.null_count or array.null_count:
+        raise InvalidDataError("a union has a type code that is null")
+    codes = _numbers(codes_array, 1, np.int8)
+    if not np.isin(codes, data_type.type_codes).all():
+        raise InvalidDataError("a union has an unknown type code")
+    is_dense = data_type.mode == "dense"
+    offsets = np.zeros(len(codes), np.int32)
+    children: list[Any] = []
+    for index, code in enumerate(data_type.type_codes):
+        child, is_child = array.field(index + 1), codes == code
+        if is_dense:
+            child = child.filter(pa.array(is_child))
+            offsets[is_child] = np.arange(len(child))
+        inner = None if template is None else template.field(index)
+        children.append(_restore(child, list(data_type)[index].type, inner))
+    buffers = [None, pa.py_buffer(codes.tobytes())]
+    if is_dense:
+        buffers.append(pa.py_buffer(offsets.tobytes()))
+    return _build(data_type, len(array), buffers, children)
+
+
+# Nested types, which keep their shape.
+
+
+def _map_children(array: Any, data_type: Any, convert: Any, template: Any = None) -> Any:
+    """Return an array of another type with the same shape, and converted children."""
+    types = pa.types
+
+    def call(child: Any, inner_type: Any, inner: Any) -> Any:
+        if convert is _store:
+            return _store(child)
+        return _restore(child, inner_type, inner)
+
+    if types.is_struct(data_type):
+        children = [
+            call(
+                array.field(index),
+                data_type.field(index).type,
+                None if template is None else template.field(index),
+            )
+            for index in range(data_type.num_fields)
+        ]
+        return _build(data_type, len(array), [_validity(array)], children)
+    if types.is_map(data_type):
+        return _map_entries(array, data_type, call, template)
+    inner_type = data_type.value_type
+    inner = None if template is None else template.values
+    if types.is_fixed_size_list(data_type):
+        size = data_type.list_size
+        values = _cut(array.values, array.offset * size, len(array) * size)
+        return _build(data_type, len(array), [_validity(array)], [call(values, inner_type, inner)])
+    if types.is_list_view(data_type) or types.is_large_list_view(data_type):
+        buffers = [_validity(array), _integers(array.offsets), _integers(array.sizes)]
+        return _build(data_type, len(array), buffers, [call(array.values, inner_type, inner)])
+    offsets, values = _slice_values(array, array.values)
+    buffers = [_validity(array), _integers(offsets)]
+    return _build(data_type, len(array), buffers, [call(values, inner_type, inner)])
+
+
+def _map_entries(array: Any, data_type: Any, call: Any, template: Any) -> Any:
+    offsets, keys = _slice_values(array, array.keys)
+    _, items = _slice_values(array, array.items)
+    if keys.null_count:
+        raise InvalidDataError("a map has a key that is null")
+    inner = (None, None) if template is None else (template.keys, template.items)
+    children = [
+        call(keys, data_type.key_type, inner[0]),
+        call(items, data_type.item_type, inner[1]),
+    ]
+    pairs = pa.struct([data_type.key_field, data_type.item_field])
+    entries = _build(pairs, len(keys), [None], children)
+    return _build(data_type, len(array), [_validity(array), _integers(offsets)], [entries])
+
+
+def _slice_values(array: Any, values: Any) -> tuple[Any, Any]:
+    """Return the offsets of a list, counted from the first of its values, and its values."""
+    offsets = array.offsets if len(array) else pa.array([0], array.offsets.type)
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    return pc.subtract(offsets, offsets[0]), _cut(values, first, last - first)
+
+
+def _cut(values: Any, first: int, count: int) -> Any:
+    # vortex-data panics on an empty slice that does not begin at 0.
+    return values.slice(first if count else 0, count)
+
+
+def _integers(array: Any) -> pa.Buffer:
+    return cast(pa.Buffer, _fixed_data(array, array.type.bit_width // 8))
