@@ -13,7 +13,7 @@ import typer.main
 from . import errors
 from .completion import complete_for_bash, is_bash_completion
 from .conversion import Command, CommandGroup
-from .options import as_paragraphs, flag
+from .options import Subcommands, as_paragraphs, flag
 from .terminal import standard_output
 from .variables import check_variables
 
@@ -36,13 +36,16 @@ COMMANDS = {
     "drop": "Remove an uploaded or published dataset from a server.",
     "reload": "Let a server read its configuration again.",
     "check-config": "Check a configuration file of `serve` without starting a server.",
+    "token": "Create and list the tokens of a server's token file.",
+    "cert": "Check the certificates of files and servers.",
     "bench": "Measure the transports and their peers on this machine.",
     "demo": "Serve a table, read it in another process, verify it, and time it.",
     "doctor": "Check this machine, and the connection to a server.",
 }
 """The subcommands in the order of help, and the first lines of their descriptions.
 
-Each is a function in the module of the same name, with underscores for hyphens."""
+Each is a function in the module of the same name, with underscores for hyphens, or a `Subcommands`
+there."""
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
 
@@ -67,9 +70,25 @@ def load_command(name: str) -> Any:
     """Import a subcommand."""
     module_name = name.replace("-", "_")
     function = getattr(import_module(f".{module_name}", __package__), module_name)
+    if isinstance(function, Subcommands):
+        return _load_group(name, function)
     single = typer.Typer(add_completion=False, **_SETTINGS)
     single.command(name, cls=Command, help=as_paragraphs(function))(function)
     return typer.main.get_command(single)
+
+
+def _load_group(name: str, subcommands: Subcommands) -> Any:
+    group = typer.Typer(
+        cls=CommandGroup,
+        name=name,
+        help=subcommands.help,
+        no_args_is_help=True,
+        add_completion=False,
+        **_SETTINGS,
+    )
+    for subname, function in subcommands.commands.items():
+        group.command(subname, cls=Command, help=as_paragraphs(function))(function)
+    return typer.main.get_group(group)
 
 
 app = typer.Typer(

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import typer
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Subcommands:
+    """A command that consists of subcommands."""
+
+    help: str
+    """Its description, in one line."""
+    commands: Mapping[str, Callable[..., Any]]
+    """The subcommands by name."""
 
 
 def option(*names: str, default: str | None = None, panel: str | None = None, **more: Any) -> Any:

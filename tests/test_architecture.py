@@ -187,7 +187,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "server.auth": [
         {"exposure", "principal", "replay_cache", "ticket_keys"},
         {"jwks", "tickets", "token_file"},
-        {"jwt"},
+        {"jwt", "new_tokens"},
         {"authenticator"},
         {"access_control"},
     ],

@@ -19,7 +19,18 @@ def describe_commands() -> str:
     """Return a section with a table of options for each command."""
     from splitarrow.cli.app import COMMANDS, load_command
 
-    return "\n\n".join(_describe_command(name, load_command(name)) for name in COMMANDS)
+    commands = [(name, load_command(name)) for name in COMMANDS]
+    return "\n\n".join(_describe(name, command) for name, command in commands)
+
+
+def _describe(name: str, command: Any) -> str:
+    """Describe a command, or each of its subcommands."""
+    subcommands: dict[str, Any] = getattr(command, "commands", {})
+    if not subcommands:
+        return _describe_command(name, command)
+    return "\n\n".join(
+        _describe_command(f"{name} {subname}", each) for subname, each in subcommands.items()
+    )
 
 
 def _describe_command(name: str, command: Any) -> str:
@@ -57,7 +68,7 @@ def _row(first: str, parameter: Any) -> str:
         description += f" One of {choices}."
     if default:
         description += f" Default: {_as_markdown(default)}."
-    return f"| {first} | {description.replace('|', _BAR)} |"
+    return f"| {first.replace('|', _BAR)} | {description.replace('|', _BAR)} |"
 
 
 def _as_markdown(text: str) -> str:

@@ -20,6 +20,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,17 @@ _TOKEN = re.compile(r"[!-~]+")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES = 16 << 20
 
-_Entry = tuple[bytes, Principal]
-"""The SHA-256 digest of a token, and its principal."""
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """An entry of a token file. It holds no token."""
+
+    digest: bytes = field(repr=False)
+    """The SHA-256 digest of the token."""
+    principal: Principal
+    """The principal of the token."""
+    is_plain: bool
+    """Whether the file contains the token itself."""
 
 
 class TokenFile:
@@ -71,9 +81,9 @@ class TokenFile:
         """
         digest = _hash_token(token)
         found: Principal | None = None
-        for entry_digest, principal in self._file.current():
-            if hmac.compare_digest(entry_digest, digest):
-                found = principal
+        for entry in self._file.current():
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.principal
         return found
 
     def __repr__(self) -> str:
@@ -88,28 +98,37 @@ def _log_failed_reload(reason: str) -> None:
     get_logger("auth").error("cannot reload the token file; keeping the old tokens", reason=reason)
 
 
-def read_tokens(path: Path) -> tuple[_Entry, ...]:
-    """Return the digests of a file's tokens and their principals.
+def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
+    """Return the entries of a token file.
 
     Raises
     ------
     ConfigError
         If the file cannot be read or is malformed. The error never quotes a value.
     """
-    values = _load_toml(path)
+    entries = parse_tokens(_load_toml(path), path)
+    if any(entry.is_plain for entry in entries) and is_world_readable(path):
+        get_logger("auth").warning("every user can read the tokens", path=str(path))
+    return entries
+
+
+def parse_tokens(values: dict[str, Any], path: Path) -> tuple[TokenEntry, ...]:
+    """Return the entries of the contents of a token file.
+
+    Raises
+    ------
+    ConfigError
+        If they are malformed. The error names the file, and never quotes a value.
+    """
     items = values.get("tokens")
     if set(values) != {"tokens"} or not isinstance(items, list) or not items:
         raise ConfigError(f"{path}: a token file has one or more [[tokens]] and nothing else")
-    entries: list[_Entry] = []
-    has_plain_tokens = False
-    for number, item in enumerate(items, 1):
-        entries.append(_parse_entry(item, f"{path}, token {number}"))
-        has_plain_tokens |= "token" in item
-    if len({digest for digest, _ in entries}) < len(entries):
+    entries = tuple(
+        _parse_entry(item, f"{path}, token {number}") for number, item in enumerate(items, 1)
+    )
+    if len({entry.digest for entry in entries}) < len(entries):
         raise ConfigError(f"{path}: two entries have the same token")
-    if has_plain_tokens and is_world_readable(path):
-        get_logger("auth").warning("every user can read the tokens", path=str(path))
-    return tuple(entries)
+    return entries
 
 
 def _load_toml(path: Path) -> dict[str, Any]:
@@ -130,7 +149,7 @@ def _load_toml(path: Path) -> dict[str, Any]:
     raise ConfigError(problem)
 
 
-def _parse_entry(item: Any, source: str) -> _Entry:
+def _parse_entry(item: Any, source: str) -> TokenEntry:
     if not isinstance(item, dict) or not set(item) <= set(_FIELDS):
         raise ConfigError(
             f"{source}: the fields of a token are {', '.join(_FIELDS)}{_suggest_field(item)}"
@@ -140,12 +159,13 @@ def _parse_entry(item: Any, source: str) -> _Entry:
         raise ConfigError(f"{source}: a token needs a name without control characters")
     source = f"{source} ({name!r})"
     grants: list[tuple[str, ...]] = []
-    for field in ("datasets", "write"):
-        globs = parse_globs(item.get(field, []))
+    for grant in ("datasets", "write"):
+        globs = parse_globs(item.get(grant, []))
         if globs is None:
-            raise ConfigError(f"{source}: {field} must be a list of names or globs")
+            raise ConfigError(f"{source}: {grant} must be a list of names or globs")
         grants.append(globs)
-    return _read_digest(item, source), Principal(str(name), Grants(*grants))
+    principal = Principal(str(name), Grants(*grants))
+    return TokenEntry(_read_digest(item, source), principal, "token" in item)
 
 
 def _suggest_field(item: Any) -> str:
@@ -168,6 +188,6 @@ def _read_digest(item: dict[str, Any], source: str) -> bytes:
     if len(token) < MIN_TOKEN_CHARACTERS:
         raise ConfigError(
             f"{source}: the token has {len(token)} characters; it needs at least "
-            f"{MIN_TOKEN_CHARACTERS}; make one with: openssl rand -hex 32"
+            f"{MIN_TOKEN_CHARACTERS}; make one with: splitarrow token new"
         )
     return _hash_token(token)
