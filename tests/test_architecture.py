@@ -38,7 +38,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"formats"},
         {"geo", "protocol", "variant_files"},
         {"variant"},
-        {"memory", "transport"},
+        {"isolation", "memory", "transport"},
         {"publication"},
         {"client", "server"},
         {"pipeline", "pytorch", "testing"},

@@ -15,5 +15,8 @@ Only `compression`, `decoding` and `encoding` need the extra ``vortex``, which `
   `storage_types`.
 - `encoding`: `ArrayEncoder`, from record batches to messages.
 - `schema_message`: the mark of a stream with arrays on the wire.
+- `decoding`: `encode_array` returns the messages of an array of vortex-data. `ArrayDecoder` checks
+  and decodes messages in this process, as `splitarrow.isolation.array_decoder.IsolatedDecoder` does
+  in a child process, for data from strangers.
 - `limits`: `VortexLimits`.
 """

@@ -26,6 +26,8 @@ class CheckedArray(NamedTuple):
     """The size of its buffers in the body, in bytes."""
     has_compressed_buffers: bool
     """Whether a buffer is compressed with LZ4."""
+    declared_bytes: int
+    """The smallest size of the decoded rows in Arrow, in bytes."""
 
 
 def check_array(
@@ -70,6 +72,7 @@ def check_array(
         header.row_count,
         found.table.buffer_bytes,
         any(entry.is_compressed for entry in found.table.buffers),
+        nbytes,
     )
 
 

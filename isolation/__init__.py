@@ -1,0 +1,1 @@
+"""Decoding of data from strangers in a child process, with bounds on its memory and time."""

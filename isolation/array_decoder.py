@@ -1,0 +1,154 @@
+"""Decoding of the arrays of a stream from a stranger."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import SplitArrowError
+from ..formats.vortex.decoding import prepare_message, read_dtype_message, require_library
+from ..formats.vortex.limits import DEFAULT_LIMITS, VortexLimits
+from ..formats.vortex.message import Message
+from .decoder_process import DecoderProcess, ProcessLimits
+
+_MAX_IDLE = 2
+
+
+class ProcessPool:
+    """Decoder processes that wait for their next stream.
+
+    A process serves one stream at a time. It is ended after it has failed, and reused otherwise,
+    because a new one takes some tenths of a second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[ProcessLimits, DecoderProcess]] = []
+
+    def take(self, limits: ProcessLimits) -> DecoderProcess:
+        """Return a process with these limits, which the caller returns with `put`.
+
+        Raises
+        ------
+        OSError
+            If no process can be started.
+        """
+        with self._lock:
+            for index, (found, process) in enumerate(self._idle):
+                if found == limits and process.is_alive:
+                    del self._idle[index]
+                    return process
+        return DecoderProcess(limits)
+
+    def put(self, limits: ProcessLimits, process: DecoderProcess) -> None:
+        """Keep a process for the next stream, unless it is broken or enough others wait."""
+        surplus = [process]
+        if process.is_alive:
+            with self._lock:
+                self._idle.append((limits, process))
+                surplus = [old for _, old in self._idle[:-_MAX_IDLE]]
+                del self._idle[:-_MAX_IDLE]
+        for old in surplus:
+            old.close()
+
+    def close(self) -> None:
+        """End all processes that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, process in idle:
+            process.close()
+
+    def forget(self) -> None:
+        """Leave the processes to the parent of this process, after a fork."""
+        self._lock = threading.Lock()
+        idle, self._idle = self._idle, []
+        for _, process in idle:
+            process.abandon()
+
+
+POOL = ProcessPool()
+"""The decoder processes of this process."""
+atexit.register(POOL.close)
+os.register_at_fork(after_in_child=POOL.forget)
+
+
+class IsolatedDecoder:
+    """Decodes the arrays of one stream in a child process.
+
+    Every message is checked in this process first. What the checks cannot bound happens in the
+    child: if it crashes, hangs or takes too much memory, the kernel ends it, and the stream fails.
+
+    Parameters
+    ----------
+    dtype : Message
+        The dtype message, with which the stream begins.
+    limits : VortexLimits
+        Bounds what messages declare.
+    process_limits : ProcessLimits, optional
+        Bounds the child. By default, its arrays may have ``limits.decoded_bytes``, and its memory
+        twice as many.
+    pool : ProcessPool
+        Provides the child.
+
+    Attributes
+    ----------
+    dtype : DType
+        The type of all arrays.
+
+    Raises
+    ------
+    InvalidDataError, LimitError
+        If the dtype is malformed or exceeds a limit.
+    MissingExtraError
+        If vortex-data is not installed.
+    """
+
+    def __init__(
+        self,
+        dtype: Message,
+        limits: VortexLimits = DEFAULT_LIMITS,
+        *,
+        process_limits: ProcessLimits | None = None,
+        pool: ProcessPool = POOL,
+    ) -> None:
+        require_library()
+        self._limits = limits
+        self._pool = pool
+        self._process: DecoderProcess | None = None
+        size = limits.decoded_bytes
+        self._process_limits = process_limits or ProcessLimits(2 * size, size)
+        self.dtype, self._dtype_parts = read_dtype_message(dtype, limits)
+
+    def decode_arrow(self, message: Message) -> pa.Array[Any]:
+        """Check and decode an array message, and return it as an Arrow array.
+
+        The array is in memory of its own, which no process can change. Its values are those that
+        the child decoded. They are not validated.
+
+        Raises
+        ------
+        InvalidDataError
+            If the message does not pass the checks, the library cannot decode it, or the child
+            ends.
+        LimitError
+            If the message exceeds a limit, or decoding it takes too much memory or time.
+        """
+        checked, prepared = prepare_message(message, self.dtype, self._limits)
+        if self._process is None:
+            self._process = self._pool.take(self._process_limits)
+        try:
+            return self._process.decode(self._dtype_parts, prepared, checked.declared_bytes)
+        except SplitArrowError:
+            if not self._process.is_alive:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Return the child to the pool. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._pool.put(self._process_limits, process)

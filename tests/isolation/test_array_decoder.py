@@ -1,0 +1,193 @@
+"""Arrays from strangers are decoded in a child process, whose end costs one stream at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from helpers.vortex_messages import (
+    decode_with_library,
+    encode_arrow,
+    make_messages,
+    put_table_first,
+    with_body,
+)
+from splitarrow.errors import InvalidDataError, LimitError, MissingExtraError
+from splitarrow.formats.vortex import decoding
+from splitarrow.formats.vortex.limits import VortexLimits
+from splitarrow.formats.vortex.message import Message, MessageKind, build_message
+from splitarrow.isolation.array_decoder import IsolatedDecoder, ProcessPool
+from splitarrow.isolation.decoder_process import DecoderProcess, ProcessLimits
+
+LIMITS = VortexLimits(decoded_bytes=64 << 20)
+NUMBERS = encode_arrow(pa.array([60, 75, None]))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    pool = ProcessPool()
+    yield pool
+    pool.close()
+
+
+def open_decoder(pool: ProcessPool, dtype: Message) -> IsolatedDecoder:
+    return IsolatedDecoder(dtype, LIMITS, pool=pool)
+
+
+def decode(pool: ProcessPool, pair: tuple[Message, Message]) -> pa.Array:
+    decoder = open_decoder(pool, pair[0])
+    try:
+        return decoder.decode_arrow(pair[1])
+    finally:
+        decoder.close()
+
+
+def idle_pids(pool: ProcessPool) -> list[int]:
+    return [process.pid for _, process in pool._idle]
+
+
+def make_bomb(element: object, length: int, rows: int) -> tuple[Message, Message]:
+    """Return an array whose rows all refer to one long list."""
+    lists: Any = pa.array([[element] * length])  # pyright: ignore[reportArgumentType]
+    indices: Any = pa.array(np.zeros(rows, np.int8))
+    return encode_arrow(pa.DictionaryArray.from_arrays(indices, lists), compress=False)
+
+
+def test_all_arrays_are_decoded_as_the_library_does_it(pool: ProcessPool) -> None:
+    for dtype, message in make_messages().values():
+        expected = decode_with_library(dtype, message)
+        assert decode(pool, (dtype, message)).equals(expected)
+        assert decode(pool, (dtype, put_table_first(message))).equals(expected)
+        assert decoding.ArrayDecoder(dtype).decode_arrow(message).equals(expected)
+    assert len(idle_pids(pool)) == 1, "one child has decoded everything"
+
+
+def test_what_the_library_refuses_costs_no_process(pool: ProcessPool) -> None:
+    decode(pool, NUMBERS)
+    before = idle_pids(pool)
+    dtype, message = NUMBERS
+    other = build_message(
+        MessageKind.ARRAY, message.body, row_count=4, encodings=message.header.encodings
+    )
+    with pytest.raises(InvalidDataError, match=r"the array cannot be decoded: "):
+        decode(pool, (dtype, other))
+    unknown = build_message(
+        MessageKind.ARRAY,
+        message.body,
+        row_count=3,
+        encodings=["no.such.encoding" for _ in message.header.encodings],
+    )
+    with pytest.raises(InvalidDataError, match=r"no\.such\.encoding"):
+        decode(pool, (dtype, unknown))
+    assert decode(pool, NUMBERS).to_pylist() == [60, 75, None]
+    assert idle_pids(pool) == before
+
+
+def test_what_the_checks_refuse_reaches_no_process() -> None:
+    pool = ProcessPool()
+    dtype, message = NUMBERS
+    with pytest.raises(InvalidDataError, match=r"the body has"):
+        decode(pool, (dtype, message._replace(body=[b"1234"])))
+    assert idle_pids(pool) == []
+
+
+def test_a_bomb_costs_its_stream_only(pool: ProcessPool) -> None:
+    other = open_decoder(pool, NUMBERS[0])
+    other.decode_arrow(NUMBERS[1])
+    with pytest.raises(LimitError, match=r"takes more than the 134217728 bytes of memory"):
+        decode(pool, make_bomb(7, 100_000, 20_000))
+    assert other.decode_arrow(NUMBERS[1]).to_pylist() == [60, 75, None]
+    other.close()
+    assert decode(pool, NUMBERS).to_pylist() == [60, 75, None]
+
+
+def test_a_result_above_the_limit_is_refused(pool: ProcessPool) -> None:
+    dtype, message = make_bomb(7, 1000, 100)
+    limits = ProcessLimits(result_bytes=800_000)
+    decoder = IsolatedDecoder(dtype, process_limits=limits, pool=pool)
+    with pytest.raises(LimitError, match=r"has 80\d+ bytes once decoded; the limit is 800000"):
+        decoder.decode_arrow(message)
+    assert decoder.decode_arrow(make_bomb(7, 10, 10)[1]).to_pylist() == [[7] * 10] * 10
+    decoder.close()
+
+
+@pytest.mark.slow
+def test_a_hang_ends_with_its_stream() -> None:
+    limits = ProcessLimits(seconds=0, bytes_per_second=1 << 40)
+    decoder = IsolatedDecoder(make_bomb("x", 1, 1)[0], process_limits=limits)
+    with pytest.raises(LimitError, match=r"not decoded within the time"):
+        decoder.decode_arrow(make_bomb("x", 1000, 100_000)[1])
+    decoder.close()
+
+
+def test_a_child_that_does_not_answer_is_killed() -> None:
+    process = DecoderProcess(ProcessLimits(wall_seconds=0.05))
+    dtype = decoding.read_dtype_message(NUMBERS[0], LIMITS)[1]
+    assert process.decode(dtype, NUMBERS[1], 24).to_pylist() == [60, 75, None]
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(LimitError, match=r"did not answer within 0\.05 seconds"):
+        process.decode(dtype, NUMBERS[1], 24)
+    assert not process.is_alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_child_that_dies_fails_its_stream(pool: ProcessPool, number: signal.Signals) -> None:
+    decoder = open_decoder(pool, NUMBERS[0])
+    decoder.decode_arrow(NUMBERS[1])
+    assert decoder._process is not None
+    os.kill(decoder._process.pid, number)
+    with pytest.raises((InvalidDataError, LimitError), match=number.name):
+        decoder.decode_arrow(NUMBERS[1])
+    assert decoder.decode_arrow(NUMBERS[1]).to_pylist() == [60, 75, None]
+    decoder.close()
+
+
+def test_no_process_can_change_a_result(pool: ProcessPool) -> None:
+    found = decode(pool, NUMBERS)
+    data = found.buffers()[1]
+    assert data is not None
+    assert not data.is_mutable
+
+
+def test_a_forked_process_leaves_the_children_to_its_parent() -> None:
+    pool = ProcessPool()
+    decode(pool, NUMBERS)
+    (before,) = idle_pids(pool)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        pool.forget()
+        os._exit(len(idle_pids(pool)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert decode(pool, NUMBERS).to_pylist() == [60, 75, None]
+    assert idle_pids(pool) == [before]
+    pool.close()
+
+
+def test_children_end_with_their_pool() -> None:
+    pool = ProcessPool()
+    decode(pool, NUMBERS)
+    (pid,) = idle_pids(pool)
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'splitarrow\[vortex\]'"):
+        IsolatedDecoder(NUMBERS[0])
+
+
+def test_other_messages_are_refused(pool: ProcessPool) -> None:
+    dtype, message = NUMBERS
+    with pytest.raises(InvalidDataError, match=r"ARRAY, not DTYPE"):
+        open_decoder(pool, message)
+    with pytest.raises(InvalidDataError, match=r"is a DTYPE; expected an ARRAY"):
+        decode(pool, (dtype, dtype))
+    assert with_body(message, [b""]).header.body_size == 0
