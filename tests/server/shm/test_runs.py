@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import splitarrow
-from helpers.files import changing, write_file
+from helpers.files import write_file
 from helpers.shm import find_mappings, has_no_leases
 from helpers.shm_peers import (
     Sample,
@@ -88,8 +89,10 @@ def test_batches_of_a_run_survive_a_change_of_the_file(serve: Serve, tmp_path: P
     server = serve({"data": path})
     with splitarrow.open(server.uri("data")) as stream:
         received = [next(stream) for _ in range(300)]
-        with changing(lambda: path.write_bytes(b"\xee" * path.stat().st_size)):
-            server.stats()
+        # The writer waits until the server has given up its lease, and so copied the file.
+        writer = threading.Thread(target=path.write_bytes, args=(b"\xee" * path.stat().st_size,))
+        writer.start()
+        wait_until(lambda: not writer.is_alive())
         assert received == sent[:300]
         with pytest.raises(SplitArrowError):
             received.extend(stream)
