@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Generator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture in SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group(fixture))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    """Keep the tests that failed by the names that select them, for ``--last-failed``.
+
+    pytest-xdist appends the group of a test to its name.
+    """
+    yield
+    cache = session.config.cache
+    if not hasattr(session.config, "workerinput"):
+        failed = cast("dict[str, bool]", cache.get("cache/lastfailed", {}))
+        names = {re.sub(r"@\w+$", "", name): True for name in failed}
+        cache.set("cache/lastfailed", names)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
