@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
+from collections import deque
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +26,7 @@ class ProcessPool:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[tuple[ProcessLimits, DecoderProcess]] = []
+        self._idle: deque[tuple[ProcessLimits, DecoderProcess]] = deque()
 
     def take(self, limits: ProcessLimits) -> DecoderProcess:
         """Return a process with these limits, which the caller returns with `put`.
@@ -37,37 +36,53 @@ class ProcessPool:
         OSError
             If no process can be started.
         """
-        with self._lock:
-            for index, (found, process) in enumerate(self._idle):
-                if found == limits and process.is_alive:
-                    del self._idle[index]
-                    return process
-        return DecoderProcess(limits)
+        others: list[tuple[ProcessLimits, DecoderProcess]] = []
+        process = None
+        while process is None and (found := self._pop()) is not None:
+            if found[0] == limits and found[1].is_alive:
+                process = found[1]
+            else:
+                others.append(found)
+        self._idle.extendleft(others)
+        self._trim()
+        return process or DecoderProcess(limits)
 
     def put(self, limits: ProcessLimits, process: DecoderProcess) -> None:
         """Keep a process for the next stream, unless it is broken or enough others wait."""
-        surplus = [process]
-        if process.is_alive:
-            with self._lock:
-                self._idle.append((limits, process))
-                surplus = [old for _, old in self._idle[:-_MAX_IDLE]]
-                del self._idle[:-_MAX_IDLE]
-        for old in surplus:
-            old.close()
+        self.add(limits, process)
+        self._trim()
+
+    def add(self, limits: ProcessLimits, process: DecoderProcess) -> None:
+        """Keep a process without a lock or a system call, as finalizers need it."""
+        self._idle.append((limits, process))
 
     def close(self) -> None:
         """End all processes that wait."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for _, process in idle:
-            process.close()
+        while (found := self._pop()) is not None:
+            found[1].close()
 
     def forget(self) -> None:
         """Leave the processes to the parent of this process, after a fork."""
-        self._lock = threading.Lock()
-        idle, self._idle = self._idle, []
-        for _, process in idle:
-            process.abandon()
+        while (found := self._pop()) is not None:
+            found[1].abandon()
+
+    def _pop(self) -> tuple[ProcessLimits, DecoderProcess] | None:
+        """Return the process that has waited for the longest time."""
+        try:
+            return self._idle.popleft()
+        except IndexError:
+            return None
+
+    def _trim(self) -> None:
+        """End the processes that are broken or too many."""
+        found: list[tuple[ProcessLimits, DecoderProcess]] = []
+        while (next_one := self._pop()) is not None:
+            found.append(next_one)
+        kept = [pair for pair in found if pair[1].is_alive][-_MAX_IDLE:]
+        for pair in found:
+            if pair not in kept:
+                pair[1].close()
+        self._idle.extend(kept)
 
 
 POOL = ProcessPool()
@@ -146,6 +161,11 @@ class IsolatedDecoder:
             if not self._process.is_alive:
                 self.close()
             raise
+
+    def __del__(self) -> None:
+        process = getattr(self, "_process", None)
+        if process is not None:
+            self._pool.add(self._process_limits, process)
 
     def close(self) -> None:
         """Return the child to the pool. Idempotent."""

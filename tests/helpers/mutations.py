@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -32,6 +33,8 @@ from helpers.damage import damaged
 from helpers.framing import push
 from helpers.message_mutations import make_checker_case
 from helpers.streams import encode_wire_bytes, ipc_stream, list_frames, split_messages
+from helpers.vortex_mutations import KINDS as VORTEX_KINDS
+from helpers.vortex_mutations import make_case as make_vortex_case
 from splitarrow.client.stream.decoders import FORMATS, Decoder, open_decoder
 from splitarrow.errors import (
     InvalidRequestError,
@@ -340,6 +343,7 @@ PARSERS: dict[str, tuple[Callable[[], Case], type[SplitArrowError]]] = {
     "uri": (uri_case, UriError),
     "ticket": (ticket_case, InvalidRequestError),
     "checker": (make_checker_case, ProtocolError),
+    **{f"vortex {kind}": (partial(make_vortex_case, kind), ProtocolError) for kind in VORTEX_KINDS},
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.message_mutations import KINDS
 from helpers.mutations import PARSERS
+from helpers.vortex_mutations import KINDS as VORTEX_KINDS
 
 TESTS = Path(__file__).resolve().parents[1]
 SHORT = 1500
@@ -25,8 +26,17 @@ REFUSED = {
     "uri": {"UriError"},
     "ticket": {"InvalidRequestError"},
     "checker": {"ProtocolError", "InvalidDataError", "LimitError"},
+    "vortex header": {"ProtocolError", "LimitError"},
+    "vortex dtype": {"InvalidDataError"},
+    "vortex array": {"InvalidDataError", "LimitError"},
+    "vortex lz4": {"InvalidDataError", "LimitError"},
+    "vortex stream": {"ProtocolError", "InvalidDataError", "LimitError"},
 }
-COUNTS = {"stream": 2 * SHORT, "checker": 20_000 * len(KINDS)}
+COUNTS = {
+    "stream": 2 * SHORT,
+    "checker": 20_000 * len(KINDS),
+    **{f"vortex {kind}": 20_000 for kind in VORTEX_KINDS},
+}
 """The numbers of inputs where they are not `SHORT`: 20,000 of each kind of message."""
 
 
