@@ -89,6 +89,8 @@ def fetch(
     from .output_form import OutputForm
     from .transfer_report import run_transfer
 
+    wire_format = format if format in ("arrow", "vortex") else None
+    format = None if wire_format is not None else format
     check_output(output, format, as_json=as_json)
     shred_types = parse_shredding(shred, output)
     options: dict[str, Any] = {
@@ -97,6 +99,7 @@ def fetch(
         ),
         "batch_rows": batch_rows,
         "compression": compression,
+        "format": wire_format,
         "validate": validate,
         "connect_timeout": connect_timeout,
         "stall_timeout": stall_timeout or None,

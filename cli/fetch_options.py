@@ -43,9 +43,10 @@ Output = Annotated[
     ),
 ]
 Format = Annotated[
-    Literal["arrows", "csv", "jsonl"] | None,
+    Literal["arrows", "csv", "jsonl", "arrow", "vortex"] | None,
     option(
-        help="The format of standard output. The suffix selects that of a file.",
+        help="With -o -, the format of standard output: arrows, csv or jsonl. The suffix selects "
+        "that of a file. Or the format on the network: arrow or vortex.",
         default="arrows",
     ),
 ]

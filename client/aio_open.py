@@ -30,6 +30,7 @@ def open(
     limit: int | None = None,
     batch_rows: int | None = None,
     compression: str | None = None,
+    format: str | None = None,
     batches: tuple[int, int] | None = None,
     rows: tuple[int, int] | None = None,
     validate: str | None = None,
@@ -84,6 +85,7 @@ def open(
                 limit=limit,
                 batch_rows=batch_rows,
                 compression=compression,
+                format=format,
                 batches=batches,
                 rows=rows,
                 validate=validate,
@@ -106,6 +108,7 @@ def open(
         limit=limit,
         batch_rows=batch_rows,
         compression=compression,
+        format=format,
         batches=batches,
         rows=rows,
     )

@@ -27,6 +27,7 @@ def open(
     limit: int | None = None,
     batch_rows: int | None = None,
     compression: str | None = None,
+    format: str | None = None,
     batches: tuple[int, int] | None = None,
     rows: tuple[int, int] | None = None,
     validate: str | None = None,
@@ -68,6 +69,9 @@ def open(
     compression : {"none", "lz4", "zstd", "auto"}, optional
         The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
         is faster on the link.
+    format : {"arrow", "vortex"}, optional
+        The format of the messages. `None` is ``arrow``; ``vortex`` sends compressed arrays, which
+        need the extra ``vortex`` here and at the server.
     batches : pair of int, optional
         The first stored record batch to read and the one after the last, counted from 0; in a
         Parquet file, the row groups. They are selected before the filter and the limit.
@@ -136,6 +140,7 @@ def open(
         "limit": limit,
         "batch_rows": batch_rows,
         "compression": compression,
+        "format": format,
         "batches": batches,
         "rows": rows,
         "validate": validate,

@@ -226,7 +226,7 @@ class Daemon:
             "leased_bytes": sum(table.held_bytes for table in tables),
             "lease_seconds": 0 if oldest is None else int(time.monotonic() - oldest),
             "bad_frees": sum(table.bad_frees for table in tables),
-            "shared_bytes": self.regions.store.nbytes,
+            "shared_bytes": self.regions.store.nbytes + self.regions.vortex_store.nbytes,
             "bytes_sent": sum(session.bytes_sent for session in sessions),
             **self._count_cache_uses(),
             "dataset_version": {
@@ -236,10 +236,14 @@ class Daemon:
         }
 
     def _count_cache_uses(self) -> dict[str, Labelled]:
-        objects, shared = self.catalog.cache_uses, self.regions.store.uses
+        uses = {
+            ("objects",): self.catalog.cache_uses,
+            ("shared_memory",): self.regions.store.uses,
+            ("vortex",): self.regions.vortex_store.uses,
+        }
         return {
-            "cache_hits": {("objects",): objects.hits, ("shared_memory",): shared.hits},
-            "cache_misses": {("objects",): objects.misses, ("shared_memory",): shared.misses},
+            "cache_hits": {cache: counted.hits for cache, counted in uses.items()},
+            "cache_misses": {cache: counted.misses for cache, counted in uses.items()},
         }
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:

@@ -26,6 +26,7 @@ from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
 from .catalog.dataset import Source
 from .catalog.query.row_spans import resolve_rows
+from .catalog.vortex_dataset import VORTEX, VortexDataset
 from .context import ServerContext
 from .filter_slots import FilterSlot
 from .logs import get_logger
@@ -155,6 +156,8 @@ class DataStream:
                         self._context.encoding,
                         limiter=self._context.threads,
                     )
+                if request.format == VORTEX:
+                    dataset = VortexDataset(dataset)
                 source = await self._sender.open(dataset, request)
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
             slot = self._context.filter_slots.slot_for(claims.request, claims.principal)

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 from anyio import CancelScope, to_thread
@@ -31,6 +32,7 @@ class AsyncDatasetStream(AsyncBatchStream):
         self._lock = threading.Lock()
         self._fetched: deque[pa.RecordBatch | None] = deque()
         self._fetched_tensors: deque[AnyTensor | None] = deque()
+        self._fetched_arrays: deque[Any] = deque()
 
     async def __aenter__(self) -> AsyncDatasetStream:
         self._stream = await open_in_thread(self._open_stream)
@@ -72,6 +74,11 @@ class AsyncDatasetStream(AsyncBatchStream):
         return self._entered.footer_metadata
 
     @property
+    def format(self) -> str:
+        """The format of the record batches that arrive; see `DatasetStream.format`."""
+        return self._entered.format
+
+    @property
     def transport(self) -> str:
         """The transports in use, separated by commas: ``tcp``, ``shm``, ``flight`` and so on."""
         return self._entered.transport
@@ -109,6 +116,17 @@ class AsyncDatasetStream(AsyncBatchStream):
         """Return the next tensor, or None at the end; raises as `DatasetStream` does."""
         await run_in_thread(self._fetch_tensor)
         return self._fetched_tensors.popleft()
+
+    async def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the end; raises as `DatasetStream` does."""
+        await run_in_thread(self._fetch_array)
+        return self._fetched_arrays.popleft()
+
+    def _fetch_array(self) -> None:
+        """Fetch an array, unless the thread of a cancelled read has left one."""
+        with self._lock:
+            if not self._fetched_arrays:
+                self._fetched_arrays.append(self._entered.next_array())
 
     def _fetch_tensor(self) -> None:
         """Fetch a tensor, unless the thread of a cancelled read has left one."""

@@ -149,6 +149,7 @@ class BaseClient(ABC):
         limit: int | None = None,
         batch_rows: int | None = None,
         compression: str | None = None,
+        format: str | None = None,
         transport: str = AUTO,
         validate: str | None = None,
         connect_timeout: float = 10.0,
@@ -190,6 +191,8 @@ class BaseClient(ABC):
         compression : {"none", "lz4", "zstd", "auto"}, optional
             The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
             is faster on the link.
+        format : {"arrow", "vortex"}, optional
+            The format of the messages; see `splitarrow.open`. DoGet always has Arrow.
         transport : str
             The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, or ``flight`` for DoGet.
             ``auto`` takes the first location that can be reached.
@@ -205,9 +208,8 @@ class BaseClient(ABC):
             The size of the batches to prefetch from a single endpoint, in bytes. 0 disables
             prefetching.
         max_decoded_bytes : int
-            The limit on decoded data that the consumer has not taken, in bytes; see
-            `splitarrow.open`. Each of the `parallel` endpoints may exceed its share of the window
-            by one batch.
+            The limit on decoded data that the consumer has not taken; see `splitarrow.open`. Each
+            of the `parallel` endpoints may exceed its share of the window by one batch.
         require_transport : str, optional
             The scheme, or lane of UCX (such as ``cma``), that must carry the data. Locations that
             use anything else count as unreachable.
@@ -274,6 +276,7 @@ class BaseClient(ABC):
             read = partial(
                 self.read,
                 compression=compression,
+                format=format,
                 transport=transport,
                 validate=validate,
                 connect_timeout=connect_timeout,
@@ -310,6 +313,7 @@ class BaseClient(ABC):
             limit=limit,
             batch_rows=batch_rows,
             compression=compression,
+            format=format,
             version=version,
             **check_spans(batches, rows),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -78,6 +78,7 @@ class DatasetStream(BatchStream):
         self._limit = self._remaining = limit
         self._schema = schema
         self._schema_metadata: bytes | None = None
+        self._format = "arrow"
         if self._endpoints:
             try:
                 self._endpoints[0].open(first=True)
@@ -86,6 +87,7 @@ class DatasetStream(BatchStream):
                 raise
             self._schema = self._endpoints[0].schema
             self._schema_metadata = self._endpoints[0].schema_metadata
+            self._format = self._endpoints[0].format
 
     @property
     def schema(self) -> pa.Schema:
@@ -119,6 +121,11 @@ class DatasetStream(BatchStream):
         """
         for endpoint in self._endpoints:
             endpoint.keep_messages()
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches of the first endpoint: ``arrow`` or ``vortex``."""
+        return self._format
 
     @property
     def transport(self) -> str:
@@ -167,6 +174,13 @@ class DatasetStream(BatchStream):
         check_tensor_content(self._schema)
         return self._next_item(self._next_tensor_of_endpoint)
 
+    def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the proven end of all endpoints.
+
+        A read of arrays does not continue after a broken connection.
+        """
+        return self._next_item(self._next_array_of_endpoint)
+
     def _next_item(self, read: Callable[[], _Item | None]) -> _Item | None:
         """Return what `read` returns from the endpoints, one after the other; None at the end."""
         if self._error is not None:
@@ -200,6 +214,14 @@ class DatasetStream(BatchStream):
         if tensor is None:
             endpoint.close()
         return tensor
+
+    def _next_array_of_endpoint(self) -> Any:
+        """Return the next array of the current endpoint, or None at its end."""
+        endpoint = self._endpoints[self._current]
+        array = endpoint.next_array()
+        if array is None:
+            endpoint.close()
+        return array
 
     def _next_of_endpoint(self) -> pa.RecordBatch | None:
         """Return the next batch of the current endpoint, or None at its end."""

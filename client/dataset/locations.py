@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -47,6 +47,11 @@ class EndpointReader(Protocol):
         ...
 
     @property
+    def format(self) -> str:
+        """The format of the record batches that arrive."""
+        ...
+
+    @property
     def transport(self) -> str:
         """The transport that carries the data."""
         ...
@@ -73,6 +78,10 @@ class EndpointReader(Protocol):
 
     def next_tensor(self) -> AnyTensor | None:
         """Return the next tensor, or None at the end; raises as `Stream` does."""
+        ...
+
+    def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the end; raises as `Stream` does."""
         ...
 
     def cancel(self) -> None:

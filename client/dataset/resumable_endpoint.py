@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,6 +18,8 @@ from ..stream.custom_metadata import CustomMetadata
 from .locations import EndpointReader, open_endpoint
 from .read_plan import ReadPlan
 from .replicas import BROKEN, TRANSIENT, Replica, ReplicaSet
+
+_Item = TypeVar("_Item")
 
 
 class ResumableEndpoint:
@@ -97,6 +100,12 @@ class ResumableEndpoint:
     def footer_metadata(self) -> CustomMetadata | None:
         """The custom metadata of the file's footer, once the endpoint is open."""
         return self._footer_metadata
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches that arrive, once the endpoint is open."""
+        assert self._reader is not None
+        return self._reader.format
 
     @property
     def transport(self) -> str:
@@ -182,11 +191,20 @@ class ResumableEndpoint:
 
     def next_tensor(self) -> AnyTensor | None:
         """Return the next tensor, or None at the end; raises as `Stream` does."""
+        return self._next_item(lambda reader: reader.next_tensor())
+
+    def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the end; raises as `Stream` does."""
+        array = self._next_item(lambda reader: reader.next_array())
+        self.rows += 0 if array is None else len(array)
+        return array
+
+    def _next_item(self, read: Callable[[EndpointReader], _Item]) -> _Item:
         if self._reader is None or self._cancelled.is_set():
             self.open()
         assert self._reader is not None
         try:
-            return self._reader.next_tensor()
+            return read(self._reader)
         except (*BROKEN, RemoteError) as error:
             if self._cancelled.is_set():
                 raise self._cancellation() from None

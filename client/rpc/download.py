@@ -21,8 +21,8 @@ from ...protocol.frames import ReceivedBody
 from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.messages import Message
 from ...protocol.tags import BodyType
-from ..stream.batch_stream import refuse_tensors
-from ..stream.decoders import Decoder, open_decoder
+from ..stream.batch_stream import refuse_arrays, refuse_tensors
+from ..stream.decoders import ARROW, Decoder, open_decoder
 from ..stream.kept_messages import KeepingDecoder
 from ..stream.options import ReadOptions
 from .channel import FlightChannel
@@ -90,6 +90,11 @@ class FlightStream:
     def schema(self) -> pa.Schema:
         """The schema of the stream."""
         return self._decoder.schema
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches: DoGet has Arrow."""
+        return ARROW
 
     def keep_messages(self) -> None:
         """Keep the messages of the batches that are read from now on; see `Stream`."""
@@ -163,6 +168,10 @@ class FlightStream:
     def next_tensor(self) -> AnyTensor | None:
         """Refuse: DoGet carries no tensors."""
         raise refuse_tensors()
+
+    def next_array(self) -> Any:
+        """Refuse: DoGet carries no Vortex arrays."""
+        raise refuse_arrays()
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another thread: it raises `ClosedError`."""

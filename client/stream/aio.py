@@ -140,6 +140,11 @@ class AsyncStream(AsyncBatchStream):
         return self._reader.footer_metadata
 
     @property
+    def format(self) -> str:
+        """The format of the record batches that arrive: ``arrow`` or ``vortex``."""
+        return self._reader.format
+
+    @property
     def transport(self) -> str:
         """The scheme in use, with the lanes if it has several: ``tcp``, ``ucx (cma/memory)``."""
         return self._reader.transport
@@ -216,11 +221,24 @@ class AsyncStream(AsyncBatchStream):
         reader = self._reader
         if reader.is_exhausted:
             return None
-        while (tensor := reader.take_tensor()) is None and reader.expects_more():
+        while (tensor := reader.take_item()) is None and reader.expects_more():
             await self._receive()
         if tensor is None:
             reader.finish()
         return tensor
+
+    async def next_array(self) -> Any:
+        """Return the next ``vortex.Array``, or None at the proven end; raises as `next_tensor`."""
+        reader = self._reader
+        if reader.is_exhausted:
+            return None
+        while (array := reader.take_item()) is None and reader.expects_more():
+            await self._receive()
+        if array is None:
+            reader.finish()
+        else:
+            reader.rows += len(array)
+        return array
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another task: it raises `ClosedError`.

@@ -16,6 +16,7 @@ from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from .batch_stream import (
     check_tensor_content,
     check_unread,
+    refuse_arrays,
     refuse_several_tensors,
     refuse_tensors,
 )
@@ -40,6 +41,11 @@ class AsyncBatchStream(ABC):
     @abstractmethod
     def footer_metadata(self) -> CustomMetadata | None:
         """The custom metadata of the file's footer; see `BatchStream.footer_metadata`."""
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches that arrive; see `BatchStream.format`."""
+        return "arrow"
 
     @abstractmethod
     async def __anext__(self) -> pa.RecordBatch:
@@ -86,6 +92,17 @@ class AsyncBatchStream(ABC):
     async def next_tensor(self) -> AnyTensor | None:
         """Return the next tensor, or None at the end; see `BatchStream.next_tensor`."""
         raise refuse_tensors()
+
+    async def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the end; see `BatchStream.next_array`."""
+        raise refuse_arrays()
+
+    async def arrays(self) -> AsyncIterator[Any]:
+        """Iterate over the arrays of the stream undecoded; see `BatchStream.arrays`."""
+        if self.format != "vortex":
+            raise refuse_arrays()
+        while (array := await self.next_array()) is not None:
+            yield array
 
     async def tensors(self) -> AsyncIterator[AnyTensor]:
         """Iterate over the tensors of the stream; see `BatchStream.tensors`."""

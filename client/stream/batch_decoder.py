@@ -31,7 +31,7 @@ from ...formats.arrow.schema import is_native_endian
 from ...formats.arrow.validation import validate_memory
 from ...protocol.frames import MessageRun, ReceivedBody
 from ...protocol.limits import Limits
-from ...protocol.messages import Message
+from ...protocol.messages import Message, MetadataType
 from ...protocol.tags import BodyType
 from .custom_metadata import attach_metadata
 from .options import Validation
@@ -40,6 +40,16 @@ from .stateful_decoder import StatefulDecoder
 
 _PACKED = BodyType.PACKED
 _read_record_batch = pa.ipc.read_record_batch
+
+
+def refuse_format(message: Message, stream: str | None) -> ProtocolError:
+    """Return the error for a message that is not Arrow in a stream whose schema does not say so."""
+    name = MetadataType(message.message_type).name
+    return ProtocolError(
+        f"received a {name} message in a stream in the format Arrow",
+        stream=stream,
+        sequence=message.sequence,
+    )
 
 
 class BatchDecoder:
@@ -130,6 +140,8 @@ class BatchDecoder:
         sequence, metadata, body, body_type, _ = message
         if body_type is BodyType.OFFSETS and self._remote_bodies is not None:
             try:
+                if message.message_type != MetadataType.ARROW:
+                    raise refuse_format(message, self._stream)
                 message = self._remote_bodies.resolve(message)
             except SplitArrowError as error:
                 error.stream, error.sequence = self._stream, sequence
@@ -157,7 +169,9 @@ class BatchDecoder:
 
     def _decode_other(self, message: Message) -> pa.RecordBatch | None:
         """Decode a message that `decode` has no fast path for."""
-        sequence, metadata, body, body_type, _ = message
+        sequence, metadata, body, body_type, message_type = message
+        if message_type != MetadataType.ARROW:
+            raise refuse_format(message, self._stream)
         if body is None or body_type is not _PACKED:
             raise ProtocolError(
                 "a record batch needs a packed body", stream=self._stream, sequence=sequence

@@ -38,6 +38,14 @@ class BatchStream(ABC):
         None if the footer has none, or the stream is not that of one Arrow file.
         """
 
+    @property
+    def format(self) -> str:
+        """The format of the record batches that arrive: ``arrow`` or ``vortex``.
+
+        Iteration yields record batches from either.
+        """
+        return "arrow"
+
     @abstractmethod
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch."""
@@ -138,6 +146,35 @@ class BatchStream(ABC):
         """
         raise refuse_tensors()
 
+    def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the proven end of the stream.
+
+        Raises
+        ------
+        UsageError
+            If the stream has the format Arrow.
+        """
+        raise refuse_arrays()
+
+    def arrays(self) -> Iterator[Any]:
+        """Iterate over the arrays of the stream undecoded, as ``vortex.Array``.
+
+        Each is a struct array with the rows of one record batch. Its columns have the storage
+        types that the guide to Vortex lists: a dictionary column is its indices.
+
+        Raises
+        ------
+        UsageError
+            If the stream has the format Arrow.
+        """
+        if self.format != "vortex":
+            raise refuse_arrays()
+        return self._iterate_arrays()
+
+    def _iterate_arrays(self) -> Iterator[Any]:
+        while (array := self.next_array()) is not None:
+            yield array
+
     def tensors(self) -> Iterator[AnyTensor]:
         """Iterate over the tensors of the stream.
 
@@ -229,6 +266,14 @@ def check_tensor_content(schema: pa.Schema) -> None:
     """Raise `UsageError` unless a schema announces tensors."""
     if not is_tensor_content(schema):
         raise refuse_tensors()
+
+
+def refuse_arrays() -> UsageError:
+    """Return the error for arrays of a stream in the format Arrow."""
+    return UsageError(
+        "the stream has the format 'arrow', which has no Vortex arrays; open it with "
+        "format='vortex'"
+    )
 
 
 def refuse_tensors() -> UsageError:

@@ -120,6 +120,11 @@ class Stream(BatchStream):
         return self._reader.footer_metadata
 
     @property
+    def format(self) -> str:
+        """The format of the record batches that arrive: ``arrow`` or ``vortex``."""
+        return self._reader.format
+
+    @property
     def transport(self) -> str:
         """The scheme in use, with the lanes if it has several: ``tcp``, ``ucx (cma/memory)``."""
         return self._reader.transport
@@ -209,11 +214,24 @@ class Stream(BatchStream):
         reader = self._reader
         if reader.is_exhausted:
             return None
-        while (tensor := reader.take_tensor()) is None and reader.expects_more():
+        while (tensor := reader.take_item()) is None and reader.expects_more():
             self._receive()
         if tensor is None:
             reader.finish()
         return tensor
+
+    def next_array(self) -> Any:
+        """Return the next ``vortex.Array``, or None at the proven end; raises as `next_tensor`."""
+        reader = self._reader
+        if reader.is_exhausted:
+            return None
+        while (array := reader.take_item()) is None and reader.expects_more():
+            self._receive()
+        if array is None:
+            reader.finish()
+        else:
+            reader.rows += len(array)
+        return array
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another thread: it raises `ClosedError`.
@@ -259,6 +277,7 @@ def open(
     limit: int | None = None,
     batch_rows: int | None = None,
     compression: str | None = None,
+    format: str | None = None,
     batches: tuple[int, int] | None = None,
     rows: tuple[int, int] | None = None,
     validate: str | None = None,
@@ -289,6 +308,7 @@ def open(
         limit=limit,
         batch_rows=batch_rows,
         compression=compression,
+        format=format,
         batches=batches,
         rows=rows,
     )

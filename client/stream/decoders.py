@@ -2,13 +2,14 @@
 
 The first message of every stream is an Arrow schema message. Its custom metadata may name what
 the stream carries, under the key ``splitarrow:content``: ``tensor`` means tensors. Without the key,
-a stream carries record batches.
+a stream carries record batches. The custom metadata of the message may name the format of the
+record batches, under the key ``splitarrow:format``: ``vortex`` means Vortex arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -17,6 +18,8 @@ from ...formats.arrow.buffer_file import DECODING_ERRORS
 from ...formats.arrow.message import summarize_message
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.tensors.labels import is_tensor_content
+from ...formats.vortex.message import summarize_header
+from ...formats.vortex.schema_message import is_marked
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MessageFormat, MetadataType
@@ -25,8 +28,15 @@ from .options import Validation
 from .remote_bodies import RemoteBodies
 from .tensor_decoder import TensorDecoder
 
-FORMATS: Mapping[MetadataType, MessageFormat] = {MetadataType.ARROW: summarize_message}
+FORMATS: Mapping[MetadataType, MessageFormat] = {
+    MetadataType.ARROW: summarize_message,
+    MetadataType.VORTEX: summarize_header,
+}
 """The message formats that a reader accepts, by the metadata type that announces each."""
+
+
+ARROW, VORTEX = "arrow", "vortex"
+"""The names of the formats of record batches."""
 
 
 class Decoder(Protocol):
@@ -126,6 +136,10 @@ def open_content_decoder(
             first.metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
         )
         make_decoder = TensorDecoder if is_tensor_content(schema) else BatchDecoder
+        if is_marked(first.metadata):
+            from .vortex_decoder import VortexDecoder
+
+            make_decoder = VortexDecoder
         return make_decoder(schema, first, limits, validate, stream, remote_bodies)
     except ProtocolError as error:
         error.stream, error.sequence = stream, first.sequence
@@ -134,3 +148,13 @@ def open_content_decoder(
         raise InvalidDataError(
             f"the schema cannot be decoded: {error}", stream=stream, sequence=first.sequence
         ) from None
+
+
+def find_item_decoder(
+    decoder: Decoder | TensorDecoder,
+) -> tuple[str, Callable[[Message], Any] | None]:
+    """Return the format of a decoder's stream, and what decodes its tensors or Vortex arrays."""
+    decode_array = getattr(decoder, "decode_array", None)
+    if decode_array is not None:
+        return VORTEX, decode_array
+    return ARROW, decoder.decode if isinstance(decoder, TensorDecoder) else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +20,7 @@ from ...errors import (
     UsageError,
 )
 from ...formats.arrow.footer_metadata import find_footer_metadata
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.vortex.schema_message import unmark_schema
 from ...protocol.devices import StagingAllocator
 from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
 from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT, pack_interval
@@ -29,7 +31,7 @@ from ...protocol.uri import DataUri, Streams
 from ...representation import describe_rows
 from ...transport.base import Channel
 from .custom_metadata import CustomMetadata
-from .decoders import FORMATS, Decoder, open_content_decoder
+from .decoders import ARROW, FORMATS, Decoder, find_item_decoder, open_content_decoder
 from .kept_messages import KeepingDecoder
 from .lease_returns import LeaseReturns, track_leases
 from .options import ReadOptions
@@ -69,6 +71,8 @@ class Reader:
         """The number of rows decoded so far."""
         self.is_exhausted = False
         """Whether all batches were taken, up to the proven end."""
+        self.format = ARROW
+        """The format of the messages, once the schema has arrived: ``arrow`` or ``vortex``."""
         self.footer_metadata: CustomMetadata | None = None
         """The custom metadata of the footer, once the schema has arrived; None if it has none."""
         self._messages: deque[Message | MessageRun] = deque()
@@ -82,7 +86,8 @@ class Reader:
         self._repeating_since: float | None = None
         """When the server began to send duplicates only, on the monotonic clock."""
         self._decoder: Decoder | None = None
-        self._tensor_decoder: TensorDecoder | None = None
+        self._decode_item: Callable[[Message], Any] | None = None
+        """Returns the tensor or the Vortex array of a message; None if the stream has none."""
         self._schema: pa.Schema | None = None
         self.schema_metadata = b""
         """The FlatBuffer of the schema message, once it has arrived."""
@@ -238,7 +243,7 @@ class Reader:
         UsageError
             If the stream carries tensors.
         """
-        if self._tensor_decoder is not None:
+        if self._decoder is None and self._decode_item is not None:
             raise UsageError(
                 f"the dataset {self.name!r} holds tensors, not record batches; use read_tensor() "
                 "or tensors()"
@@ -253,15 +258,17 @@ class Reader:
                 self._fail_decoding(error)
         return batches.popleft()
 
-    def take_tensor(self) -> AnyTensor | None:
-        """Return the next tensor that has arrived, or None if more frames are needed."""
-        while self._messages and self._tensor_decoder is not None:
+    def take_item(self) -> Any:
+        """Return the next tensor or Vortex array that has arrived, or None if there is none."""
+        while self._messages and self._decode_item is not None:
             message = self._messages.popleft()
             if isinstance(message, MessageRun):
                 self._messages.extendleft(reversed([*expand_messages((message,))]))
                 continue
             try:
-                return self._tensor_decoder.decode(message)
+                item = self._decode_item(message)
+                if item is not None:
+                    return item
             except SplitArrowError as error:
                 self._fail_decoding(error)
         return None
@@ -288,7 +295,7 @@ class Reader:
     def keep_messages(self) -> None:
         """Let `find_messages` return the messages of each batch that is decoded from now on."""
         decoder = self._decoder
-        if decoder is not None and not isinstance(decoder, KeepingDecoder):
+        if decoder is not None and self.format == ARROW and not isinstance(decoder, KeepingDecoder):
             self._decoder = KeepingDecoder(decoder, self.schema_metadata, self._remote_bodies)
 
     def _fail_decoding(self, error: SplitArrowError) -> None:
@@ -307,9 +314,8 @@ class Reader:
         if self._accepts_offsets:
             self._remote_bodies = RemoteBodies(self._lease_returns, limits, self.options.allocator)
         decoder = open_content_decoder(message, limits, validate, self.name, self._remote_bodies)
-        if isinstance(decoder, TensorDecoder):
-            self._tensor_decoder = decoder
-        else:
+        self.format, self._decode_item = find_item_decoder(decoder)
+        if not isinstance(decoder, TensorDecoder):
             allocator = self.options.allocator
             if isinstance(allocator, StagingAllocator):
                 from .device_decoder import decode_on_device
@@ -320,7 +326,7 @@ class Reader:
                 )
             self._decoder = decoder
         self._schema = decoder.schema
-        self.schema_metadata = message.metadata
+        self.schema_metadata = unmark_schema(message.metadata)
         self.footer_metadata = find_footer_metadata(message.metadata)
         self._machine.on(ReaderEvent.SCHEMA)
 
@@ -375,7 +381,7 @@ class Reader:
         self._machine.on(ReaderEvent.CLOSE)
         self._messages.clear()
         self.batches.clear()
-        self._decoder = None  # It may hold dictionaries, and leases on them.
+        self._decoder = self._decode_item = None  # It may hold dictionaries, and leases on them.
         for stream in self.channels:
             leases = self._lease_returns
             if ended and stream.carries_bodies and leases is not None and leases.linger():

@@ -10,8 +10,9 @@ from ...formats.arrow.tensors.decoding import decode_tensor, make_tensor
 from ...formats.arrow.tensors.parsing import read_tensor_layout
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.limits import Limits
-from ...protocol.messages import Message
+from ...protocol.messages import Message, MetadataType
 from ...protocol.tags import BodyType
+from .batch_decoder import refuse_format
 from .options import Validation
 from .remote_bodies import RemoteBodies
 
@@ -72,6 +73,8 @@ class TensorDecoder:
             raise
 
     def _decode(self, message: Message) -> AnyTensor:
+        if message.message_type != MetadataType.ARROW:
+            raise refuse_format(message, self._stream)
         metadata, body, limit = message.metadata, message.body, self._limits.decoded_bytes
         if message.body_type is BodyType.OFFSETS and self._remote_bodies is not None:
             layout = read_tensor_layout(metadata)

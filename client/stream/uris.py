@@ -23,6 +23,7 @@ def resolve_uris(
     limit: int | None = None,
     batch_rows: int | None = None,
     compression: str | None = None,
+    format: str | None = None,
     batches: tuple[int, int] | None = None,
     rows: tuple[int, int] | None = None,
 ) -> list[DataUri]:
@@ -50,6 +51,7 @@ def resolve_uris(
         "limit": limit,
         "batch_rows": batch_rows,
         "compression": compression,
+        "format": format,
         **check_spans(batches, rows),
     }
     selection = {name: value for name, value in selection.items() if value is not None}

@@ -44,12 +44,16 @@ def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes
 
 def add_message_metadata(metadata: bytes, added: Mapping[bytes, bytes]) -> bytes:
     """Return a schema message with more custom metadata; see `add_footer_metadata`."""
-    pairs: list[tuple[bytes, bytes]] = [*read_custom_metadata(metadata).items(), *added.items()]
+    return set_message_metadata(metadata, {**read_custom_metadata(metadata), **added})
+
+
+def set_message_metadata(metadata: bytes, pairs: Mapping[bytes, bytes]) -> bytes:
+    """Return a schema message with other custom metadata; see `add_footer_metadata`."""
     message = fbs.Message.GetRootAs(metadata, 0)
     header: Any = message.Header()
     builder: Any = flatbuffers.Builder(2 * len(metadata))
     size = _embed(builder, metadata)
-    custom_metadata = write_pairs(builder, pairs)
+    custom_metadata = write_pairs(builder, [*pairs.items()])
     fbs.MessageStart(builder)
     fbs.MessageAddVersion(builder, message.Version())
     fbs.MessageAddHeaderType(builder, message.HeaderType())

@@ -7,7 +7,7 @@ the format before an array arrives.
 
 from __future__ import annotations
 
-from ..arrow.footer_metadata import add_message_metadata
+from ..arrow.footer_metadata import add_message_metadata, set_message_metadata
 from ..arrow.message import read_custom_metadata
 
 _KEY, _VORTEX = b"splitarrow:format", b"vortex"
@@ -22,6 +22,14 @@ def mark_schema(metadata: bytes) -> bytes:
         The FlatBuffer of a schema message, which pyarrow has accepted.
     """
     return add_message_metadata(metadata, {_KEY: _VORTEX})
+
+
+def unmark_schema(metadata: bytes) -> bytes:
+    """Return the schema message of a stream of record batches in Arrow; see `mark_schema`."""
+    pairs = read_custom_metadata(metadata)
+    if pairs.pop(_KEY, None) is None:
+        return metadata
+    return set_message_metadata(metadata, pairs)
 
 
 def is_marked(metadata: bytes | memoryview) -> bool:

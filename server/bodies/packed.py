@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from anyio import to_thread
 
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ..catalog.dataset import Dataset, Source
+from ..catalog.messages.generator_source import GeneratorSource, MessageGroups
+from ..catalog.vortex_dataset import VortexDataset
+from ..shm.region_source import RegionSource
 from .adaptive_compression import AdaptiveCompression
 from .connection import Connection
 
@@ -44,6 +48,10 @@ class PackedBodySender:
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset, encoded by the server's defaults."""
         connection = self._connection
+        if isinstance(dataset, VortexDataset):
+            return await to_thread.run_sync(
+                _open_compressed, dataset, request, connection, limiter=connection.threads
+            )
         streams = connection.uri.stream
         if (request.compression or connection.encoding.compression) == AUTO and (
             streams.carries_metadata and streams.carries_bodies
@@ -71,3 +79,18 @@ class PackedBodySender:
     async def fail(self, code: str, message: str) -> None:
         """Report a failure to the reader."""
         await self._send(self._splitter.fail(code, message))
+
+
+def _open_compressed(dataset: VortexDataset, request: Request, connection: Connection) -> Source:
+    """Open a dataset that is compressed once for all its readers, in memory that they share."""
+    if request.batch_rows is None:
+        request = replace(request, batch_rows=connection.encoding.batch_rows)
+    shared = connection.regions.open(dataset, request)
+    source = GeneratorSource(_iterate(shared), blocking=shared.blocking)
+    source.call_on_close(shared.release)
+    source.call_on_close(shared.close)
+    return source
+
+
+def _iterate(shared: RegionSource) -> MessageGroups:
+    yield from shared

@@ -18,6 +18,7 @@ from ...errors import ProtocolError, SplitArrowError
 from ...formats.arrow.buffer_spans import BufferLocator
 from ...protocol.bodies import Span, pack_spans
 from ...protocol.frames import OutgoingFrame, TaggedFrame
+from ...protocol.messages import MetadataType
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import SourceFile
@@ -230,6 +231,8 @@ class RemoteBodySender:
     def _buffer_spans(self, message: SourceMessage) -> list[Span]:
         assert message.body is not None
         (body,) = message.body
+        if message.message_type == MetadataType.VORTEX:
+            return [(body.offset, body.nbytes) if body.nbytes else (0, 0)]
         try:
             return self._locator.locate(message.metadata, message.body_length, body.offset)
         except ProtocolError as error:

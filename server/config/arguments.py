@@ -41,6 +41,7 @@ class ServeArguments(TypedDict, total=False):
     parquet_int96: Literal["microseconds", "exact"]
     parquet_keys: Literal["last", "keep"]
     shm_cache: int | str | None
+    vortex_cache: int | str
     shm_copy: bool
     shm_trust: bool
     shm_users: Sequence[int]

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from .declaration import declarations
 from .settings import ServerSettings
 
-_REGION_SETTINGS = ("shm_cache", "shm_copy", "shm_trust", "max_leased", "lease_seconds")
+_REGION_SETTINGS = (
+    "shm_cache",
+    "vortex_cache",
+    "shm_copy",
+    "shm_trust",
+    "max_leased",
+    "lease_seconds",
+)
 """The settings of memory that readers map or read remotely."""
 
 

@@ -168,6 +168,15 @@ class ServerSettings(ServiceSettings):
             default="a quarter of this host's memory",
         ),
     ] = None
+    vortex_cache: Annotated[
+        SizeOrZero,
+        Setting(
+            "The memory for datasets that were compressed for readers in the format Vortex, as in "
+            "4GiB.",
+            Group.SHARED_MEMORY,
+            metavar="SIZE",
+        ),
+    ] = 1 << 30
     shm_copy: Annotated[
         bool,
         Setting(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import anyio
 from anyio import to_thread
 
-from ...errors import ExhaustedError, InvalidRequestError, LimitError, remote_error
+from ...errors import ExhaustedError, LimitError, remote_error
 from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.keep_alive import MIN_INTERVAL
@@ -64,10 +65,7 @@ class DoGetHandler:
         dataset = call.find_dataset(request.dataset)
         if holds_tensors(dataset):
             raise refuse_do_get(request)
-        if request.format not in (None, "arrow"):
-            raise InvalidRequestError(
-                f"DoGet supports the format 'arrow' only, not {request.format!r}"
-            )
+        request = replace(request, format=None)  # Flight carries Arrow only
         scope = anyio.CancelScope()
         stream = server.streams.begin(
             dataset=request.dataset,

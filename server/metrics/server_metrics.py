@@ -85,8 +85,8 @@ class Metrics(Registry):
         labels=("plane", "reason"),
     )
     cache_hits: Counts = counter(
-        "Uses of a cache that found the data: copies of datasets in shared_memory, and downloaded "
-        "objects.",
+        "Uses of a cache that found the data: copies of datasets in shared_memory, arrays in "
+        "vortex, and downloaded objects.",
         labels=("cache",),
     )
     cache_misses: Counts = counter("Uses of a cache that did not find the data.", labels=("cache",))

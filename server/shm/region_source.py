@@ -10,6 +10,7 @@ from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Budget, Dataset, Encoding, Source, Writers
+from ..catalog.vortex_dataset import VortexDataset
 from ..logs import get_logger
 from .chunks import Chunk, ChunkWriter
 from .file_guards import guard_refusal
@@ -113,10 +114,11 @@ def open_region_source(
     def open_source() -> Source:
         return unused.pop() if unused else dataset.open(request, Encoding(budget=budget))
 
+    owner = dataset.original if isinstance(dataset, VortexDataset) else dataset
     # A file with writers may change without a new version, so no other reader gets this copy.
-    is_shared = find_writers(dataset) is not Writers.ALLOWED
+    is_shared = find_writers(owner) is not Writers.ALLOWED
     key = request if is_shared else (request, object())
-    stream = store.acquire(dataset, key, open_source, f"dataset {request.dataset!r}")
+    stream = store.acquire(owner, key, open_source, f"dataset {request.dataset!r}")
 
     def release() -> None:
         if not is_shared:

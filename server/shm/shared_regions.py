@@ -10,6 +10,7 @@ import anyio
 
 from ...protocol.request import Request
 from ..catalog.dataset import Budget, Dataset
+from ..catalog.vortex_dataset import VortexDataset
 from .file_guards import FileGuards
 from .file_mappings import FileMappings
 from .region_source import RegionSource, open_region_source
@@ -41,6 +42,8 @@ class SharedRegions:
             )
         self.store = RegionStore(capacity, _compute_max_chunks())
         """The datasets that were written into sealed memory."""
+        self.vortex_store = RegionStore(settings.vortex_cache, _compute_max_chunks())
+        """The datasets that were compressed as Vortex arrays into sealed memory."""
         self.guards = FileGuards()
         """The guards of the files that are mapped, here or by readers."""
         self.trust = settings.shm_trust
@@ -62,8 +65,9 @@ class SharedRegions:
         It reads files, so it belongs on a worker thread.
         """
         copy = copy or self._copy
+        store = self.vortex_store if isinstance(dataset, VortexDataset) else self.store
         return open_region_source(
-            self.store, dataset, request, copy=copy, trust=self.trust, budget=self._budget
+            store, dataset, request, copy=copy, trust=self.trust, budget=self._budget
         )
 
     def report_freed(self) -> None:
@@ -80,6 +84,7 @@ class SharedRegions:
     def close(self) -> None:
         """Release the sealed memory that no reader uses."""
         self.store.close()
+        self.vortex_store.close()
 
 
 def _compute_max_chunks() -> int:

@@ -28,7 +28,7 @@ BLOCKING_ONLY = {"to_reader", "describe_replicas", "keep_messages", "schema_meta
 ASYNC_ONLY = {"of"}
 # Return at once, so that finalizers and signal handlers may call them; or return an object that
 # connects when it is entered, or an iterator.
-NEVER_AWAITED = {"batches_with_metadata", "cancel", "close", "read", "tensors"}
+NEVER_AWAITED = {"arrays", "batches_with_metadata", "cancel", "close", "read", "tensors"}
 
 
 def public_members(cls: type) -> dict[str, Any]:

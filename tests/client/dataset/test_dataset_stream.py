@@ -26,6 +26,7 @@ class Endpoint:
     schema = SCHEMA
     schema_metadata = bytes(memoryview(SCHEMA.serialize()))[8:]
     transport = "tcp"
+    format = "arrow"
     bytes_received = 10
     resumed = 1
 
