@@ -107,8 +107,14 @@ check: lint types ## before a commit: as test, but only the tests of what differ
 	@$(BIN)/python tests/changed.py "$(BASE)" | xargs -0 $(BIN)/pytest $(PARALLEL) $(ARGS)
 BASE ?= main
 
+# What checks deploy/: Helm itself as a library, the schemas of Kubernetes and those of Grafana.
+$(VENV)/deploy-tools: $(VENV)/installed-test $(UV)
+	@$(UV) pip install --quiet --python $(BIN)/python helm-python-sdk==0.2.2 \
+	    kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
+	@touch $@
+
 .PHONY: test-slow
-test-slow: $(VENV)/installed-test ## run the slow tests: Spark, S3, benchmarks, deployment
+test-slow: $(VENV)/deploy-tools ## run the slow tests: Spark, S3, benchmarks, deployment
 	@$(BIN)/pytest $(PARALLEL) -m "slow and not long" $(ARGS)
 
 # Tests of the loaders' benchmark draw its plot.

@@ -61,6 +61,11 @@ def new(
             f"splitarrow: created {shown}; the user of the server must be able to read it"
         )
     print_message(f"splitarrow: added a token of {escape_text(name)} to {shown}")
+    if not (datasets or write):
+        print_message(
+            "splitarrow: it permits no dataset, only metrics and the state of the server; "
+            "see --datasets and --write"
+        )
 
 
 def ls(file: TokenFilePath, as_json: AsJson = False) -> None:

@@ -34,7 +34,8 @@ def add_token(path: Path, name: str, datasets: Sequence[str], write: Sequence[st
     name : str
         The name of the principal. Other tokens may have the same name.
     datasets, write : sequence of str
-        The datasets that the principal may read and write, as globs.
+        The datasets that the principal may read and write, as globs. Without any, it can only ask
+        for metrics and the state of the server.
 
     Returns
     -------
@@ -44,7 +45,7 @@ def add_token(path: Path, name: str, datasets: Sequence[str], write: Sequence[st
     Raises
     ------
     UsageError
-        If the name or a glob is invalid, or no dataset is granted.
+        If the name or a glob is invalid.
     ConfigError
         If the file is not a valid token file.
     OSError
@@ -67,10 +68,7 @@ def add_token(path: Path, name: str, datasets: Sequence[str], write: Sequence[st
 def _check(name: str, datasets: Sequence[str], write: Sequence[str]) -> None:
     if not is_principal_name(name):
         raise UsageError(f"{name!r} is not a name: give short text without control characters")
-    globs = [*datasets, *write]
-    if not globs:
-        raise UsageError("the token would permit nothing: give --datasets GLOB or --write GLOB")
-    for glob in globs:
+    for glob in (*datasets, *write):
         if not glob or not glob.isprintable():
             raise UsageError(f"{glob!r} is not the name or glob of a dataset")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +55,7 @@ def check(uri: str) -> int:
 
 def test_the_image_is_small_and_its_user_is_nobody_special() -> None:
     known = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE"}
-    known |= {"STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    known |= {"LABEL", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
     assert {name for name, _ in instructions()} == known
     assert [rest.split()[0] for name, rest in instructions() if name == "FROM"] == [
         "python:3.12-slim"
@@ -67,6 +70,43 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
     here = [name for name in copied if not name.startswith("--")]
     assert here == [".", str(HEALTHY.relative_to(ROOT))]
     assert f"!{here[1]}" in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
+
+
+def test_the_commands_of_the_build_work(tmp_path: Path) -> None:
+    """They run in a folder instead of the root. The image gets the folder `opt/splitarrow`."""
+    source = tmp_path / "src"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("docs/", "tests/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    (tmp_path / "opt").mkdir()
+    venv.create(tmp_path / "base", with_pip=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PATH": f"{tmp_path / 'base' / 'bin'}:{os.environ['PATH']}",
+    }
+    stage = instructions()[: [name for name, _ in instructions()].index("FROM", 1)]
+    commands = [rest for name, rest in stage if name == "RUN"]
+    assert len(commands) == 2
+    for command in commands:
+        here = re.sub(r"(?<![\w.])/(opt|wheels)/", rf"{tmp_path}/\1/", command)
+        here = here.replace("--wheel-dir /wheels ", f"--wheel-dir {tmp_path}/wheels ")
+        subprocess.run(
+            ["bash", "-c", here], cwd=source, env=environment, check=True, timeout=10 * PATIENCE
+        )
+    installed = tmp_path / "opt" / "splitarrow"
+    listed = json.loads((installed / "sbom.cdx.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    packages = {component["name"]: component["version"] for component in listed["components"]}
+    assert packages["splitarrow"] == splitarrow.__version__
+    assert {"pyarrow", "grpcio", "joserfc", "cryptography"} <= packages.keys()
+    assert "pip" not in packages
+    command = [installed / "bin" / "splitarrow", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"splitarrow {splitarrow.__version__}\n"
+    size = sum(path.lstat().st_size for path in installed.rglob("*"))
+    assert size < 450e6, f"{size / 1e6:.0f} MB"
 
 
 def test_the_image_starts_with_a_command_of_ours() -> None:

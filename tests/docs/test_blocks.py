@@ -33,6 +33,7 @@ NOT_RUN = {
     ("docs/guide/gpu.md", "from splitarrow.memory import CudaMemory"): "a GPU",
     ("docs/guide/pytorch.md", 'dataset = StreamDataset("grpc://node1"'): "a GPU",
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
+    ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
     ("docs/guide/spark-yarn.md", ""): "YARN",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",

@@ -1,0 +1,245 @@
+"""The chart of Helm and the plain manifests: Kubernetes accepts them, and they fit the daemon."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from helpers.files import write_file
+from helpers.pki import Pki
+from helpers.service_manager import COMMAND, DEPLOY, PATIENCE
+
+yaml: Any = pytest.importorskip("yaml")
+
+pytestmark = pytest.mark.slow
+
+CHART = DEPLOY / "helm" / "splitarrow"
+MANIFESTS = DEPLOY / "kubernetes" / "splitarrow.yaml"
+VERSIONS = ("1.25", "1.30", "1.35")
+"""Of Kubernetes."""
+_SEVERITY_WARNING = 2
+_OPERATOR = "monitoring.coreos.com/"
+VALUES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": {
+        "datasets": {"flights": "/data/flights.arrow", "trips/2026": "/data/trips"},
+        "config": "max_connections = 100\n",
+        "uploads": {"hostPath": "/srv/uploads"},
+        "tls": {"clientCa": True},
+        "ticketKeys": {"secretName": "keys"},
+        "sharedMemory": {"users": [1000, 1001]},
+        "advertise": "nodeName",
+        "hostNetwork": True,
+        "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "t"}, "serverName": "n"},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "podAnnotations": {"a": "b"},
+        "extraEnv": [{"name": "AWS_REGION", "value": "eu-central-1"}],
+    },
+    "nothing": {
+        "insecure": True,
+        "tokens": {"secretName": ""},
+        "tls": {"secretName": ""},
+        "data": {"hostPath": ""},
+        "sharedMemory": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "serviceMonitor": {"enabled": True},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Any:
+    return pytest.importorskip("helm_python")
+
+
+def render(helm: Any, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the objects that the chart describes."""
+    with helm.Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        files = chart.render(values, name="splitarrow", namespace="splitarrow")
+    return [
+        document
+        for name, text in files.items()
+        if name.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document
+    ]
+
+
+def select(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [each for each in objects if each["kind"] == kind]
+    return found
+
+
+def plain() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(MANIFESTS.read_text()))
+
+
+def settings(objects: list[dict[str, Any]]) -> str:
+    return select(objects, "ConfigMap")["data"]["splitarrow.toml"]
+
+
+def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return select(objects, "DaemonSet")["spec"]["template"]["spec"]
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = pod(objects)["containers"]
+    return found
+
+
+def test_helm_lint(helm: Any) -> None:
+    for values in VALUES.values():
+        report = helm.lint(CHART, values, strict=True)
+        serious = [each for each in report["messages"] if each["severity"] >= _SEVERITY_WARNING]
+        assert (report["errors"], serious) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"ports": {"data": 99_999}}, "maximum"),
+        ({"sharedMemory": {"hostpath": "/run"}}, "additional properties 'hostpath'"),
+        ({"datasets": {"a": 1}}, "got number, want string"),
+        ({"podDisruptionBudget": {"minAvailable": "50%"}}, "got string, want integer"),
+        ({"tokens": {"secretName": ""}}, "set tokens.secretName, or insecure: true"),
+        ({"serviceMonitor": {"enabled": True}}, "set serviceMonitor.tokenSecret.name"),
+    ],
+)
+def test_wrong_values_are_refused(helm: Any, values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(helm.HelmError, match=re.escape(problem)):
+        render(helm, values)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", VALUES)
+def test_kubernetes_accepts_the_objects_of_the_chart(helm: Any, version: str, name: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    objects = render(helm, VALUES[name])
+    assert len(objects) >= 4
+    for each in objects:
+        if not each["apiVersion"].startswith(_OPERATOR):  # Kubernetes has no schema for these
+            schemas.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_accepts_the_plain_manifests(version: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    for each in plain():
+        schemas.validate(each, version, strict=True)
+
+
+def test_the_plain_manifests_are_those_of_the_chart(helm: Any) -> None:
+    def without_release(value: Any) -> Any:
+        """Leave out what Helm adds for itself."""
+        ours = ("app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart")
+        if isinstance(value, dict):
+            rest = {key: without_release(each) for key, each in value.items() if key not in ours}
+            if rest.get("annotations", {}).keys() == {"checksum/config"}:
+                del rest["annotations"]
+            return rest
+        return [without_release(each) for each in value] if isinstance(value, list) else value
+
+    def key(each: dict[str, Any]) -> tuple[str, str]:
+        return each["kind"], each["metadata"]["name"]
+
+    chart = without_release(render(helm, {"datasets": {"flights": "/data/flights.arrow"}}))
+    assert sorted(chart, key=key) == sorted(plain(), key=key)
+    folder = MANIFESTS.parent
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert kustomization["resources"] == [MANIFESTS.name]
+
+
+def test_the_rules_of_the_chart_are_those_of_prometheus(helm: Any) -> None:
+    rules = DEPLOY / "prometheus" / "rules.yaml"
+    assert (CHART / "files" / "rules.yaml").read_text() == rules.read_text()
+    rendered = select(render(helm, {"prometheusRule": {"enabled": True}}), "PrometheusRule")
+    assert rendered["spec"] == yaml.safe_load(rules.read_text())
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_daemon_has_time_to_drain(helm: Any, name: str) -> None:
+    objects = render(helm, VALUES[name])
+    seconds = re.search(r"^drain_seconds = (\d+)$", settings(objects), re.MULTILINE)
+    wait = container(objects)["lifecycle"]["preStop"]["exec"]["command"]
+    assert seconds is not None
+    assert wait[0] == "sleep"
+    total = int(seconds[1]) + int(wait[1])
+    assert pod(objects)["terminationGracePeriodSeconds"] >= total + 10
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_daemon_has_few_rights(helm: Any, name: str) -> None:
+    objects = render(helm, VALUES[name])
+    assert pod(objects)["securityContext"]["runAsNonRoot"]
+    assert not pod(objects)["automountServiceAccountToken"]
+    rights = container(objects)["securityContext"]
+    assert rights["readOnlyRootFilesystem"]
+    assert not rights["allowPrivilegeEscalation"]
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    volumes = {each["name"] for each in pod(objects)["volumes"]}
+    assert {each["name"] for each in container(objects)["volumeMounts"]} == volumes
+
+
+def test_services_and_budget_select_the_pods(helm: Any) -> None:
+    objects = render(helm, {})
+    labels = select(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    budget = select(objects, "PodDisruptionBudget")["spec"]
+    selectors = [each["spec"]["selector"] for each in objects if each["kind"] == "Service"]
+    for selector in (*selectors, budget["selector"]["matchLabels"]):
+        assert selector.items() <= labels
+    # Kubernetes cannot count the pods that a DaemonSet should have.
+    assert "maxUnavailable" not in budget
+    ports = {port["name"] for port in container(objects)["ports"]}
+    for each in objects:
+        if each["kind"] == "Service":
+            assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The root of a node, with the files that the chart mounts."""
+    pki = Pki(tmp_path)
+    mounted = tmp_path / "etc" / "splitarrow"
+    for folder in ("tokens", "tls", "ticket-keys"):
+        (mounted / folder).mkdir(parents=True)
+    shutil.copy(pki.path("server-cert"), mounted / "tls" / "tls.crt")
+    shutil.copy(pki.path("server-key"), mounted / "tls" / "tls.key")
+    shutil.copy(pki.path("ca"), mounted / "tls" / "ca.crt")
+    (mounted / "ticket-keys" / "ticket.keys").write_text(f"{secrets.token_hex(32)}\n")
+    (mounted / "ticket-keys" / "ticket.keys").chmod(0o600)
+    token = [*COMMAND, "token", "new", str(mounted / "tokens" / "tokens.toml"), "root"]
+    subprocess.run([*token, "--datasets", "*"], check=True, capture_output=True)
+    for folder in ("data/trips", "uploads"):
+        (tmp_path / folder).mkdir(parents=True)
+    for path in ("flights.arrow", "trips/1.arrow"):
+        write_file(tmp_path / "data" / path, pa.table({"x": [1, 2]}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_the_configuration_is_valid(helm: Any, node: Path, name: str) -> None:
+    objects = plain() if name == "plain" else render(helm, VALUES[name])
+    text = re.sub(r'"/(etc/splitarrow|data|uploads)', rf'"{node}/\1', settings(objects))
+    path = node / "splitarrow.toml"
+    path.write_text(text)
+    environment = {
+        each["name"]: each.get("value", "node7")
+        for each in container(objects)["env"]
+        if each["name"] != "SPLITARROW_HTTP"
+    }
+    command = [*COMMAND, "check-config", str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env={**environment, "HOME": "/"}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
