@@ -26,6 +26,8 @@ from .check_report import Progress, Report
 from .check_values import count_batches, find_reason
 
 _PARQUET_MAGIC = b"PAR1"
+_VORTEX_MAGIC = b"VTXF"
+_MAX_VORTEX_HEADER = 4096
 
 
 def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") -> Report:
@@ -69,6 +71,8 @@ def _check_open_file(
 
         report.kind = "Parquet file"
         check_parquet(file, report, full=full, progress=progress)
+    elif head.startswith(_VORTEX_MAGIC) or _is_vortex_stream(file, head):
+        _check_vortex(file, path, head, report, full=full, progress=progress)
     elif is_tensor_head(file.read(0, min(file.size, MAX_METADATA_BYTES + 8))):
         report.kind, report.batch_noun, report.rows = "tensor file", "tensor", None
         _check_tensors(file, report, full=full)
@@ -77,6 +81,19 @@ def _check_open_file(
         check_ipc(file, report, full=full, progress=progress)
     else:
         _check_other(file, path, report, full=full, progress=progress)
+
+
+def _is_vortex_stream(file: SourceFile, head: bytes) -> bool:
+    """Return whether a file begins with the message of a Vortex dtype."""
+    length = int.from_bytes(head[:4], "little")
+    if not 8 <= length <= min(file.size - 4, _MAX_VORTEX_HEADER):
+        return False
+    from ..formats.vortex.message import MessageKind, read_header
+
+    try:
+        return read_header(file.read(4, length)).kind is MessageKind.DTYPE
+    except ProtocolError:
+        return False
 
 
 def _is_old_stream(file: SourceFile, head: bytes) -> bool:
@@ -145,6 +162,21 @@ def _validate(file: SourceFile, found: ScannedMessage, decoder: Decoder, report:
         problem = error.message if isinstance(error, ProtocolError) else str(error)
         problem = problem.partition("\n")[0]
         report.add_defect(Defect(found.place, message.offset, problem, nbytes, rows))
+
+
+def _check_vortex(
+    file: SourceFile, path: Path, head: bytes, report: Report, *, full: bool, progress: Progress
+) -> None:
+    """Check a Vortex file or stream."""
+    from .check_vortex import check_stream, check_vortex_file
+
+    report.batch_noun = "array"
+    if not head.startswith(_VORTEX_MAGIC):
+        report.kind = "Vortex stream"
+        check_stream(file, report, full=full, progress=progress)
+        return
+    report.kind = "Vortex file"
+    check_vortex_file(file, report)
 
 
 def _check_tensors(file: SourceFile, report: Report, *, full: bool) -> None:

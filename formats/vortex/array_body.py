@@ -12,22 +12,27 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...errors import InvalidDataError, LimitError
+from ..arrow.flatbuffer import Bytes
 from .array_table import BUFFER, ArrayTable, read_array_table
+from .lazy_bytes import LazyBytes
 from .limits import DEFAULT_LIMITS, VortexLimits
 from .message import BODY_ALIGNMENT
 
 _LENGTH = struct.Struct("<I")
 _TABLE_ALIGNMENT = 8
+_HEAD_BYTES = 1 << 20
+
+_Data = memoryview | LazyBytes
 
 
 class ArrayBody(NamedTuple):
     """A checked body of an array message."""
 
-    data: memoryview
+    data: memoryview | LazyBytes
     """The body, as bytes."""
     table: ArrayTable
     """Its nodes and buffers."""
-    table_data: memoryview
+    table_data: Bytes
     """The FlatBuffer of the table."""
     buffers_offset: int
     """The offset of the first buffer, with the padding before it, in the body in bytes."""
@@ -37,8 +42,8 @@ class ArrayBody(NamedTuple):
         """Whether the body has the order in the text of the specification."""
         return self.buffers_offset > 0
 
-    def find_buffer(self, number: int) -> memoryview:
-        """Return the bytes of a buffer, without a copy."""
+    def find_buffer(self, number: int) -> Bytes:
+        """Return the bytes of a buffer, without a copy if the body is in memory."""
         entry = self.table.buffers[number]
         begin = self.buffers_offset + entry.offset
         return self.data[begin : begin + entry.length]
@@ -49,8 +54,9 @@ def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LI
 
     Parameters
     ----------
-    body : bytes-like
-        The body, in one piece.
+    body : bytes-like or LazyBytes
+        The body, in one piece. Of a body that is not in memory, only the table is read, and of one
+        with its table first, up to 1 MiB more.
     encodings : int
         The number of encodings in the header of the message.
     limits : VortexLimits
@@ -63,7 +69,7 @@ def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LI
     LimitError
         If the body exceeds a limit.
     """
-    data = memoryview(body).cast("B")
+    data = body if isinstance(body, LazyBytes) else memoryview(body).cast("B")
     try:
         usual = _read_table_last(data, encodings, limits)
     except (InvalidDataError, LimitError):
@@ -72,28 +78,29 @@ def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LI
             raise
         return other
     # Without buffers, the table is first and last.
-    if usual.table.buffer_bytes and _find_table_first(data, encodings, limits) is not None:
+    is_ambiguous = usual.table.buffer_bytes and not isinstance(data, LazyBytes)
+    if is_ambiguous and _find_table_first(data, encodings, limits) is not None:
         raise InvalidDataError(
             "the body of the array is valid with its FlatBuffer first and with its FlatBuffer last"
         )
     return usual
 
 
-def _find_table_first(data: memoryview, encodings: int, limits: VortexLimits) -> ArrayBody | None:
+def _find_table_first(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody | None:
     try:
         return _read_table_first(data, encodings, limits)
     except (InvalidDataError, LimitError):
         return None
 
 
-def _read_table_last(data: memoryview, encodings: int, limits: VortexLimits) -> ArrayBody:
+def _read_table_last(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody:
     size = data.nbytes
     if size < _LENGTH.size:
         raise InvalidDataError(
             f"the body of the array has {size} bytes; expected the length of its FlatBuffer at "
             "its end"
         )
-    (length,) = _LENGTH.unpack_from(data, size - _LENGTH.size)
+    (length,) = _LENGTH.unpack(data[size - _LENGTH.size :])
     begin = size - _LENGTH.size - length
     if begin < 0:
         raise InvalidDataError(
@@ -115,8 +122,9 @@ def _read_table_last(data: memoryview, encodings: int, limits: VortexLimits) -> 
     return ArrayBody(data, table, table_data, 0)
 
 
-def _read_table_first(data: memoryview, encodings: int, limits: VortexLimits) -> ArrayBody:
-    head = data[: limits.metadata_bytes]
+def _read_table_first(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody:
+    most = limits.metadata_bytes
+    head = data[: min(most, _HEAD_BYTES) if isinstance(data, LazyBytes) else most]
     table = read_array_table(head, encodings, limits)
     begin = data.nbytes - table.buffer_bytes
     if begin <= 0:
@@ -127,7 +135,7 @@ def _read_table_first(data: memoryview, encodings: int, limits: VortexLimits) ->
 
 
 def build_array_body(
-    table_data: bytes | memoryview,
+    table_data: Bytes,
     entries_offset: int,
     exponents: Sequence[int],
     buffers: Sequence[Any],

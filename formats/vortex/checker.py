@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import InvalidDataError, LimitError
 from .array_body import ArrayBody, read_array_body
 from .dtype import DType
+from .lazy_bytes import LazyBytes
 from .limits import DEFAULT_LIMITS, VortexLimits
 from .message import MessageHeader, MessageKind
 
@@ -42,7 +43,7 @@ def check_array(
     ----------
     header : MessageHeader
         The header of the message.
-    body : bytes-like
+    body : bytes-like or LazyBytes
         Its body, in one piece.
     dtype : DType
         The type of the stream.
@@ -84,7 +85,7 @@ def check_body_size(header: MessageHeader, body: Any) -> None:
     InvalidDataError
         If they differ.
     """
-    size = memoryview(body).nbytes
+    size = body.nbytes if isinstance(body, LazyBytes) else memoryview(body).nbytes
     if size != header.body_size:
         raise InvalidDataError(
             f"the field body_size of the header is {header.body_size}; the body has {size} bytes"

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import InvalidDataError, LimitError, MissingExtraError
+from ..arrow.flatbuffer import Bytes
 from .array_body import ArrayBody, build_array_body
 
 _MAGIC = b"\x04\x22\x4d\x18"
@@ -64,7 +65,7 @@ def decode_body(body: ArrayBody, max_decoded_bytes: int) -> list[Any]:
     return build_array_body(body.table_data, body.table.entries_offset, exponents, buffers)
 
 
-def _decompress(data: memoryview, max_bytes: int, number: int) -> bytes:
+def _decompress(data: Bytes, max_bytes: int, number: int) -> bytes:
     """Return a decompressed buffer of at most `max_bytes`, or of one byte more."""
     try:
         frames: Any = import_module("lz4.frame")
@@ -76,7 +77,7 @@ def _decompress(data: memoryview, max_bytes: int, number: int) -> bytes:
         ) from None
     try:
         if bytes(data[: len(_MAGIC)]) != _MAGIC:
-            bound = min(max_bytes, _U32_MAX, max(_SMALLEST_BOUND, data.nbytes * _MAX_RATIO))
+            bound = min(max_bytes, _U32_MAX, max(_SMALLEST_BOUND, len(data) * _MAX_RATIO))
             return blocks.decompress(data, uncompressed_size=bound)
         decompressor = frames.LZ4FrameDecompressor()
         found: bytes = decompressor.decompress(data, max_length=max_bytes + 1)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import vortex
+import vortex.io
 from vortex.serde import decode_ipc_array_buffers, encode_ipc_array_buffers
 
 from splitarrow.formats.vortex.array_body import read_array_body
@@ -47,6 +50,15 @@ def make_columns() -> dict[str, pa.Array]:
         "empty": pa.array([], pa.int32()),
         "nested": pa.array([[{"x": [str(i)] * (i % 3)}] for i in rows]),
     }
+
+
+def make_file(column: pa.Array | pa.Table) -> bytes:
+    """Return a ``.vortex`` file with one column."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.vortex"
+        table = column if isinstance(column, pa.Table) else pa.table({"x": column})
+        vortex.io.write(vortex.array(table), str(path))
+        return path.read_bytes()
 
 
 def encode(array: Any) -> tuple[Message, Message]:

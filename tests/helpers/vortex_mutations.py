@@ -12,6 +12,8 @@ import lz4.frame
 from helpers.damage import damaged
 from helpers.vortex_messages import (
     compress_buffers,
+    make_columns,
+    make_file,
     make_messages,
     put_table_first,
     write_stream,
@@ -19,6 +21,7 @@ from helpers.vortex_messages import (
 from splitarrow.formats.vortex.checker import check_array
 from splitarrow.formats.vortex.compression import decode_body
 from splitarrow.formats.vortex.dtype import DType, read_dtype
+from splitarrow.formats.vortex.file_footer import read_file_footer
 from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message, MessageKind, build_message, read_header
 from splitarrow.formats.vortex.reader import StreamReader, read_messages
@@ -27,7 +30,7 @@ from splitarrow.isolation.decoder_process import ProcessLimits
 
 Case = Callable[[random.Random], None]
 
-KINDS = ("header", "dtype", "array", "lz4", "stream")
+KINDS = ("header", "dtype", "array", "lz4", "stream", "file")
 LIMITS = VortexLimits(decoded_bytes=1 << 24, body_bytes=1 << 26, metadata_bytes=1 << 20)
 _PROCESS_LIMITS = ProcessLimits(1 << 28, 1 << 26)
 _DECODED = 10
@@ -67,6 +70,9 @@ def make_case(kind: str) -> Case:
         headers = [m.metadata for pair in make_messages().values() for m in pair]
         headers.append(build_message(MessageKind.BUFFER, [b"abc"], alignment_exponent=6).metadata)
         return lambda rng: _read_header(damaged(rng.choice(headers), rng))
+    if kind == "file":
+        files = [make_file(column) for column in make_columns().values()]
+        return lambda rng: _read_file(rng.choice(files), rng)
     if kind == "stream":
         pairs = list(make_messages().values())[:8]
         streams = [write_stream(dtype, message, message) for dtype, message in pairs]
@@ -84,6 +90,15 @@ def _read_dtype(body: bytes) -> None:
 def _read_header(metadata: bytes) -> None:
     header = read_header(metadata, LIMITS)
     assert header.body_size <= LIMITS.body_bytes
+
+
+def _read_file(data: bytes, rng: random.Random) -> None:
+    size = rng.choice((300, 3000, len(data)))
+    data = data[:-size] + damaged(data[-size:], rng, keep_length=rng.random() < 0.8)
+    footer = read_file_footer(lambda at, nbytes: data[at : at + nbytes], len(data), LIMITS)
+    for layout in footer.root.walk():
+        assert all(0 <= number < len(footer.segments) for number in layout.segments)
+    assert all(0 <= part.offset + part.length <= len(data) for part in footer.segments)
 
 
 def _read_stream(data: bytes, rng: random.Random) -> None:

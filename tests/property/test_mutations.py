@@ -30,6 +30,7 @@ REFUSED = {
     "vortex dtype": {"InvalidDataError"},
     "vortex array": {"InvalidDataError", "LimitError"},
     "vortex lz4": {"InvalidDataError", "LimitError"},
+    "vortex file": {"InvalidDataError"},
     "vortex stream": {"ProtocolError", "InvalidDataError", "LimitError"},
 }
 COUNTS = {
