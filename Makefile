@@ -28,7 +28,7 @@ $(BIN)/python:
 $(VENV)/files: $(BIN)/python FORCE
 	@find . \( -name .venv -o -name build -o -name dist -o -path ./tests \) -prune \
 	    -o \( -name '*.py' -o -name '*.pyi' -o -name '*.fbs' -o -name '*.proto' -o -name py.typed \
-       -o -name '*.jar' -o -name '*.java' \) \
+       -o -name '*.jar' -o -name '*.java' -o -path './server/http/templates/*' \) \
 	    -print | LC_ALL=C sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 

@@ -41,6 +41,8 @@ def print_banner(daemon: Daemon) -> None:
     addresses = [uri.address for uri in daemon.uris]
     if daemon.control_uri is not None:
         addresses.insert(0, daemon.control_uri)
+    if daemon.http_uri is not None:
+        print(f"\nStatus page: {daemon.http_uri}/")
     print(f"\nServing on {', '.join(addresses)}. Press Ctrl-C to stop.\n")
     sys.stdout.flush()
 

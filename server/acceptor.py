@@ -75,6 +75,14 @@ class Acceptor:
         self._limiter = LogLimiter()
         self._log = get_logger("daemon")
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a listener has room for another connection. Any thread may use this."""
+        return self.spare is not None and any(
+            self._has_room(index, find_transport(listener.uri).traits.descriptors)
+            for index, listener in enumerate(self._listeners)
+        )
+
     async def run(self, sessions: TaskGroup) -> None:
         """Accept connections until cancelled, and serve them in a task group."""
         try:

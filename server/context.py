@@ -14,7 +14,7 @@ from .catalog.catalog import Catalog
 from .catalog.dataset import Encoding
 from .config import ServerSettings
 from .filter_slots import FilterSlots
-from .metrics import Metrics
+from .metrics import DaemonMetrics, Metrics
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .shm.shared_regions import SharedRegions
@@ -38,7 +38,9 @@ class ServerContext:
     regions: SharedRegions
     """The regions that the server shares."""
     metrics: Metrics
-    """The server's metrics."""
+    """The metrics of this process."""
+    daemon_metrics: DaemonMetrics
+    """The metrics of the daemon as a whole."""
     streams: StreamRegistry
     """The streams that the server is sending."""
     refusals: RefusalLog

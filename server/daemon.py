@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskStatus
+from anyio.from_thread import BlockingPortal
 
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
@@ -27,10 +28,11 @@ from .context import ServerContext
 from .filter_slots import FilterSlots
 from .listeners import bind_listeners, schemes_of, select_listener
 from .logs import get_logger
-from .metrics import Labelled, Metrics
+from .metrics import DaemonMetrics, Labelled, Metrics
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .reload import Reloader
+from .report import MAIN, ProcessReport, StreamReport, has_free_descriptors, measure_process
 from .session import Session
 from .shm.shared_regions import SharedRegions
 from .stalls import StallWatch
@@ -60,13 +62,23 @@ class Daemon:
         Authenticates callers and redeems tickets. By default, it is built from the settings.
     configuration : Configuration, optional
         The sources of the settings, to read them again; see `Reloader`.
+    process : str
+        The name of this process in metrics.
 
     Attributes
     ----------
+    process : str
+        The name of this process in metrics.
+    portal : BlockingPortal
+        Calls functions on the event loop from other threads. It exists while the daemon runs.
     control_uri : str or None
         The URI of the control plane, once it is bound.
+    http_uri : str or None
+        The URI of the HTTP listener, if there is one.
     metrics : Metrics
-        The metrics.
+        The metrics of this process.
+    daemon_metrics : DaemonMetrics
+        The metrics of the daemon as a whole.
     streams : StreamRegistry
         The running streams.
     refusals : RefusalLog
@@ -82,15 +94,21 @@ class Daemon:
         limits: Limits = DEFAULT_LIMITS,
         access: AccessControl | None = None,
         configuration: Configuration | None = None,
+        process: str = MAIN,
     ) -> None:
         self.catalog = catalog
+        self.process = process
         self.regions = SharedRegions(settings)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
+        self.daemon_metrics = DaemonMetrics(
+            last_reload_successful=1, last_reload_success_timestamp_seconds=time.time()
+        )
         self.streams = StreamRegistry(self.metrics, lambda: self.settings.principal_limit)
         self.refusals = RefusalLog(self.metrics, catalog)
         self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
+        self.http_uri: str | None = None
         self._context = ServerContext(
             catalog=catalog,
             settings=settings,
@@ -101,6 +119,7 @@ class Daemon:
             ),
             regions=self.regions,
             metrics=self.metrics,
+            daemon_metrics=self.daemon_metrics,
             streams=self.streams,
             refusals=self.refusals,
             reads=ReadsInProgress(),
@@ -110,6 +129,7 @@ class Daemon:
         self.reloader = Reloader(self._context, configuration)
         self._listeners: list[Listener] = []
         self._sessions: set[Session] = set()
+        self._acceptor: Acceptor | None = None
         self._log = get_logger("daemon")
 
     @property
@@ -137,7 +157,10 @@ class Daemon:
         watcher = VersionWatcher(self.catalog.datasets, seconds, versions)
         try:
             control = await self._bind_control()
-            async with anyio.create_task_group() as background:
+            async with (
+                BlockingPortal() as self.portal,
+                anyio.create_task_group() as background,
+            ):
                 background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
                 background.start_soon(yield_to_writers, lambda: list(self._sessions))
@@ -169,8 +192,8 @@ class Daemon:
             if control is not None:
                 await sessions.start(control.run)
             async with anyio.create_task_group() as acceptors:
-                acceptor = Acceptor(self._listeners, self._context, self._run_session)
-                acceptors.start_soon(acceptor.run, sessions)
+                self._acceptor = Acceptor(self._listeners, self._context, self._run_session)
+                acceptors.start_soon(self._acceptor.run, sessions)
                 task_status.started(self.uris)
                 await self._context.draining.wait()
                 sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
@@ -210,6 +233,36 @@ class Daemon:
     def _leased_by(self, user: int | None) -> int:
         return sum(s.lease_table.held_bytes for s in list(self._sessions) if s.user == user)
 
+    @property
+    def context(self) -> ServerContext:
+        """The state that the daemon shares with its sessions."""
+        return self._context
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the daemon refuses new reads. It has to run, or have run."""
+        return self._context.draining.is_set()
+
+    def report(self, *, streams: bool) -> ProcessReport:
+        """Return what this process does now. Any thread may call this.
+
+        Parameters
+        ----------
+        streams : bool
+            Whether to report running streams and refusals too.
+        """
+        acceptor = self._acceptor
+        report = ProcessReport(
+            self.process,
+            list(self.metrics.samples()),
+            serves=acceptor is not None,
+            has_room=acceptor is not None and acceptor.has_room and has_free_descriptors(),
+        )
+        if streams:
+            report.streams = [StreamReport.of(stream, self.process) for stream in self.streams]
+            report.refusals = self.refusals.recent()
+        return report
+
     def stats(self) -> dict[str, int]:
         """Return current values and totals since the start, by name. Any thread may call this."""
         return self.metrics.stats()
@@ -228,6 +281,7 @@ class Daemon:
             "bad_frees": sum(table.bad_frees for table in tables),
             "shared_bytes": self.regions.store.nbytes + self.regions.vortex_store.nbytes,
             "bytes_sent": sum(session.bytes_sent for session in sessions),
+            **measure_process(self.process),
             **self._count_cache_uses(),
             "dataset_version": {
                 (self.streams.label_of(name),): number
@@ -286,6 +340,7 @@ class Daemon:
         return {
             "pid": pid,
             "control": self.control_uri,
+            "http": self.http_uri,
             "listen": [str(uri) for uri in self.uris],
             "datasets": {
                 name: {scheme: self.printable_uri(name, scheme) for scheme in schemes}

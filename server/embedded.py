@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from anyio.from_thread import start_blocking_portal
 
@@ -16,6 +16,11 @@ from .catalog.catalog import open_catalog
 from .config import load_settings
 from .config.arguments import ServeArguments
 from .daemon import Daemon
+from .daemon_reporter import DaemonReporter
+from .http.opening import open_http_listener
+
+if TYPE_CHECKING:
+    from .http.listener import HttpListener
 
 _MAX_NAMES = 5
 """The number of datasets that the representation of a server names."""
@@ -28,15 +33,20 @@ class Server:
     cuts the running streams.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, http: HttpListener | None = None) -> None:
         self._daemon = daemon
         self._stack = ExitStack()
         self._stack.callback(daemon.catalog.close)
+        if http is not None:
+            self._stack.enter_context(http)
+            daemon.http_uri = http.uri.address
         try:
             self._portal = self._stack.enter_context(
                 start_blocking_portal(name="splitarrow-server")
             )
             self._result, _ = self._portal.start_task(daemon.run)
+            if http is not None:
+                http.attach(daemon.context, DaemonReporter(daemon))
         except BaseException:
             self._stack.close()
             raise
@@ -51,6 +61,11 @@ class Server:
     def control_uri(self) -> str | None:
         """The URI of the control plane, or None if the server has none."""
         return self._daemon.control_uri
+
+    @property
+    def http_uri(self) -> str | None:
+        """The URI of the HTTP listener, or None if the server has none."""
+        return self._daemon.http_uri
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
         """Return the URI of a dataset, with a ticket.
@@ -155,6 +170,7 @@ def serve(
     *,
     listen: str | Sequence[str] = ("tcp://127.0.0.1:0",),
     control: str | None = None,
+    http: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **settings: Unpack[ServeArguments],
 ) -> Server:
@@ -170,6 +186,9 @@ def serve(
         The URI, or the URIs, to listen on for readers. Port 0 selects a free port.
     control : str, optional
         The URI of the control plane, as in ``grpc://127.0.0.1:0``. None disables it.
+    http : str, optional
+        The URI of the HTTP listener for metrics, health checks and the status page, as in
+        ``http://127.0.0.1:0``. It needs the extra ``http``. None disables it.
     limits : Limits
         Bounds on what readers and clients may send.
     **settings
@@ -186,6 +205,8 @@ def serve(
         If a setting is wrong or an address cannot be bound.
     DatasetError
         If a dataset cannot be read.
+    MissingExtraError
+        If a setting needs an extra that is not installed.
     UsageError
         If the datasets have no names.
 
@@ -204,12 +225,14 @@ def serve(
             "as in serve({'flights': 'flights.arrow'})"
         )
     listeners = (listen,) if isinstance(listen, str) else tuple(listen)
-    chosen = load_settings(listen=listeners, control=control, **settings)
-    catalog = open_catalog(datasets, chosen)
-    try:
+    chosen = load_settings(listen=listeners, control=control, http=http, **settings)
+    with ExitStack() as stack:
+        listener = open_http_listener(chosen)
+        if listener is not None:
+            stack.callback(listener.close)
+        catalog = open_catalog(datasets, chosen)
+        stack.callback(catalog.close)
         daemon = Daemon(catalog, chosen, limits)
         daemon.bind()
-    except BaseException:
-        catalog.close()
-        raise
-    return Server(daemon)
+        stack.pop_all()  # the server closes them from now on
+    return Server(daemon, listener)

@@ -13,6 +13,7 @@ from .catalog.published.object_cache import open_object_cache
 from .config import Configuration, ServerSettings
 from .config.uris import listener_uri
 from .control.address import control_uri
+from .http.address import http_uri
 
 
 def check_configuration(configuration: Configuration) -> tuple[ServerSettings | None, list[str]]:
@@ -56,6 +57,7 @@ def check_services(settings: ServerSettings) -> None:
             client_certificates=settings.tls_client_ca is not None,
             insecure=settings.insecure,
         )
+        http_uri(settings)
 
 
 def describe_error(error: SplitArrowError, configuration: Configuration) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -21,10 +22,16 @@ from ..pandas_import import prevent_pandas_import
 from .catalog.catalog import open_catalog
 from .config import Configuration
 from .daemon import Daemon
+from .daemon_reporter import DaemonReporter
+from .http.opening import open_http_listener
 from .logs import configure_logs, get_logger
 from .notify import notify, watchdog_seconds
+from .report import Reporter
 from .signals import Drainable, run_until_signalled
 from .workers import WorkerPool, bind_shared_sockets
+
+if TYPE_CHECKING:
+    from .http.listener import HttpListener
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -57,20 +64,23 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
     configure_logs(settings.log_level, settings.log_format)
     prevent_pandas_import()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon can reload
-    with (
-        _unwrapped_errors(),
-        open_catalog(settings.datasets, settings) as catalog,
-    ):
+    with _unwrapped_errors(), ExitStack() as stack:
+        # It answers health checks while the catalog loads.
+        http = open_http_listener(settings)
+        if http is not None:
+            stack.enter_context(http)
+        catalog = stack.enter_context(open_catalog(settings.datasets, settings))
         daemon = Daemon(catalog, settings, configuration=configuration)
+        announcement = _Announcement(daemon, http, on_ready)
         if settings.workers == 1:
             daemon.bind()
-            anyio.run(_run, daemon, daemon, on_ready)
+            anyio.run(_run, daemon, announcement, DaemonReporter(daemon))
         else:
-            _serve_with_workers(daemon, on_ready)
+            _serve_with_workers(daemon, announcement)
     return 0
 
 
-def _serve_with_workers(daemon: Daemon, on_ready: OnReady | None) -> None:
+def _serve_with_workers(daemon: Daemon, announcement: _Announcement) -> None:
     """Serve from worker processes.
 
     The daemon of this process accepts no connections. It knows the URIs and datasets of the
@@ -84,15 +94,24 @@ def _serve_with_workers(daemon: Daemon, on_ready: OnReady | None) -> None:
         )
     sockets = bind_shared_sockets(settings)
     daemon.bind(sockets)
-    pool = WorkerPool(settings, sockets, daemon.access.signer)
-    anyio.run(_run, pool, daemon, on_ready)
+    pool = WorkerPool(settings, sockets, daemon.access.signer, daemon)
+    anyio.run(_run, pool, announcement, pool)
 
 
-async def _run(server: Drainable, daemon: Daemon, on_ready: OnReady | None) -> None:
-    with ExitStack() as announcement:
+class _Announcement(NamedTuple):
+    """What learns that the daemon is ready."""
+
+    daemon: Daemon
+    http: HttpListener | None
+    on_ready: OnReady | None
+
+
+async def _run(server: Drainable, announcement: _Announcement, reporter: Reporter) -> None:
+    daemon = announcement.daemon
+    with ExitStack() as stack:
 
         def announce(tasks: TaskGroup) -> None:
-            announcement.enter_context(_announced(daemon, on_ready))
+            stack.enter_context(_announced(announcement, reporter))
             tasks.start_soon(_feed_watchdog)
 
         async def reload() -> None:
@@ -108,9 +127,13 @@ async def _run(server: Drainable, daemon: Daemon, on_ready: OnReady | None) -> N
 
 
 @contextmanager
-def _announced(daemon: Daemon, on_ready: OnReady | None) -> Generator[None]:
+def _announced(announcement: _Announcement, reporter: Reporter) -> Generator[None]:
     """Report that the daemon is ready; remove the ready file when it has ended."""
+    daemon, http, on_ready = announcement
     ready_file = daemon.settings.ready_file
+    if http is not None:
+        http.attach(daemon.context, reporter)
+        daemon.http_uri = http.uri.address
     if ready_file is not None:
         _write_ready_file(ready_file, daemon)
         daemon.reloader.listeners.append(partial(_write_ready_file, ready_file, daemon))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,10 +80,19 @@ class Reloader:
             except SplitArrowError as error:
                 text = describe_error(error, configuration)
                 self._log.error("cannot reload; keeping the old configuration", reason=text)
+                self._count(succeeded=False)
                 raise ConfigError(text) from None
             for listener in self.listeners:
                 listener()
+            self._count(succeeded=True)
             return report
+
+    def _count(self, *, succeeded: bool) -> None:
+        metrics = self._context.daemon_metrics
+        metrics.reloads["success" if succeeded else "failure",] += 1
+        metrics.last_reload_successful = int(succeeded)
+        if succeeded:
+            metrics.last_reload_success_timestamp_seconds = time.time()
 
     def apply(self, settings: ServerSettings) -> ReloadReport:
         """Apply other settings; see `reload`.

@@ -239,7 +239,7 @@ class Daemon:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """The contents of the ready file: ``pid``, ``control``, ``listen`` and ``datasets``.
+        """The ready file: ``pid``, ``control``, ``http``, ``listen`` and ``datasets``.
 
         Raises
         ------
@@ -267,6 +267,20 @@ class Daemon:
         uri = self.ready["control"]
         if uri is None:
             raise UsageError("the daemon has no control plane: pass control='grpc://127.0.0.1:0'")
+        return uri
+
+    @property
+    def http_uri(self) -> str:
+        """The URI of the HTTP listener.
+
+        Raises
+        ------
+        UsageError
+            If the daemon has no HTTP listener.
+        """
+        uri = self.ready["http"]
+        if uri is None:
+            raise UsageError("the daemon has no HTTP listener: pass http='http://127.0.0.1:0'")
         return uri
 
     def uri(self, name: str, scheme: str | None = None) -> str:

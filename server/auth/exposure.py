@@ -10,7 +10,12 @@ from ...protocol.uri import DataUri
 from ...transport.base import Traits
 from ...transport.registry import find_transport
 
-_CONTROL_SCHEMES = {"grpc": Traits(), "grpc+tls": Traits(encrypted=True)}
+_SERVICE_SCHEMES = {
+    "grpc": Traits(),
+    "grpc+tls": Traits(encrypted=True),
+    "http": Traits(),
+    "https": Traits(encrypted=True),
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -36,12 +41,12 @@ def is_exposed(uri: DataUri) -> bool:
     if _find_traits(uri).local_only:
         return False
     if not uri.host:  # A data listener then binds the loopback interface.
-        return uri.scheme in _CONTROL_SCHEMES
+        return uri.scheme in _SERVICE_SCHEMES
     return not is_loopback(uri.host)
 
 
 def _find_traits(uri: DataUri) -> Traits:
-    traits = _CONTROL_SCHEMES.get(uri.scheme)
+    traits = _SERVICE_SCHEMES.get(uri.scheme)
     return find_transport(uri).traits if traits is None else traits
 
 
@@ -61,9 +66,9 @@ def check_exposure(
     listeners : iterable of DataUri
         The addresses of the data listeners.
     control : DataUri or None
-        The address of the control plane.
+        The address of the control plane, or of the HTTP listener.
     requires_token : bool
-        Whether the control plane requires a token.
+        Whether it requires a token.
     signs_tickets : bool, optional
         Whether the listeners require signed tickets. By default, `requires_token`.
     client_certificates : bool

@@ -16,6 +16,7 @@ class ServeArguments(TypedDict, total=False):
     ready_file: str | Path | None
     workers: int
     drain_seconds: float
+    http_hosts: Sequence[str]
     advertise: str | None
     writable: str | Path | None
     writable_bytes: int | str | None

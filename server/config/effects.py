@@ -16,6 +16,11 @@ _REGION_SETTINGS = (
     "lease_seconds",
 )
 """The settings of memory that readers map or read remotely."""
+_TLS_ADDRESSES = (
+    "a tcp+tls:// listener",
+    "a grpc+tls:// control plane",
+    "an https:// listener for HTTP",
+)
 
 
 def ineffective_settings(settings: ServerSettings) -> Iterator[tuple[str, Sequence[str]]]:
@@ -35,7 +40,7 @@ def ineffective_settings(settings: ServerSettings) -> Iterator[tuple[str, Sequen
             yield declaration.name, needs
     names = {declaration.name for declaration in changed}
     if "tls_cert" in names and not _has_tls_listener(settings):
-        yield "tls_cert", ("a tcp+tls:// listener", "a grpc+tls:// control plane")
+        yield "tls_cert", _TLS_ADDRESSES
     if "shm_users" in names and not _listens_on(settings, "shm"):
         yield "shm_users", ("an shm:// listener",)
     if not _listens_on(settings, "shm", "ucx"):
@@ -49,8 +54,10 @@ def _is_changed(settings: ServerSettings, name: str) -> bool:
 
 
 def _has_tls_listener(settings: ServerSettings) -> bool:
-    control = settings.control or ""
-    return control.lower().startswith("grpc+tls:") or _listens_on(settings, "tcp+tls")
+    services = ((settings.control or "").lower(), (settings.http or "").lower())
+    return _listens_on(settings, "tcp+tls") or any(
+        uri.startswith(("grpc+tls:", "https:")) for uri in services
+    )
 
 
 def _listens_on(settings: ServerSettings, *schemes: str) -> bool:

@@ -19,8 +19,8 @@ hyphens: `--batch-rows` for `batch_rows`. The environment variable is the name i
 prefix: `SPLITARROW_BATCH_ROWS`.
 
 An option wins over a variable, and a variable wins over the file. Only `datasets` is merged: the
-server serves those of all three. In a variable, `datasets` is a JSON object, and `listen` and
-`shm_users` are JSON arrays.
+server serves those of all three. In a variable, `datasets` is a JSON object, and `listen`,
+`http_hosts` and `shm_users` are JSON arrays.
 
 A size is a number of bytes or has a unit, as in `64KiB`, `100MB` or `4GiB`.
 

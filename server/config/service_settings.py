@@ -50,6 +50,16 @@ class ServiceSettings(BaseSettings):
             default="no control plane",
         ),
     ] = None
+    http: Annotated[
+        str | None,
+        Setting(
+            "The URI of the HTTP listener for metrics, health checks and the status page: "
+            "`http://127.0.0.1:9816`, or `https://…` with TLS.",
+            Group.GENERAL,
+            metavar="URI",
+            default="no HTTP listener",
+        ),
+    ] = None
     ready_file: Annotated[
         Path | None,
         Setting(
@@ -73,6 +83,18 @@ class ServiceSettings(BaseSettings):
             reload=Reload.RELOAD,
         ),
     ] = 30.0
+    http_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "A further host name by which clients may address the HTTP listener, besides this "
+            "host's own names and all addresses; may be given several times. A server that "
+            "requires tokens accepts all names.",
+            Group.GENERAL,
+            metavar="NAME",
+            default="none",
+            needs=("http",),
+        ),
+    ] = ()
 
     advertise: Annotated[
         str | None,

@@ -11,8 +11,10 @@ from .server_metrics import DaemonMetrics, Metrics
 _INTRODUCTION = """\
 # Metrics
 
-These are the metrics of a daemon, as Prometheus sees them. With `workers`, all values are those of
-all processes together, except where a label names the process.
+A daemon with the setting `http` serves these metrics at `/metrics`: see
+[Operations](operations.md#metrics-and-health). They are in the text format of Prometheus, or in
+OpenMetrics if the scraper requests it. With `workers`, all values are those of all processes
+together, except where a label names the process.
 
 Names begin with `splitarrow_`, and those of counters end with `_total`. A histogram `NAME` has the
 series `NAME_bucket`, `NAME_sum` and `NAME_count`.

@@ -215,12 +215,17 @@ class Registry:
         """Return the declarations of all metrics, in order."""
         return [one.metadata[_METRIC](one.name) for one in fields(cls)]
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self, *collectors: Collector) -> Iterator[Sample]:
         """Yield the value of each metric, and of each combination of its labels so far.
 
         It may be called from any thread.
+
+        Parameters
+        ----------
+        *collectors : callable
+            More collectors, for this call only.
         """
-        collected = [collect() for collect in self._collectors]
+        collected = [collect() for collect in (*self._collectors, *collectors)]
         for metric in self.declarations():
             value = getattr(self, metric.name)
             added = [one[metric.name] for one in collected if metric.name in one]

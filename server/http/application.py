@@ -1,0 +1,274 @@
+"""The requests that the HTTP listener answers."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from urllib.parse import parse_qs
+
+import anyio
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
+from starlette.routing import Route
+
+from ...errors import DeniedError
+from ..auth.principal import ANYONE, Permission, Principal
+from ..logs import get_logger
+from ..report import StreamReport, is_operator
+from .address import HostNames
+from .exposition import render_metrics
+from .history import History
+from .page import Page, StreamChoice
+from .service import Service
+
+_MAX_FORM_BYTES = 4096
+_MAX_THREADS = 8
+"""The requests that are answered at a time. The others wait."""
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_CHALLENGE = 'Basic realm="splitarrow", charset="UTF-8"'
+"""Lets a browser ask for the token: as the password, with any principal's name or none."""
+
+_Answer = Callable[[Service, Principal, Request], Awaitable[Response]]
+
+
+@dataclass
+class Application:
+    """Answers requests about a daemon.
+
+    Until `service` is set, the daemon is loading: only health checks get an answer then.
+
+    Parameters
+    ----------
+    names : HostNames
+        The host names that requests may have.
+    checks_names : bool
+        Whether to refuse requests with other names. A server that requires tokens need not.
+    """
+
+    names: HostNames
+    checks_names: bool
+    service: Service | None = None
+    """The daemon, once it is ready."""
+
+    def __post_init__(self) -> None:
+        self.history = History()
+        """The rates of the datasets, for the page."""
+        self._page = Page()
+        self._secret = secrets.token_bytes(32)
+        self._limiter = anyio.CapacityLimiter(_MAX_THREADS)
+        self._log = get_logger("http")
+
+    def build(self) -> Starlette:
+        """Return the application for an ASGI server."""
+        guard = self._guard
+        return Starlette(
+            routes=[
+                Route("/healthz", self._public(self._health)),
+                Route("/readyz", self._public(self._readiness)),
+                Route("/style.css", self._public(self._style)),
+                Route("/icon.svg", self._public(self._icon)),
+                Route("/metrics", guard(self._metrics)),
+                Route("/v1/datasets", guard(self._datasets)),
+                Route("/v1/streams", guard(self._streams)),
+                Route("/", guard(self._status_page)),
+                Route("/streams/{process}/{number:int}/cancel", guard(self._cancel_page)),
+                Route(
+                    "/streams/{process}/{number:int}/cancel",
+                    guard(self._cancel),
+                    methods=["POST"],
+                ),
+            ],
+            exception_handlers={HTTPException: self._refuse, Exception: self._fail},
+        )
+
+    async def sample(self) -> None:
+        """Record the rates of the datasets now."""
+        if self.service is not None:
+            await self._run(self.history.record, self.service.reporter.reports)
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+    # --- around every request ------------------------------------------------------------------
+
+    def _public(self, answer: Callable[[], Awaitable[Response]]) -> Any:
+        async def respond(request: Request) -> Response:
+            del request
+            return _with_headers(await answer())
+
+        return respond
+
+    def _guard(self, answer: _Answer) -> Any:
+        async def respond(request: Request) -> Response:
+            if self.checks_names and not self.names.accept(request.headers.get("host", "")):
+                raise HTTPException(
+                    421, "the header Host names another server; add the name to http_hosts"
+                )
+            if self.service is None:
+                raise HTTPException(503, "the daemon is loading its datasets")
+            principal = await self._authenticate(self.service, request)
+            return _with_headers(await answer(self.service, principal, request))
+
+        return respond
+
+    async def _authenticate(self, service: Service, request: Request) -> Principal:
+        pairs = [(name.decode("latin-1"), value) for name, value in request.headers.raw]
+        try:
+            return await service.context.access.authenticate(pairs)
+        except DeniedError as error:
+            service.context.refusals.record(error.code, "http", None, "http")
+            challenge = {"www-authenticate": _CHALLENGE}
+            raise HTTPException(401, error.message, headers=challenge) from None
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        del request
+        response = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        return _with_headers(response)
+
+    async def _fail(self, request: Request, error: Exception) -> Response:
+        self._log.error("request failed", path=request.url.path, exc_info=error)
+        text = "internal error; see the server's log\n"
+        return _with_headers(PlainTextResponse(text, 500))
+
+    # --- answers -------------------------------------------------------------------------------
+
+    async def _health(self) -> Response:
+        if self.service is not None and not await self._run(self.service.reporter.responds):
+            return PlainTextResponse("the event loop does not respond\n", 503)
+        return PlainTextResponse("ok\n")
+
+    async def _readiness(self) -> Response:
+        problem = "the daemon is loading its datasets"
+        if self.service is not None:
+            problem = await self._run(self.service.find_problem)
+        if problem is not None:
+            return PlainTextResponse(f"{problem}\n", 503)
+        return PlainTextResponse("ok\n")
+
+    async def _style(self) -> Response:
+        return Response(self._page.style, media_type="text/css")
+
+    async def _icon(self) -> Response:
+        return Response(self._page.icon, media_type="image/svg+xml")
+
+    async def _metrics(self, service: Service, principal: Principal, request: Request) -> Response:
+        def render() -> tuple[bytes, str]:
+            accept = request.headers.get("accept", "")
+            return render_metrics(
+                service.samples(), accept, lambda name: principal.may(Permission.READ, name)
+            )
+
+        text, content_type = await self._run(render)
+        return Response(text, media_type=None, headers={"content-type": content_type})
+
+    async def _datasets(self, service: Service, principal: Principal, request: Request) -> Response:
+        del request
+        return JSONResponse({"datasets": await self._run(service.list_datasets, principal)})
+
+    async def _streams(self, service: Service, principal: Principal, request: Request) -> Response:
+        del request
+        streams, _ = await self._run(service.list_streams, principal)
+        sees_readers = is_operator(principal)
+        return JSONResponse({"streams": [_encode_stream(one, sees_readers) for one in streams]})
+
+    async def _status_page(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        refreshes = request.query_params.get("refresh") != "off"
+        notice = request.query_params.get("notice", "")
+        text = await self._run(
+            lambda: self._page.render_status(service, principal, self.history, refreshes, notice)
+        )
+        return HTMLResponse(text)
+
+    async def _cancel_page(
+        self, service: Service, principal: Principal, request: Request
+    ) -> Response:
+        process, number = _read_stream(request)
+        streams, _ = await self._run(service.list_streams, principal)
+        for stream in streams:
+            is_chosen = (stream.process, stream.number) == (process, number)
+            if is_chosen and stream.may_be_cancelled_by(principal):
+                choice = StreamChoice(stream, self._make_form_token(principal))
+                return HTMLResponse(self._page.render_cancel(choice))
+        return RedirectResponse("/?notice=ended", 303)
+
+    async def _cancel(self, service: Service, principal: Principal, request: Request) -> Response:
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        form = await _read_form(request)
+        token = form.get("token", "")
+        if site != "same-origin" or not hmac.compare_digest(
+            token.encode(), self._make_form_token(principal).encode()
+        ):
+            raise HTTPException(403, "the request does not come from this page: load it again")
+        process, number = _read_stream(request)
+        owner = None if is_operator(principal) else principal.name
+        is_cancelled = await self._run(service.reporter.cancel, process, number, owner)
+        if is_cancelled:
+            self._log.info("stream cancelled", stream=number, principal=principal.name)
+        return RedirectResponse(f"/?notice={'cancelled' if is_cancelled else 'ended'}", 303)
+
+    def _make_form_token(self, principal: Principal) -> str:
+        """Return what a form must contain: no other site can read or compute it."""
+        key = b"\0" if principal is ANYONE else b"\1" + principal.name.encode()
+        return hmac.new(self._secret, key, sha256).hexdigest()
+
+
+def _read_stream(request: Request) -> tuple[str, int]:
+    return request.path_params["process"], request.path_params["number"]
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_FORM_BYTES:
+            raise HTTPException(413, "the form is too large")
+    fields = parse_qs(body.decode("latin-1"), max_num_fields=8)
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _encode_stream(stream: StreamReport, sees_reader: bool) -> dict[str, Any]:
+    reader = {"peer": stream.peer, "principal": stream.principal} if sees_reader else {}
+    return {
+        "process": stream.process,
+        "stream": stream.number,
+        "dataset": stream.dataset,
+        "transport": stream.transport,
+        "rows": stream.rows,
+        "bytes": stream.nbytes,
+        "seconds": round(stream.seconds, 3),
+        "waited_seconds": round(stream.waited_seconds, 3),
+        "compression": stream.compression,
+        **reader,
+    }
+
+
+def _with_headers(response: Response) -> Response:
+    response.headers.update(_HEADERS)
+    return response

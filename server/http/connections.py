@@ -1,0 +1,78 @@
+"""The connections of the HTTP listener, and the bounds on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 64
+"""The number of connections. Further ones are closed at once."""
+REQUEST_SECONDS = 10.0
+"""The time for a request to arrive completely, its body included, in seconds."""
+KEEP_ALIVE_SECONDS = 75.0
+"""The time after which a connection without a request is closed, in seconds."""
+RESPONSE_SECONDS = 60.0
+"""The time for a response to be made and taken by the client, in seconds."""
+_CHECK_SECONDS = 2.0
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed if its client is too slow, or if there are too many.
+
+    uvicorn itself bounds the size of headers and the time between requests, but not the time that
+    a request takes to arrive.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline = self.loop.time() + REQUEST_SECONDS
+        self._has_begun = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the time of the first request."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._check()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop watching the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what the client has sent. The rest of a request has to follow in time."""
+        if not self._has_begun and self._is_idle:
+            self._has_begun = True
+            self._deadline = min(self._deadline, self.loop.time() + REQUEST_SECONDS)
+        super().data_received(data)
+        if self._has_begun and not self._is_idle and not self.cycle.more_body:
+            self._has_begun = False
+            self._deadline = self.loop.time() + RESPONSE_SECONDS
+
+    def on_response_complete(self) -> None:
+        """Begin the time until the next request."""
+        self._deadline = self.loop.time() + KEEP_ALIVE_SECONDS
+        super().on_response_complete()
+
+    def abort_if_idle(self) -> None:
+        """Close the connection at once, unless a response is on its way."""
+        if self._is_idle:
+            self.transport.abort()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request has arrived, or the response to the last one is complete."""
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is None or cycle.response_complete
+
+    def _check(self) -> None:
+        if self.loop.time() >= self._deadline:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(_CHECK_SECONDS, self._check)

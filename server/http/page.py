@@ -1,0 +1,270 @@
+"""The status page: rendered on the server, without scripts."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ...protocol.uri import DataUri
+from ...units import format_bytes, format_size
+from ..auth.principal import Principal
+from ..config import Declaration, ServerSettings, declarations
+from ..metrics import Sample
+from ..report import StreamReport, is_operator
+from .history import POINTS, History
+from .service import Service, package_version
+from .sparkline import Sparkline, draw_sparkline
+
+REFRESH_SECONDS = 10
+"""The time after which a browser loads the page again, in seconds."""
+_TEMPLATES = Path(__file__).with_name("templates")
+_MAX_STREAMS = 200
+"""The number of streams that the page shows; /v1/streams has all."""
+_MAX_DATASETS = 200
+_NOTICES = {
+    "cancelled": "The stream was cancelled.",
+    "ended": "That stream is not running any more.",
+}
+_ADDRESSES = ("listen", "control", "http")
+"""The settings that are URIs without secrets. Other text may be a path, or hold a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """A stream to cancel."""
+
+    stream: StreamReport
+    form_token: str
+    """What the form has to contain; see `Application`."""
+
+
+class Page:
+    """Renders the pages."""
+
+    def __init__(self) -> None:
+        self.style = (_TEMPLATES / "style.css").read_text()
+        """The style sheet."""
+        self.icon = (_TEMPLATES / "icon.svg").read_text()
+        """The icon."""
+        environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters.update(
+            number=format_number, size=format_bytes, duration=format_duration, ago=_format_ago
+        )
+        self._status = environment.get_template("status.html")
+        self._cancel = environment.get_template("cancel.html")
+
+    def render_status(
+        self,
+        service: Service,
+        principal: Principal,
+        history: History,
+        refreshes: bool,
+        notice: str,
+    ) -> str:
+        """Return the status page, as a principal may see it.
+
+        Parameters
+        ----------
+        service : Service
+            The daemon.
+        principal : Principal
+            Who requests the page.
+        history : History
+            The rates of the datasets.
+        refreshes : bool
+            Whether the browser loads the page again from time to time.
+        notice : str
+            A key of the notices above the page. Others are ignored.
+        """
+        streams, refusals = service.list_streams(principal)
+        problem = service.find_problem()
+        datasets = list(_list_datasets(service, principal, history))
+        return self._status.render(
+            state=_describe_state(service, problem),
+            problem=problem,
+            uptime=time.time() - service.started,
+            figures=_Figures(service.samples()),
+            total=draw_sparkline(rates := history.total(), POINTS),
+            rate=rates[-1] if rates else 0.0,
+            datasets=datasets[:_MAX_DATASETS],
+            hidden_datasets=max(0, len(datasets) - _MAX_DATASETS),
+            streams=sorted(streams, key=lambda stream: -stream.seconds)[:_MAX_STREAMS],
+            stream_count=len(streams),
+            hidden_streams=max(0, len(streams) - _MAX_STREAMS),
+            refusals=refusals,
+            now=time.time(),
+            principal=principal,
+            sees_readers=is_operator(principal),
+            settings=list(_list_settings(service.context.settings)),
+            versions=_list_versions(),
+            refresh_seconds=REFRESH_SECONDS if refreshes else None,
+            notice=_NOTICES.get(notice),
+        )
+
+    def render_cancel(self, choice: StreamChoice) -> str:
+        """Return the page that asks whether to cancel a stream."""
+        return self._cancel.render(stream=choice.stream, form_token=choice.form_token)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetView:
+    """A dataset on the page."""
+
+    name: str
+    kind: str
+    rows: int | None
+    nbytes: int | None
+    columns: int | None
+    version: int | None
+    streams: int
+    rate: float
+    """Bytes per second now."""
+    sparkline: Sparkline
+
+
+class _Figures:
+    """The metrics without labels of datasets, by name; a sum where they have labels."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self._samples = samples
+
+    def __call__(self, name: str, *labels: str) -> float:
+        """Return the sum of the values of a metric whose labels begin with `labels`."""
+        return sum(
+            float(sample.value)
+            for sample in self._samples
+            if sample.metric.name == name
+            and sample.labels[: len(labels)] == labels
+            and isinstance(sample.value, (int, float))
+        )
+
+    def ratio(self, cache: str) -> float | None:
+        """Return the share of uses of a cache that found the data; None if there were none."""
+        hits, misses = self("cache_hits", cache), self("cache_misses", cache)
+        return hits / (hits + misses) if hits + misses else None
+
+
+def _describe_state(service: Service, problem: str | None) -> str:
+    if service.reporter.draining:
+        return "draining"
+    return "ready" if problem is None else "not ready"
+
+
+def _list_datasets(
+    service: Service, principal: Principal, history: History
+) -> Iterator[DatasetView]:
+    for facts in service.list_datasets(principal):
+        label = service.context.streams.label_of(facts["name"])
+        rates = history.rates(label) if label == facts["name"] else []
+        yield DatasetView(
+            name=facts["name"],
+            kind=facts["kind"],
+            rows=facts["rows"],
+            nbytes=facts["bytes"],
+            columns=facts["columns"],
+            version=facts["version"],
+            streams=facts["streams"] or 0,
+            rate=rates[-1] if rates else 0.0,
+            sparkline=draw_sparkline(rates, POINTS),
+        )
+
+
+def _list_settings(settings: ServerSettings) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+    """Yield the groups of settings: the name, the value as text, and whether it was changed."""
+    groups: dict[str, list[tuple[str, str, bool]]] = {}
+    for declaration in declarations(ServerSettings):
+        value = getattr(settings, declaration.name)
+        changed = value != ServerSettings.model_fields[declaration.name].default
+        text = describe_setting(declaration, value)
+        groups.setdefault(declaration.setting.group.value, []).append(
+            (declaration.name, text, changed)
+        )
+    yield from groups.items()
+
+
+def describe_setting(declaration: Declaration, value: Any) -> str:
+    """Return the value of a setting as text without paths, URLs and secrets.
+
+    Parameters
+    ----------
+    declaration : Declaration
+        The declaration of the setting.
+    value : object
+        Its value.
+    """
+    if declaration.name in _ADDRESSES:
+        uris = [value] if isinstance(value, str) else value or ()
+        return ", ".join(map(_describe_address, uris)) or "none"
+    if value is None or value in ((), {}):
+        return declaration.default_text or "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if declaration.is_size:
+        return format_size(value)
+    if isinstance(value, (int, float)):
+        return f"{value:g}" if isinstance(value, float) else format_number(value)
+    if declaration.choices:
+        return str(value)
+    return "set" if isinstance(value, (str, Path)) else f"{len(value)} set"
+
+
+def _describe_address(text: str) -> str:
+    uri = DataUri.parse(text)
+    if not uri.host and uri.port is None:
+        return f"{uri.scheme}://"  # a local socket, whose address is a path
+    return uri.replace(path="", extra=(), ticket=None).address
+
+
+def _list_versions() -> list[tuple[str, str]]:
+    return [
+        ("splitarrow", package_version()),
+        ("Python", platform.python_version()),
+        ("pyarrow", version("pyarrow")),
+    ]
+
+
+def format_number(number: float) -> str:
+    """Return a number with separators of thousands.
+
+    Examples
+    --------
+    >>> format_number(1234567)
+    '1,234,567'
+    """
+    return f"{number:,.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time with its two largest units.
+
+    Examples
+    --------
+    >>> [format_duration(seconds) for seconds in (0.42, 59, 61, 7384, 180000)]
+    ['0.4 s', '59 s', '1 min 1 s', '2 h 3 min', '2 d 2 h']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    left, parts = int(seconds), list[str]()
+    for unit, length in units:
+        amount, left = divmod(left, length)
+        if amount or parts:
+            parts.append(f"{amount} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
+def _format_ago(seconds: float) -> str:
+    return "just now" if seconds < 2 else f"{format_duration(seconds)} ago"

@@ -1,0 +1,139 @@
+"""What the HTTP listener knows of the daemon: its state, metrics, datasets and streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ...errors import SplitArrowError
+from ..auth.principal import Permission, Principal
+from ..catalog.dataset import Dataset
+from ..context import ServerContext
+from ..metrics import MetricType, Sample, merge_samples
+from ..metrics.registry import Collector, Labelled
+from ..refusals import Refusals
+from ..report import ProcessReport, Reporter, StreamReport
+from .certificate import CertificateExpiry
+
+
+class Service:
+    """The state of a daemon, over all of its processes. Its methods block: call them on a thread.
+
+    Parameters
+    ----------
+    context : ServerContext
+        The state of the process that was started.
+    reporter : Reporter
+        All processes.
+    """
+
+    def __init__(self, context: ServerContext, reporter: Reporter) -> None:
+        self.context = context
+        self.reporter = reporter
+        self.started = time.time()
+        """When the daemon became ready, in seconds since 1970."""
+        certificate = context.settings.tls_cert
+        self._expiry = None if certificate is None else CertificateExpiry(certificate)
+
+    def find_problem(self, reports: list[ProcessReport] | None = None) -> str | None:
+        """Return why the daemon is not ready for new readers, or None if it is.
+
+        Parameters
+        ----------
+        reports : list of ProcessReport, optional
+            The reports of the processes, if the caller has them.
+        """
+        if self.reporter.draining:
+            return "the daemon is draining"
+        serving = [report for report in reports or self.reporter.reports() if report.serves]
+        if not serving:
+            return "no process responds"
+        if not any(report.has_room for report in serving):
+            return "the daemon is out of descriptors or connections"
+        return None
+
+    def samples(self) -> list[Sample]:
+        """Return the metrics of all processes, and of the daemon."""
+        reports = self.reporter.reports()
+        merged = merge_samples(report.samples for report in reports)
+        return [*merged, *self._list_daemon_samples(reports)]
+
+    def _list_daemon_samples(self, reports: list[ProcessReport]) -> Iterator[Sample]:
+        metrics = self.context.daemon_metrics
+        values: dict[str, float | Labelled] = {
+            "build_info": {(package_version(),): 1},
+            "start_time_seconds": self.started,
+            "ready": int(self.find_problem(reports) is None),
+            "draining": int(self.reporter.draining),
+            "workers": sum(report.serves for report in reports),
+            "datasets": len(self.context.catalog),
+        }
+        if self._expiry is not None:
+            values["certificate_expiry_timestamp_seconds"] = {("server",): self._expiry.seconds()}
+        collector: Collector = lambda: values  # noqa: E731
+        return metrics.samples(collector)
+
+    def list_datasets(self, principal: Principal) -> list[dict[str, Any]]:
+        """Return the datasets that a principal may read, for JSON."""
+        catalog = self.context.catalog
+        versions = dict(catalog.list_versions())
+        running = count_streams(merge_samples(r.samples for r in self.reporter.reports()))
+        found: list[dict[str, Any]] = []
+        for name in catalog.names():
+            if principal.may(Permission.READ, name):
+                try:
+                    dataset = catalog.lookup(name)
+                except SplitArrowError:
+                    continue  # removed meanwhile
+                facts = describe_dataset(dataset)
+                label = self.context.streams.label_of(name)
+                streams = running.get(label, 0) if label == name else None
+                found.append(
+                    {"name": name, **facts, "version": versions.get(name), "streams": streams}
+                )
+        return found
+
+    def list_streams(self, principal: Principal) -> tuple[list[StreamReport], list[Refusals]]:
+        """Return the running streams and the recent refusals that a principal may see."""
+        reports = self.reporter.reports(streams=True)
+        streams = [
+            stream
+            for report in reports
+            for stream in report.streams
+            if principal.may(Permission.READ, stream.dataset)
+        ]
+        refusals = [
+            refusal
+            for report in reports
+            for refusal in report.refusals
+            if refusal.dataset is None or principal.may(Permission.READ, refusal.dataset)
+        ]
+        return streams, sorted(refusals, key=lambda refusal: -refusal.last)
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """Return the facts on a dataset, for JSON. What cannot be read is None."""
+    try:
+        rows, nbytes, columns = dataset.rows, dataset.nbytes, len(dataset.schema)
+    except SplitArrowError:
+        rows = nbytes = columns = None
+    return {"kind": dataset.kind, "rows": rows, "bytes": nbytes, "columns": columns}
+
+
+def count_streams(samples: list[Sample]) -> dict[str, int]:
+    """Return the number of running streams by the label of the dataset."""
+    counts: dict[str, int] = {}
+    for metric, labels, value in samples:
+        if metric.name == "running_streams" and metric.type is MetricType.GAUGE:
+            counts[labels[0]] = counts.get(labels[0], 0) + int(value)  # pyright: ignore[reportArgumentType]
+    return counts
+
+
+def package_version() -> str:
+    """Return the version of splitarrow."""
+    try:
+        return version("splitarrow")
+    except PackageNotFoundError:
+        return "unknown"  # run from a source tree

@@ -1,0 +1,155 @@
+"""What one process of a server does now: its metrics, its running streams and its refusals."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .auth.principal import ALL_DATASETS, Permission, Principal
+from .metrics import Labelled, Sample
+from .refusals import Refusals
+from .streams import RunningStream
+
+MAIN = "main"
+"""The name of the process that was started; the others are its workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """A running stream."""
+
+    process: str
+    """The process that sends it."""
+    number: int
+    """Identifies the stream in its process."""
+    dataset: str
+    """The dataset's name."""
+    principal: str
+    """The name of the principal that its ticket was issued to."""
+    peer: str
+    """The reader's address."""
+    transport: str
+    """The scheme of the transport; ``flight`` for DoGet."""
+    rows: int
+    """Rows sent so far."""
+    nbytes: int
+    """Bytes sent so far, and bytes of bodies that the reader mapped."""
+    seconds: float
+    """The age of the stream, in seconds."""
+    waited_seconds: float
+    """The time that it waited for its reader, in seconds."""
+    compression: str | None
+    """What the compression ``auto`` has chosen for now."""
+
+    @classmethod
+    def of(cls, stream: RunningStream, process: str) -> StreamReport:
+        """Return the report on a stream."""
+        return cls(
+            process,
+            stream.number,
+            stream.dataset,
+            stream.principal,
+            stream.peer,
+            stream.transport,
+            stream.rows,
+            stream.nbytes,
+            stream.seconds,
+            stream.waits.seconds - stream.waited_before,
+            stream.compression,
+        )
+
+    def may_be_cancelled_by(self, principal: Principal) -> bool:
+        """Return whether a principal may cancel the stream: it is its own, or it is an operator."""
+        return self.principal == principal.name or is_operator(principal)
+
+
+def is_operator(principal: Principal) -> bool:
+    """Return whether a principal may act on the whole server: it may write every dataset."""
+    return principal.may(Permission.WRITE, ALL_DATASETS)
+
+
+@dataclass(slots=True)
+class ProcessReport:
+    """What one process of a server does now. Processes send it to each other."""
+
+    process: str
+    """Its name."""
+    samples: list[Sample]
+    """Its metrics."""
+    serves: bool
+    """Whether it serves data."""
+    has_room: bool
+    """Whether it has descriptors and connections left for another reader."""
+    streams: list[StreamReport] = field(default_factory=list[StreamReport])
+    """The streams that it sends, the oldest first."""
+    refusals: list[Refusals] = field(default_factory=list[Refusals])
+    """Its recent refusals, the last one first."""
+
+
+class Reporter(Protocol):
+    """The processes of a server, as the HTTP listener sees them. Any thread may use it."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server refuses new reads."""
+        ...
+
+    def responds(self) -> bool:
+        """Return whether the event loop of this process runs. It waits for at most seconds."""
+        ...
+
+    def reports(self, *, streams: bool = False) -> list[ProcessReport]:
+        """Return the reports of the processes that respond.
+
+        Parameters
+        ----------
+        streams : bool
+            Whether to report running streams and refusals too.
+        """
+        ...
+
+    def cancel(self, process: str, number: int, owner: str | None) -> bool:
+        """Cancel a stream of a process, and return whether it exists.
+
+        Parameters
+        ----------
+        process : str
+            The process that sends it.
+        number : int
+            The stream.
+        owner : str or None
+            The principal whose stream it has to be. None allows any.
+        """
+        ...
+
+
+def measure_process(process: str) -> dict[str, Labelled]:
+    """Return what a process uses of the host, for its metrics."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    labels = (process,)
+    return {
+        "process_open_fds": {labels: count_descriptors()},
+        "process_max_fds": {labels: limit},
+        "process_resident_memory_bytes": {labels: pages * resource.getpagesize()},
+        "process_cpu_seconds": {labels: time.process_time()},
+    }
+
+
+def count_descriptors() -> int:
+    """Return the number of open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists the others
+
+
+def has_free_descriptors() -> bool:
+    """Return whether this process can open some more files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit == resource.RLIM_INFINITY or count_descriptors() + _MIN_FREE <= limit
+
+
+_MIN_FREE = 8
+"""The free descriptors below which a process counts as out of descriptors."""
