@@ -52,9 +52,9 @@ class Rates:
 def compute_rates(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples.
 
-    Those of datasets add up the streams that run at the second sample. The total also includes
-    streams that have ended in between. The rates of a server that has restarted in between count
-    from its start.
+    They include streams that have ended in between. A server that reports no totals by dataset has
+    the rates of its running streams only. The rates of a server that has restarted in between
+    count from its start.
 
     Examples
     --------
@@ -75,19 +75,24 @@ def compute_rates(before: Sample, after: Sample) -> Rates:
     rates.total = Rate(max(0, nbytes) / seconds, max(0, rows) / seconds, len(streams))
     known = {stream["stream"]: stream for stream in old.get("streams", ())}
     for stream in streams:
-        number = stream["stream"]
-        earlier = known.get(number, {})
-        rate = Rate(
-            (stream["bytes"] - earlier.get("bytes", 0)) / seconds,
-            (stream["rows"] - earlier.get("rows", 0)) / seconds,
-            1,
-        )
-        rates.streams[number] = rate
+        rate = _rate(known.get(stream["stream"], {}), stream, seconds)
+        rates.streams[stream["stream"]] = rate
         dataset = rates.datasets[stream["dataset"]]
-        dataset.bytes_per_second += rate.bytes_per_second
-        dataset.rows_per_second += rate.rows_per_second
         dataset.streams += 1
+        if "sent" not in new:
+            dataset.bytes_per_second += rate.bytes_per_second
+            dataset.rows_per_second += rate.rows_per_second
+    for name, sent in new.get("sent", {}).items():
+        rate = _rate(old.get("sent", {}).get(name, {}), sent, seconds)
+        if name in rates.datasets or rate != Rate():
+            rates.datasets[name].bytes_per_second = rate.bytes_per_second
+            rates.datasets[name].rows_per_second = rate.rows_per_second
     return rates
+
+
+def _rate(old: Report, new: Report, seconds: float) -> Rate:
+    nbytes, rows = (new.get(name, 0) - old.get(name, 0) for name in ("bytes", "rows"))
+    return Rate(max(0, nbytes) / seconds, max(0, rows) / seconds)
 
 
 def _describe(rate: Rate) -> dict[str, float]:

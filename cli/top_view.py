@@ -109,7 +109,7 @@ def _summary(report: Report, total: Rate) -> Table:
 
 def _datasets(datasets: list[tuple[str, Rate]]) -> Table | Text:
     if not datasets:
-        return Text("no stream is running", "dim")
+        return Text("nothing is being sent", "dim")
     table = make_table()
     table.add_column("dataset", no_wrap=True)
     for heading in ("streams", "rows/s", "rate"):

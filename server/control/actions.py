@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from ..auth.tickets import TicketClaims
 from ..catalog.delta.dataset import DeltaDataset, DeltaVersion
 from ..catalog.published.dataset import PublishedDataset
 from ..logs import get_logger
+from ..metrics import Histogram
 from ..uploads.publish_request import PublishRequest, check_job
 from ..uploads.store import UploadStore
 from .call import NO_UPLOADS, Call, parse_message
@@ -38,6 +40,13 @@ class ReloadOutcome(Protocol):
 Reload = Callable[[], ReloadOutcome]
 """Reads the configuration again. Raises `ConfigError` and changes nothing if it is wrong."""
 _Action = Callable[[Call, bytes], Awaitable[bytes]]
+_TOTALS = {
+    "started_streams": "streams",
+    "sent_rows": "rows",
+    "sent_bytes": "bytes",
+    "mapped_bytes": "bytes",
+}
+"""The metrics by dataset that `status` reports, and their names there."""
 
 
 class ActionHandler:
@@ -126,6 +135,7 @@ class ActionHandler:
                 "listen": [uri.redacted() for uri in server.uris],
                 "datasets": call.list_datasets(),
                 "stats": server.metrics.stats(),
+                "sent": _describe_sent(call),
                 "streams": _describe_streams(call),
             }
         )
@@ -262,6 +272,20 @@ async def _redeem_ticket(call: Call, ticket: bytes) -> TicketClaims:
     return claims
 
 
+def _describe_sent(call: Call) -> dict[str, Counter[str]]:
+    """Return the totals since the start, for JSON, by the datasets that the caller may read."""
+    totals = defaultdict[str, Counter[str]](Counter)
+    for metric, labels, value in call.server.metrics.samples():
+        field = _TOTALS.get(metric.name)
+        if field is not None and not isinstance(value, Histogram):
+            totals[labels[0]][field] += int(value)
+    return {name: total for name, total in totals.items() if _may_read(call, name)}
+
+
+def _may_read(call: Call, dataset: str) -> bool:
+    return call.principal.may(Permission.READ, dataset)
+
+
 def _describe_streams(call: Call) -> list[dict[str, Any]]:
     """Return the running streams of the datasets that the caller may read, for JSON."""
     return [
@@ -275,7 +299,7 @@ def _describe_streams(call: Call) -> list[dict[str, Any]]:
             "compression": stream.compression or "as requested",
         }
         for stream in call.server.streams
-        if call.principal.may(Permission.READ, stream.dataset)
+        if _may_read(call, stream.dataset)
     ]
 
 

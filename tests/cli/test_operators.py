@@ -56,7 +56,7 @@ def test_an_idle_server(run: Run, server: splitarrow.Server) -> None:
     done = run("top", server.control_uri, "--interval", "0.1")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{server.control_uri}  splitarrow {splitarrow.__version__}  serving" in done.stdout
-    assert "no stream is running" in done.stdout
+    assert "nothing is being sent" in done.stdout
 
 
 def test_a_running_stream_is_shown_and_cancelled(
@@ -74,6 +74,22 @@ def test_a_running_stream_is_shown_and_cancelled(
     with pytest.raises(SplitArrowError, match="cancelled"):
         list(stream)
     assert look(run, server)["streams"] == []
+
+
+def test_the_rates_of_a_dataset_include_streams_that_have_ended(
+    server: splitarrow.Server,
+) -> None:
+    with splitarrow.connect(server.control_uri or "") as client:
+        before = Sample(0, client.status())
+        client.read("small").read_all()
+        client.read("small", transport="flight").read_all()
+        after = client.status()
+    assert after["streams"] == []
+    assert (
+        after["sent"]["small"]["streams"] - before.report["sent"].get("small", {}).get("streams", 0)
+        == 2
+    )
+    assert compute_rates(before, Sample(2, after)).datasets["small"].rows_per_second == 1
 
 
 def test_a_stream_that_does_not_run(run: Run, server: splitarrow.Server) -> None:

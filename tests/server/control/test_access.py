@@ -311,3 +311,6 @@ def test_who_may_write_everything_cancels_the_streams_of_others(access: AccessCo
             reader.read_all()
         with pytest.raises(KeyError, match="no stream 1 is running"):
             cancel(1, ROOT)
+        for options, shown in ((ANNA, {"flights"}), (BERTA, set())):
+            (result,) = client.do_action(flight.Action("status", b""), options)
+            assert json.loads(result.body.to_pybytes())["sent"].keys() == shown
