@@ -138,11 +138,18 @@ class IsolatedDecoder:
         self._process_limits = process_limits or ProcessLimits(2 * size, size)
         self.dtype, self._dtype_parts = read_dtype_message(dtype, limits)
 
-    def decode_arrow(self, message: Message) -> pa.Array[Any]:
+    def decode_arrow(self, message: Message, data_type: Any = None) -> pa.Array[Any]:
         """Check and decode an array message, and return it as an Arrow array.
 
         The array is in memory of its own, which no process can change. Its values are those that
         the child decoded. They are not validated.
+
+        Parameters
+        ----------
+        message : Message
+            The message.
+        data_type : pyarrow.DataType, optional
+            The type of the Arrow array. By default, the library chooses it.
 
         Raises
         ------
@@ -156,7 +163,9 @@ class IsolatedDecoder:
         if self._process is None:
             self._process = self._pool.take(self._process_limits)
         try:
-            return self._process.decode(self._dtype_parts, prepared, checked.declared_bytes)
+            return self._process.decode(
+                self._dtype_parts, prepared, checked.declared_bytes, data_type
+            )
         except SplitArrowError:
             if not self._process.is_alive:
                 self.close()

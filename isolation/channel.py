@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidDataError
 
-_HEADER = struct.Struct("<BI4Q")
+_HEADER = struct.Struct("<BI5Q")
 _MAX_TEXT_BYTES = 64 << 10
+RESULT_COLUMN = "array"
+"""The only column of a result."""
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE = 1, 2, 4, 8
@@ -47,9 +49,10 @@ class Packet(NamedTuple):
 
     kind: Kind
     """Its type."""
-    numbers: tuple[int, ...] = (0, 0, 0, 0)
-    """The parameters of a request: the size of the dtype message in bytes, the number of rows, the
-    smallest size of the rows in bytes, and the largest size of the result in bytes."""
+    numbers: tuple[int, ...] = (0, 0, 0, 0, 0)
+    """The parameters of a request: the size of the dtype message in bytes, that of the schema of
+    the result after it (0 if the library chooses), the number of rows, the smallest size of the
+    rows in bytes, and the largest size of the result in bytes."""
     text: str = ""
     """The reason."""
     descriptor: int = -1

@@ -15,10 +15,17 @@ import pyarrow as pa
 
 from ..errors import SplitArrowError
 from ..formats.vortex.decoding import call_library, convert_to_arrow, import_library
-from .channel import Kind, Packet, create_result, map_memory, receive_packet, seal, send_packet
+from .channel import (
+    RESULT_COLUMN,
+    Kind,
+    Packet,
+    create_result,
+    map_memory,
+    receive_packet,
+    seal,
+    send_packet,
+)
 
-RESULT_COLUMN = "array"
-"""The only column of a result."""
 _FIXED_MEMORY = 256 << 20
 _DESCRIPTORS = 64
 
@@ -72,13 +79,14 @@ def _allow_seconds(seconds: float) -> None:
 
 
 def _decode(decode: Any, request: Packet, seconds: int, bytes_per_second: int) -> Packet:
-    dtype_bytes, rows, declared_bytes, max_bytes = request.numbers
+    dtype_bytes, schema_bytes, rows, declared_bytes, max_bytes = request.numbers
     try:
         data = memoryview(map_memory(request.descriptor))
         # Rows count, because a body of a few bytes can have billions of equal ones.
         _allow_seconds(seconds + (4 * data.nbytes + declared_bytes) / bytes_per_second)
-        array = call_library(lambda: decode([data[dtype_bytes:]], [data[:dtype_bytes]]))
-        found = convert_to_arrow(array, rows)
+        schema, body = data[dtype_bytes:][:schema_bytes], data[dtype_bytes + schema_bytes :]
+        array = call_library(lambda: decode([body], [data[:dtype_bytes]]))
+        found = convert_to_arrow(array, rows, _read_type(schema))
         batch = pa.RecordBatch.from_arrays([found], [RESULT_COLUMN])
         size = pa.ipc.get_record_batch_size(batch)
         if size > max_bytes:
@@ -95,6 +103,11 @@ def _decode(decode: Any, request: Packet, seconds: int, bytes_per_second: int) -
         return Packet(Kind.REFUSED, text=f"the array cannot be decoded: {error}")
     finally:
         os.close(request.descriptor)
+
+
+def _read_type(schema: memoryview) -> Any:
+    """Return the type that the result shall have; None if the library chooses it."""
+    return pa.ipc.read_schema(pa.py_buffer(schema)).field(0).type if schema.nbytes else None
 
 
 def _write(batch: pa.RecordBatch) -> int:

@@ -14,7 +14,16 @@ import pyarrow as pa
 
 from ..errors import InvalidDataError, LimitError, SplitArrowError
 from ..formats.vortex.message import Message, encode_message
-from .channel import Kind, Packet, check_sealed, map_memory, receive_packet, send_packet, store
+from .channel import (
+    RESULT_COLUMN,
+    Kind,
+    Packet,
+    check_sealed,
+    map_memory,
+    receive_packet,
+    send_packet,
+    store,
+)
 
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
@@ -87,7 +96,11 @@ class DecoderProcess:
         return self._connection.fileno() >= 0 and self._process.poll() is None
 
     def decode(
-        self, dtype_parts: list[bytes], message: Message, declared_bytes: int
+        self,
+        dtype_parts: list[bytes],
+        message: Message,
+        declared_bytes: int,
+        data_type: Any = None,
     ) -> pa.Array[Any]:
         """Decode an array message that has passed the checks.
 
@@ -99,6 +112,8 @@ class DecoderProcess:
             The array message.
         declared_bytes : int
             The smallest size of its rows in Arrow, in bytes.
+        data_type : pyarrow.DataType, optional
+            The type of the result. By default, the library chooses it.
 
         Returns
         -------
@@ -113,10 +128,11 @@ class DecoderProcess:
         LimitError
             If the array needs more memory or time than the limits allow.
         """
-        parts = [*dtype_parts, *encode_message(message)]
+        schema = b"" if data_type is None else _serialize(data_type)
+        parts = [*dtype_parts, schema, *encode_message(message)]
         dtype_bytes = sum(map(len, dtype_parts))
         rows = message.header.row_count
-        numbers = dtype_bytes, rows, declared_bytes, self._limits.result_bytes
+        numbers = dtype_bytes, len(schema), rows, declared_bytes, self._limits.result_bytes
         with self._lock:
             descriptor = store(parts)
             try:
@@ -124,7 +140,7 @@ class DecoderProcess:
             finally:
                 os.close(descriptor)
         if reply.kind is Kind.DECODED:
-            return _read_result(reply.descriptor, rows)
+            return _read_result(reply.descriptor, rows, data_type)
         if reply.kind is Kind.TOO_LARGE:
             raise LimitError(reply.text)
         raise InvalidDataError(reply.text or "the decoder process sent no reason")
@@ -183,7 +199,11 @@ class DecoderProcess:
         return InvalidDataError(f"{problem} ({how})")
 
 
-def _read_result(descriptor: int, rows: int) -> pa.Array[Any]:
+def _serialize(data_type: Any) -> bytes:
+    return pa.schema([pa.field(RESULT_COLUMN, data_type)]).serialize().to_pybytes()
+
+
+def _read_result(descriptor: int, rows: int, data_type: Any) -> pa.Array[Any]:
     try:
         check_sealed(descriptor)
         data: Any = map_memory(descriptor)
@@ -195,4 +215,6 @@ def _read_result(descriptor: int, rows: int) -> pa.Array[Any]:
         os.close(descriptor)
     if len(found) != rows:
         raise InvalidDataError(f"the decoder process sent {len(found)} rows; expected {rows}")
+    if data_type is not None and not found.type.equals(data_type):
+        raise InvalidDataError(f"the decoder process sent the type {found.type}, not {data_type}")
     return found

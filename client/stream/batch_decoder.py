@@ -257,6 +257,14 @@ class BatchDecoder:
         memory[:, first : run.start] = np.frombuffer(head, np.uint8)
         return RunBuffer(run.buffer.slice(first), run.stride, len(head) + run.nbytes)
 
+    def validate(self, batch: pa.RecordBatch, sequence: int) -> None:
+        """Validate a batch that was decoded elsewhere; raise ``pyarrow.ArrowInvalid``."""
+        if self._validates:
+            try:
+                batch.validate(full=self._validates_fully)
+            except pa.ArrowInvalid as error:
+                self._accept_values(batch, error, sequence)
+
     def _accept_values(self, batch: pa.RecordBatch, error: pa.ArrowInvalid, sequence: int) -> None:
         """Accept a batch that is invalid only because of the ranges of values, with a warning.
 

@@ -10,22 +10,13 @@ import pyarrow as pa
 from ...errors import InvalidDataError, LimitError, ProtocolError, SplitArrowError
 from ...formats.arrow.message import BufferSpan
 from ...formats.arrow.validation import validate_memory
-from ...formats.vortex.checker import check_array
-from ...formats.vortex.compression import decode_body
-from ...formats.vortex.dtype import DType, read_dtype
-from ...formats.vortex.library import import_vortex, translate_errors
+from ...formats.vortex.decoding import ArrayDecoder, require_library
+from ...formats.vortex.dtype import read_dtype
 from ...formats.vortex.limits import VortexLimits
-from ...formats.vortex.message import (
-    Message as VortexMessage,
-)
-from ...formats.vortex.message import (
-    MessageHeader,
-    MessageKind,
-    build_message,
-    encode_message,
-    read_header,
-)
+from ...formats.vortex.message import Message as VortexMessage
+from ...formats.vortex.message import MessageHeader, MessageKind, read_header
 from ...formats.vortex.storage import StorageConverter
+from ...isolation.array_decoder import IsolatedDecoder
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MetadataType
@@ -51,7 +42,8 @@ class VortexDecoder:
     limits : Limits
         Bounds on nesting, buffers and decoded sizes.
     validate : {"strict", "full", "cheap", "off"}
-        How thoroughly the record batches are checked. The structure of the arrays always is.
+        How thoroughly the record batches are checked. The structure of the arrays always is. With
+        ``strict`` and ``full``, a child process decodes them.
     stream : str, optional
         The name of the stream, for errors.
     remote_bodies : RemoteBodies, optional
@@ -72,7 +64,7 @@ class VortexDecoder:
         stream: str | None = None,
         remote_bodies: RemoteBodies | None = None,
     ) -> None:
-        self._vortex = import_vortex()
+        require_library()
         self._arrow = BatchDecoder(schema, schema_message, limits, validate, stream, remote_bodies)
         self.schema: pa.Schema = self._arrow.schema
         """The schema of the record batches."""
@@ -81,8 +73,10 @@ class VortexDecoder:
         self._validate: Validation = validate
         self._stream = stream
         self._remote_bodies = remote_bodies
-        self._dtype: DType | None = None
-        self._dtype_parts: list[Any] = []
+        self._storage_type: Any = pa.struct(list(self._converter.storage_schema))
+        self._is_stranger = validate in ("full", "strict")
+        self._dtype: VortexMessage | None = None
+        self._decoder: ArrayDecoder | IsolatedDecoder | None = None
         self._template: pa.RecordBatch | None = None
         self._custom_metadata: dict[bytes, bytes] | None = None
 
@@ -99,7 +93,7 @@ class VortexDecoder:
         """
         try:
             array = self._take_array(message)
-            return None if array is None else self._restore(array)
+            return None if array is None else self._restore(array, message.sequence)
         except SplitArrowError as error:
             error.stream, error.sequence = self._stream, message.sequence
             raise
@@ -107,7 +101,13 @@ class VortexDecoder:
     def decode_array(self, message: Message) -> Any:
         """Return the ``vortex.Array`` of a message; None if it has none. Errors as `decode`."""
         try:
-            return self._take_array(message)
+            received = self._take_array(message)
+            if received is None:
+                return None
+            if not isinstance(self._decoder, ArrayDecoder):
+                assert self._dtype is not None
+                self._decoder = ArrayDecoder(self._dtype, self._limits)
+            return self._decoder.decode(received)
         except SplitArrowError as error:
             error.stream, error.sequence = self._stream, message.sequence
             raise
@@ -117,36 +117,25 @@ class VortexDecoder:
         del run, batches
         return False
 
-    def _take_array(self, message: Message) -> Any:
+    def _take_array(self, message: Message) -> VortexMessage | None:
+        """Return an array message; keep any other."""
         if message.message_type != MetadataType.VORTEX:
             self._take_template(message)
             return None
         header = read_header(message.metadata, self._limits)
         body = self._find_body(message, header)
-        if header.kind is MessageKind.DTYPE:
-            self._take_dtype(header, body)
-            return None
         expected = MessageKind.DTYPE if self._dtype is None else MessageKind.ARRAY
-        if self._dtype is None or header.kind is not expected:
-            raise _unexpected(header, expected)
-        checked = check_array(header, body, self._dtype, self._limits)
-        pieces = decode_body(checked.body, self._limits.decoded_bytes)
-        if len(pieces) == 1 and pieces[0] is checked.body.data:
-            received = VortexMessage(message.metadata, header, pieces)
-        else:
-            received = build_message(
-                MessageKind.ARRAY, pieces, row_count=header.row_count, encodings=header.encodings
+        if header.kind is not expected:
+            raise ProtocolError(
+                f"received a Vortex message of the type {header.kind.name}; expected "
+                f"{expected.name}"
             )
-        with translate_errors("decode the array"):
-            array = self._vortex.serde.decode_ipc_array_buffers(
-                encode_message(received), self._dtype_parts
-            )
-            rows = len(array)
-        if rows != header.row_count:
-            raise InvalidDataError(
-                f"the array has {rows} rows; its message declares {header.row_count}"
-            )
-        return array
+        received = VortexMessage(message.metadata, header, (body,))
+        if expected is MessageKind.ARRAY:
+            return received
+        read_dtype(body, self._limits)
+        self._dtype = received
+        return None
 
     def _take_template(self, message: Message) -> None:
         batch = self._arrow.decode(message)
@@ -158,13 +147,6 @@ class VortexDecoder:
             )
         self._template, self._custom_metadata = batch, find_metadata(batch)
 
-    def _take_dtype(self, header: MessageHeader, body: Any) -> None:
-        if self._dtype is not None:
-            raise _unexpected(header, MessageKind.ARRAY)
-        self._dtype = read_dtype(body, self._limits)
-        message = build_message(MessageKind.DTYPE, [bytes(body)])
-        self._dtype_parts = [bytes(part) for part in encode_message(message)]
-
     def _find_body(self, message: Message, header: MessageHeader) -> Any:
         body, remote = message.body, self._remote_bodies
         if message.body_type is BodyType.OFFSETS and remote is not None:
@@ -174,36 +156,30 @@ class VortexDecoder:
             raise ProtocolError("a Vortex message needs a packed body")
         return memoryview(body.payload()).cast("B")
 
-    def _restore(self, array: Any) -> pa.RecordBatch:
-        storage_type: Any = pa.struct(list(self._converter.storage_schema))
-        with translate_errors("convert the array to Arrow"):
-            storage = array.to_arrow_array(arrow_type=storage_type)
-        if isinstance(storage, pa.ChunkedArray):
-            storage = storage.combine_chunks()
+    def _restore(self, message: VortexMessage, sequence: int) -> pa.RecordBatch:
+        decoder = self._decoder
+        if decoder is None:
+            assert self._dtype is not None
+            make = IsolatedDecoder if self._is_stranger else ArrayDecoder
+            decoder = self._decoder = make(self._dtype, self._limits)
+        storage: Any = decoder.decode_arrow(message, self._storage_type)
         if storage.nbytes > self._limits.decoded_bytes:
             raise LimitError(
                 f"the array decodes to {storage.nbytes} bytes; the limit is "
                 f"{self._limits.decoded_bytes}"
             )
         try:
-            if self._validate != "off":
-                storage.validate(full=self._validate in ("full", "strict"))
+            if self._is_stranger:
+                validate_memory(storage)
+            elif self._validate != "off":
+                storage.validate()
             batch = self._converter.restore(storage, self._template)
-            if self._validate == "strict":
-                batch.validate(full=True)
-            elif self._validate == "full":
-                validate_memory(batch)
+            self._arrow.validate(batch, sequence)
         except pa.ArrowException as error:
             raise InvalidDataError(f"the data is invalid: {error}") from None
         attach_metadata(batch, self._custom_metadata)
         self._custom_metadata = None
         return batch
-
-
-def _unexpected(header: MessageHeader, expected: MessageKind) -> ProtocolError:
-    return ProtocolError(
-        f"received a Vortex message of the type {header.kind.name}; expected {expected.name}"
-    )
 
 
 def _convert_limits(limits: Limits) -> VortexLimits:

@@ -1,6 +1,6 @@
 """Vortex IPC: encoded arrays in messages.
 
-Only `compression`, `decoding` and `encoding` need the extra ``vortex``, which `library` imports.
+Only `compression`, `decoding` and `encoding` need the extra ``vortex``.
 
 - `message`: `Message` (its header, and the pieces of its body), `build_message`, `encode_message`,
   `read_header`, `read_parts` for the parts that vortex-data encodes, and `summarize_header` for

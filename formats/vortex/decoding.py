@@ -145,8 +145,15 @@ class ArrayDecoder:
         decode = self._serde.decode_ipc_array_buffers
         return call_library(lambda: decode(parts, self._dtype_parts))
 
-    def decode_arrow(self, message: Message) -> pa.Array[Any]:
+    def decode_arrow(self, message: Message, data_type: Any = None) -> pa.Array[Any]:
         """Check and decode an array message, and return it as an Arrow array.
+
+        Parameters
+        ----------
+        message : Message
+            The message.
+        data_type : pyarrow.DataType, optional
+            The type of the Arrow array. By default, the library chooses it.
 
         Raises
         ------
@@ -156,7 +163,7 @@ class ArrayDecoder:
             If the message exceeds a limit, or the Arrow array is larger than its limit.
         """
         array = self.decode(message)
-        return convert_to_arrow(array, message.header.row_count)
+        return convert_to_arrow(array, message.header.row_count, data_type)
 
 
 def read_dtype_message(dtype: Message, limits: VortexLimits) -> tuple[DType, list[bytes]]:
@@ -194,15 +201,17 @@ def prepare_message(
     return checked, rewritten
 
 
-def convert_to_arrow(array: Any, rows: int) -> pa.Array[Any]:
-    """Return an array of vortex-data as an Arrow array, which owns its memory.
+def convert_to_arrow(array: Any, rows: int, data_type: Any = None) -> pa.Array[Any]:
+    """Return an array of vortex-data as an Arrow array, of a type if one is given.
+
+    The Arrow array owns its memory.
 
     Raises
     ------
     InvalidDataError
         If the library cannot convert it, or it has another number of rows.
     """
-    found: Any = call_library(array.to_arrow_array)
+    found: Any = call_library(lambda: array.to_arrow_array(arrow_type=data_type))
     if isinstance(found, pa.ChunkedArray):
         found = found.combine_chunks()
     if len(found) != rows:
@@ -210,4 +219,6 @@ def convert_to_arrow(array: Any, rows: int) -> pa.Array[Any]:
             f"the array has {len(found)} rows once decoded; the field row_count of the header is "
             f"{rows}"
         )
+    if data_type is not None and not found.type.equals(data_type):
+        raise InvalidDataError(f"the array has the type {found.type} once decoded, not {data_type}")
     return found

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidDataError
-from .library import import_vortex, translate_errors
-from .message import Message, read_parts
+from .decoding import call_library, encode_array, import_library
+from .message import Message
 from .storage import StorageConverter
 
 
@@ -36,14 +36,12 @@ class ArrayEncoder:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._vortex = import_vortex()
+        self._vortex = import_library()
         self._converter = StorageConverter(schema)
         self.storage_schema = self._converter.storage_schema
         empty: Any = pa.array([], pa.struct(list(self.storage_schema)))
-        with translate_errors("hold the schema"):
-            _, parts = self._serialize(self._vortex.Array.from_arrow(empty))
-        self._dtype_parts = [bytes(part) for part in parts]
-        self.dtype_message = read_parts(parts)
+        array = call_library(lambda: self._vortex.Array.from_arrow(empty), "encoded")
+        self.dtype_message = encode_array(array)[0]
 
     def encode(self, batch: pa.RecordBatch) -> Message:
         """Return the message of a batch, compressed as the library chooses.
@@ -59,24 +57,19 @@ class ArrayEncoder:
             If Vortex refuses a value, such as a decimal with too many digits.
         """
         storage = self._converter.to_storage(batch)
-        with translate_errors("encode the record batch"):
-            array = self._vortex.compress(self._import(storage))
-            parts, dtype_parts = self._serialize(array)
-        if [bytes(part) for part in dtype_parts] != self._dtype_parts:
-            raise InvalidDataError(f"Vortex has changed the type of the arrays to {array.dtype}")
-        return read_parts(parts)
-
-    def _import(self, storage: Any) -> Any:
-        from_arrow = self._vortex.Array.from_arrow
         try:
-            with translate_errors("hold the record batch"):
-                return from_arrow(storage)
+            dtype, message = self._encode(storage)
         except InvalidDataError:
             # The library fails for some slices. A copy has none.
-            return from_arrow(_copy(storage))
+            dtype, message = self._encode(_copy(storage))
+        if dtype.join_body() != self.dtype_message.join_body():
+            raise InvalidDataError("Vortex has changed the type of the arrays")
+        return message
 
-    def _serialize(self, array: Any) -> tuple[list[bytes], list[bytes]]:
-        return self._vortex.serde.encode_ipc_array_buffers(array)
+    def _encode(self, storage: Any) -> tuple[Message, Message]:
+        vortex = self._vortex
+        compress = lambda: vortex.compress(vortex.Array.from_arrow(storage))  # noqa: E731
+        return encode_array(call_library(compress, "encoded"))
 
 
 def _copy(storage: Any) -> Any:
