@@ -12,7 +12,7 @@ import struct
 PREFACE = b"SPLTARW\x01"
 HEADER = struct.Struct("<QQQ")
 UNTAGGED, TAGGED = 0, 1
-END_OF_STREAM, MESSAGE, FAILED = 0, 1, 2
+END_OF_STREAM, MESSAGE, FAILED, VORTEX = 0, 1, 2, 3
 PACKED = 0
 SEQUENCE_MASK = 0x0000_0000_FFFF_FFFF
 RESERVED_MASK = 0x00FF_FFFF_0000_0000
@@ -94,6 +94,7 @@ class Stream:
     def __init__(self) -> None:
         self.metadata: dict[int, bytes] = {}
         self.bodies: dict[int, bytes] = {}
+        self.vortex: dict[int, bool] = {}
         self.count: int | None = None
 
     def take_metadata(self, payload: bytes) -> None:
@@ -102,8 +103,9 @@ class Stream:
             if len(payload) != 5:
                 raise WireError(f"an end of stream of {len(payload)} bytes")
             self.count = sequence
-        elif kind == MESSAGE:
+        elif kind in (MESSAGE, VORTEX):
             self.metadata[sequence] = payload[5:]
+            self.vortex[sequence] = kind == VORTEX
         elif kind == FAILED:
             raise WireError(payload[5:].decode())
         else:
@@ -121,7 +123,7 @@ class Stream:
         pairs: list[Pair] = []
         for sequence in range(self.count):
             metadata = self.metadata[sequence]
-            if header_type(metadata) == SCHEMA:
+            if not self.vortex[sequence] and header_type(metadata) == SCHEMA:
                 pairs.append((metadata, None))
             elif sequence in self.bodies:
                 pairs.append((metadata, self.bodies[sequence]))
