@@ -29,6 +29,7 @@ from ..auth.principal import ANYONE, Permission, Principal
 from ..logs import get_logger
 from ..report import StreamReport, is_operator
 from .address import HostNames
+from .connections import HAS_CERTIFICATE
 from .exposition import render_metrics
 from .history import History
 from .page import Page, StreamChoice
@@ -67,10 +68,13 @@ class Application:
         The host names that requests may have.
     checks_names : bool
         Whether to refuse requests with other names. A server that requires tokens need not.
+    requires_certificate : bool
+        Whether clients need a certificate. Health checks need none.
     """
 
     names: HostNames
     checks_names: bool
+    requires_certificate: bool
     service: Service | None = None
     """The daemon, once it is ready."""
 
@@ -128,6 +132,8 @@ class Application:
                 raise HTTPException(
                     421, "the header Host names another server; add the name to http_hosts"
                 )
+            if self.requires_certificate and not getattr(request.state, HAS_CERTIFICATE):
+                raise HTTPException(403, "this server requires a client certificate")
             if self.service is None:
                 raise HTTPException(503, "the daemon is loading its datasets")
             principal = await self._authenticate(self.service, request)

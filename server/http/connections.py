@@ -15,6 +15,8 @@ KEEP_ALIVE_SECONDS = 75.0
 """The time after which a connection without a request is closed, in seconds."""
 RESPONSE_SECONDS = 60.0
 """The time for a response to be made and taken by the client, in seconds."""
+HAS_CERTIFICATE = "has_certificate"
+"""The key in the state of a request: whether the client has a certificate that was verified."""
 _CHECK_SECONDS = 2.0
 
 
@@ -34,6 +36,9 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the time of the first request."""
         super().connection_made(transport)
+        connection = transport.get_extra_info("ssl_object")
+        has_certificate = connection is not None and bool(connection.getpeercert())
+        self.app_state = {**self.app_state, HAS_CERTIFICATE: has_certificate}
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:

@@ -49,9 +49,12 @@ class HttpListener:
     """
 
     def __init__(self, settings: ServerSettings, uri: DataUri) -> None:
-        checks_names = not requires_token(settings)
-        self._application = Application(HostNames.of(settings, uri), checks_names)
         tls = _load_tls(settings) if uri.scheme == "https" else None
+        self._application = Application(
+            HostNames.of(settings, uri),
+            checks_names=not requires_token(settings),
+            requires_certificate=tls is not None and settings.tls_client_ca is not None,
+        )
         self._socket = _bind(uri)
         self.uri = uri.replace(port=self._socket.getsockname()[1])
         """The bound address."""
@@ -152,14 +155,24 @@ def _bind(uri: DataUri) -> socket:
 
 
 def _load_tls(settings: ServerSettings) -> ssl.SSLContext:
-    """Return a context that uses the current certificate in each handshake."""
+    """Return a context that uses the current certificate in each handshake.
+
+    A client without a certificate can connect, because health checks have none. `Application`
+    refuses its other requests.
+    """
     options = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     current = load_server_context(options)
-    context = current.current()
 
     def use_current(connection: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:
         del name, before
-        connection.context = current.current()
+        connection.context = _relax(current.current())
 
+    context = _relax(current.current())
     context.sni_callback = use_current
+    return context
+
+
+def _relax(context: ssl.SSLContext) -> ssl.SSLContext:
+    if context.verify_mode is ssl.CERT_REQUIRED:
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context
