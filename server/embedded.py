@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, daemon: Daemon, http: HttpListener | None = None) -> None:
         self._daemon = daemon
+        self._http = http
         self._stack = ExitStack()
         self._stack.callback(daemon.catalog.close)
         if http is not None:

@@ -62,12 +62,12 @@ class HostNames:
 
     Parameters
     ----------
-    names : iterable of str
+    *names : str or None
         More names, as in the setting ``http_hosts``.
 
     Examples
     --------
-    >>> names = HostNames(["data.example"])
+    >>> names = HostNames("data.example")
     >>> [names.accept(host) for host in ("data.example:9816", "[::1]:9816", "evil.example")]
     [True, True, False]
     """

@@ -50,15 +50,16 @@ class HttpListener:
 
     def __init__(self, settings: ServerSettings, uri: DataUri) -> None:
         tls = _load_tls(settings) if uri.scheme == "https" else None
-        self._application = Application(
+        self.application = Application(
             HostNames.of(settings, uri),
             checks_names=not requires_token(settings),
             requires_certificate=tls is not None and settings.tls_client_ca is not None,
         )
+        """Answers the requests."""
         self._socket = _bind(uri)
         self.uri = uri.replace(port=self._socket.getsockname()[1])
         """The bound address."""
-        self._server = _Server(self._application, tls)
+        self._server = _Server(self.application, tls)
         if requires_token(settings) and tls is None and is_exposed(uri):
             get_logger("http").warning("tokens cross the network unencrypted", http=uri.address)
         self._thread = threading.Thread(target=self._run, name="splitarrow-http", daemon=True)
@@ -66,7 +67,7 @@ class HttpListener:
 
     def attach(self, context: ServerContext, reporter: Reporter) -> None:
         """Answer requests about a daemon, which is ready now; see `Service`."""
-        self._application.service = Service(context, reporter)
+        self.application.service = Service(context, reporter)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

@@ -61,7 +61,7 @@ class Page:
             lstrip_blocks=True,
         )
         environment.filters.update(
-            number=format_number, size=format_bytes, duration=format_duration, ago=_format_ago
+            number=format_number, size=_format_size, duration=format_duration, ago=_format_ago
         )
         self._status = environment.get_template("status.html")
         self._cancel = environment.get_template("cancel.html")
@@ -209,7 +209,7 @@ def describe_setting(declaration: Declaration, value: Any) -> str:
         uris = [value] if isinstance(value, str) else value or ()
         return ", ".join(map(_describe_address, uris)) or "none"
     if value is None or value in ((), {}):
-        return declaration.default_text or "not set"
+        return (declaration.default_text or "not set").replace("`", "")
     if isinstance(value, bool):
         return "yes" if value else "no"
     if declaration.is_size:
@@ -248,22 +248,27 @@ def format_number(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time with its two largest units.
+    """Return a time with its two largest units. A line does not break between number and unit.
 
     Examples
     --------
-    >>> [format_duration(seconds) for seconds in (0.42, 59, 61, 7384, 180000)]
+    >>> times = [format_duration(seconds) for seconds in (0.42, 59, 61, 7384, 180000)]
+    >>> [time.replace("\u00a0", " ") for time in times]
     ['0.4 s', '59 s', '1 min 1 s', '2 h 3 min', '2 d 2 h']
     """
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}\u00a0s"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     left, parts = int(seconds), list[str]()
     for unit, length in units:
         amount, left = divmod(left, length)
         if amount or parts:
-            parts.append(f"{amount} {unit}")
-    return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+            parts.append(f"{amount}\u00a0{unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0\u00a0"))
+
+
+def _format_size(nbytes: float) -> str:
+    return format_bytes(nbytes).replace(" ", "\u00a0")
 
 
 def _format_ago(seconds: float) -> str:

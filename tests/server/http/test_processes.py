@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
         {"n": pa.array(np.arange(ROWS)), "text": pa.array([VALUE]).take(pa.array([0] * ROWS))}
     )
     path = tmp_path / "canary-path-2b.arrow"
-    with ipc.new_file(str(path), table.schema) as writer:
+    with pa.OSFile(str(path), "wb") as file, ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, 50_000)
     return path
 
