@@ -183,7 +183,7 @@ def open_standard_input(
             yield lambda: open_selection(dataset, _NAME, **selection, validate=validate)
 
 
-_MAGICS = (b"PAR1", b"FEA1", b"ORC")
+_MAGICS = (b"PAR1", b"FEA1", b"ORC", b"VTXF")
 
 
 def _is_stream(head: bytes) -> bool:

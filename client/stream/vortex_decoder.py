@@ -15,7 +15,8 @@ from ...formats.vortex.dtype import read_dtype
 from ...formats.vortex.limits import VortexLimits
 from ...formats.vortex.message import Message as VortexMessage
 from ...formats.vortex.message import MessageHeader, MessageKind, read_header
-from ...formats.vortex.storage import StorageConverter
+from ...formats.vortex.schema_message import has_storage
+from ...formats.vortex.storage import StorageConverter, restore_rows
 from ...isolation.array_decoder import IsolatedDecoder
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
@@ -68,12 +69,15 @@ class VortexDecoder:
         self._arrow = BatchDecoder(schema, schema_message, limits, validate, stream, remote_bodies)
         self.schema: pa.Schema = self._arrow.schema
         """The schema of the record batches."""
-        self._converter = StorageConverter(self.schema)
+        self._converter = (
+            StorageConverter(self.schema) if has_storage(schema_message.metadata) else None
+        )
         self._limits = _convert_limits(limits)
         self._validate: Validation = validate
         self._stream = stream
         self._remote_bodies = remote_bodies
-        self._storage_type: Any = pa.struct(list(self._converter.storage_schema))
+        stored = self.schema if self._converter is None else self._converter.storage_schema
+        self._storage_type: Any = pa.struct(list(stored))
         self._is_stranger = validate in ("full", "strict")
         self._dtype: VortexMessage | None = None
         self._decoder: ArrayDecoder | IsolatedDecoder | None = None
@@ -173,7 +177,10 @@ class VortexDecoder:
                 validate_memory(storage)
             elif self._validate != "off":
                 storage.validate()
-            batch = self._converter.restore(storage, self._template)
+            if self._converter is None:
+                batch = restore_rows(storage, self.schema)
+            else:
+                batch = self._converter.restore(storage, self._template)
             self._arrow.validate(batch, sequence)
         except pa.ArrowException as error:
             raise InvalidDataError(f"the data is invalid: {error}") from None

@@ -18,5 +18,6 @@ Only `compression`, `decoding` and `encoding` need the extra ``vortex``.
 - `decoding`: `encode_array` returns the messages of an array of vortex-data. `ArrayDecoder` checks
   and decodes messages in this process, as `splitarrow.isolation.array_decoder.IsolatedDecoder` does
   in a child process, for data from strangers.
+- `plain_types`: the Arrow types of Vortex data that comes without an Arrow schema.
 - `limits`: `VortexLimits`.
 """

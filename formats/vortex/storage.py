@@ -85,8 +85,7 @@ class StorageConverter:
             raise InvalidDataError(
                 f"the array has the type {storage.type}, which does not fit the schema"
             )
-        if storage.null_count:
-            raise InvalidDataError(f"the array has {storage.null_count} rows that are null")
+        _check_no_null_rows(storage)
         columns: list[Any] = []
         for index, field in enumerate(self._schema):
             example = None if template is None else template.column(index)
@@ -97,11 +96,33 @@ class StorageConverter:
                 raise InvalidDataError(
                     f"the column {field.name!r} cannot be restored: {reason}"
                 ) from None
-        if not columns:
-            whole: Any = _build(pa.struct([]), len(storage), [None], [])
-            batch = pa.RecordBatch.from_struct_array(whole)
-            return batch.replace_schema_metadata(self._schema.metadata)
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return _make_batch(columns, len(storage), self._schema)
+
+
+def restore_rows(array: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch of an array that has the types of the schema.
+
+    Raises
+    ------
+    InvalidDataError
+        If a row is null.
+    """
+    _check_no_null_rows(array)
+    columns = [array.field(index) for index in range(array.type.num_fields)]
+    return _make_batch(columns, len(array), schema)
+
+
+def _check_no_null_rows(array: Any) -> None:
+    if array.null_count:
+        raise InvalidDataError(f"the array has {array.null_count} rows that are null")
+
+
+def _make_batch(columns: list[Any], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    if not columns:
+        whole: Any = _build(pa.struct([]), rows, [None], [])
+        batch = pa.RecordBatch.from_struct_array(whole)
+        return batch.replace_schema_metadata(schema.metadata)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _build(data_type: Any, length: int, buffers: list[Any], children: Any = None) -> Any:

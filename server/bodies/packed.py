@@ -85,6 +85,9 @@ def _open_compressed(dataset: VortexDataset, request: Request, connection: Conne
     """Open a dataset that is compressed once for all its readers, in memory that they share."""
     if request.batch_rows is None:
         request = replace(request, batch_rows=connection.encoding.batch_rows)
+    stored = dataset.open_stored(request)
+    if stored is not None:
+        return stored
     shared = connection.regions.open(dataset, request)
     source = GeneratorSource(_iterate(shared), blocking=shared.blocking)
     source.call_on_close(shared.release)

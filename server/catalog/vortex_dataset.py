@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ...protocol.request import Request
 from .dataset import Dataset, Encoding, Shard, Source
+from .files.vortex_stream import VortexStreamDataset
 from .messages.generator_source import GeneratorSource
 from .messages.vortex_encoding import encode_arrays
 
@@ -70,12 +71,26 @@ class VortexDataset:
         RemoteError
             With the code FAILED_PRECONDITION, if the server lacks the extra ``vortex``.
         """
+        stored = self.open_stored(request, regions=encoding.regions)
+        if stored is not None:
+            return stored
         plain = replace(request, format=None, compression="none")
         source = self.original.open(
             plain, Encoding(None, encoding.batch_rows, budget=encoding.budget)
         )
         label = f"the dataset {request.dataset!r}"
-        return GeneratorSource(encode_arrays(source, label, request.dataset), blocking=True)
+        encoded = GeneratorSource(encode_arrays(source, label, request.dataset), blocking=True)
+        encoded.call_on_close(source.close)  # a generator that has not begun runs no cleanup
+        return encoded
+
+    def open_stored(self, request: Request, *, regions: bool = False) -> Source | None:
+        """Open stored arrays, which need no encoding; None if the request needs others.
+
+        Parameters and errors are those of `open`.
+        """
+        if not isinstance(self.original, VortexStreamDataset):
+            return None
+        return self.original.open_arrays(request, regions=regions)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""

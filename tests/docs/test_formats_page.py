@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers import vortex_messages
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.files import write_file, write_stream
 from helpers.package import ROOT
+from helpers.vortex_messages import make_file
 from splitarrow.cli.app import run
 from splitarrow.cli.arrow_output import ArrowOutput, make_assembler, open_arrow_file
 from splitarrow.cli.local_input import LocalInput, open_local, open_selection
@@ -161,6 +163,14 @@ def write_orc(path: Path) -> None:
     orc.write_table(TABLE, str(path))
 
 
+def write_vortex_file(path: Path) -> None:
+    path.write_bytes(make_file(TABLE))
+
+
+def write_vortex_stream(path: Path) -> None:
+    path.write_bytes(vortex_messages.write_stream(*vortex_messages.encode_arrow(TABLE)))
+
+
 def write_feather_1(path: Path) -> None:
     from pyarrow import feather
 
@@ -195,6 +205,8 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "Feather version 1": ("t.feather", write_feather_1),
     "Parquet": ("t.parquet", lambda path: pq.write_table(TABLE, path)),
     "ORC": ("t.orc", write_orc),
+    "Vortex file": ("t.vortex", write_vortex_file),
+    "Vortex stream": ("t.vortexs", write_vortex_stream),
     "CSV": ("t.csv", write_sink),
     "JSON Lines": ("t.jsonl", write_sink),
     "Delta table": ("delta", write_delta),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ....errors import DatasetError, ProtocolError, exhausted_error
+from ....errors import DatasetError, MissingExtraError, ProtocolError, exhausted_error
 from ....transport.memory.files import SourceFile
 from .object_file import ObjectFile
 
@@ -46,6 +46,8 @@ def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
     """
     try:
         yield
+    except MissingExtraError:
+        raise
     except ProtocolError as error:
         raise DatasetError(f"cannot read {path} as {file_type}: {error.message}") from None
     except (pa.ArrowException, OSError, ValueError, EOFError) as error:

@@ -12,6 +12,7 @@ from ....formats.arrow.framing import CONTINUATION, parse_prefix
 from ....formats.arrow.message import HeaderType, read_message_info
 from ....formats.arrow.tensors.numpy_file import NPY_MAGIC
 from ....formats.arrow.tensors.scanning import MAX_METADATA_BYTES, is_tensor_head
+from ....formats.vortex.file_footer import MAGIC as VORTEX_MAGIC
 from ....transport.memory.files import SourceFile
 from .arrow_file import ArrowFileDataset
 from .arrow_stream import ArrowStreamDataset
@@ -22,10 +23,12 @@ from .origins import FileOrigin, LocalOrigin
 from .parquet import ParquetDataset
 from .tensor_files import NpyDataset, TensorFileDataset
 from .text_files import CsvDataset, JsonLinesDataset
+from .vortex_file import VortexFileDataset
+from .vortex_stream import VortexStreamDataset, is_vortex_stream
 
 SUPPORTED_TYPES = (
-    "an Arrow IPC file or stream, a Feather, Parquet, ORC, .tensor or .npy file, or a text file "
-    "whose name ends in .csv, .jsonl or .ndjson"
+    "an Arrow IPC file or stream, a Feather, Parquet, ORC, Vortex, .tensor or .npy file, a Vortex "
+    "stream, or a text file whose name ends in .csv, .jsonl or .ndjson"
 )
 """The supported file types, for errors."""
 _MAGICS: tuple[tuple[bytes, type[FileDataset]], ...] = (
@@ -34,6 +37,7 @@ _MAGICS: tuple[tuple[bytes, type[FileDataset]], ...] = (
     (b"FEA1", FeatherDataset),
     (b"ORC", OrcDataset),
     (NPY_MAGIC, NpyDataset),
+    (VORTEX_MAGIC, VortexFileDataset),
     (CONTINUATION, ArrowStreamDataset),
 )
 # Text has no first bytes of its own, so the name decides.
@@ -96,6 +100,8 @@ def _detect_type(origin: FileOrigin, *, refuse_writers: bool) -> type[FileDatase
             raise DatasetError(f"{path} is an encrypted Parquet file, which is not supported")
         if _is_legacy_stream(file, head):
             return ArrowStreamDataset
+        if is_vortex_stream(file):
+            return VortexStreamDataset
         suffix = PurePosixPath(origin.name).suffix.lower()
         if suffix in _SUFFIXES:
             return _SUFFIXES[suffix]

@@ -70,7 +70,7 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     Parameters
     ----------
     source : Source
-        The messages in Arrow, uncompressed. This generator closes it.
+        The messages in Arrow, uncompressed. The caller closes it.
     label : str
         The source, for errors.
     dataset : str
@@ -97,8 +97,6 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     except DECODING_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise DatasetError(f"{label} has invalid data: {reason}") from None
-    finally:
-        source.close()
 
 
 def _encode(
