@@ -9,10 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from child_processes import in_child
 from planting import Mutant
 from recording import OPTIONS
-
-from isolation import in_child
 
 FIRST_TESTS = 40
 MAX_TESTS = 600

@@ -31,11 +31,10 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from child_processes import adopt_orphans, end_descendants, in_child
 from judging import MAX_SECONDS, Judge, Verdict
 from planting import Mutant, choose_mutants
 from recording import hash_tests, merge_records, record, update_lines
-
-from isolation import adopt_orphans, end_descendants, in_child
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["protocol", "formats", "transport", "client", "server/auth"]

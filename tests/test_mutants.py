@@ -85,7 +85,7 @@ def test_the_tests_of_the_mirrored_module_come_first_and_then_those_of_its_folde
 START_A_DAEMON = """
 import subprocess, sys, time
 from pathlib import Path
-import isolation
+import child_processes
 
 def start(workplace, ends):
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -104,9 +104,9 @@ class Clock:  # It jumps to the end once the test that hangs has started its dae
     def monotonic(self):
         return 1e9 if not ends and output.exists() and output.read_text() else 0
 
-isolation.time = Clock()
-isolation.adopt_orphans()
-print(isolation.in_child(workplace, 60, start, ends))
+child_processes.time = Clock()
+child_processes.adopt_orphans()
+print(child_processes.in_child(workplace, 60, start, ends))
 """
 
 
