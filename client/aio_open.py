@@ -36,7 +36,7 @@ def open(
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
-    prefetch_bytes: int = 0,
+    prefetch_bytes: int | None = None,
     max_decoded_bytes: int = 1 << 30,
     require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,

@@ -33,7 +33,7 @@ def open(
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
-    prefetch_bytes: int = 0,
+    prefetch_bytes: int | None = None,
     max_decoded_bytes: int = 1 << 30,
     require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -88,9 +88,11 @@ def open(
         The time limit to connect, in seconds.
     stall_timeout : float or None
         The longest wait for data from the server, in seconds. `None` disables the limit.
-    prefetch_bytes : int
+    prefetch_bytes : int, optional
         The size of the batches that a thread of the stream may prefetch, in bytes. 0 disables
-        prefetching: only the kernel's buffers fill ahead of the consumer.
+        prefetching: only the kernel's buffers fill ahead of the consumer. `None` measures how
+        long the stream and its consumer take, and starts a thread where that makes both
+        together faster; at most 32 MiB and one batch then wait.
     max_decoded_bytes : int
         The limit on decoded data that the consumer has not taken, in bytes. A compressed batch,
         or the dictionaries of the stream, that exceed it raise `LimitError`; prefetching pauses.

@@ -120,7 +120,7 @@ class AsyncBaseClient(Generic[C]):
         connect_timeout: float = 10.0,
         location_timeout: float = 2.0,
         stall_timeout: float | None = 30.0,
-        prefetch_bytes: int = 0,
+        prefetch_bytes: int | None = None,
         max_decoded_bytes: int = 1 << 30,
         require_transport: str | None = None,
         window_bytes: int = 256 << 20,

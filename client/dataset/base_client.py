@@ -155,7 +155,7 @@ class BaseClient(ABC):
         connect_timeout: float = 10.0,
         location_timeout: float = 2.0,
         stall_timeout: float | None = 30.0,
-        prefetch_bytes: int = 0,
+        prefetch_bytes: int | None = None,
         max_decoded_bytes: int = 1 << 30,
         require_transport: str | None = None,
         window_bytes: int = 256 << 20,
@@ -204,9 +204,9 @@ class BaseClient(ABC):
             The time limit to connect to one of several locations, in seconds.
         stall_timeout : float or None
             The longest wait for data from the server, in seconds. `None` disables the limit.
-        prefetch_bytes : int
-            The size of the batches to prefetch from a single endpoint, in bytes. 0 disables
-            prefetching.
+        prefetch_bytes : int, optional
+            The size of the batches to prefetch from a single endpoint, in bytes; see
+            `splitarrow.open`.
         max_decoded_bytes : int
             The limit on decoded data that the consumer has not taken; see `splitarrow.open`. Each
             of the `parallel` endpoints may exceed its share of the window by one batch.

@@ -185,8 +185,14 @@ def _open_location(
         if required not in (None, DO_GET):
             raise ConnectError(f"{name!r} is available over DoGet only; {required} is required")
         return FlightStream(channel, endpoint.ticket, name, options)
-    # The consumer of the endpoint prefetches, so that its stream does not have to.
-    options = replace(options, connect_timeout=connect_timeout, prefetch_bytes=0, tls=channel.tls)
+    # A consumer that prefetches, as the option says, leaves nothing to its streams.
+    prefetch_bytes = None if options.prefetch_bytes is None else 0
+    options = replace(
+        options,
+        connect_timeout=connect_timeout,
+        prefetch_bytes=prefetch_bytes,
+        tls=channel.tls,
+    )
     uris = [DataUri.parse(uri).replace(ticket=None) for uri in location.uris]
     try:
         return Stream(resolve_uris(uris, endpoint.ticket), options)

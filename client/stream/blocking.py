@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
-from ...errors import (
-    ClosedError,
-    ConnectError,
-    ConnectionLostError,
-    SplitArrowError,
-    TransportError,
-)
+from ...errors import ConnectError, ConnectionLostError
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
@@ -26,7 +21,9 @@ from .batch_stream import BatchStream
 from .custom_metadata import CustomMetadata
 from .options import ReadOptions, check_validation
 from .prefetch import ThreadPrefetcher
+from .read_ahead import WINDOW_BYTES, Pace, ReadAhead, Run, has_second_core
 from .reader import Reader
+from .source import ReaderSource
 from .uris import request_schema, resolve_uris
 
 
@@ -70,36 +67,56 @@ class Stream(BatchStream):
     """
 
     def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
-        self._reader = Reader(uris, options)
-        self._stall_timeout = options.stall_timeout
+        self._use_reader(uris, options)
         self._window_bytes = options.window_bytes
         self._prefetcher: ThreadPrefetcher | None = None
-        self._cancelled = False
+        self._run = Run()
         try:
             try:
                 self._open(uris, options)
             except (ConnectError, ConnectionLostError):
                 if not self._reader.stop_sharing():
                     raise
-                self._reader = Reader(uris, options)
+                self._use_reader(uris, options)
                 self._open(uris, options)
         except BaseException:
             self._reader.close()
             raise
+        window = min(WINDOW_BYTES, options.max_decoded_bytes)
+        self._read_ahead = ReadAhead(self._source, window, self._choose_pace(options))
+        # The thread holds the source, not the stream: a stream that is dropped ends it.
+        weakref.finalize(self, self._read_ahead.abandon)
+
+    def _use_reader(self, uris: list[DataUri], options: ReadOptions) -> None:
+        self._reader = Reader(uris, options)
+        self._source = ReaderSource(self._reader, options.stall_timeout)
+
+    def _choose_pace(self, options: ReadOptions) -> Pace | None:
+        """Return what decides whether to read ahead; None if a thread can gain nothing.
+
+        Over shared memory, nothing is received. Devices have streams of their own.
+        """
+        may_pay = (
+            options.prefetch_bytes is None
+            and options.allocator is DEFAULT_ALLOCATOR
+            and not self._reader.accepts_offsets
+            and has_second_core()
+        )
+        return Pace() if may_pay else None
 
     def _open(self, uris: list[DataUri], options: ReadOptions) -> None:
         """Connect, and receive the schema."""
         self._connect(uris, options)
         while self._reader.schema is None:
             self._reader.expects_more()
-            self._receive()
+            self._source.receive()
 
     def _connect(self, uris: list[DataUri], options: ReadOptions) -> None:
         """Connect the channels and send the requests."""
         for uri in uris:
             channel = find_transport(uri).connect(uri, options.connect_options)
             frames = self._reader.attach(channel, uri)
-            driver.send(channel, frames, self._stall_timeout)
+            driver.send(channel, frames, options.stall_timeout)
         self._reader.start()
 
     @property
@@ -151,25 +168,6 @@ class Stream(BatchStream):
         """
         self._reader.keep_messages()
 
-    def _receive(self) -> None:
-        """Wait for frames and pass them to the reader, which records errors."""
-        stream, channel = self._reader.next_channel()
-        try:
-            frames = driver.receive(channel, self._stall_timeout)
-        except SplitArrowError as error:
-            if self._cancelled and isinstance(error, TransportError):
-                error = ClosedError("the stream was cancelled")
-            self._reader.fail(error)
-        else:
-            self._reader.feed(stream, frames)
-
-    def _read(self) -> pa.RecordBatch | None:
-        """Wait for the next batch and return it, or None at the end."""
-        reader = self._reader
-        while (batch := reader.take()) is None and reader.expects_more():
-            self._receive()
-        return batch
-
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
 
@@ -182,20 +180,24 @@ class Stream(BatchStream):
         ClosedError
             If the stream was closed or cancelled.
         """
-        if self._window_bytes:
-            batch = self._next_prefetched()
-        elif self._reader.batches:
-            return self._reader.batches.popleft()
-        else:
-            batch = self._read()
+        if self._run:
+            return self._run.popleft()
+        batch = self._next_prefetched() if self._window_bytes else self._next_of_run()
         if batch is None:
             self._reader.finish()
             raise StopIteration
         return batch
 
+    def _next_of_run(self) -> pa.RecordBatch | None:
+        self._run = self._read_ahead.next_run()
+        if self._run:
+            return self._run.popleft()
+        self._reader.expects_more()  # raises if the stream was closed
+        return None
+
     def _next_prefetched(self) -> pa.RecordBatch | None:
         if self._prefetcher is None:
-            self._prefetcher = ThreadPrefetcher(self._read, self._window_bytes)
+            self._prefetcher = ThreadPrefetcher(self._source.read, self._window_bytes)
         batch = self._prefetcher.next()
         if batch is None:
             self._reader.expects_more()  # raises if the stream was closed
@@ -215,7 +217,7 @@ class Stream(BatchStream):
         if reader.is_exhausted:
             return None
         while (tensor := reader.take_item()) is None and reader.expects_more():
-            self._receive()
+            self._source.receive()
         if tensor is None:
             reader.finish()
         return tensor
@@ -226,7 +228,7 @@ class Stream(BatchStream):
         if reader.is_exhausted:
             return None
         while (array := reader.take_item()) is None and reader.expects_more():
-            self._receive()
+            self._source.receive()
         if array is None:
             reader.finish()
         else:
@@ -238,16 +240,17 @@ class Stream(BatchStream):
 
         A stream that was read to its end keeps the connection over which its batches are leased.
         """
-        self._cancelled = True
+        self._source.is_cancelled = True
         if not self.is_exhausted:
-            for channel in self._reader.channels.values():
-                channel.interrupt()
+            self._source.interrupt()
 
     def close(self) -> None:
         """Close the connection. Batches that were returned stay valid. Idempotent."""
         if self._prefetcher is not None:
             self.cancel()
             self._prefetcher.stop()
+        self._read_ahead.close()
+        self._run.clear()
         self._reader.close()
 
     def __enter__(self) -> Stream:
@@ -283,7 +286,7 @@ def open(
     validate: str | None = None,
     connect_timeout: float = 10.0,
     stall_timeout: float | None = 30.0,
-    prefetch_bytes: int = 0,
+    prefetch_bytes: int | None = None,
     max_decoded_bytes: int = 1 << 30,
     require_transport: str | None = None,
     limits: Limits = DEFAULT_LIMITS,

@@ -93,7 +93,8 @@ class Reader:
         """The FlatBuffer of the schema message, once it has arrived."""
         self._error: SplitArrowError | None = None
         self._lanes: dict[str, None] = {}
-        self._accepts_offsets = False
+        self.accepts_offsets = False
+        """Whether the server may send places in shared memory instead of bodies."""
         self._lease_returns: LeaseReturns | None = None
         self._remote_bodies: RemoteBodies | None = None
 
@@ -142,7 +143,7 @@ class Reader:
             )
         capabilities = channel.capabilities
         if uri.stream.carries_bodies and capabilities.offset_bodies:
-            self._accepts_offsets = True
+            self.accepts_offsets = True
             if not capabilities.remote_reads:
                 self._lease_returns = track_leases(channel, uri.free_data)
         ticket, timeout = uri.ticket or b"", self.options.stall_timeout
@@ -311,7 +312,7 @@ class Reader:
         if validate is None:
             is_local = all(channel.is_local for channel in self.channels.values())
             validate = "cheap" if is_local else "full"
-        if self._accepts_offsets:
+        if self.accepts_offsets:
             self._remote_bodies = RemoteBodies(self._lease_returns, limits, self.options.allocator)
         decoder = open_content_decoder(message, limits, validate, self.name, self._remote_bodies)
         self.format, self._decode_item = find_item_decoder(decoder)

@@ -99,7 +99,7 @@ def test_a_read_without_options_has_the_documented_defaults(streams: list[dict[s
         validate=None,
         connect_timeout=10.0,
         stall_timeout=30.0,
-        prefetch_bytes=0,
+        prefetch_bytes=None,
         max_decoded_bytes=1_073_741_824,
         require_transport=None,
     )

@@ -10,9 +10,10 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.stream import aio, blocking
+from splitarrow.client.stream import aio, blocking, source
 from splitarrow.client.stream.aio import AsyncStream
 from splitarrow.client.stream.options import ReadOptions
+from splitarrow.client.stream.read_ahead import ReadAhead, Run
 from splitarrow.client.stream.uris import resolve_uris
 from splitarrow.errors import ClosedError, ConnectionLostError, NotFoundError, SplitArrowError
 from splitarrow.protocol.uri import Streams
@@ -71,6 +72,16 @@ def stream_of(*messages: pa.RecordBatch) -> tuple[AsyncStream, Reader]:
     return stream, reader
 
 
+def blocking_stream(reader: Reader) -> blocking.Stream:
+    stream = object.__new__(blocking.Stream)
+    any_reader: Any = reader
+    driver = source.ReaderSource(any_reader, 1)
+    read_ahead = ReadAhead(driver, 1, None)
+    fields = {"_reader": reader, "_source": driver, "_read_ahead": read_ahead, "_run": Run()}
+    vars(stream).update(fields, _window_bytes=0)
+    return stream
+
+
 async def test_other_tasks_run_between_messages_that_have_arrived() -> None:
     stream, reader = stream_of(*BATCHES)
     assert stream.bytes_received == 24
@@ -122,10 +133,9 @@ async def test_a_connection_that_a_cancellation_ends_was_cancelled(
         raise error
 
     monkeypatch.setattr(aio, "driver", SimpleNamespace(receive=receive_later))
-    monkeypatch.setattr(blocking, "driver", SimpleNamespace(receive=receive))
+    monkeypatch.setattr(source, "driver", SimpleNamespace(receive=receive))
     stream, _ = stream_of()
-    other: Any = object.__new__(blocking.Stream)
-    vars(other).update(_reader=Reader(), _cancelled=False, _stall_timeout=1, _window_bytes=0)
+    other = blocking_stream(Reader())
     for each in (stream, other):
         if is_cancelled:
             each.cancel()
@@ -143,9 +153,8 @@ def test_cancelling_interrupts_all_connections_of_a_stream_that_is_read(
 ) -> None:
     """One that was read to its end keeps the connection over which its batches are leased."""
     stream, reader = stream_of()
-    other: Any = object.__new__(blocking.Stream)
     other_reader = Reader()
-    vars(other)["_reader"] = other_reader
+    other = blocking_stream(other_reader)
     for each, its_reader in ((stream, reader), (other, other_reader)):
         its_reader.is_exhausted = is_exhausted
         each.cancel()

@@ -87,6 +87,6 @@ def test_functions_have_the_defaults_of_the_options() -> None:
 
 def test_the_defaults_of_sizes_are_the_documented_ones() -> None:
     options = ReadOptions()
-    assert (options.prefetch_bytes, options.max_decoded_bytes) == (0, 1 << 30)
+    assert (options.prefetch_bytes, options.max_decoded_bytes) == (None, 1 << 30)
     plan = ReadPlan(options)
     assert (plan.resume_attempts, plan.parallel, plan.window_bytes) == (8, 4, 256 << 20)

@@ -1,0 +1,277 @@
+"""Reading ahead by default: on a thread, where a measurement shows that it pays."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+_SAMPLE_SECONDS = 0.05
+"""The time over which a share or a rate is measured."""
+_LEAST_SHARE = 0.2
+"""The share of the time that a thread must be able to save, which is that of the faster side."""
+_LEAST_GAIN = 1.03
+"""How much faster a stream must become with the thread to keep it."""
+_START_SECONDS = 0.5
+"""The time before the first attempt: a short read can only lose by one."""
+_PAUSE_SECONDS = 1.0
+"""The time without a thread after it did not pay; doubled with each further attempt."""
+
+WINDOW_BYTES = 32 << 20
+"""The size of the batches that wait for the consumer, in bytes, unless an option sets another."""
+
+Run = deque[pa.RecordBatch]
+"""Batches that were decoded together, in their order."""
+
+
+class Source(Protocol):
+    """What a stream reads from. One thread at a time uses it."""
+
+    def read_run(self) -> Run:
+        """Wait for the next batches and return them; an empty run at the end."""
+        ...
+
+    def interrupt(self) -> None:
+        """Let a `read_run` that waits on another thread fail."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        ...
+
+
+class Pace:
+    """Decides whether to read ahead, by how long a stream and its consumer take in turns.
+
+    Without a thread, receiving and consuming add up; with one, the longer of the two counts. A
+    thread is tried after half a second if that would save a fifth of the time, and kept if the
+    stream then is faster. It is not where the consumer holds the interpreter's lock or where no
+    core is idle; the next attempt follows later and later.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._pause = _PAUSE_SECONDS
+        self._paused_until = clock() + _START_SECONDS
+        self._rate = 0.0
+        self._is_kept = False
+        self._restart(clock())
+
+    def _restart(self, now: float) -> None:
+        self._began = now
+        self._waited = 0.0
+        self._bytes = 0
+
+    def enter(self) -> float:
+        """Return the time at which the consumer asks for batches."""
+        return self._clock()
+
+    def wants_thread(self, entered: float, nbytes: int) -> bool:
+        """Record batches received without a thread; return whether to try one.
+
+        Parameters
+        ----------
+        entered : float
+            The result of `enter` before they were received.
+        nbytes : int
+            Their size, in bytes.
+        """
+        now = self._clock()
+        self._waited += now - entered
+        self._bytes += nbytes
+        elapsed = now - self._began
+        if elapsed < _SAMPLE_SECONDS:
+            return False
+        worked = elapsed - self._waited
+        pays = min(worked, self._waited) >= _LEAST_SHARE * elapsed and now >= self._paused_until
+        self._rate = self._bytes / elapsed
+        self._restart(now)
+        return pays
+
+    def keeps_thread(self, nbytes: int) -> bool:
+        """Record batches taken from the thread; return whether to keep it."""
+        if self._is_kept:
+            return True
+        self._bytes += nbytes
+        now = self._clock()
+        elapsed = now - self._began
+        if elapsed < _SAMPLE_SECONDS:
+            return True
+        self._is_kept = self._bytes / elapsed >= _LEAST_GAIN * self._rate
+        if not self._is_kept:
+            self._paused_until = now + self._pause
+            self._pause *= 2
+            self._restart(now)
+        return self._is_kept
+
+
+class RunReader:
+    """Reads runs on its own thread, until it is stopped.
+
+    Parameters
+    ----------
+    source : Source
+        What to read. From here on, only this object uses it, until `has_ended`.
+    window : int
+        The size of the batches that may wait for the consumer, in bytes. Reading continues below
+        this size, so that the last run may exceed it.
+    """
+
+    def __init__(self, source: Source, window: int) -> None:
+        self._source = source
+        self._window = window
+        self._runs: deque[tuple[Run, int]] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self.is_stopped = False
+        """Whether the thread ends after the run that it reads now."""
+        self._is_abandoned = False
+        self._error: BaseException | None = None
+        self.has_ended = False
+        """Whether the thread uses the source no more."""
+        self.reached_end = False
+        """Whether the source has ended, so that no batches follow those that wait."""
+        self._thread = threading.Thread(
+            target=self._read, name="splitarrow-read-ahead", daemon=True
+        )
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while self._wait_for_room():
+                run = self._source.read_run()
+                if not run:
+                    self.reached_end = True
+                    break
+                self._append(run)
+        except BaseException as error:
+            self._error = error
+        if self._is_abandoned:
+            self._source.close()
+        with self._changed:
+            self.has_ended = True
+            self._changed.notify_all()
+
+    def _append(self, run: Run) -> None:
+        nbytes = measure(run)
+        with self._changed:
+            self._runs.append((run, nbytes))
+            self._waiting_bytes += nbytes
+            self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """Wait until the window has room; return False if the thread is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_stopped or self._waiting_bytes < self._window)
+            return not self.is_stopped
+
+    def take(self) -> tuple[Run, int]:
+        """Wait for a run and return it and its size; an empty one once the thread has ended.
+
+        Raises
+        ------
+        BaseException
+            What the source raised, after the batches before it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._runs or self.has_ended)
+            if self._runs:
+                run, nbytes = self._runs.popleft()
+                self._waiting_bytes -= nbytes
+                self._changed.notify_all()
+                return run, nbytes
+        if self._error is not None:
+            raise self._error
+        return deque(), 0
+
+    def stop(self) -> None:
+        """Let the thread end after the run that it reads now. Batches that wait can be taken."""
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Interrupt the source, and let the thread close it. Nobody takes what waits."""
+        self._is_abandoned = True
+        self.stop()
+        self._source.interrupt()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+        self._runs.clear()
+
+
+def measure(run: Run) -> int:
+    """Return the size of a run in bytes. Batches that were decoded together have one layout."""
+    return run[0].get_total_buffer_size() * len(run)
+
+
+def has_second_core() -> bool:
+    """Return whether this process may use a second core."""
+    return len(os.sched_getaffinity(0)) > 1
+
+
+class ReadAhead:
+    """Yields the runs of a source, read on the caller's thread or ahead of it.
+
+    Parameters
+    ----------
+    source : Source
+        What to read.
+    window : int
+        The size of the batches that may wait for the consumer, in bytes.
+    pace : Pace, optional
+        Decides when to read ahead. None never does.
+    """
+
+    def __init__(self, source: Source, window: int, pace: Pace | None) -> None:
+        self._source = source
+        self._window = window
+        self._pace = pace
+        self.reader: RunReader | None = None
+        """The thread that reads ahead now."""
+
+    def next_run(self) -> Run:
+        """Wait for the next batches and return them; an empty run at the end."""
+        pace = self._pace
+        if pace is None:
+            return self._source.read_run()
+        if (reader := self.reader) is not None:
+            run = self._take(reader, pace)
+            if run or reader.reached_end:
+                return run
+        entered = pace.enter()
+        run = self._source.read_run()
+        if run and pace.wants_thread(entered, measure(run)):
+            self.reader = RunReader(self._source, self._window)
+        return run
+
+    def _take(self, reader: RunReader, pace: Pace) -> Run:
+        run, nbytes = reader.take()
+        if not run and not reader.reached_end:
+            self.reader = None  # It was stopped because it did not pay.
+        elif run and not reader.is_stopped and not pace.keeps_thread(nbytes):
+            reader.stop()
+        return run
+
+    def abandon(self) -> None:
+        """End the thread soon: nobody takes batches any more."""
+        if self.reader is not None:
+            self.reader.abandon()
+
+    def close(self) -> None:
+        """End the thread, and drop the batches that wait."""
+        if self.reader is not None:
+            self.reader.abandon()
+            self.reader.join()
