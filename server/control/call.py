@@ -15,6 +15,7 @@ from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Dataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
+from ..report import is_operator
 
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
 
@@ -105,7 +106,7 @@ class Call:
     @property
     def is_operator(self) -> bool:
         """Whether the caller may act on the whole server: it may write every dataset."""
-        return self.principal.may(Permission.WRITE, ALL_DATASETS)
+        return is_operator(self.principal)
 
     def require_operator(self) -> None:
         """Check that the caller may act on the whole server.

@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 import splitarrow
+from helpers.http_requests import request
 from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, ROOT, Manager
 
 pytestmark = pytest.mark.slow
@@ -200,3 +201,56 @@ def test_the_commands_of_the_compose_file_work(
         pa.ipc.open_file(file) as reader,
     ):
         assert reader.read_all().column("number").to_pylist() == list(range(1_000_000))
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> dict[str, Any]:
+    yaml: Any = pytest.importorskip("yaml")
+    return yaml.safe_load((DOCKERFILE.parent / "quickstart.yaml").read_text())
+
+
+def test_the_quick_start_fits_together(quickstart: dict[str, Any], compose: dict[str, Any]) -> None:
+    services = quickstart["services"]
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= services.keys()
+        volumes = {mount.split(":")[0] for mount in service.get("volumes", ())}
+        assert {each for each in volumes if "/" not in each} <= quickstart["volumes"].keys()
+        # What has no tokens is published for this host only.
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        if service["image"] == "splitarrow":
+            assert service["read_only"]
+        else:
+            assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
+    assert services["seed"]["command"] == compose["services"]["seed"]["command"]
+
+
+def test_the_commands_of_the_quick_start_work(
+    quickstart: dict[str, Any], data: Path, manager: Manager, tmp_path: Path
+) -> None:
+    services = quickstart["services"]
+
+    def here(text: str) -> str:
+        text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
+        return text.replace("=/data/", f"={data}/")
+
+    ready_file = tmp_path / "ready.json"
+    environment = {**variables(), **services["daemon"]["environment"]}
+    environment = {key: here(value) for key, value in environment.items()}
+    environment |= {"SPLITARROW_READY_FILE": str(ready_file), "SPLITARROW_ADVERTISE": "127.0.0.1"}
+    manager.start(*map(here, services["daemon"]["command"]), environment=environment)
+    manager.wait_for("READY=1")
+    ready = json.loads(ready_file.read_text())
+    # Prometheus names the daemon by the name of its service.
+    metrics = request(ready["http"], "/metrics", Host="daemon:9816")
+    assert metrics.status == 200
+    assert "splitarrow_ready 1" in metrics.text
+    reader = services["reader"]
+    assert reader["entrypoint"] == ["python", "-c"]
+    script = reader["command"][0].replace("grpc://daemon:8815", ready["control"])
+    assert ready["control"] in script
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1000 rows\n"
+        process.kill()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import secrets
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from helpers.files import write_file
-from helpers.pki import Pki
 from helpers.service_manager import COMMAND, DEPLOY, PATIENCE
 
 yaml: Any = pytest.importorskip("yaml")
@@ -204,27 +199,6 @@ def test_services_and_budget_select_the_pods(helm: Any) -> None:
     for each in objects:
         if each["kind"] == "Service":
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    """The root of a node, with the files that the chart mounts."""
-    pki = Pki(tmp_path)
-    mounted = tmp_path / "etc" / "splitarrow"
-    for folder in ("tokens", "tls", "ticket-keys"):
-        (mounted / folder).mkdir(parents=True)
-    shutil.copy(pki.path("server-cert"), mounted / "tls" / "tls.crt")
-    shutil.copy(pki.path("server-key"), mounted / "tls" / "tls.key")
-    shutil.copy(pki.path("ca"), mounted / "tls" / "ca.crt")
-    (mounted / "ticket-keys" / "ticket.keys").write_text(f"{secrets.token_hex(32)}\n")
-    (mounted / "ticket-keys" / "ticket.keys").chmod(0o600)
-    token = [*COMMAND, "token", "new", str(mounted / "tokens" / "tokens.toml"), "root"]
-    subprocess.run([*token, "--datasets", "*"], check=True, capture_output=True)
-    for folder in ("data/trips", "uploads"):
-        (tmp_path / folder).mkdir(parents=True)
-    for path in ("flights.arrow", "trips/1.arrow"):
-        write_file(tmp_path / "data" / path, pa.table({"x": [1, 2]}))
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", ["plain", "everything"])

@@ -6,19 +6,17 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.monitoring import DASHBOARD, RULES, dashboard, queries, rules
 from helpers.service_manager import DEPLOY, PATIENCE
 from splitarrow.server.metrics import DaemonMetrics, Metrics, MetricType
 
 yaml: Any = pytest.importorskip("yaml")
 
-RULES = DEPLOY / "prometheus" / "rules.yaml"
-DASHBOARD = DEPLOY / "grafana" / "dashboards" / "splitarrow.json"
 _SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -36,23 +34,6 @@ def exported() -> dict[str, set[str]]:
 
 def is_histogram(metric: Any) -> bool:
     return metric.type is MetricType.HISTOGRAM
-
-
-def rules() -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    return group["rules"]
-
-
-def dashboard() -> dict[str, Any]:
-    return json.loads(DASHBOARD.read_text())
-
-
-def queries() -> Iterator[str]:
-    """Yield the queries of the dashboard, with values in the place of its variables."""
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", ()):
-            query = target["expr"].replace("$__rate_interval", "1m")
-            yield re.sub(r'"\$\w+"', '".*"', query)
 
 
 def promtool(*arguments: object) -> None:

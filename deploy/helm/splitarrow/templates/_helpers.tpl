@@ -35,10 +35,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toJson $listen -}}
 {{- end }}
 
+{{/* Probes present no certificate: where clients need one, the HTTP listener has no TLS. */}}
+{{- define "splitarrow.httpScheme" -}}
+{{- ternary "https" "http" (and (ne .Values.tls.secretName "") (not .Values.tls.clientCa)) -}}
+{{- end }}
+
 {{- define "splitarrow.probe" -}}
 httpGet:
   path: {{ .path }}
   port: http
-  scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.secretName "") }}
+  scheme: {{ include "splitarrow.httpScheme" .root | upper }}
 {{ toYaml .probe }}
 {{- end }}
