@@ -1,6 +1,6 @@
 """The status page in a real browser: light and dark, on a desktop and on a phone.
 
-With the variable ``SCREENSHOTS=docs/images``, the tests write the pictures of the documentation.
+With the variable ``SCREENSHOTS=FOLDER``, the tests write the pictures of the documentation.
 """
 
 from __future__ import annotations
