@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .completion import complete_name
 from .connection import AsJson, ConnectTimeout, ControlUri, Quiet, Token, locate, open_client
 from .formatting import escape_text
 from .terminal import print_message, standard_output
@@ -18,7 +19,11 @@ def drop(
     uri: ControlUri,
     name: Annotated[
         str | None,
-        typer.Argument(help="The dataset, unless the URI names it.", metavar="NAME"),
+        typer.Argument(
+            help="The dataset, unless the URI names it.",
+            metavar="NAME",
+            autocompletion=complete_name,
+        ),
     ] = None,
     token: Token = None,
     connect_timeout: ConnectTimeout = 10.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group
@@ -101,10 +102,23 @@ def _summary(report: Report, total: Rate) -> Table:
         "leases": leases,
         "shared memory": nbytes("shared_bytes"),
     }
+    caches = list(_caches(report))
+    if caches:
+        rows["caches"] = ", ".join(caches)
     table = make_properties()
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _caches(report: Report) -> Iterator[str]:
+    """Yield the share of the uses of each cache that found the data."""
+    for name, uses in sorted(report.get("caches", {}).items()):
+        hits, misses = uses.get("hits", 0), uses.get("misses", 0)
+        if hits + misses:
+            share = hits / (hits + misses)
+            label = escape_text(name.replace("_", " "))
+            yield f"{label} {share:.0%} of {format_count(hits + misses, 'use')}"
 
 
 def _datasets(datasets: list[tuple[str, Rate]]) -> Table | Text:

@@ -214,7 +214,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "read_ahead",
         },
         {"call"},
-        {"do_get", "do_put", "handshake", "health", "info", "interceptor"},
+        {"do_get", "do_put", "handshake", "health", "info", "interceptor", "status"},
         {"actions"},
         {"service"},
         {"plane"},

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import anyio
@@ -23,10 +21,10 @@ from ..auth.tickets import TicketClaims
 from ..catalog.delta.dataset import DeltaDataset, DeltaVersion
 from ..catalog.published.dataset import PublishedDataset
 from ..logs import get_logger
-from ..metrics import Histogram
 from ..uploads.publish_request import PublishRequest, check_job
 from ..uploads.store import UploadStore
 from .call import NO_UPLOADS, Call, parse_message
+from .status import describe_status
 
 
 class ReloadOutcome(Protocol):
@@ -40,13 +38,6 @@ class ReloadOutcome(Protocol):
 Reload = Callable[[], ReloadOutcome]
 """Reads the configuration again. Raises `ConfigError` and changes nothing if it is wrong."""
 _Action = Callable[[Call, bytes], Awaitable[bytes]]
-_TOTALS = {
-    "started_streams": "streams",
-    "sent_rows": "rows",
-    "sent_bytes": "bytes",
-    "mapped_bytes": "bytes",
-}
-"""The metrics by dataset that `status` reports, and their names there."""
 
 
 class ActionHandler:
@@ -126,19 +117,7 @@ class ActionHandler:
 
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
-        server = call.server
-        return _encode_json(
-            {
-                "version": _package_version(),
-                "uptime_seconds": round(time.monotonic() - self._started, 3),
-                "draining": server.draining.is_set(),
-                "listen": [uri.redacted() for uri in server.uris],
-                "datasets": call.list_datasets(),
-                "stats": server.metrics.stats(),
-                "sent": _describe_sent(call),
-                "streams": _describe_streams(call),
-            }
-        )
+        return _encode_json(describe_status(call, self._started))
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")
@@ -270,44 +249,6 @@ async def _redeem_ticket(call: Call, ticket: bytes) -> TicketClaims:
     claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
     call.authorize_ticket(claims)
     return claims
-
-
-def _describe_sent(call: Call) -> dict[str, Counter[str]]:
-    """Return the totals since the start, for JSON, by the datasets that the caller may read."""
-    totals = defaultdict[str, Counter[str]](Counter)
-    for metric, labels, value in call.server.metrics.samples():
-        field = _TOTALS.get(metric.name)
-        if field is not None and not isinstance(value, Histogram):
-            totals[labels[0]][field] += int(value)
-    return {name: total for name, total in totals.items() if _may_read(call, name)}
-
-
-def _may_read(call: Call, dataset: str) -> bool:
-    return call.principal.may(Permission.READ, dataset)
-
-
-def _describe_streams(call: Call) -> list[dict[str, Any]]:
-    """Return the running streams of the datasets that the caller may read, for JSON."""
-    return [
-        {
-            "stream": stream.number,
-            "dataset": stream.dataset,
-            "transport": stream.transport,
-            "rows": stream.rows,
-            "bytes": stream.nbytes,
-            "seconds": round(stream.seconds, 3),
-            "compression": stream.compression or "as requested",
-        }
-        for stream in call.server.streams
-        if _may_read(call, stream.dataset)
-    ]
-
-
-def _package_version() -> str:
-    try:
-        return version("splitarrow")
-    except PackageNotFoundError:
-        return "unknown"  # run from a source tree
 
 
 def _decode_name(body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,11 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 import splitarrow
 from helpers.cli import COMMAND, PATIENCE, Run, read_terminal
 from helpers.pki import Pki
-from splitarrow.cli.rates import Sample, compute_rates
+from splitarrow.cli.app import COMMANDS, load_command
+from splitarrow.cli.rates import Rates, Sample, compute_rates
+from splitarrow.cli.top_view import render
 from splitarrow.errors import SplitArrowError
 
 
@@ -90,6 +94,16 @@ def test_the_rates_of_a_dataset_include_streams_that_have_ended(
         == 2
     )
     assert compute_rates(before, Sample(2, after)).datasets["small"].rows_per_second == 1
+
+
+def test_the_hits_of_caches_are_shown() -> None:
+    report = {
+        "uptime_seconds": 1,
+        "caches": {"shared_memory": {"hits": 3, "misses": 1}, "unused": {"hits": 0, "misses": 0}},
+    }
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(render("grpc://a", report, Rates()))
+    assert re.search(r"\ncaches +shared memory 75% of 4 uses *\n", shown.getvalue())
 
 
 def test_a_stream_that_does_not_run(run: Run, server: splitarrow.Server) -> None:
@@ -166,6 +180,15 @@ def test_rates_of_a_server_that_has_restarted() -> None:
     after = {"uptime_seconds": 1, "stats": {"bytes_sent": 80}, "streams": [stream]}
     rates = compute_rates(Sample(0, before), Sample(2, after))
     assert rates.total.bytes_per_second == rates.datasets["a"].bytes_per_second == 40
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_connects_has_the_options_of_tls(name: str) -> None:
+    command = load_command(name)
+    for each in getattr(command, "commands", {"": command}).values():
+        options = {option for parameter in each.params for option in parameter.opts}
+        if "--token" in options or "--connect-timeout" in options:
+            assert {"--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name"} <= options
 
 
 def test_tls_options_are_those_of_every_connection(run: Run, tmp_path: Path) -> None:

@@ -207,11 +207,7 @@ def test_the_configuration_is_valid(helm: Any, node: Path, name: str) -> None:
     text = re.sub(r'"/(etc/splitarrow|data|uploads)', rf'"{node}/\1', settings(objects))
     path = node / "splitarrow.toml"
     path.write_text(text)
-    environment = {
-        each["name"]: each.get("value", "node7")
-        for each in container(objects)["env"]
-        if each["name"] != "SPLITARROW_HTTP"
-    }
+    environment = {each["name"]: each.get("value", "node7") for each in container(objects)["env"]}
     command = [*COMMAND, "check-config", str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE, env={**environment, "HOME": "/"}

@@ -1,0 +1,85 @@
+"""The response of the action ``status``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ..auth.principal import Permission
+from ..metrics import Histogram
+from .call import Call
+
+_TOTALS = {
+    "started_streams": "streams",
+    "sent_rows": "rows",
+    "sent_bytes": "bytes",
+    "mapped_bytes": "bytes",
+}
+"""The metrics by dataset, and their names in the response."""
+_CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
+"""The metrics by cache, and their names in the response."""
+
+
+def describe_status(call: Call, started: float) -> dict[str, Any]:
+    """Return the state of the server, for JSON, as far as the caller may see it.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    started : float
+        When the server started, in seconds on the monotonic clock.
+    """
+    server = call.server
+    sent = _sum_by_label(call, _TOTALS)
+    return {
+        "version": _package_version(),
+        "uptime_seconds": round(time.monotonic() - started, 3),
+        "draining": server.draining.is_set(),
+        "listen": [uri.redacted() for uri in server.uris],
+        "datasets": call.list_datasets(),
+        "stats": server.metrics.stats(),
+        "caches": _sum_by_label(call, _CACHES),
+        "sent": {name: total for name, total in sent.items() if _may_read(call, name)},
+        "streams": _describe_streams(call),
+    }
+
+
+def _sum_by_label(call: Call, names: dict[str, str]) -> dict[str, Counter[str]]:
+    """Return the values of metrics by their first label, over all others."""
+    totals = defaultdict[str, Counter[str]](Counter)
+    for metric, labels, value in call.server.metrics.samples():
+        name = names.get(metric.name)
+        if name is not None and not isinstance(value, Histogram):
+            totals[labels[0]][name] += int(value)
+    return totals
+
+
+def _may_read(call: Call, dataset: str) -> bool:
+    return call.principal.may(Permission.READ, dataset)
+
+
+def _describe_streams(call: Call) -> list[dict[str, Any]]:
+    """Return the running streams of the datasets that the caller may read."""
+    return [
+        {
+            "stream": stream.number,
+            "dataset": stream.dataset,
+            "transport": stream.transport,
+            "rows": stream.rows,
+            "bytes": stream.nbytes,
+            "seconds": round(stream.seconds, 3),
+            "compression": stream.compression or "as requested",
+        }
+        for stream in call.server.streams
+        if _may_read(call, stream.dataset)
+    ]
+
+
+def _package_version() -> str:
+    try:
+        return version("splitarrow")
+    except PackageNotFoundError:
+        return "unknown"  # run from a source tree
