@@ -32,7 +32,8 @@ OutputFile = Annotated[
     str,
     typer.Argument(
         help="The file to write: OUTPUT.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
-        ".parquet, .csv, .jsonl, or - for standard output.",
+        ".parquet, .vortex, .vortexs (Vortex IPC messages), .csv, .jsonl, or - for standard "
+        "output.",
         metavar="OUTPUT",
     ),
 ]

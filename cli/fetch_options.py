@@ -37,8 +37,9 @@ Output = Annotated[
         "-o",
         "--output",
         help="The file to write: FILE.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
-        ".parquet, .csv, .jsonl, or - for standard output; .npy or .tensor for tensors. Without "
-        "it, the first rows are shown and all rows are counted.",
+        ".parquet, .vortex, .vortexs (Vortex IPC messages), .csv, .jsonl, or - for standard "
+        "output; .npy or .tensor for tensors. Without it, the first rows are shown and all rows "
+        "are counted.",
         metavar="FILE",
     ),
 ]

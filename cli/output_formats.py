@@ -144,10 +144,12 @@ _BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink] | None] = {
     ".arrow": FileSink,
     ".feather": FileSink,
     ".arrows": StreamSink,
-    ".parquet": None,  # ParquetSink, which is imported only when it is needed
+    ".parquet": None,  # imported only when it is needed, as are those for Vortex
     ".csv": CsvSink,
     ".jsonl": JsonLinesSink,
     ".ndjson": JsonLinesSink,
+    ".vortex": None,
+    ".vortexs": None,
 }
 ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
 """The suffixes of Arrow IPC, whose messages need no decoding."""
@@ -229,6 +231,8 @@ def open_sink(
         open_format = _BY_SUFFIX[suffix]
         if open_format is FileSink:
             return FileSink(file, schema, footer_metadata)
+        if suffix in (".vortex", ".vortexs"):
+            return _open_vortex(suffix, path, file, schema)
         if open_format is None:
             from .parquet_sink import ParquetSink
 
@@ -237,6 +241,15 @@ def open_sink(
     except BaseException:
         file.close()
         raise
+
+
+def _open_vortex(suffix: str, path: Path, file: pa.NativeFile, schema: pa.Schema) -> Sink:
+    from .vortex_sink import VortexFileSink, VortexStreamSink
+
+    if suffix == ".vortexs":
+        return VortexStreamSink(file, schema)
+    file.close()  # the library opens it itself
+    return VortexFileSink(schema, path)
 
 
 def _has_dictionary(data_type: pa.DataType, *, ordered: bool = False) -> bool:

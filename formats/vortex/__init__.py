@@ -18,6 +18,7 @@ Only `compression`, `decoding` and `encoding` need the extra ``vortex``.
 - `decoding`: `encode_array` returns the messages of an array of vortex-data. `ArrayDecoder` checks
   and decodes messages in this process, as `splitarrow.isolation.array_decoder.IsolatedDecoder` does
   in a child process, for data from strangers.
+- `file_types`: the types of record batches in a Vortex file, which has no Arrow schema beside it.
 - `plain_types`: the Arrow types of Vortex data that comes without an Arrow schema.
 - `limits`: `VortexLimits`.
 """

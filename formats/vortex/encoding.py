@@ -60,8 +60,7 @@ class ArrayEncoder:
         try:
             dtype, message = self._encode(storage)
         except InvalidDataError:
-            # The library fails for some slices. A copy has none.
-            dtype, message = self._encode(_copy(storage))
+            dtype, message = self._encode(copy_rows(storage))
         if dtype.join_body() != self.dtype_message.join_body():
             raise InvalidDataError("Vortex has changed the type of the arrays")
         return message
@@ -72,7 +71,8 @@ class ArrayEncoder:
         return encode_array(call_library(compress, "encoded"))
 
 
-def _copy(storage: Any) -> Any:
+def copy_rows(storage: Any) -> Any:
+    """Return a copy of a struct array without slices, for some of which vortex-data fails."""
     batch: Any = pa.RecordBatch.from_struct_array(storage)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

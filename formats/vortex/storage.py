@@ -174,7 +174,7 @@ def _store(array: Any) -> Any:
     if types.is_union(data_type):
         return _store_union(array)
     if types.is_nested(data_type):
-        return _map_children(array, find_storage_type(data_type), _store)
+        return map_children(array, find_storage_type(data_type), _store_child)
     if types.is_fixed_size_binary(data_type):
         width = data_type.byte_width
         data = _fixed_data(array, width)
@@ -185,6 +185,10 @@ def _store(array: Any) -> Any:
         children = [pa.array(np.ascontiguousarray(fields[name])) for name, _ in _INTERVAL_FIELDS]
         return _build(INTERVAL, len(array), [_validity(array)], children)
     return _with_type(array, find_storage_type(data_type))
+
+
+def _store_child(array: Any, _data_type: Any, _template: Any) -> Any:
+    return _store(array)
 
 
 def _check_keys(array: Any) -> None:
@@ -203,9 +207,14 @@ def _check_keys(array: Any) -> None:
 
 
 def _store_runs(array: Any) -> Any:
+    return _store(array.values).take(find_run_of_rows(array))
+
+
+def find_run_of_rows(array: Any) -> Any:
+    """Return the index of the run of each row of a run-end encoded array."""
     ends = array.run_ends.to_numpy(zero_copy_only=False)
     rows = np.arange(array.offset, array.offset + len(array))
-    return _store(array.values).take(pa.array(np.searchsorted(ends, rows, side="right")))
+    return pa.array(np.searchsorted(ends, rows, side="right"))
 
 
 def _store_union(array: Any) -> Any:
@@ -240,7 +249,7 @@ def _restore(array: Any, data_type: Any, template: Any) -> Any:
     if types.is_union(data_type):
         return _restore_union(array, data_type, template)
     if types.is_nested(data_type):
-        return _map_children(array, data_type, _restore, template)
+        return map_children(array, data_type, _restore, template)
     if types.is_fixed_size_binary(data_type):
         width = data_type.byte_width
         values = array.values.slice(array.offset * width, len(array) * width)
@@ -313,15 +322,21 @@ def _restore_union(array: Any, data_type: Any, template: Any) -> Any:
 # Nested types, which keep their shape.
 
 
-def _map_children(array: Any, data_type: Any, convert: Any, template: Any = None) -> Any:
-    """Return an array of another type with the same shape, and converted children."""
+def map_children(array: Any, data_type: Any, call: Any, template: Any = None) -> Any:
+    """Return an array of another type with the same shape, and converted children.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        A struct, map or list of any kind.
+    data_type : pyarrow.DataType
+        Its new type, of the same kind.
+    call : callable
+        Returns the new child for a child, its new type, and the same child of the template.
+    template : pyarrow.Array, optional
+        An array with the type of `array`, or of the result.
+    """
     types = pa.types
-
-    def call(child: Any, inner_type: Any, inner: Any) -> Any:
-        if convert is _store:
-            return _store(child)
-        return _restore(child, inner_type, inner)
-
     if types.is_struct(data_type):
         children = [
             call(

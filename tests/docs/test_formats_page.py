@@ -115,9 +115,9 @@ def try_file(folder: Path, array: pa.Array, suffix: str) -> str:
         write(path, array)
     except SplitArrowError:
         return "refused"
-    if suffix != ".parquet":
+    if suffix in (".csv", ".jsonl"):
         return "yes"
-    column = pq.read_table(path)["c"]
+    column = (pq.read_table(path) if suffix == ".parquet" else read_back(path))["c"]
     if column.to_pylist() != array.to_pylist():
         return "wrong"
     return "yes" if column.type == array.type else "other type"
@@ -129,6 +129,7 @@ TRIALS: dict[str, Callable[[Path, pa.Array], str]] = {
     "V4": lambda folder, array: try_arrow(folder, array, Form(version="v4")),
     "compressed": lambda folder, array: try_arrow(folder, array, Form(compression="zstd")),
     "Parquet": lambda folder, array: try_file(folder, array, ".parquet"),
+    "Vortex": lambda folder, array: try_file(folder, array, ".vortex"),
     "CSV": lambda folder, array: try_file(folder, array, ".csv"),
     "JSON Lines": lambda folder, array: try_file(folder, array, ".jsonl"),
 }
