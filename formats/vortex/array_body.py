@@ -2,7 +2,7 @@
 
 Implementations write the buffers first, then the FlatBuffer of the table, then the length of the
 FlatBuffer (u32). The text of the specification puts the FlatBuffer first. `read_array_body` accepts
-both orders where it can tell them apart.
+that order, too, for bodies that are not valid in the usual one.
 """
 
 from __future__ import annotations
@@ -65,25 +65,19 @@ def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LI
     Raises
     ------
     InvalidDataError
-        If the body is malformed in both orders, or valid in both.
+        If the body is malformed in both orders. The error is that of the order that implementations
+        write.
     LimitError
         If the body exceeds a limit.
     """
     data = body if isinstance(body, LazyBytes) else memoryview(body).cast("B")
     try:
-        usual = _read_table_last(data, encodings, limits)
+        return _read_table_last(data, encodings, limits)
     except (InvalidDataError, LimitError):
         other = _find_table_first(data, encodings, limits)
         if other is None:
             raise
         return other
-    # Without buffers, the table is first and last.
-    is_ambiguous = usual.table.buffer_bytes and not isinstance(data, LazyBytes)
-    if is_ambiguous and _find_table_first(data, encodings, limits) is not None:
-        raise InvalidDataError(
-            "the body of the array is valid with its FlatBuffer first and with its FlatBuffer last"
-        )
-    return usual
 
 
 def _find_table_first(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody | None:

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from ...errors import InvalidDataError, LimitError
 from .array_body import ArrayBody, read_array_body
 from .dtype import DType
+from .encodings import walk_contents
 from .lazy_bytes import LazyBytes
 from .limits import DEFAULT_LIMITS, VortexLimits
 from .message import MessageHeader, MessageKind
+from .node_content import NodeContent
 
 
 class CheckedArray(NamedTuple):
@@ -68,6 +70,7 @@ def check_array(
             f"least {nbytes} bytes, and the limit is {limits.decoded_bytes}"
         )
     found = read_array_body(body, len(header.encodings), limits)
+    nbytes += _check_nodes(header, found, dtype, limits)
     return CheckedArray(
         found,
         header.row_count,
@@ -75,6 +78,22 @@ def check_array(
         any(entry.is_compressed for entry in found.table.buffers),
         nbytes,
     )
+
+
+def _check_nodes(header: MessageHeader, body: ArrayBody, dtype: DType, limits: VortexLimits) -> int:
+    """Check all nodes; return the smallest size of the elements of lists in Arrow, in bytes."""
+    bits = 0
+    content = NodeContent(dtype, header.row_count)
+    table = body.table
+    for found in walk_contents(table.root, content, header.encodings, table.buffers):
+        if found.is_elements and found.rows is not None and found.dtype is not None:
+            bits += found.rows * found.dtype.count_row_bits()
+        if bits > 8 * limits.decoded_bytes:
+            raise LimitError(
+                f"the lists of the array have at least {bits // 8} bytes of elements; the limit is "
+                f"{limits.decoded_bytes}"
+            )
+    return bits // 8
 
 
 def check_body_size(header: MessageHeader, body: Any) -> None:
