@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -71,6 +72,11 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the series that an expression has now."""
         return self.get("query", query=expression)["result"]
+
+    def value(self, expression: str) -> float:
+        """Return the single value of an expression; NaN if it has none or several."""
+        results = self.query(expression)
+        return float(results[0]["value"][1]) if len(results) == 1 else math.nan
 
     def close(self) -> None:
         """End the process."""
