@@ -68,7 +68,7 @@ def _row(first: str, parameter: Any) -> str:
         description += f" One of {choices}."
     if default:
         description += f" Default: {_as_markdown(default)}."
-    return f"| {first.replace('|', _BAR)} | {description.replace('|', _BAR)} |"
+    return f"| {first} | {description.replace('|', _BAR)} |"
 
 
 def _as_markdown(text: str) -> str:
