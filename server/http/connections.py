@@ -18,6 +18,40 @@ RESPONSE_SECONDS = 60.0
 HAS_CERTIFICATE = "has_certificate"
 """The key in the state of a request: whether the client has a certificate that was verified."""
 _CHECK_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
+"""The time for a client to close its end of a connection, in seconds."""
+
+
+class PatientTransport:
+    """A transport that lets the client close its end first.
+
+    Thousands of streams can use up the memory that the kernel has for TCP. It then resets each
+    connection that is closed before its data has arrived, and a health check would fail.
+
+    Parameters
+    ----------
+    transport : Transport
+        The transport. It does everything else.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.has_ended = False
+        """Whether nothing more is sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Send what is queued and then the end. Close when the client has, or after a time."""
+        if self._transport.is_closing() or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._transport.close)
 
 
 class BoundedConnection(H11Protocol):
@@ -35,7 +69,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the time of the first request."""
-        super().connection_made(transport)
+        self._patient = PatientTransport(transport)
+        super().connection_made(self._patient)  # type: ignore[arg-type]
         connection = transport.get_extra_info("ssl_object")
         has_certificate = connection is not None and bool(connection.getpeercert())
         self.app_state = {**self.app_state, HAS_CERTIFICATE: has_certificate}
@@ -52,6 +87,8 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle what the client has sent. The rest of a request has to follow in time."""
+        if self._patient.has_ended:
+            return
         if not self._has_begun and self._is_idle:
             self._has_begun = True
             self._deadline = min(self._deadline, self.loop.time() + REQUEST_SECONDS)

@@ -305,6 +305,21 @@ def test_a_connection_is_kept_between_requests(server: splitarrow.Server) -> Non
     connection.close()
 
 
+def test_the_client_closes_its_connection_first(server: splitarrow.Server) -> None:
+    # Where streams use all the memory of the kernel for TCP, a connection that the server closes
+    # first is reset, and a health check fails.
+    assert server._http is not None
+    held = server._http._server.server_state.connections
+    address = urlsplit(uri_of(server))
+    with socket.create_connection((address.hostname, address.port), 30) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+        assert answer.endswith(b"ok\n")
+        assert len(held) == 1
+        client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")  # ignored
+    wait_until(lambda: not held)
+
+
 def test_connections_beyond_the_limit_are_closed(
     server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
