@@ -1,7 +1,8 @@
 """Throughput of record batches, beside pyarrow.flight and plain sockets in the same run.
 
 `run` measures the cases that `Options` describe and returns a `Report`. `terminal_tables`,
-`save_markdown` and `save_plot` show it, and `Report.to_json` serializes it.
+`save_markdown` and `save_plot` show it, `comparison_table` compares it with an earlier one, and
+`Report.to_json` serializes it.
 
 A run consists of these processes::
 
@@ -14,6 +15,7 @@ latency and memory of shared memory, and `spark` for the pipeline.
 """
 
 from .backends import backend_names
+from .comparison import comparison_table
 from .markdown import save_markdown
 from .options import Options
 from .plot import check_plot, save_plot
@@ -26,6 +28,7 @@ __all__ = [
     "Report",
     "backend_names",
     "check_plot",
+    "comparison_table",
     "run",
     "save_markdown",
     "save_plot",

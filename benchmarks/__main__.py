@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from ..errors import SplitArrowError, UsageError
+from .comparison import comparison_table
 from .markdown import save_markdown
 from .plot import save_plot
-from .report import Report
+from .report import read_report
 from .tables import terminal_tables
 
 
@@ -19,9 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("report", type=Path, help="a file that `splitarrow bench --json` wrote")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables in Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw an .svg or .png")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier report")
     options = parser.parse_args(arguments)
     try:
-        report = Report.from_json(options.report.read_text())
+        report = read_report(options.report)
+        earlier = None if options.compare is None else read_report(options.compare)
         if options.markdown:
             save_markdown(report, options.markdown)
         if options.plot:
@@ -32,7 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.markdown and not options.plot:
         from rich.console import Console
 
-        Console().print(terminal_tables(report))
+        console = Console()
+        if earlier is None:
+            console.print(terminal_tables(report))
+        else:
+            console.print(comparison_table(earlier, report))
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from .backends import find_backend
 from .dataset import Dataset
 from .memory import MemorySampler, max_known, reset_peak
-from .options import Options
+from .options import Consume, Options
 from .results import Sample
 from .worker import WorkerJob
 from .worker_process import WorkerProcess, receive_replies
@@ -31,13 +31,15 @@ class Case:
     clients: list[WorkerProcess]
     """The clients."""
 
-    def measure(self, timeout: float, *, check: bool) -> Sample:
+    def measure(self, timeout: float, consume: Consume, *, check: bool) -> Sample:
         """Let all clients read the whole file at the same time.
 
         Parameters
         ----------
         timeout : float
             The longest time to wait for all clients, in seconds.
+        consume : {"count", "sum", "numpy"}
+            The operation of the clients on each batch.
         check : bool
             Whether the clients compare each batch with the file.
 
@@ -52,7 +54,9 @@ class Case:
         with MemorySampler(self._process_ids) as memory:
             start_at = time.monotonic() + _START_DELAY_SECONDS
             for client in self.clients:
-                client.send({"do": "read", "check": check, "start_at": start_at})
+                client.send(
+                    {"do": "read", "consume": consume, "check": check, "start_at": start_at}
+                )
             replies = receive_replies(self.clients, timeout)
         server_cpu_after = self._server_cpu_seconds(timeout)
         begin = min(reply["begin"] for reply in replies)
@@ -116,7 +120,7 @@ def start_cases(
     """
 
     def start(role: str, backend: str, address: str | None = None) -> WorkerProcess:
-        job = WorkerJob(backend, dataset, options.consume, options.read, options.validate, address)
+        job = WorkerJob(backend, dataset, options.read, options.validate, address)
         return stack.enter_context(WorkerProcess(f"the {role} of {backend}", asdict(job)))
 
     servers = {name: start("server", name) for name in backends if _has_server(name)}

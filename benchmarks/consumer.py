@@ -20,7 +20,7 @@ class Consumer:
     ----------
     dataset : Dataset
         The file that the server reads.
-    consume : {"count", "sum"}
+    consume : {"count", "sum", "numpy"}
         The operation on each batch.
     read : {"iterate", "all"}
         Whether the backend passes batches, or one table.
@@ -56,8 +56,8 @@ class Consumer:
             self._file = pa.ipc.open_file(pa.memory_map(dataset.path))
             self._compared = 0
             self._process = self._compare
-        elif consume == "sum":
-            self._process = _sum_columns
+        elif consume != "count":
+            self._process = _sum_columns if consume == "sum" else _sum_arrays
 
     def consume_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Process every batch and drop it."""
@@ -132,3 +132,8 @@ class Consumer:
 def _sum_columns(batch: pa.RecordBatch) -> None:
     for column in batch.columns:
         pc.sum(column)
+
+
+def _sum_arrays(batch: pa.RecordBatch) -> None:
+    for column in batch.columns:
+        column.to_numpy().sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .statistics import Statistics
+from .statistics import Interval, Statistics
 
 UNKNOWN = "–"
 """The text for an unknown figure."""
@@ -49,6 +49,11 @@ def format_range(statistics: Statistics, scale: float = 1.0) -> str:
     """Return the minimum and the maximum, multiplied by `scale`."""
     minimum, maximum = statistics.minimum * scale, statistics.maximum * scale
     return f"{format_figure(minimum)}–{format_figure(maximum)}"
+
+
+def format_interval(interval: Interval | None) -> str:
+    """Return both ends of an interval with two decimals."""
+    return UNKNOWN if interval is None else f"{interval.low:.2f}–{interval.high:.2f}"
 
 
 def format_ratio(ratio: float | None) -> str:

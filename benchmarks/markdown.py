@@ -8,21 +8,29 @@ from pathlib import Path
 from .backends import BASELINE
 from .figures import format_conditions, format_figures
 from .formatting import UNKNOWN, format_median, format_ratio, format_size
+from .options import Consume
 from .report import Report
 
 BEGIN = "<!-- benchmark: begin -->"
 END = "<!-- benchmark: end -->"
 """The markers in a page between which `save_markdown` puts the tables."""
 
+_HEADERS: dict[Consume, str] = {
+    "count": "A client that counts rows:",
+    "sum": "A client that sums every column:",
+    "numpy": "A client that makes a NumPy array of each column and sums it:",
+}
 _HEADINGS = (
     "GB/s",
     "min–max",
     f"× {BASELINE}",
+    "95 % interval",
     "batches/s",
     "M rows/s",
     "first batch ms",
     "server CPU s/GiB",
     "client CPU s/GiB",
+    f"CPU × {BASELINE}",
     "server MiB",
     "client MiB",
 )
@@ -40,43 +48,49 @@ def save_markdown(report: Report, path: Path) -> None:
 
 def markdown_tables(report: Report) -> str:
     """Return the tables of a report in Markdown."""
-    lines = [
-        f"GB/s, median of all rounds. In parentheses: the ratio to {BASELINE}.",
-        "",
-        *_rate_table(report),
-    ]
+    lines: list[str] = []
+    for consume in report.consumers():
+        lines += [
+            f"{_HEADERS[consume]} GB/s, median of all rounds. In parentheses: the ratio to "
+            f"{BASELINE}.",
+            "",
+            *_rate_table(report, consume),
+            "",
+        ]
     concurrent = report.section("clients")
     if concurrent:
         size = format_size(concurrent[0].batch_bytes)
-        lines += ["", f"Concurrent clients of one server, batches of {size}:", ""]
+        lines += [f"Concurrent clients of one server, batches of {size}:", ""]
         lines += _table_head(["clients", "backend", *_HEADINGS], text_columns=2)
         for result in concurrent:
             figures = format_figures(report, result)
             lines.append(_table_row([str(result.clients), result.backend, *figures]))
-    lines += ["", "All figures of a single client:", ""]
-    lines += _table_head(["batch", "backend", *_HEADINGS], text_columns=2)
+        lines.append("")
+    lines += ["All figures of a single client:", ""]
+    lines += _table_head(["batch", "client", "backend", *_HEADINGS], text_columns=3)
     for result in report.section("sizes"):
         figures = format_figures(report, result)
-        lines.append(_table_row([format_size(result.batch_bytes), result.backend, *figures]))
+        cells = [format_size(result.batch_bytes), result.consume, result.backend, *figures]
+        lines.append(_table_row(cells))
     lines += ["", f"Measured {format_conditions(report)}."]
     return "\n".join(lines) + "\n"
 
 
-def _rate_table(report: Report) -> list[str]:
+def _rate_table(report: Report, consume: Consume) -> list[str]:
     """Return a table of rates with a row per batch size and a column per backend."""
     names = report.backends()
     lines = _table_head(["batch", *names], text_columns=1)
     for size in report.batch_sizes():
-        rates = [_rate_cell(report, name, size) for name in names]
+        rates = [_rate_cell(report, name, size, consume) for name in names]
         lines.append(_table_row([format_size(size), *rates]))
-    if means := report.mean_ratios():
+    if means := report.mean_ratios(consume):
         cells = [f"({format_ratio(means[name])})" if name in means else UNKNOWN for name in names]
         lines.append(_table_row(["geometric mean", *cells]))
     return lines
 
 
-def _rate_cell(report: Report, backend: str, batch_bytes: int) -> str:
-    result = report.find(backend, batch_bytes)
+def _rate_cell(report: Report, backend: str, batch_bytes: int, consume: Consume) -> str:
+    result = report.find(backend, batch_bytes, consume)
     if result is None:
         return UNKNOWN
     rate, ratio = format_median(result.rate, 1e-9), report.ratio(result)

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 from ..errors import UsageError
 from .dataset import COLUMNS, ROW_BYTES
 
-Consume = Literal["count", "sum"]
-"""The operation of a client on each batch: count its rows, or sum each column."""
+Consume = Literal["count", "sum", "numpy"]
+"""The operation of a client on each batch: count its rows, sum each column, or make a NumPy array
+of each column and sum that."""
 Read = Literal["iterate", "all"]
 """Whether a client iterates over batches and drops them, or reads one table."""
 Validate = Literal["strict", "full", "cheap", "off"]
@@ -38,7 +39,7 @@ class Options:
     """The sizes of batch bodies, in bytes."""
     backends: tuple[str, ...] | None = None
     """The names of the backends; None selects all that can run on this machine."""
-    rounds: int = 5
+    rounds: int = 7
     """The number of counted rounds. One warm-up round precedes them."""
     total_bytes: int | None = None
     """The number of body bytes that a read transfers. None means 1 GiB, but at most 65536
@@ -49,8 +50,9 @@ class Options:
     """The size of batch bodies in the second section, in bytes."""
     concurrent_backends: tuple[str, ...] = ("splitarrow-tcp", "flight")
     """The backends of the second section, as far as `backends` contains them."""
-    consume: Consume = "count"
-    """The operation of a client on each batch."""
+    consume: tuple[Consume, ...] = ("count", "sum")
+    """The operations of a client on each batch, which take turns. The second section has the
+    first one."""
     read: Read = "iterate"
     """Whether a client iterates over batches or reads one table."""
     validate: Validate | None = None
@@ -83,7 +85,10 @@ class Options:
             )
         if self.backends is not None and not self.backends:
             raise UsageError("no backend; pass at least one, or None for all")
-        _check_choice("consume", self.consume, get_args(Consume))
+        if not self.consume:
+            raise UsageError("no operation of the client; pass at least one")
+        for consume in self.consume:
+            _check_choice("consume", consume, get_args(Consume))
         _check_choice("read", self.read, get_args(Read))
         if self.validate is not None:
             _check_choice("validate", self.validate, get_args(Validate))

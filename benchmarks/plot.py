@@ -122,12 +122,14 @@ def save_plot(report: Report, path: Path) -> None:
 
 def _draw_lines(report: Report, axes: Any) -> list[_Line]:
     lines: list[_Line] = []
+    consume = report.consumers()[0]
     other_styles = iter(_OTHER_LINE_STYLES * len(report.results))
     for name in report.backends():
         if name == REFERENCE:
             continue
         style = _LINE_STYLES.get(name) or next(other_styles)
-        results = [result for result in report.section("sizes") if result.backend == name]
+        found = (report.find(name, size, consume) for size in report.batch_sizes())
+        results = [result for result in found if result is not None]
         results.sort(key=lambda result: result.batch_bytes)
         sizes = [result.batch_bytes for result in results]
         medians = [result.rate.median / 1e9 for result in results]

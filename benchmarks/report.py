@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from .backends import BASELINE, REFERENCE
+from .options import Consume
 from .results import Result, Section
+from .statistics import Interval, median_interval
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Report:
     skipped: dict[str, str]
     """The backends that could not run, with the reasons."""
     results: list[Result]
-    """One result per backend, batch size and number of clients."""
+    """One result per backend, batch size, number of clients and operation of the clients."""
 
     def section(self, section: Section) -> list[Result]:
         """Return the results of a section."""
@@ -43,44 +46,76 @@ class Report:
         """Return the sizes of the batch bodies in bytes, in the order of the run."""
         return list(dict.fromkeys(result.batch_bytes for result in self.section("sizes")))
 
-    def find(self, backend: str, batch_bytes: int) -> Result | None:
-        """Return the result of a backend and a batch size with one client."""
+    def consumers(self) -> list[Consume]:
+        """Return the operations of the clients, in the order of the run."""
+        return list(dict.fromkeys(result.consume for result in self.section("sizes")))
+
+    def find(self, backend: str, batch_bytes: int, consume: Consume = "count") -> Result | None:
+        """Return the result of a backend, a batch size and an operation with one client."""
         for result in self.section("sizes"):
-            if (result.backend, result.batch_bytes) == (backend, batch_bytes):
+            key = (result.backend, result.batch_bytes, result.consume)
+            if key == (backend, batch_bytes, consume):
                 return result
         return None
 
-    def ratio(self, result: Result) -> float | None:
-        """Return the median rate of a result divided by that of the baseline.
+    def baseline(self, result: Result) -> Result | None:
+        """Return the result of the baseline in the same case.
 
         None for the baseline itself and for the reference, and if the baseline did not run.
         """
         if result.backend in (BASELINE, REFERENCE):
             return None
         for other in self.section(result.section):
-            is_same_case = (other.batch_bytes, other.clients) == (
-                result.batch_bytes,
-                result.clients,
-            )
-            if other.backend == BASELINE and is_same_case:
-                return result.rate.median / other.rate.median
+            if other.backend == BASELINE and other.case == result.case:
+                return other
         return None
 
-    def mean_ratio(self, backend: str) -> float | None:
+    def ratio(self, result: Result) -> float | None:
+        """Return the median rate of a result divided by that of the baseline, if there is one."""
+        other = self.baseline(result)
+        return None if other is None else result.rate.median / other.rate.median
+
+    def ratio_interval(self, result: Result) -> Interval | None:
+        """Return the confidence interval of the ratio, from the pairs of each round."""
+        other = self.baseline(result)
+        if other is None:
+            return None
+        pairs = zip(result.samples, other.samples, strict=True)
+        return median_interval([theirs.seconds / ours.seconds for ours, theirs in pairs])
+
+    def cpu_ratio(self, result: Result) -> float | None:
+        """Return the CPU time of server and client per byte, divided by the baseline's."""
+        other = self.baseline(result)
+        if other is None or result.cpu is None or other.cpu is None or not other.cpu.median:
+            return None
+        return result.cpu.median / other.cpu.median
+
+    def mean_ratio(self, backend: str, consume: Consume = "count") -> float | None:
         """Return the geometric mean of a backend's ratios over the batch sizes."""
-        results = [result for result in self.section("sizes") if result.backend == backend]
-        ratios = [ratio for result in results if (ratio := self.ratio(result)) is not None]
+        ratios = [
+            ratio
+            for result in self.section("sizes")
+            if (result.backend, result.consume) == (backend, consume)
+            and (ratio := self.ratio(result)) is not None
+        ]
         return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
-    def mean_ratios(self) -> dict[str, float]:
+    def mean_ratios(self, consume: Consume = "count") -> dict[str, float]:
         """Return the geometric mean of the ratios of each backend that has ratios."""
-        means = {name: self.mean_ratio(name) for name in self.backends()}
+        means = {name: self.mean_ratio(name, consume) for name in self.backends()}
         return {name: mean for name, mean in means.items() if mean is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all samples, and the ratios that follow from them."""
-        results = [{**r.to_dict(), f"ratio_to_{BASELINE}": self.ratio(r)} for r in self.results]
-        means = {name: self.mean_ratio(name) for name in self.backends()}
+        results = [
+            {
+                **result.to_dict(),
+                f"ratio_to_{BASELINE}": self.ratio(result),
+                "ratio_interval": self.ratio_interval(result),
+            }
+            for result in self.results
+        ]
+        means = {consume: self.mean_ratios(consume) for consume in self.consumers()}
         return {
             "format": _FORMAT,
             "created": self.created,
@@ -118,3 +153,19 @@ class Report:
                 raise
             raise UsageError(f"the file is not a benchmark report: {error!r}") from None
         return cls(**fields)
+
+
+def read_report(path: Path) -> Report:
+    """Read a report that ``splitarrow bench --json`` wrote.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or is no report.
+    """
+    try:
+        return Report.from_json(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None

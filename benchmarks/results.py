@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from .options import Consume
 from .statistics import Statistics
 
 Section = Literal["sizes", "clients"]
@@ -52,8 +53,15 @@ class Result:
     """The number of rows that each client reads."""
     clients: int
     """The number of concurrent clients."""
+    consume: Consume
+    """The operation of the clients on each batch."""
     samples: list[Sample]
     """One sample per counted round."""
+
+    @property
+    def case(self) -> tuple[int, int, Consume]:
+        """The batch size in bytes, the number of clients and their operation."""
+        return self.batch_bytes, self.clients, self.consume
 
     @property
     def bytes(self) -> int:
@@ -89,6 +97,14 @@ class Result:
     def server_cpu(self) -> Statistics | None:
         """CPU seconds of the server per GiB of bodies."""
         return self._per_gib(sample.server_cpu_seconds for sample in self.samples)
+
+    @property
+    def cpu(self) -> Statistics | None:
+        """CPU seconds of the server and the clients together per GiB of bodies."""
+        return self._per_gib(
+            sample.client_cpu_seconds + (sample.server_cpu_seconds or 0.0)
+            for sample in self.samples
+        )
 
     def maximum(self, field: str) -> int | None:
         """Return the largest value of a field of the samples; None if all are unknown."""

@@ -15,7 +15,7 @@ from .case import Case, start_cases
 from .dataset import Dataset, make_dataset
 from .formatting import format_size
 from .machine import machine_properties, software_versions
-from .options import Options
+from .options import Consume, Options
 from .report import Report
 from .results import Result, Sample, Section
 
@@ -49,8 +49,8 @@ def run(options: Options, progress: Progress | None = None) -> Report:
     """
     names, skipped = _select_backends(options)
     groups = list(_plan(options, names))
-    reads = sum(len(group.backends) * len(group.clients) for group in groups)
-    counter = _ProgressCounter(reads * (options.rounds + 1), progress)
+    reads = sum(group.reads(options.rounds) for group in groups)
+    counter = _ProgressCounter(reads, progress)
     results: list[Result] = []
     try:
         folder = TemporaryDirectory(prefix="splitarrow-bench-", dir=options.directory)
@@ -82,16 +82,22 @@ class _Group:
     batches: int
     backends: list[str]
     clients: list[int]
+    consume: tuple[Consume, ...]
+
+    def reads(self, rounds: int) -> int:
+        """Return the number of reads, with one per case that warms up."""
+        return len(self.backends) * len(self.clients) * (1 + rounds * len(self.consume))
 
 
 def _plan(options: Options, backends: list[str]) -> Iterator[_Group]:
     for size in options.batch_bytes:
-        yield _Group("sizes", size, options.batches(size), backends, [1])
+        yield _Group("sizes", size, options.batches(size), backends, [1], options.consume)
     concurrent = [name for name in backends if name in options.concurrent_backends]
     if options.clients > 1 and concurrent:
         size = options.concurrent_batch_bytes
         batches = options.batches(size, concurrent=True)
-        yield _Group("clients", size, batches, concurrent, [1, options.clients])
+        clients = [1, options.clients]
+        yield _Group("clients", size, batches, concurrent, clients, options.consume[:1])
 
 
 def _select_backends(options: Options) -> tuple[list[str], dict[str, str]]:
@@ -118,31 +124,34 @@ def _measure_group(
     with ExitStack() as stack:
         counter.show(f"starting {', '.join(group.backends)}")
         cases = start_cases(stack, group.backends, group.clients, dataset, options)
-        samples: list[list[Sample]] = [[] for _ in cases]
-        for round_number in range(options.rounds + 1):
-            is_warm_up = round_number == 0
-            for case, case_samples in zip(cases, samples, strict=True):
-                counter.advance(_read_label(case, dataset, round_number))
-                sample = case.measure(options.timeout, check=is_warm_up)
-                if not is_warm_up:
-                    case_samples.append(sample)
+        for case in cases:
+            counter.advance(_read_label(case, dataset, "warm-up and check"))
+            case.measure(options.timeout, group.consume[0], check=True)
+        samples: dict[tuple[Consume, int], list[Sample]] = {}
+        for round_number in range(1, options.rounds + 1):
+            for consume in group.consume:
+                for index, case in enumerate(cases):
+                    label = f"round {round_number}, {consume}"
+                    counter.advance(_read_label(case, dataset, label))
+                    sample = case.measure(options.timeout, consume, check=False)
+                    samples.setdefault((consume, index), []).append(sample)
     return [
         Result(
             group.section,
-            case.backend,
+            cases[index].backend,
             dataset.batch_bytes,
             dataset.batches,
             dataset.rows,
-            len(case.clients),
+            len(cases[index].clients),
+            consume,
             case_samples,
         )
-        for case, case_samples in zip(cases, samples, strict=True)
+        for (consume, index), case_samples in samples.items()
     ]
 
 
-def _read_label(case: Case, dataset: Dataset, round_number: int) -> str:
+def _read_label(case: Case, dataset: Dataset, name: str) -> str:
     clients = f", {len(case.clients)} clients" if len(case.clients) > 1 else ""
-    name = f"round {round_number}" if round_number else "warm-up and check"
     return f"{case.backend}, batches of {format_size(dataset.batch_bytes)}{clients}: {name}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from .backends import BASELINE
@@ -27,10 +28,10 @@ def terminal_tables(report: Report) -> Group:
     table.add_column("batches of", no_wrap=True)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right")
-    for size in report.batch_sizes():
-        table.add_row(Text(format_size(size), style="bold"))
+    for size, consume in product(report.batch_sizes(), report.consumers()):
+        table.add_row(Text(f"{format_size(size)}, {consume}", style="bold"))
         for result in report.section("sizes"):
-            if result.batch_bytes == size:
+            if result.case == (size, 1, consume):
                 table.add_row(f"  {result.backend}", *_cells(report, result))
     concurrent = report.section("clients")
     if concurrent:
@@ -39,10 +40,11 @@ def terminal_tables(report: Report) -> Group:
         for result in concurrent:
             table.add_row(f"  {result.backend} × {result.clients}", *_cells(report, result))
     renderables: list[RenderableType] = [table, ""]
-    if means := report.mean_ratios():
-        values = ", ".join(f"{name} {format_ratio(mean)}" for name, mean in means.items())
-        text = f"Geometric mean of the ratios to {BASELINE}: {values}"
-        renderables += [Text(text, style="bold"), ""]
+    for consume in report.consumers():
+        if means := report.mean_ratios(consume):
+            values = ", ".join(f"{name} {format_ratio(mean)}" for name, mean in means.items())
+            text = f"Geometric mean of the ratios to {BASELINE}, {consume}: {values}"
+            renderables += [Text(text, style="bold"), ""]
     for name, reason in report.skipped.items():
         renderables.append(Text(f"skipped: {name}: {reason}"))
     renderables.append(

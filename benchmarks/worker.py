@@ -1,6 +1,7 @@
 """The worker of a run: ``python -m splitarrow.benchmarks.worker`` serves or reads a file.
 
-Its commands are ``{"do": "read", "check": bool, "start_at": seconds}`` and ``{"do": "usage"}``.
+Its commands are ``{"do": "read", "consume": name,
+"check": bool, "start_at": seconds}`` and ``{"do": "usage"}``.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ class WorkerJob:
     """The name of the backend."""
     dataset: Dataset
     """The file."""
-    consume: Consume
-    """The operation of the client on each batch."""
     read: Read
     """Whether a client iterates over batches or reads one table."""
     validate: Validate | None
@@ -46,7 +45,13 @@ def cpu_seconds() -> float:
 
 
 def measure_read(
-    backend: Backend, address: str, job: WorkerJob, *, check: bool, start_at: float
+    backend: Backend,
+    address: str,
+    job: WorkerJob,
+    *,
+    consume: Consume,
+    check: bool,
+    start_at: float,
 ) -> dict[str, Any]:
     """Read the whole file once, and return the measurements.
 
@@ -58,13 +63,15 @@ def measure_read(
         The address of its server.
     job : WorkerJob
         The job.
+    consume : {"count", "sum", "numpy"}
+        The operation on each batch.
     check : bool
         Whether to compare each batch with the file.
     start_at : float
         The time to start at. All times are those of the monotonic clock in seconds, which the
         processes of a host share.
     """
-    consumer = Consumer(job.dataset, job.consume, job.read, check)
+    consumer = Consumer(job.dataset, consume, job.read, check)
     gc.collect()
     reset_peak(os.getpid())
     time.sleep(max(0.0, start_at - time.monotonic()))
@@ -92,9 +99,8 @@ def _setup(fields: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Ha
     def handle(command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "usage":
             return {"cpu_seconds": cpu_seconds()}
-        return measure_read(
-            backend, address, job, check=command["check"], start_at=command["start_at"]
-        )
+        del command["do"]
+        return measure_read(backend, address, job, **command)
 
     return {"address": address}, handle
 

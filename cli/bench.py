@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from ..errors import UsageError
 from ..units import parse_size
@@ -68,9 +68,12 @@ Repeat = Annotated[
     ),
 ]
 Consume = Annotated[
-    Literal["count", "sum"],
+    list[str] | None,
     option(
-        help="The operation of a client on a batch: count its rows, or sum its columns.",
+        help="The operations of a client on a batch, which take turns: count its rows, sum its "
+        "columns, or make NumPy arrays of them and sum those (count, sum, numpy).",
+        default="count,sum",
+        metavar="NAME,…",
         panel=_METHOD,
     ),
 ]
@@ -127,6 +130,15 @@ PlotFile = Annotated[
         panel=_OUTPUT,
     ),
 ]
+CompareFile = Annotated[
+    Path | None,
+    option(
+        "--compare",
+        help="Show what changed since a run whose figures --json wrote.",
+        metavar="FILE",
+        panel=_OUTPUT,
+    ),
+]
 Quiet = Annotated[bool, flag("-q", "--quiet", help="Show no progress.", panel=_OUTPUT)]
 
 
@@ -135,8 +147,8 @@ def bench(
     backends: Backends = None,
     total: Total = None,
     clients: Clients = 8,
-    repeat: Repeat = 5,
-    consume: Consume = "count",
+    repeat: Repeat = 7,
+    consume: Consume = None,
     read: Read = "iterate",
     validate: Validate = None,
     directory: Directory = None,
@@ -145,6 +157,7 @@ def bench(
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
     plot_file: PlotFile = None,
+    compare_file: CompareFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure the transports and their peers on this machine.
@@ -159,6 +172,7 @@ def bench(
         return
     from ..benchmarks.options import Options
     from ..benchmarks.plot import check_plot
+    from ..benchmarks.report import read_report
     from ..benchmarks.runner import run
 
     defaults = Options()
@@ -168,7 +182,7 @@ def bench(
         rounds=repeat,
         total_bytes=None if total is None else parse_size(total),
         clients=clients,
-        consume=consume,
+        consume=cast("tuple[Any, ...]", tuple(_split(consume))) if consume else defaults.consume,
         read=read,
         validate=validate,
         directory=directory,
@@ -179,9 +193,10 @@ def bench(
     for file in (markdown_file, json_file):
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"{file}: the folder does not exist")
+    earlier = None if compare_file is None else read_report(compare_file)
     with signals.raise_on_signals(), _progress(enabled=not quiet) as progress:
         report = run(options, progress)
-    _write(report, json_file, markdown_file, plot_file)
+    _write(report, earlier, json_file, markdown_file, plot_file)
 
 
 def _print_backends() -> None:
@@ -221,9 +236,13 @@ def _progress(*, enabled: bool) -> Generator[Progress | None]:
 
 
 def _write(
-    report: Report, json_file: str | None, markdown_file: Path | None, plot_file: Path | None
+    report: Report,
+    earlier: Report | None,
+    json_file: str | None,
+    markdown_file: Path | None,
+    plot_file: Path | None,
 ) -> None:
-    from ..benchmarks import save_markdown, save_plot, terminal_tables
+    from ..benchmarks import comparison_table, save_markdown, save_plot, terminal_tables
 
     with standard_output():
         if json_file == "-":
@@ -231,7 +250,10 @@ def _write(
         else:
             from rich.console import Console
 
-            Console().print(terminal_tables(report))
+            console = Console()
+            console.print(terminal_tables(report))
+            if earlier is not None:
+                console.print("", comparison_table(earlier, report))
     if json_file not in (None, "-"):
         Path(json_file).write_text(report.to_json())
     if markdown_file is not None:

@@ -22,7 +22,7 @@ KIB, MIB = 1 << 10, 1 << 20
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
         ({"clients": 0}, "clients is 0; it must be from 1 to 256"),
         ({"backends": ()}, "no backend"),
-        ({"consume": "eat"}, "must be one of count, sum"),
+        ({"consume": ("eat",)}, "must be one of count, sum"),
         ({"read": "half"}, "must be one of iterate, all"),
         ({"validate": "twice"}, "must be one of strict, full, cheap, off"),
         ({"timeout": 0}, "must be more than 0"),

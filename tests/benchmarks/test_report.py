@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,20 +16,30 @@ from splitarrow.benchmarks import (
     Report,
     backend_names,
     check_plot,
+    comparison_table,
     save_markdown,
     save_plot,
     terminal_tables,
 )
 from splitarrow.benchmarks.__main__ import main
+from splitarrow.benchmarks.comparison import find_changes
 from splitarrow.benchmarks.machine import machine_properties, software_versions
 from splitarrow.benchmarks.markdown import BEGIN, END, markdown_tables
+from splitarrow.benchmarks.options import Consume
 from splitarrow.benchmarks.results import Result, Sample, Section
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, MIB)
 
 
-def make_result(section: Section, backend: str, size: int, clients: int, seconds: float) -> Result:
+def make_result(
+    section: Section,
+    backend: str,
+    size: int,
+    clients: int,
+    seconds: float,
+    consume: Consume = "count",
+) -> Result:
     in_process = backend in ("inproc", "memcpy")
     samples = [
         Sample(
@@ -44,15 +55,23 @@ def make_result(section: Section, backend: str, size: int, clients: int, seconds
         for factor in (1, 0.5, 2)
     ]
     batches = 4 * MIB // size
-    return Result(section, backend, size, batches, 4 * MIB // 32, clients, samples)
+    return Result(section, backend, size, batches, 4 * MIB // 32, clients, consume, samples)
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """A report in which splitarrow-tcp is twice (4 KiB) and eight times (1 MiB) as fast."""
+    """A report in which splitarrow-tcp is twice (4 KiB) and eight times (1 MiB) as fast.
+
+    When it sums, it is as fast as the others.
+    """
     seconds = {"splitarrow-tcp": {4 * KIB: 1.0, MIB: 0.25}, "flight": {4 * KIB: 2.0, MIB: 2.0}}
     results = [
         make_result("sizes", name, size, 1, seconds.get(name, {}).get(size, 1.0))
+        for size in SIZES
+        for name in backend_names()
+    ]
+    results += [
+        make_result("sizes", name, size, 1, 4.0, "sum")
         for size in SIZES
         for name in backend_names()
     ]
@@ -78,6 +97,73 @@ def test_ratios_are_those_of_the_medians(report: Report) -> None:
     assert large is not None
     assert (report.ratio(small), report.ratio(large)) == (2.0, 8.0)
     assert report.mean_ratio("splitarrow-tcp") == pytest.approx(4.0)
+    assert report.mean_ratio("splitarrow-tcp", "sum") == pytest.approx(1.0)
+
+
+def test_an_interval_is_that_of_the_ratios_of_each_round(report: Report) -> None:
+    result = report.find("splitarrow-tcp", MIB)
+    assert result is not None
+    assert report.ratio_interval(result) == (8.0, 8.0), "all rounds vary alike"
+    flight = report.find("flight", MIB)
+    assert flight is not None
+    assert report.ratio_interval(flight) is None
+
+
+def test_processor_time_is_that_of_server_and_client_together(report: Report) -> None:
+    result = report.find("splitarrow-tcp", MIB)
+    assert result is not None
+    assert result.cpu is not None
+    assert result.cpu.median == pytest.approx(0.75 * 256)
+    assert report.cpu_ratio(result) == 1.0
+
+
+def with_seconds(report: Report, backend: str, factors: tuple[float, ...]) -> Report:
+    """Return a report in which the reads of a backend took other times."""
+    results = [
+        replace(
+            each,
+            samples=[replace(each.samples[0], seconds=factor) for factor in factors],
+        )
+        if each.backend == backend
+        else each
+        for each in report.results
+    ]
+    return replace(report, results=results)
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict"),
+    [
+        ((2.0, 2.1, 2.2, 2.1, 2.0), "slower"),
+        ((0.5, 0.51, 0.5, 0.52, 0.5), "faster"),
+        ((0.7, 1.4, 1.0, 1.1, 0.9), ""),
+        ((0.995, 0.995, 0.995, 0.995, 0.995), ""),
+    ],
+)
+def test_a_comparison_names_what_changed(
+    report: Report, factors: tuple[float, ...], verdict: str
+) -> None:
+    before = with_seconds(report, "raw", (1.0, 1.01, 1.0, 0.99, 1.0))
+    after = with_seconds(report, "raw", factors)
+    changes = find_changes(before, after)
+    assert len(changes) == len(report.results)
+    found = {change.verdict for change in changes if change.later.backend == "raw"}
+    assert found == {verdict}
+    assert {change.ratio for change in changes if change.later.backend != "raw"} == {1.0}
+
+
+def test_a_comparison_fits_a_terminal_and_leaves_out_what_one_run_lacks(report: Report) -> None:
+    fewer = replace(report, results=[each for each in report.results if each.backend != "inproc"])
+    file = StringIO()
+    Console(file=file, width=80).print(comparison_table(fewer, with_seconds(report, "raw", (9.0,))))
+    text = file.getvalue()
+    assert "…" not in text
+    assert "inproc" not in text
+    assert "slower" in text
+    assert "differ" not in text
+    other = replace(report, machine={**report.machine, "threads": 1})
+    Console(file=file, width=80).print(comparison_table(other, report))
+    assert "The runs differ in their machine or their options." in file.getvalue()
 
 
 def test_the_baseline_and_the_reference_have_no_ratio(report: Report) -> None:
@@ -112,9 +198,9 @@ def test_the_table_fits_a_terminal(report: Report) -> None:
 def test_markdown_has_a_row_per_size(report: Report) -> None:
     lines = markdown_tables(report).splitlines()
     rows = [line for line in lines if line.startswith(("| 4 KiB |", "| 1 MiB |"))]
-    assert len(rows) == len(SIZES) * (1 + len(report.backends()))
+    assert len(rows) == 2 * len(SIZES) * (1 + len(report.backends()))
     widths = {line.count("|") for line in lines if line.startswith("|")}
-    assert len(widths) <= 2, "the rows of a table have equally many cells"
+    assert len(widths) <= 3, "the rows of a table have equally many cells"
 
 
 def test_markdown_replaces_the_lines_between_the_markers(report: Report, tmp_path: Path) -> None:
@@ -138,9 +224,13 @@ def test_the_module_shows_an_earlier_run(
     assert "splitarrow-tcp" in capsys.readouterr().out
     assert main([str(saved), "--markdown", str(tmp_path / "tables.md")]) == 0
     assert (tmp_path / "tables.md").read_text() == markdown_tables(report)
+    assert main([str(saved), "--compare", str(saved)]) == 0
+    assert "compared with the run of 2026-01-02" in capsys.readouterr().out
+    assert main([str(saved), "--compare", str(tmp_path / "none.json")]) == 2
+    assert "none.json: No such file" in capsys.readouterr().err
     saved.write_text("nothing")
     assert main([str(saved)]) == 2
-    assert main([str(tmp_path / "absent.json")]) == 1
+    assert main([str(tmp_path / "absent.json")]) == 2
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,6 +55,7 @@ def test_every_backend_is_measured_with_every_size(report: Report) -> None:
         for size in SIZES:
             result = report.find(name, size)
             assert result is not None
+            assert report.find(name, size, "sum") is not None
             assert result.bytes == 4 * MIB
             assert result.rows == 4 * MIB // 32
             assert len(result.samples) == 1
@@ -108,13 +110,13 @@ def test_clients_can_sum_columns_and_read_tables(folder: Path) -> None:
         rounds=1,
         total_bytes=MIB,
         clients=1,
-        consume="sum",
+        consume=("sum", "numpy"),
         read="all",
         validate="full",
         directory=folder,
     )
     report = run(options)
-    assert [result.section for result in report.results] == ["sizes", "sizes"]
+    assert [result.section for result in report.results] == ["sizes"] * 4
     assert report.mean_ratio("raw") is None, "the baseline did not run"
 
 
@@ -129,11 +131,11 @@ def test_a_server_that_dies_is_an_error_and_leaves_nothing(
 ) -> None:
     measure = Case.measure
 
-    def kill_server(case: Case, timeout: float, *, check: bool) -> object:
+    def kill_server(case: Case, timeout: float, consume: Any, *, check: bool) -> object:
         if not check:
             assert case.server is not None
             psutil.Process(case.server.pid).kill()
-        return measure(case, timeout, check=check)
+        return measure(case, timeout, consume, check=check)
 
     monkeypatch.setattr(Case, "measure", kill_server)
     options = Options(
