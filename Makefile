@@ -72,6 +72,11 @@ demo: $(VENV)/installed ## serve a table, fetch it from another process, time it
 bench: $(VENV)/installed-bench ## measure every backend beside its peers; ARGS=--help
 	@$(BIN)/splitarrow bench $(ARGS)
 
+.PHONY: bench-paired
+bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an earlier commit's; COMMIT=HEAD~1
+	@$(BIN)/python -m splitarrow.benchmarks.paired $(COMMIT) $(ARGS)
+COMMIT ?= HEAD~1
+
 .PHONY: bench-spark
 bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
 	@mkdir -p .benchmarks

@@ -67,7 +67,17 @@ LAYERS: dict[str, list[set[str]]] = {
         {"comparison", "markdown", "plot", "runner", "tables"},
         {"loader_plot", "loader_tables", "spark_run"},
         {"spark_report"},
-        {"__main__", "checker", "gpu", "loader", "sharing", "spark", "tensors", "variant"},
+        {
+            "__main__",
+            "checker",
+            "gpu",
+            "loader",
+            "paired",
+            "sharing",
+            "spark",
+            "tensors",
+            "variant",
+        },
     ],
     "client": [
         {"stream"},
