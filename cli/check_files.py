@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..client.stream.decoders import Decoder, open_decoder
-from ..errors import ProtocolError, SplitArrowError
+from ..errors import MissingExtraError, ProtocolError, SplitArrowError
 from ..formats.arrow.file import MAGIC
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
 from ..formats.arrow.framing import CONTINUATION, parse_prefix
@@ -50,6 +50,8 @@ def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") ->
             report.nbytes = file.size
             _check_open_file(file, path, report, full=full, progress=progress)
             file.check()
+    except MissingExtraError:
+        raise
     except SplitArrowError as error:
         report.add_defect(Defect("file", None, error.message))
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
@@ -176,7 +178,7 @@ def _check_vortex(
         check_stream(file, report, full=full, progress=progress)
         return
     report.kind = "Vortex file"
-    check_vortex_file(file, report)
+    check_vortex_file(file, report, full=full, progress=progress)
 
 
 def _check_tensors(file: SourceFile, report: Report, *, full: bool) -> None:

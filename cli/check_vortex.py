@@ -12,13 +12,23 @@ from ..formats.arrow.validation import validate_memory
 from ..formats.vortex.array_body import read_array_body
 from ..formats.vortex.checker import check_array
 from ..formats.vortex.dtype import DType, TypeKind, read_dtype
-from ..formats.vortex.file_footer import FileFooter, Layout, read_file_footer
+from ..formats.vortex.dtype_encoder import encode_dtype
+from ..formats.vortex.file_arrays import FileArray, list_arrays
+from ..formats.vortex.file_footer import FileFooter, read_file_footer
 from ..formats.vortex.lazy_bytes import LazyBytes
-from ..formats.vortex.message import Message, MessageKind
+from ..formats.vortex.message import (
+    Message,
+    MessageHeader,
+    MessageKind,
+    build_header,
+    build_message,
+)
 from ..formats.vortex.reader import FramedHeader, HeaderReader
 from ..transport.memory.files import SourceFile
 from .check_report import Progress, Report
 from .check_values import find_reason
+
+_MAX_ROWS = (1 << 32) - 1
 
 
 def check_stream(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
@@ -88,9 +98,7 @@ class _StreamCheck:
         check_array(header, body, self._dtype)
         if self._decoder is not None:
             array = self._decoder.decode_arrow(self._read(found))
-            batch = pa.RecordBatch.from_arrays([array], [""])
-            if not validate_memory(batch):
-                self._report.add_warning(Defect(place, found.offset, find_reason(batch)))
+            _validate(array, place, found.offset, self._report)
         self._report.record_batches += 1
         self._report.rows = (self._report.rows or 0) + header.row_count
 
@@ -104,24 +112,58 @@ def count_columns(dtype: DType | None) -> int | None:
     return len(dtype.children) if dtype is not None and dtype.kind is TypeKind.STRUCT else None
 
 
-def check_vortex_file(file: SourceFile, report: Report) -> None:
-    """Check the footer of a ``.vortex`` file, and the tables of all arrays that it has."""
+def check_vortex_file(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+    """Check the footer of a ``.vortex`` file and all arrays; with `full`, decode them, too."""
     footer = read_file_footer(file.read, file.size)
     report.columns, report.rows = count_columns(footer.dtype), footer.root.rows
-    for layout in footer.root.walk():
-        if layout.is_flat:
-            _check_segment(file, footer, layout, report)
+    for array in list_arrays(footer):
+        segment, rows = array.segment, array.layout.rows
+        try:
+            _check_segment(file, footer, array, report, full=full)
+            report.record_batches += 1
+        except ProtocolError as error:
+            problem = error.message
+            report.add_defect(Defect(_name(array), segment.offset, problem, segment.length, rows))
+        progress(report.rows, segment.offset + segment.length)
 
 
-def _check_segment(file: SourceFile, footer: FileFooter, layout: Layout, report: Report) -> None:
-    number = layout.segments[0]
-    segment = footer.segments[number]
+def _check_segment(
+    file: SourceFile, footer: FileFooter, array: FileArray, report: Report, *, full: bool
+) -> None:
+    segment = array.segment
+    body = LazyBytes(file.read, segment.offset, segment.length)
+    if read_array_body(body, len(footer.encodings)).has_table_first:
+        raise InvalidDataError("the array does not end with its FlatBuffer and the length of that")
+    if array.dtype is None:
+        return
+    rows = min(array.layout.rows, _MAX_ROWS)
+    header = MessageHeader(MessageKind.ARRAY, segment.length, rows, footer.encodings)
+    check_array(header, body, array.dtype)
+    if full:
+        _decode_segment(file, header, array, report)
+
+
+def _name(array: FileArray) -> str:
+    return f"segment {array.layout.segments[0]} (layout {array.layout.path})"
+
+
+def _decode_segment(
+    file: SourceFile, header: MessageHeader, array: FileArray, report: Report
+) -> None:
+    """Decode an array of a file in a child process, and validate its values."""
+    from ..isolation.array_decoder import IsolatedDecoder
+
+    assert array.dtype is not None
+    decoder = IsolatedDecoder(build_message(MessageKind.DTYPE, [encode_dtype(array.dtype)]))
     try:
-        body = LazyBytes(file.read, segment.offset, segment.length)
-        found = read_array_body(body, len(footer.encodings))
-        if found.has_table_first:
-            raise InvalidDataError("the FlatBuffer of the array is not at its end")
-        report.record_batches += 1
-    except ProtocolError as error:
-        place = f"segment {number} (layout {layout.path})"
-        report.add_defect(Defect(place, segment.offset, error.message, segment.length, layout.rows))
+        body = file.read(array.segment.offset, array.segment.length)
+        found = decoder.decode_arrow(Message(build_header(header), header, (body,)))
+        _validate(found, _name(array), array.segment.offset, report)
+    finally:
+        decoder.close()
+
+
+def _validate(array: Any, place: str, offset: int, report: Report) -> None:
+    batch = pa.RecordBatch.from_arrays([array], [""])
+    if not validate_memory(batch):
+        report.add_warning(Defect(place, offset, find_reason(batch)))

@@ -11,8 +11,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from helpers.vortex_messages import encode_arrow, make_file, put_table_first, write_stream
+from helpers.vortex_messages import (
+    encode_arrow,
+    make_columns,
+    make_file,
+    put_table_first,
+    write_stream,
+)
 from splitarrow.cli.app import run
+from splitarrow.formats.vortex.dtype import TypeKind, read_dtype
+from splitarrow.formats.vortex.dtype_encoder import encode_dtype
+from splitarrow.formats.vortex.file_arrays import list_arrays
+from splitarrow.formats.vortex.file_footer import read_file_footer
 from splitarrow.formats.vortex.message import MessageKind, build_message
 from splitarrow.formats.vortex.reader import read_messages
 
@@ -22,6 +32,7 @@ DTYPE, ARRAY = encode_arrow(TABLE)
 BUFFER = build_message(MessageKind.BUFFER, [b"abc"])
 STREAM = write_stream(DTYPE, ARRAY, put_table_first(ARRAY), BUFFER, ARRAY)
 FILE = make_file(TABLE)
+COLUMNS = make_columns()
 
 
 @pytest.fixture
@@ -98,6 +109,34 @@ def test_defects_of_files(tmp_path: Path, say: Say, data: bytes, problem: str) -
     status, out, _ = say("check", path)
     assert status == 1
     assert re.search(problem, out), out
+
+
+def test_defects_of_arrays_in_files_have_their_segments(tmp_path: Path, say: Say) -> None:
+    footer = read_file_footer(lambda at, nbytes: FILE[at : at + nbytes], len(FILE))
+    array = next(list_arrays(footer))
+    damaged = bytearray(FILE)
+    struct.pack_into("<I", damaged, array.segment.offset + array.segment.length - 4, 1 << 20)
+    path = tmp_path / "x.vortex"
+    path.write_bytes(damaged)
+    status, out, _ = say("check", "--json", path)
+    assert status == 1
+    (defect,) = json.loads(out)["defects"]
+    assert defect["place"] == f"segment 0 (layout {array.layout.path})"
+    assert (defect["offset"], defect["rows"]) == (array.segment.offset, 1000)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_types_of_arrays_in_files_follow_from_the_layouts(name: str) -> None:
+    data = make_file(COLUMNS[name])
+    footer = read_file_footer(lambda at, nbytes: data[at : at + nbytes], len(data))
+    assert footer.dtype is not None
+    assert read_dtype(encode_dtype(footer.dtype)) == footer.dtype
+    types = [array.dtype for array in list_arrays(footer)]
+    # Each column has statistics, whose type is that of no column.
+    assert sum(dtype is None for dtype in types) <= 1
+    assert types[1:] == [] or footer.dtype.children[0].kind in {t.kind for t in types if t} | {
+        TypeKind.STRUCT
+    }
 
 
 def test_other_files_are_not_taken_for_streams(tmp_path: Path, say: Say) -> None:

@@ -24,6 +24,7 @@ from splitarrow.formats.vortex.array_body import build_array_body, read_array_bo
 from splitarrow.formats.vortex.array_table import BUFFER
 from splitarrow.formats.vortex.checker import check_array
 from splitarrow.formats.vortex.compression import decode_body
+from splitarrow.formats.vortex.decoding import ArrayDecoder
 from splitarrow.formats.vortex.dtype import read_dtype
 from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message
@@ -107,6 +108,24 @@ def test_damaged_lz4_is_refused(change: Any, match: str) -> None:
     checked = check((dtype, compress_buffers(message, change)))
     with pytest.raises(InvalidDataError, match=match):
         decode_body(checked.body, 1 << 20)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_buffer_with_a_wrong_flag_never_gives_other_values(name: str) -> None:
+    """vortex-data ignores the flag, and decodes the compressed bytes as values."""
+    dtype, message = MESSAGES[name]
+    decoder = ArrayDecoder(dtype)
+    expected = decoder.decode_arrow(message)
+    buffers, table, at = table_of(message)
+    for number in range(len(buffers)):
+        flagged = bytearray(table)
+        flagged[at + 8 * number + 3] = 1
+        body = [*buffers, bytes(flagged), struct.pack("<I", len(flagged))]
+        try:
+            found = decoder.decode_arrow(with_body(message, body))
+        except InvalidDataError:
+            continue
+        assert found.equals(expected), f"buffer {number}"
 
 
 def table_of(message: Message) -> tuple[list[bytes], bytearray, int]:
