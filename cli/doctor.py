@@ -14,6 +14,7 @@ from rich.text import Text
 from ..errors import SplitArrowError, UsageError
 from .connection import AsJson, ConnectTimeout, Token, open_client
 from .diagnostics import check_java, check_limits, check_transports, collect_versions
+from .format_diagnosis import check_vortex, choose_format
 from .formatting import escape_text, format_duration
 from .tables import make_console
 from .terminal import standard_output
@@ -45,6 +46,7 @@ def doctor(
         "transports": check_transports(),
         "java": check_java(),
         "limits": check_limits(),
+        "vortex": check_vortex(),
     }
     if uri is not None:
         report["server"] = _check_server(uri, token, connect_timeout)
@@ -67,6 +69,7 @@ def _check_server(uri: str, token: str | None, connect_timeout: float) -> dict[s
             seconds = time.perf_counter() - started
             status = client.status()
             datasets = client.datasets()
+            choice = choose_format(client, [dataset.name for dataset in datasets])
     except UsageError:
         raise
     except SplitArrowError as error:
@@ -85,6 +88,7 @@ def _check_server(uri: str, token: str | None, connect_timeout: float) -> dict[s
         "draining": bool(status.get("draining")),
         "datasets": len(datasets),
         "locations": list(dict.fromkeys(locations)),
+        "format": choice,
     }
 
 
@@ -118,6 +122,7 @@ def _lines(report: dict[str, Any]) -> Iterator[_Line | None]:
         rating = "good" if version else "bad" if name in _REQUIRED else "note"
         yield _Line(rating, name, version or "not installed")
     yield _java_line(report["java"])
+    yield _vortex_line(report["vortex"])
     yield None
     for transport in report["transports"]:
         rating = "good" if transport["available"] else "note"
@@ -133,6 +138,13 @@ def _lines(report: dict[str, Any]) -> Iterator[_Line | None]:
     if server := report.get("server"):
         yield None
         yield from _server_lines(server)
+
+
+def _vortex_line(vortex: dict[str, Any]) -> _Line:
+    if not vortex["available"]:
+        return _Line("note", "vortex", vortex["reason"])
+    rate = f"{vortex['decoding_rate'] / 1e6:,.0f} MB/s"
+    return _Line("good", "vortex", f"arrays decode to {rate} of Arrow")
 
 
 def _java_line(java: dict[str, Any]) -> _Line:
@@ -154,3 +166,6 @@ def _server_lines(server: dict[str, Any]) -> Iterator[_Line]:
     yield _Line("note" if draining else "good", server["uri"], text)
     for location in server["locations"]:
         yield _Line("good", "  data at", location)
+    if choice := server.get("format"):
+        text = f"{choice['choice']} for {choice['dataset']!r}: {choice['reason']}"
+        yield _Line("good", "  format auto", text)

@@ -89,7 +89,7 @@ def fetch(
     from .output_form import OutputForm
     from .transfer_report import run_transfer
 
-    wire_format = format if format in ("arrow", "vortex") else None
+    wire_format = format if format in ("arrow", "vortex", "auto") else None
     format = None if wire_format is not None else format
     check_output(output, format, as_json=as_json)
     shred_types = parse_shredding(shred, output)

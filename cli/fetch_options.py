@@ -44,10 +44,10 @@ Output = Annotated[
     ),
 ]
 Format = Annotated[
-    Literal["arrows", "csv", "jsonl", "arrow", "vortex"] | None,
+    Literal["arrows", "csv", "jsonl", "arrow", "vortex", "auto"] | None,
     option(
         help="With -o -, the format of standard output: arrows, csv or jsonl. The suffix selects "
-        "that of a file. Or the format on the network: arrow or vortex.",
+        "that of a file. Or the format on the network: arrow, vortex, or auto for the faster.",
         default="arrows",
     ),
 ]

@@ -13,6 +13,8 @@ from ..transport.tls.options import TlsOptions
 from .open import check_no_token, locate_dataset, open_dataset
 from .rpc.control_uri import is_control_uri
 from .stream.aio import AsyncStream
+from .stream.blocking import Stream
+from .stream.format_choice import AUTO, choose_for_uris
 from .stream.memory_argument import find_allocator, move_to_memory
 from .stream.options import ReadOptions, check_validation
 from .stream.uris import resolve_uris
@@ -108,10 +110,11 @@ def open(
         limit=limit,
         batch_rows=batch_rows,
         compression=compression,
-        format=format,
+        format=None if format == AUTO else format,
         batches=batches,
         rows=rows,
     )
+    choose = partial(choose_for_uris, Stream) if format == AUTO else None
     options = ReadOptions(
         validate=check_validation(validate),
         connect_timeout=connect_timeout,
@@ -123,4 +126,4 @@ def open(
         tls=tls,
         allocator=host_memory or DEFAULT_ALLOCATOR,
     )
-    return move_to_memory(AsyncStream(uris, options, filter), memory)
+    return move_to_memory(AsyncStream(uris, options, filter, choose), memory)

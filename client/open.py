@@ -69,9 +69,10 @@ def open(
     compression : {"none", "lz4", "zstd", "auto"}, optional
         The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
         is faster on the link.
-    format : {"arrow", "vortex"}, optional
+    format : {"arrow", "vortex", "auto"}, optional
         The format of the messages. `None` is ``arrow``; ``vortex`` sends compressed arrays, which
-        need the extra ``vortex`` here and at the server.
+        need the extra ``vortex`` here and at the server. ``auto`` takes them where the link is
+        slower than decoding, which the first read from a server measures.
     batches : pair of int, optional
         The first stored record batch to read and the one after the last, counted from 0; in a
         Parquet file, the row groups. They are selected before the filter and the limit.

@@ -98,7 +98,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"tensor_decoder", "vortex_decoder"},
         {"decoders"},
         {"device_decoder", "kept_messages"},
-        {"reader"},
+        {"format_choice", "reader"},
         {"source"},
         {"aio", "blocking"},
     ],
@@ -110,7 +110,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"shard_upload"},
     ],
     "client.dataset": [
-        {"backoff", "descriptions"},
+        {"backoff", "descriptions", "format_choice"},
         {"read_plan", "replicas", "requests", "shards", "threads"},
         {"locations"},
         {"resumable_endpoint"},

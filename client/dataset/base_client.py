@@ -18,6 +18,7 @@ from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
 from ..stream.uris import check_spans, column_names
 from .dataset import Dataset
+from .format_choice import resolve_format
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request
 
@@ -191,22 +192,19 @@ class BaseClient(ABC):
         compression : {"none", "lz4", "zstd", "auto"}, optional
             The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
             is faster on the link.
-        format : {"arrow", "vortex"}, optional
+        format : {"arrow", "vortex", "auto"}, optional
             The format of the messages; see `splitarrow.open`. DoGet always has Arrow.
         transport : str
             The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, or ``flight`` for DoGet.
             ``auto`` takes the first location that can be reached.
         validate : {"strict", "full", "cheap", "off"}, optional
             How to check batches; see `splitarrow.open`.
-        connect_timeout : float
-            The time limit to connect if there is only one location, in seconds.
-        location_timeout : float
-            The time limit to connect to one of several locations, in seconds.
+        connect_timeout, location_timeout : float
+            The time limit to connect to the only location, and to one of several, in seconds.
         stall_timeout : float or None
             The longest wait for data from the server, in seconds. `None` disables the limit.
         prefetch_bytes : int, optional
-            The size of the batches to prefetch from a single endpoint, in bytes; see
-            `splitarrow.open`.
+            The bytes to prefetch from a single endpoint; see `splitarrow.open`.
         max_decoded_bytes : int
             The limit on decoded data that the consumer has not taken; see `splitarrow.open`. Each
             of the `parallel` endpoints may exceed its share of the window by one batch.
@@ -293,6 +291,8 @@ class BaseClient(ABC):
             return QueryStream(run_query(sql, self.schema, read))
         if name is None:
             raise UsageError("name a dataset to read, or give sql='SELECT …'")
+        selected: Any = {"columns": columns, "version": version, "transport": transport}
+        format = resolve_format(self, name, format, **selected)
         options = ReadOptions(
             validate=check_validation(validate),
             connect_timeout=connect_timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,9 @@ from .prefetch import TaskPrefetcher
 from .reader import Reader
 from .uris import request_schema, resolve_uris
 
+ChooseFormat = Callable[[list[DataUri], ReadOptions], "str | None"]
+"""Returns the format to request."""
+
 
 class AsyncStream(AsyncBatchStream):
     """A data stream being read: an async context manager and an async iterator of record batches.
@@ -46,18 +50,29 @@ class AsyncStream(AsyncBatchStream):
         How to read.
     filter : str, tuples, or expression, optional
         The rows to read. A first connection reads the schema that it refers to.
+    choose_format : callable, optional
+        Returns the format to request for the URIs, after first connections.
     """
 
-    def __init__(self, uris: list[DataUri], options: ReadOptions, filter: Any = None) -> None:
+    def __init__(
+        self,
+        uris: list[DataUri],
+        options: ReadOptions,
+        filter: Any = None,
+        choose_format: ChooseFormat | None = None,
+    ) -> None:
         self._reader = Reader(uris, options)
         self._options = options
         self._filter = filter
+        self._choose_format = choose_format
         self._cancelled = False
         self._prefetcher: TaskPrefetcher | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> AsyncStream:
         try:
+            if self._choose_format is not None:
+                await self._resolve_format(self._choose_format)
             if self._filter is not None:
                 await self._resolve_filter(self._filter)
             try:
@@ -76,6 +91,12 @@ class AsyncStream(AsyncBatchStream):
             await self._tasks.__aenter__()
             self._tasks.start_soon(self._prefetcher.run)
         return self
+
+    async def _resolve_format(self, choose: ChooseFormat) -> None:
+        """Add the format to the ticket."""
+        uris = self._reader.uris
+        chosen = await to_thread.run_sync(choose, uris, self._options)
+        self._reader = Reader(resolve_uris(uris, format=chosen), self._options)
 
     async def _resolve_filter(self, filter: Any) -> None:
         """Add the filter to the ticket."""

@@ -19,6 +19,7 @@ from ...transport.registry import find_transport
 from ...transport.tls.options import TlsOptions
 from .batch_stream import BatchStream
 from .custom_metadata import CustomMetadata
+from .format_choice import AUTO, choose_for_uris
 from .options import ReadOptions, check_validation
 from .prefetch import ThreadPrefetcher
 from .read_ahead import WINDOW_BYTES, Pace, ReadAhead, Run, has_second_core
@@ -294,6 +295,11 @@ def open(
     allocator: Allocator = DEFAULT_ALLOCATOR,
 ) -> Stream:
     """Open the data stream of a ``want_data`` URI; see `splitarrow.open`."""
+    if format == AUTO:
+        chosen = ReadOptions(
+            connect_timeout=connect_timeout, stall_timeout=stall_timeout, limits=limits, tls=tls
+        )
+        format = choose_for_uris(Stream, resolve_uris(uri, ticket), chosen)
     text = None
     if filter is not None:
         from .filters import serialize_filter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,11 @@ def test_doctor(control: str, say: Say) -> None:
     assert all(each["reason"] for each in found.values() if not each["available"])
     names = {each["name"] for each in report["limits"]}
     assert {"open files", "/dev/shm", "file leases"} <= names
+    assert report["vortex"]["decoding_rate"] > 1e6
     status, out, _ = say("doctor", control)
     assert status == 0
     assert "serving 2 datasets" in out
+    assert re.search(r"format auto +(arrow|vortex) for 'trips': ", out)
     status, out, _ = say("doctor", "grpc://127.0.0.1:1")
     assert status == 1
     assert "refused" in out
