@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import anyio
 from anyio import to_thread
@@ -157,7 +158,8 @@ class DataStream:
                         limiter=self._context.threads,
                     )
                 if request.format == VORTEX:
-                    dataset = VortexDataset(dataset)
+                    # The compression of a request is that of bodies in Arrow.
+                    dataset, request = VortexDataset(dataset), replace(request, compression=None)
                 source = await self._sender.open(dataset, request)
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
             slot = self._context.filter_slots.slot_for(claims.request, claims.principal)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as flight
 import pytest
+from hypothesis import given, settings
 
 import splitarrow
-from helpers.arrow_data import make_arrays_of_all_types, make_batches
+from helpers.arrow_data import draw_batches, make_arrays_of_all_types, make_batches
 from splitarrow.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -169,6 +170,45 @@ def test_what_vortex_cannot_hold_is_refused(address: str, scheme: str) -> None:
             splitarrow.open(server.uri("tensor", scheme), format="vortex")
     with pytest.raises(UsageError, match="known are arrow, vortex"):
         splitarrow.open(f"{scheme}://x/y?want_data=1&ticket=z", format="parquet")
+
+
+@pytest.fixture(scope="module")
+def table_server() -> Iterator[splitarrow.Server]:
+    """A server of a table that each example replaces, on all transports."""
+    listen = ["tcp://127.0.0.1:0", "shm://", "ucx://127.0.0.1:0"]
+    with splitarrow.serve({"first": DATA["large"]}, listen=listen) as running:
+        yield running
+
+
+def drawn_tables_arrive(
+    server: splitarrow.Server, drawn: tuple[pa.Schema, list[pa.RecordBatch]]
+) -> None:
+    table = pa.Table.from_batches(drawn[1], drawn[0])
+    server.add("drawn", table)
+    try:
+        for scheme, validate in (("tcp", "full"), ("shm", None), ("ucx", "cheap")):
+            uri = server.uri("drawn", scheme)
+            with splitarrow.open(uri, format="vortex", validate=validate) as stream:
+                check(stream, table)
+    finally:
+        server.remove("drawn")
+
+
+@given(drawn=draw_batches())
+@settings(max_examples=8)
+def test_drawn_tables_arrive(
+    table_server: splitarrow.Server, drawn: tuple[pa.Schema, list[pa.RecordBatch]]
+) -> None:
+    drawn_tables_arrive(table_server, drawn)
+
+
+@pytest.mark.long
+@given(drawn=draw_batches())
+@settings(max_examples=5000)
+def test_5000_drawn_tables_arrive(
+    table_server: splitarrow.Server, drawn: tuple[pa.Schema, list[pa.RecordBatch]]
+) -> None:
+    drawn_tables_arrive(table_server, drawn)
 
 
 Scripted = Any
