@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...formats.arrow.framing import encapsulate
 from ...protocol.splitter import SourceMessage
@@ -11,10 +12,17 @@ from ...transport.memory.files import FileSpan
 from ...transport.memory.sealed import SealedMemory, SealedMemoryWriter
 from ..catalog.dataset import Source
 
-FIRST_CHUNK_BYTES = 8 << 20
-"""The size of a stream's first chunk, in bytes. The reader waits until it is written."""
-MAX_CHUNK_BYTES = 256 << 20
-"""The size of the largest chunk, in bytes. Each chunk is twice as large as the one before."""
+
+class ChunkSizes(NamedTuple):
+    """The sizes of the chunks of a stream. Each chunk is twice as large as the one before."""
+
+    first_bytes: int = 8 << 20
+    """The size of the first chunk in bytes. The reader waits until it is written."""
+    most_bytes: int = 256 << 20
+    """The size of the largest chunk in bytes."""
+
+
+DEFAULT_SIZES = ChunkSizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +49,18 @@ class ChunkWriter:
     start : int
         The least offset of the first body, in bytes. No two bodies of a stream share an offset,
         so that the offset alone identifies a lease.
+    sizes : ChunkSizes
+        The sizes of the chunks.
     """
 
-    def __init__(self, source: Source, label: str, start: int = 0) -> None:
+    def __init__(
+        self, source: Source, label: str, start: int = 0, sizes: ChunkSizes = DEFAULT_SIZES
+    ) -> None:
         self._source = source
         self._messages = self._iterate(source)
         self._label = label
         self._start = start
-        self._target = FIRST_CHUNK_BYTES
+        self._target, self._most_bytes = sizes
         self.chunk_count = 0
         """The number of chunks written so far."""
 
@@ -91,7 +103,7 @@ class ChunkWriter:
             nbytes, memory = writer.nbytes, writer.seal()
         finally:
             writer.close()
-        self._target = min(2 * self._target, MAX_CHUNK_BYTES)
+        self._target = min(2 * self._target, self._most_bytes)
         self.chunk_count += 1
         self._start = memory.size
         messages = [

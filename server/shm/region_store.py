@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from ...errors import ClosedError
 from ..catalog.cache_uses import CacheUses
 from ..catalog.dataset import Dataset, Source
-from .chunks import Chunk, ChunkWriter
+from .chunks import DEFAULT_SIZES, Chunk, ChunkSizes, ChunkWriter
 
 
 class SharedStream:
@@ -81,7 +81,7 @@ class SharedStream:
                 return None
             try:
                 if self._writer is None:
-                    self._writer = ChunkWriter(self._open_source(), self._label)
+                    self._writer = self._open_writer()
                 chunk = self._writer.next_chunk()
             except BaseException as error:
                 self._fail(error)
@@ -103,7 +103,10 @@ class SharedStream:
         if writer is not None and writer.chunk_count == index:
             self._writer = None
             return writer
-        return ChunkWriter(self._open_source(), self._label, start)
+        return self._open_writer(start)
+
+    def _open_writer(self, start: int = 0) -> ChunkWriter:
+        return ChunkWriter(self._open_source(), self._label, start, self._store.chunk_sizes)
 
     def _close_writer(self) -> None:
         if self._writer is not None:
@@ -133,9 +136,19 @@ class RegionStore:
         alone exceeds the capacity is not kept at all.
     max_chunks : int
         The chunks that may be kept, in the same way. Each has a descriptor.
+    chunk_sizes : ChunkSizes
+        The sizes of the chunks of each stream.
+
+    Attributes
+    ----------
+    chunk_sizes : ChunkSizes
+        The sizes of the chunks of each stream.
     """
 
-    def __init__(self, capacity: int, max_chunks: int) -> None:
+    def __init__(
+        self, capacity: int, max_chunks: int, chunk_sizes: ChunkSizes = DEFAULT_SIZES
+    ) -> None:
+        self.chunk_sizes = chunk_sizes
         self._capacity = capacity
         self._max_chunks = max_chunks
         self._chunks = 0

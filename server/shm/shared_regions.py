@@ -11,6 +11,7 @@ import anyio
 from ...protocol.request import Request
 from ..catalog.dataset import Budget, Dataset
 from ..catalog.vortex_dataset import VortexDataset
+from .chunks import ChunkSizes
 from .file_guards import FileGuards
 from .file_mappings import FileMappings
 from .region_source import RegionSource, open_region_source
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_CAPACITY_SHARE = 4
 """By default sealed memory takes at most one part in so many of the host's memory."""
+_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
+"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
 _DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
 """Copies take at most one part in so many of the process's descriptors, and at most so many."""
 
@@ -42,7 +45,9 @@ class SharedRegions:
             )
         self.store = RegionStore(capacity, _compute_max_chunks())
         """The datasets that were written into sealed memory."""
-        self.vortex_store = RegionStore(settings.vortex_cache, _compute_max_chunks())
+        self.vortex_store = RegionStore(
+            settings.vortex_cache, _compute_max_chunks(), _VORTEX_CHUNK_SIZES
+        )
         """The datasets that were compressed as Vortex arrays into sealed memory."""
         self.guards = FileGuards()
         """The guards of the files that are mapped, here or by readers."""
