@@ -113,15 +113,22 @@ def _receive_rest(connection: socket.socket, nbytes: int) -> bytes:
     return data
 
 
-def store(pieces: Iterable[Any]) -> int:
+def store(pieces: Iterable[Any], *, is_sealed: bool = False) -> int:
     """Write bytes into new memory, and return its descriptor.
+
+    Parameters
+    ----------
+    pieces : iterable of bytes-like
+        The bytes.
+    is_sealed : bool
+        Whether no process may change the memory afterwards.
 
     Raises
     ------
     OSError
         If the system is out of memory or descriptors.
     """
-    descriptor = os.memfd_create("splitarrow", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("splitarrow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         views = [memoryview(piece).cast("B") for piece in pieces]
         views = [view for view in views if view.nbytes]
@@ -131,20 +138,12 @@ def store(pieces: Iterable[Any]) -> int:
                 written -= views.pop(0).nbytes
             if written:
                 views[0] = views[0][written:]
+        if is_sealed:
+            fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def create_result() -> int:
-    """Return the descriptor of new memory for a result, which can be sealed."""
-    return os.memfd_create("splitarrow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def seal(descriptor: int) -> None:
-    """Seal memory, so that no process can change it. It must not be mapped for writing."""
-    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
 
 
 def map_memory(descriptor: int) -> Any:

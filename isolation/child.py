@@ -14,16 +14,17 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import SplitArrowError
+from ..formats.arrow.encoder import MessageEncoder
+from ..formats.arrow.framing import encapsulate
 from ..formats.vortex.decoding import call_library, convert_to_arrow, import_library
 from .channel import (
     RESULT_COLUMN,
     Kind,
     Packet,
-    create_result,
     map_memory,
     receive_packet,
-    seal,
     send_packet,
+    store,
 )
 
 _FIXED_MEMORY = 256 << 20
@@ -112,18 +113,11 @@ def _read_type(schema: memoryview) -> Any:
 
 def _write(batch: pa.RecordBatch) -> int:
     """Write a batch as an Arrow IPC stream into sealed memory, and return its descriptor."""
-    descriptor = create_result()
-    try:
-        with (
-            pa.OSFile(f"/proc/self/fd/{descriptor}", "wb") as sink,
-            pa.ipc.new_stream(sink, batch.schema) as writer,
-        ):
-            writer.write_batch(batch)
-        seal(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    encoder = MessageEncoder(batch.schema)
+    pieces: list[Any] = []
+    for message in (encoder.schema_message, *encoder.encode(batch)):
+        pieces += [encapsulate(message.metadata), *(message.body or ())]
+    return store(pieces, is_sealed=True)
 
 
 def main() -> None:
