@@ -5,6 +5,7 @@ A process (`process`), a thread (`embedded`) or a test runs the same object.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from socket import socket
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskStatus
-from anyio.from_thread import BlockingPortal
 
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
@@ -69,8 +69,8 @@ class Daemon:
     ----------
     process : str
         The name of this process in metrics.
-    portal : BlockingPortal
-        Calls functions on the event loop from other threads. It exists while the daemon runs.
+    loop : AbstractEventLoop
+        The event loop. It exists once the daemon runs.
     control_uri : str or None
         The URI of the control plane, once it is bound.
     http_uri : str or None
@@ -151,16 +151,14 @@ class Daemon:
         self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
+        self.loop = asyncio.get_running_loop()
         self._context.draining = anyio.Event()
         self._context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         seconds, versions = self.settings.poll_seconds, self.settings.keep_versions
         watcher = VersionWatcher(self.catalog.datasets, seconds, versions)
         try:
             control = await self._bind_control()
-            async with (
-                BlockingPortal() as self.portal,
-                anyio.create_task_group() as background,
-            ):
+            async with anyio.create_task_group() as background:
                 background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
                 background.start_soon(yield_to_writers, lambda: list(self._sessions))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
-
-from anyio.from_thread import BlockingPortal
 
 from .daemon import Daemon
 from .report import ProcessReport
@@ -36,7 +35,7 @@ class DaemonReporter:
 
     def responds(self) -> bool:
         """Return whether the event loop runs."""
-        return responds(self._daemon.portal)
+        return responds(self._daemon.loop)
 
     def reports(self, *, streams: bool = False) -> list[ProcessReport]:
         """Return the report of the daemon."""
@@ -46,22 +45,27 @@ class DaemonReporter:
         """Cancel a stream, and return whether it exists."""
         daemon = self._daemon
         return process == daemon.process and bool(
-            call_in_time(daemon.portal, lambda: daemon.streams.cancel(number, owner))
+            call_in_time(daemon.loop, lambda: daemon.streams.cancel(number, owner))
         )
 
 
-def responds(portal: BlockingPortal) -> bool:
-    """Return whether the event loop of a portal runs."""
-    return call_in_time(portal, lambda: True) is not None
+def responds(loop: AbstractEventLoop) -> bool:
+    """Return whether an event loop runs."""
+    return call_in_time(loop, lambda: True) is not None
 
 
-def call_in_time(portal: BlockingPortal, function: Callable[[], _T]) -> _T | None:
-    """Return the result of a function that an event loop calls; None if it does not do so soon."""
+def call_in_time(loop: AbstractEventLoop, function: Callable[[], _T]) -> _T | None:
+    """Return the result of a function that an event loop calls; None if it does not do so soon.
 
-    async def call() -> _T:
-        return function()
-
+    Parameters
+    ----------
+    loop : AbstractEventLoop
+        The event loop, which runs on another thread.
+    function : callable
+        The function. It raises nothing.
+    """
+    future: Future[_T] = Future()
     with suppress(TimeoutError, RuntimeError):  # the loop is busy, or has ended
-        future: Future[_T] = portal.start_task_soon(call)
+        loop.call_soon_threadsafe(lambda: future.set_result(function()))
         return future.result(_RESPONSE_SECONDS)
     return None

@@ -34,7 +34,7 @@ class Refusals:
     """Refusals for the same reason."""
 
     plane: str
-    """``data`` or ``control``."""
+    """``data``, ``control`` or ``http``."""
     reason: str
     """The status code in lower case, or `CONNECTIONS`."""
     dataset: str | None
@@ -74,7 +74,7 @@ class RefusalLog:
         ----------
         code : str
             A gRPC status name.
-        plane : {"data", "control"}
+        plane : {"data", "control", "http"}
             Where it was refused.
         dataset : str or None
             The dataset that was requested, if that is known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,6 @@ from socket import socket
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
-from anyio.from_thread import BlockingPortal
 
 from ..errors import ConfigError, SplitArrowError
 from ..pandas_import import prevent_pandas_import
@@ -79,11 +79,9 @@ class WorkerPool:
 
     Attributes
     ----------
-    portal : BlockingPortal
-        Calls functions on the event loop from other threads. It exists while the pool runs.
+    loop : AbstractEventLoop
+        The event loop. It exists once the pool runs.
     """
-
-    portal: BlockingPortal
 
     def __init__(
         self,
@@ -104,7 +102,8 @@ class WorkerPool:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Start the workers. Return when they have ended after `drain`."""
-        async with BlockingPortal() as self.portal, anyio.create_task_group() as keepers:
+        self.loop = asyncio.get_running_loop()
+        async with anyio.create_task_group() as keepers:
             for number in range(1, self._settings.workers + 1):
                 await keepers.start(self._keep_worker, f"worker-{number}")
             task_status.started()
@@ -122,7 +121,7 @@ class WorkerPool:
 
     def responds(self) -> bool:
         """Return whether the event loop of this process runs."""
-        return responds(self.portal)
+        return responds(self.loop)
 
     def reports(self, *, streams: bool = False) -> list[ProcessReport]:
         """Return the reports of this process and of the workers that respond; see `Reporter`.

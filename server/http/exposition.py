@@ -16,8 +16,6 @@ from prometheus_client.registry import Collector
 
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
 
-_DATASET = "dataset"
-
 
 def render_metrics(
     samples: Iterable[Sample], accept: str, shows: Callable[[str], bool]
@@ -34,19 +32,12 @@ def render_metrics(
         Returns whether the client may see a dataset's name. The others become `OTHER`.
     """
     encode, content_type = choose_encoder(accept)
-    hidden = merge_samples([[_hide_dataset(sample, shows)] for sample in samples])
+
+    def hide(name: str) -> str:
+        return name if shows(name) else OTHER
+
+    hidden = merge_samples([[sample.relabel("dataset", hide) for sample in samples]])
     return encode(_Families(hidden)), content_type
-
-
-def _hide_dataset(sample: Sample, shows: Callable[[str], bool]) -> Sample:
-    names = sample.metric.labels
-    if _DATASET not in names:
-        return sample
-    labels = tuple(
-        OTHER if name == _DATASET and not shows(value) else value
-        for name, value in zip(names, sample.labels, strict=True)
-    )
-    return sample._replace(labels=labels)
 
 
 class _Families(Collector):

@@ -81,7 +81,10 @@ class HttpListener:
         self.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
+        try:
+            asyncio.run(self._server.serve([self._socket]))
+        except Exception:
+            get_logger("http").exception("the HTTP listener has ended")
 
 
 class _Server(uvicorn.Server):

@@ -11,10 +11,11 @@ from ...errors import SplitArrowError
 from ..auth.principal import Permission, Principal
 from ..catalog.dataset import Dataset
 from ..context import ServerContext
-from ..metrics import MetricType, Sample, merge_samples
+from ..metrics import LabelCap, MetricType, Sample, merge_samples
 from ..metrics.registry import Collector, Labelled
 from ..refusals import Refusals
 from ..report import ProcessReport, Reporter, StreamReport
+from ..streams import MAX_DATASETS
 from .certificate import CertificateExpiry
 
 
@@ -35,6 +36,7 @@ class Service:
         self.started = time.time()
         """When the daemon became ready, in seconds since 1970."""
         certificate = context.settings.tls_cert
+        self._names = LabelCap(MAX_DATASETS)
         self._expiry = None if certificate is None else CertificateExpiry(certificate)
 
     def find_problem(self, reports: list[ProcessReport] | None = None) -> str | None:
@@ -58,7 +60,12 @@ class Service:
         """Return the metrics of all processes, and of the daemon."""
         reports = self.reporter.reports()
         merged = merge_samples(report.samples for report in reports)
+        if len(reports) > 1:  # each process has bounded the names by itself
+            merged = merge_samples([map(self._bound_name, merged)])
         return [*merged, *self._list_daemon_samples(reports)]
+
+    def _bound_name(self, sample: Sample) -> Sample:
+        return sample.relabel("dataset", self._names.find)
 
     def _list_daemon_samples(self, reports: list[ProcessReport]) -> Iterator[Sample]:
         metrics = self.context.daemon_metrics

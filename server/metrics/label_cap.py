@@ -27,7 +27,7 @@ class LabelCap:
 
     def find(self, value: str) -> str:
         """Return the value of the label for a value."""
-        if value not in self._kept:
+        if value not in self._kept and value != OTHER:
             if len(self._kept) >= self._limit:
                 return OTHER
             self._kept.add(value)

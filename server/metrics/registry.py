@@ -124,6 +124,15 @@ class Sample(NamedTuple):
     value: float | Histogram
     """The value."""
 
+    def relabel(self, name: str, change: Callable[[str], str]) -> Sample:
+        """Return the sample with another value of a label, if it has that label."""
+        if name not in self.metric.labels:
+            return self
+        labels = list(self.labels)
+        index = self.metric.labels.index(name)
+        labels[index] = change(labels[index])
+        return self._replace(labels=tuple(labels))
+
 
 def counter(
     help: str, *, unit: str = "", labels: Sequence[str] = (), export: str | None = _SAME

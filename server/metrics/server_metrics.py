@@ -80,8 +80,8 @@ class Metrics(Registry):
         labels=("transport",),
     )
     refused_requests: Counts = counter(
-        "Refused requests for streams (plane: data) and refused calls (plane: control). The reason "
-        "is a status code of gRPC in lower case, such as not_found.",
+        "Refused requests for streams (plane: data), calls (control) and requests for pages "
+        "(http). The reason is a status code of gRPC in lower case, such as not_found.",
         labels=("plane", "reason"),
     )
     cache_hits: Counts = counter(

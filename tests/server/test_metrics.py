@@ -117,6 +117,18 @@ def test_collected_values_are_added_to_those_counted() -> None:
     assert (stats["bytes_sent"], stats["leases"]) == (15, 3)
 
 
+def test_a_label_is_replaced_where_a_metric_has_it() -> None:
+    registry = Metrics()
+    registry.sent_rows["data", "tcp"] += 1
+    labels = {
+        sample.labels
+        for sample in registry.samples()
+        for sample in [sample.relabel("dataset", str.upper)]
+        if sample.metric.name in ("sent_rows", "connections")
+    }
+    assert labels == {("DATA", "tcp"), ()}
+
+
 def test_registries_do_not_share_values() -> None:
     first, second = Example(), Example()
     first.sizes.observe(1)

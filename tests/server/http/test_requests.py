@@ -22,6 +22,7 @@ import splitarrow
 from helpers.http_requests import basic, request, request_json, request_over
 from helpers.waiting import wait_until
 from splitarrow.errors import ConfigError, MissingExtraError, RemoteError
+from splitarrow.server import daemon_reporter
 from splitarrow.server.config import load_settings
 from splitarrow.server.http import connections
 from splitarrow.server.http.opening import open_http_listener
@@ -71,6 +72,21 @@ def test_a_daemon_that_serves_is_healthy_and_ready(server: splitarrow.Server) ->
         assert request(uri_of(server), path)[::2] == (200, "ok\n")
     assert request(uri_of(server), "/nothing").status == 404
     assert request(uri_of(server), "/metrics", method="DELETE").status == 405
+
+
+def test_a_daemon_whose_event_loop_hangs_is_not_healthy(
+    server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_reporter, "_RESPONSE_SECONDS", 0.2)
+    released = threading.Event()
+
+    server._daemon.loop.call_soon_threadsafe(released.wait, 30)
+    try:
+        answer = request(uri_of(server), "/healthz")
+        assert answer[::2] == (503, "the event loop does not respond\n")
+    finally:
+        released.set()
+    assert request(uri_of(server), "/healthz").status == 200
 
 
 def test_datasets_and_streams_are_listed_as_json(server: splitarrow.Server, stream: Any) -> None:
