@@ -9,19 +9,29 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
 
+from helpers.arrow_data import draw_batches
 from helpers.damage import damaged
 from helpers.vortex_arrays import draw_messages
-from helpers.vortex_messages import encode_arrow, make_messages
+from helpers.vortex_messages import (
+    decode_with_library,
+    encode_arrow,
+    make_messages,
+    write_stream,
+)
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
 from splitarrow.formats.vortex.array_body import read_array_body
 from splitarrow.formats.vortex.checker import check_array
-from splitarrow.formats.vortex.decoding import read_dtype_message
+from splitarrow.formats.vortex.decoding import ArrayDecoder, read_dtype_message
 from splitarrow.formats.vortex.dtype import read_dtype
+from splitarrow.formats.vortex.dtype_encoder import encode_dtype
+from splitarrow.formats.vortex.encoding import ArrayEncoder
 from splitarrow.formats.vortex.encodings import RULES
 from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message, MessageKind, build_message
 from splitarrow.formats.vortex.protobuf import read_fields
+from splitarrow.formats.vortex.reader import StreamReader
 from splitarrow.isolation.decoder_process import DecoderProcess, ProcessLimits
 
 LIMITS = VortexLimits()
@@ -64,6 +74,44 @@ def test_10000_drawn_arrays_pass() -> None:
     seen = check_drawn(10_000, 2)
     never_written = {"vortex.bytebool", "vortex.chunked", "vortex.listview", "vortex.null"}
     assert RULES.keys() - seen <= never_written
+
+
+def check_batches(drawn: tuple[pa.Schema, list[pa.RecordBatch]]) -> None:
+    """Encode batches, write a stream, read it in pieces, and decode it with our functions."""
+    schema, batches = drawn
+    encoder = ArrayEncoder(schema)
+    messages = [encoder.encode(batch) for batch in batches]
+    stream = write_stream(encoder.dtype_message, *messages)
+    reader = StreamReader()
+    found = [
+        message
+        for begin in range(0, len(stream), 777)
+        for _, message in reader.feed(stream[begin : begin + 777])
+    ]
+    reader.finish()
+    decoder = ArrayDecoder(found[0])
+    assert read_dtype(encode_dtype(decoder.dtype)) == decoder.dtype
+    for message, batch in zip(found[1:], batches, strict=True):
+        array = decode_with_library(found[0], message)
+        assert decoder.decode_arrow(message).equals(array)
+        assert len(array) == batch.num_rows
+
+
+@given(draw_batches())
+@settings(max_examples=25)
+def test_drawn_batches_of_nested_types_pass(
+    drawn: tuple[pa.Schema, list[pa.RecordBatch]],
+) -> None:
+    check_batches(drawn)
+
+
+@pytest.mark.long
+@given(draw_batches())
+@settings(max_examples=5000)
+def test_5000_drawn_batches_of_nested_types_pass(
+    drawn: tuple[pa.Schema, list[pa.RecordBatch]],
+) -> None:
+    check_batches(drawn)
 
 
 @pytest.fixture(scope="module")
