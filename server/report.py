@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from .auth.principal import ALL_DATASETS, Permission, Principal
@@ -153,3 +154,11 @@ def has_free_descriptors() -> bool:
 
 _MIN_FREE = 8
 """The free descriptors below which a process counts as out of descriptors."""
+
+
+def package_version() -> str:
+    """Return the version of splitarrow."""
+    try:
+        return version("splitarrow")
+    except PackageNotFoundError:
+        return "unknown"  # run from a source tree

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..auth.principal import Permission
 from ..metrics import Histogram
+from ..report import package_version
 from .call import Call
 
 _TOTALS = {
@@ -35,7 +35,7 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
     server = call.server
     sent = _sum_by_label(call, _TOTALS)
     return {
-        "version": _package_version(),
+        "version": package_version(),
         "uptime_seconds": round(time.monotonic() - started, 3),
         "draining": server.draining.is_set(),
         "listen": [uri.redacted() for uri in server.uris],
@@ -76,10 +76,3 @@ def _describe_streams(call: Call) -> list[dict[str, Any]]:
         for stream in call.server.streams
         if _may_read(call, stream.dataset)
     ]
-
-
-def _package_version() -> str:
-    try:
-        return version("splitarrow")
-    except PackageNotFoundError:
-        return "unknown"  # run from a source tree

@@ -17,9 +17,9 @@ from ...units import format_bytes, format_size
 from ..auth.principal import Principal
 from ..config import Declaration, ServerSettings, declarations
 from ..metrics import Sample
-from ..report import StreamReport, is_operator
+from ..report import StreamReport, is_operator, package_version
 from .history import POINTS, History
-from .service import Service, package_version
+from .service import Service
 from .sparkline import Sparkline, draw_sparkline
 
 REFRESH_SECONDS = 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ...errors import SplitArrowError
@@ -14,7 +13,7 @@ from ..context import ServerContext
 from ..metrics import LabelCap, MetricType, Sample, merge_samples
 from ..metrics.registry import Collector, Labelled
 from ..refusals import Refusals
-from ..report import ProcessReport, Reporter, StreamReport
+from ..report import ProcessReport, Reporter, StreamReport, package_version
 from ..streams import MAX_DATASETS
 from .certificate import CertificateExpiry
 
@@ -136,11 +135,3 @@ def count_streams(samples: list[Sample]) -> dict[str, int]:
         if metric.name == "running_streams" and metric.type is MetricType.GAUGE:
             counts[labels[0]] = counts.get(labels[0], 0) + int(value)  # pyright: ignore[reportArgumentType]
     return counts
-
-
-def package_version() -> str:
-    """Return the version of splitarrow."""
-    try:
-        return version("splitarrow")
-    except PackageNotFoundError:
-        return "unknown"  # run from a source tree
