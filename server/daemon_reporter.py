@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import TypeVar
 
 from .daemon import Daemon
@@ -64,8 +63,19 @@ def call_in_time(loop: AbstractEventLoop, function: Callable[[], _T]) -> _T | No
     function : callable
         The function. It raises nothing.
     """
-    future: Future[_T] = Future()
-    with suppress(TimeoutError, RuntimeError):  # the loop is busy, or has ended
-        loop.call_soon_threadsafe(lambda: future.set_result(function()))
+
+    async def call() -> _T:
+        return function()
+
+    # In a task, because functions of anyio need one.
+    coroutine = call()
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:  # the loop is closed
+        coroutine.close()
+        return None
+    try:
         return future.result(_RESPONSE_SECONDS)
-    return None
+    except TimeoutError:
+        future.cancel()
+        return None
