@@ -37,10 +37,10 @@ def with_tls_options(command: F) -> F:
     """
 
     @wraps(command)
-    def run(**arguments: Any) -> Any:
-        given = {name: arguments.pop(name) for name in _OPTIONS}
+    def run(*values: Any, **arguments: Any) -> Any:
+        given = {name: arguments.pop(name, None) for name in _OPTIONS}
         with _environment(given):
-            return command(**arguments)
+            return command(*values, **arguments)
 
     own = signature(command, eval_str=True).parameters.values()
     decorated: Any = with_parameters([*own, *(_parameter(name) for name in _OPTIONS)])(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,12 @@ def test_the_overview_names_every_page() -> None:
     assert linked == {page.name for page in PAGES} - {"index.md"}
 
 
+def list_subcommands(command: Any) -> list[tuple[list[str], Any]]:
+    """Return a command, or its subcommands with their names."""
+    subcommands: dict[str, Any] = getattr(command, "commands", {})
+    return [([name], each) for name, each in subcommands.items()] or [([], command)]
+
+
 def test_the_page_of_commands_describes_every_option() -> None:
     hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "command_pages.py"))
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
@@ -60,8 +67,14 @@ def test_the_page_of_commands_describes_every_option() -> None:
     assert "<!--" not in text
     assert not re.search(r"\[/?(cyan|dim)\]", text)
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert [section.split()[0] for section in sections] == [*COMMANDS]
-    for name, section in zip(COMMANDS, sections, strict=True):
-        for parameter in load_command(name).params:
+    commands = [(name, load_command(name)) for name in COMMANDS]
+    described = {
+        " ".join([name, *subname]): subcommand
+        for name, command in commands
+        for subname, subcommand in list_subcommands(command)
+    }
+    assert [section.splitlines()[0] for section in sections] == [*described]
+    for command, section in zip(described.values(), sections, strict=True):
+        for parameter in command.params:
             if parameter.param_type_name == "option":
                 assert ", ".join(f"`{name}`" for name in parameter.opts) in section

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -85,8 +84,6 @@ class Stream(BatchStream):
             raise
         window = min(WINDOW_BYTES, options.max_decoded_bytes)
         self._read_ahead = ReadAhead(self._source, window, self._choose_pace(options))
-        # The thread holds the source, not the stream: a stream that is dropped ends it.
-        weakref.finalize(self, self._read_ahead.abandon)
 
     def _use_reader(self, uris: list[DataUri], options: ReadOptions) -> None:
         self._reader = Reader(uris, options)

@@ -265,8 +265,8 @@ class ReadAhead:
             reader.stop()
         return run
 
-    def abandon(self) -> None:
-        """End the thread soon: nobody takes batches any more."""
+    def __del__(self) -> None:
+        """End the thread of a stream that is dropped: the thread itself does not hold this."""
         if self.reader is not None:
             self.reader.abandon()
 

@@ -256,8 +256,13 @@ def test_an_unknown_metadata_type_is_refused() -> None:
 
 def test_a_message_of_a_format_that_the_reader_does_not_accept_is_refused() -> None:
     payload = pack_metadata(MetadataType.VORTEX, 1, b"x")
-    message = refused(schema(), UntaggedFrame(payload)).message
-    assert message == "the stream carries a VORTEX message; this reader accepts ARROW"
+    formats = {MetadataType.ARROW: FORMATS[MetadataType.ARROW]}
+    reassembler = Reassembler(formats, DEFAULT_LIMITS, stream="s")
+    feed_frames(reassembler, [schema()], [])
+    with pytest.raises(
+        ProtocolError, match=r"the stream carries a VORTEX message; this reader accepts ARROW"
+    ):
+        feed_frames(reassembler, [UntaggedFrame(payload)], [])
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0\0", b"\0\1\0\0\0\0", b"\1\1\0\0"])
