@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from ...errors import ConfigError
+from ...errors import ConfigError, UriError
 from ...protocol.uri import DataUri
 from ..auth.exposure import check_exposure
 from ..config import ServerSettings
@@ -20,14 +20,17 @@ def http_uri(settings: ServerSettings) -> DataUri | None:
     Raises
     ------
     ConfigError
-        If the URI is not that of an HTTP listener, if settings that it needs are missing, or if
+        If it is not the URI of an HTTP listener, if settings that it needs are missing, or if
         other machines could use it without a token.
-    UriError
-        If the URI is malformed.
     """
     if settings.http is None:
         return None
-    uri = DataUri.parse(settings.http)
+    try:
+        uri = DataUri.parse(settings.http)
+    except UriError:
+        raise ConfigError(
+            f"http: {settings.http!r} is not a URI; expected http://host:port or https://host:port"
+        ) from None
     if uri.scheme not in _SCHEMES:
         raise ConfigError(
             f"http: {uri.address} has the scheme {uri.scheme!r}; "

@@ -17,7 +17,7 @@ def open_http_listener(settings: ServerSettings) -> HttpListener | None:
 
     Raises
     ------
-    ConfigError, UriError
+    ConfigError
         If its address cannot be used.
     MissingExtraError
         If the extra ``http`` is not installed.

@@ -165,11 +165,12 @@ def test_other_machines_need_a_token() -> None:
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
+        ("127.0.0.1:9816", "http: '127.0.0.1:9816' is not a URI; expected http://host:port"),
         ("tcp://127.0.0.1:0", "has the scheme 'tcp'; expected http://host:port"),
         ("https://127.0.0.1:0", "https:// needs tls_cert"),
         ("http://127.0.0.1:0/metrics", "must have a host and a port only"),
     ],
-    ids=["scheme", "certificate", "path"],
+    ids=["no scheme", "scheme", "certificate", "path"],
 )
 def test_an_unusable_address_is_refused(uri: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
