@@ -77,6 +77,10 @@ bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an ea
 	@$(BIN)/python -m splitarrow.benchmarks.paired $(COMMIT) $(ARGS)
 COMMIT ?= HEAD~1
 
+.PHONY: bench-vortex
+bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates docs/benchmarks.md
+	@$(BIN)/python -m splitarrow.benchmarks.vortex --markdown docs/benchmarks.md $(ARGS)
+
 .PHONY: bench-spark
 bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
 	@mkdir -p .benchmarks

@@ -78,7 +78,7 @@ def _print(text: str) -> None:
 
 def _write_table(path: Path, rows: int, *, sync: bool) -> int:
     """Write the table, and return the size of the file in bytes."""
-    from .demo_table import SCHEMA, write_trips
+    from ..benchmarks.trips import SCHEMA, write_trips
 
     needed, free = rows * _ROW_BYTES, shutil.disk_usage(path.parent).free
     if free < needed:

@@ -49,6 +49,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "benchmarks": [
         {
             "dataset",
+            "limited_link",
             "loader_rows",
             "memory",
             "parquet",
@@ -56,6 +57,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "spark_peers",
             "spark_relay",
             "statistics",
+            "trips",
             "worker_loop",
         },
         {"formatting", "loader_peers", "machine", "options", "worker_process"},
@@ -77,6 +79,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "spark",
             "tensors",
             "variant",
+            "vortex",
         },
     ],
     "client": [

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.cli import PATIENCE, Run, Start, read
-from splitarrow.cli.demo_table import SCHEMA, generate_trips
+from splitarrow.benchmarks.trips import SCHEMA, generate_trips
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The table of the demo: synthetic taxi trips, the same in every run."""
+"""Synthetic taxi trips, the same in every run: the table of the demo and of some benchmarks."""
 
 from __future__ import annotations
 
