@@ -21,6 +21,7 @@ from rich.console import Console
 import splitarrow
 from helpers.cli import COMMAND, PATIENCE, Run, read_terminal
 from helpers.pki import Pki
+from helpers.signals import default_dispositions
 from splitarrow.cli.app import COMMANDS, load_command
 from splitarrow.cli.rates import Rates, Sample, compute_rates
 from splitarrow.cli.top_view import render
@@ -146,12 +147,13 @@ def test_several_servers(run: Run, server: splitarrow.Server) -> None:
 def test_the_live_view_ends_with_ctrl_c(server: splitarrow.Server) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen(
-        [*COMMAND, "top", server.control_uri or "", "--interval", "0.1"],
-        stdout=slave,
-        stderr=slave,
-        env=environment,
-    )
+    with default_dispositions():
+        process = subprocess.Popen(
+            [*COMMAND, "top", server.control_uri or "", "--interval", "0.1"],
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+        )
     os.close(slave)
     try:
         shown = b""
