@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _LEAST_CHANGE = 0.02
-"""A smaller change is none, whatever its interval."""
+"""A smaller change does not count, whatever its interval."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,12 @@ def test_a_benchmark(run_process: Run, temporary: dict[str, str], tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     results = json.loads(done.stdout)["results"]
-    assert [result["backend"] for result in results] == ["splitarrow-tcp", "raw"]
+    assert [(result["consume"], result["backend"]) for result in results] == [
+        ("count", "splitarrow-tcp"),
+        ("count", "raw"),
+        ("sum", "splitarrow-tcp"),
+        ("sum", "raw"),
+    ]
     assert os.listdir(tmp_path / "tmp") == []
 
 

@@ -132,10 +132,11 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def open_memory() -> int:
-    """Return the number of open descriptors of this process that are sealed memory."""
-    count = 0
+def open_memory() -> set[int]:
+    """Return the inodes of the sealed memory that descriptors of this process hold open."""
+    inodes: set[int] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            count += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")
-    return count
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:"):
+                inodes.add(os.stat(f"/proc/self/fd/{name}").st_ino)
+    return inodes

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import struct
+import threading
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class TrapDevice:
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
         self._queue: deque[tuple[int, int, int]] = deque()
+        self._lock = threading.RLock()
         self.activations = self.reads = self.depth = 0
         self.queued = self.copied = self.frees = self.synchronizations = 0
         self.opened = self.closed = 0
@@ -161,11 +163,13 @@ class TrapDevice:
 
     def run(self, until: int) -> None:
         """Make the queued copies, up to a number of all copies so far."""
-        while self.copied < until:
-            target, source, nbytes = self._queue.popleft()
-            descriptor, offset = self._locate(target)
-            assert os.pwrite(descriptor, ctypes.string_at(source, nbytes), offset) == nbytes
-            self.copied += 1
+        # A collection may run this from within, or on any thread: regions wait for their copies.
+        with self._lock:
+            while self.copied < until and self._queue:
+                target, source, nbytes = self._queue.popleft()
+                descriptor, offset = self._locate(target)
+                assert os.pwrite(descriptor, ctypes.string_at(source, nbytes), offset) == nbytes
+                self.copied += 1
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         self.run(self.queued)
