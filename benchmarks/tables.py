@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from .backends import BASELINE
 from .figures import format_conditions, format_figures
-from .formatting import UNKNOWN, format_median, format_ratio, format_size
+from .formatting import UNKNOWN, format_ratio, format_size
 from .report import Report
 from .results import Result
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-_HEADINGS = ("GB/s", "min–max", f"× {BASELINE}", "k/s", "first ms", "CPU s/GiB", "MiB")
+_HEADINGS = ("GB/s", "min–max", f"× {BASELINE}", "first ms", "CPU s/GiB", "MiB")
 
 
 def terminal_tables(report: Report) -> Group:
@@ -64,7 +64,6 @@ def _cells(report: Report, result: Result) -> list[str]:
         figures.rate,
         figures.rate_range,
         figures.ratio,
-        format_median(result.batch_rate, 1e-3),
         figures.first_batch,
         cpu,
         memory,
