@@ -15,7 +15,7 @@ BEGIN = "<!-- benchmark: begin -->"
 END = "<!-- benchmark: end -->"
 """The markers in a page between which `save_markdown` puts the tables."""
 
-_HEADERS: dict[Consume, str] = {
+_CONSUMERS: dict[Consume, str] = {
     "count": "A client that counts rows:",
     "sum": "A client that sums every column:",
     "numpy": "A client that makes a NumPy array of each column and sums it:",
@@ -51,7 +51,7 @@ def markdown_tables(report: Report) -> str:
     lines: list[str] = []
     for consume in report.consumers():
         lines += [
-            f"{_HEADERS[consume]} GB/s, median of all rounds. In parentheses: the ratio to "
+            f"{_CONSUMERS[consume]} GB/s, median of all rounds. In parentheses: the ratio to "
             f"{BASELINE}.",
             "",
             *_rate_table(report, consume),

@@ -173,8 +173,8 @@ def _checkout(commit: str) -> Generator[Path]:
     """Check a commit out into a temporary folder."""
     with TemporaryDirectory(prefix="splitarrow-commit-") as name:
         root = Path(__file__).resolve().parent.parent
-        add = ["git", "-C", str(root), "archive", "--format=tar", commit]
-        archive = subprocess.run(add, capture_output=True)
+        command = ["git", "-C", str(root), "archive", "--format=tar", commit]
+        archive = subprocess.run(command, capture_output=True)
         if archive.returncode:
             raise UsageError(f"git has no commit {commit!r}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", name], input=archive.stdout, check=True)

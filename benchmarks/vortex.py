@@ -129,7 +129,7 @@ def measure_table(
         client = stack.enter_context(_client())
         for link, speed in LINKS.items():
             uris = {
-                each: stack.enter_context(_linked(daemon.uri(_dataset(each)), speed))
+                each: stack.enter_context(linked(daemon.uri(_dataset(each)), speed))
                 for each in FORMATS
             }
             samples: dict[str, list[tuple[float, ...]]] = {each: [] for each in FORMATS}
@@ -186,7 +186,7 @@ def _write(batches: Iterator[pa.RecordBatch], files: dict[str, Path]) -> tuple[i
 
 
 @contextmanager
-def _linked(uri: str, speed: float | None) -> Generator[str]:
+def linked(uri: str, speed: float | None) -> Generator[str]:
     """Yield the URI of a dataset behind a link."""
     if speed is None:
         yield uri

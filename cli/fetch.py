@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError
 from .connection import (
@@ -42,9 +42,6 @@ from .remote_sources import control_source, data_source, query_source
 from .selection import parse_selection
 from .terminal import is_closed, is_terminal
 from .tls_options import with_tls_options
-
-if TYPE_CHECKING:
-    pass
 
 
 @with_tls_options
