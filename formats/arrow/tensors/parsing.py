@@ -279,7 +279,10 @@ def _read_buffers(
 
 
 def _check_size(shape: tuple[int, ...], width: int) -> None:
-    """Check that the strides and the size of a tensor without gaps fit into 64 bits."""
+    """Check that the strides and the size of a tensor without gaps fit into 64 bits.
+
+    NumPy makes no array of a larger shape, even if a dimension of it has the size 0.
+    """
     if prod(max(size, 1) for size in shape) * width > _MAX_BYTES:
         raise InvalidDataError(f"a tensor of the shape {shape} is larger than 2^63 bytes")
 
@@ -296,6 +299,7 @@ def _check_strides(
         if stride < 0:
             raise InvalidDataError(f"{field}[{index}] is {stride}; expected 0 or more")
     if 0 in shape:
+        _check_size(shape, width)
         return
     # In the order of the strides, each step has to leave everything before it behind.
     extent = width

@@ -42,6 +42,7 @@ def dense(**changes: Any) -> bytes:
         ({"shape": (-1, 3)}, r"shape\[0\] is -1"),
         ({"shape": (2, 3, 1)}, "strides has 2 items; expected one for each of 3"),
         ({"shape": (BIG, BIG), "strides": ()}, "larger than 2"),
+        ({"shape": (0, BIG), "strides": (0, 0)}, "larger than 2"),
         ({"shape": (3, 3)}, r"strides \(24, 8\) has 72 bytes; its buffer has 48"),
         ({"shape": (BIG, 3)}, "bytes; its buffer has 48"),
         ({"strides": (-24, 8)}, r"strides\[0\] is -24"),
@@ -67,7 +68,7 @@ def test_possible_dense_tensors_are_accepted() -> None:
     for changes in (
         {},
         {"strides": (8, 16)},
-        {"shape": (0, BIG), "strides": (0, 0)},
+        {"shape": (0, 1 << 59), "strides": (0, 0)},
         {"shape": (2, 1), "strides": (40, 0)},
         {"shape": (), "strides": ()},
         {"strides": (32, 8), "data": BufferSpan(0, 56), "body_length": 56},
