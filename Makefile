@@ -72,6 +72,11 @@ demo: $(VENV)/installed ## serve a table, fetch it from another process, time it
 bench: $(VENV)/installed-bench ## measure every backend beside its peers; ARGS=--help
 	@$(BIN)/splitarrow bench $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: $(VENV)/installed-bench ## measure TLS, DoGet and Parquet beside pyarrow.flight
+	@$(BIN)/splitarrow bench --sizes 64KiB,1MiB,8MiB --clients 1 --backends \
+	    splitarrow-tls,flight-tls,splitarrow-do-get,flight,splitarrow-parquet,flight-parquet $(ARGS)
+
 .PHONY: bench-paired
 bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an earlier commit's; COMMIT=HEAD~1
 	@$(BIN)/python -m splitarrow.benchmarks.paired $(COMMIT) $(ARGS)

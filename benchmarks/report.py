@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .backends import BASELINE, REFERENCE
+from .backends import BASELINE, find_backend
 from .options import Consume
 from .results import Result, Section
 from .statistics import Interval, median_interval
@@ -59,14 +59,13 @@ class Report:
         return None
 
     def baseline(self, result: Result) -> Result | None:
-        """Return the result of the baseline in the same case.
+        """Return the result of its backend's baseline in the same case.
 
-        None for the baseline itself and for the reference, and if the baseline did not run.
+        None for a baseline itself and for the reference, and if the baseline did not run.
         """
-        if result.backend in (BASELINE, REFERENCE):
-            return None
+        name = find_backend(result.backend).baseline
         for other in self.section(result.section):
-            if other.backend == BASELINE and other.case == result.case:
+            if other.backend == name and other.case == result.case:
                 return other
         return None
 

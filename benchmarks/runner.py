@@ -102,14 +102,13 @@ def _plan(options: Options, backends: list[str]) -> Iterator[_Group]:
 
 def _select_backends(options: Options) -> tuple[list[str], dict[str, str]]:
     """Return the names of the backends to measure, and the reasons to skip others."""
-    available, unavailable = available_backends()
     if options.backends is None:
-        return available, unavailable
+        return available_backends()
     for name in options.backends:
-        find_backend(name)
-        if name in unavailable:
-            raise MissingExtraError(f"the backend {name} cannot run here: {unavailable[name]}")
-    return [name for name in backend_names() if name in options.backends], {}
+        reason = find_backend(name).unavailable_reason()
+        if reason is not None:
+            raise MissingExtraError(f"the backend {name} cannot run here: {reason}")
+    return [name for name in backend_names(on_request=True) if name in options.backends], {}
 
 
 def _public_options(options: Options) -> dict[str, object]:

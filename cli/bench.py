@@ -202,8 +202,10 @@ def bench(
 def _print_backends() -> None:
     from ..benchmarks.backends import backend_names, find_backend
 
-    for name in backend_names():
-        print(f"{name:<22}{find_backend(name).summary}")
+    always = backend_names()
+    for name in backend_names(on_request=True):
+        mark = "" if name in always else "; on request"
+        print(f"{name:<22}{find_backend(name).summary}{mark}")
 
 
 def _split(texts: list[str]) -> list[str]:

@@ -23,6 +23,8 @@ class Backend(Protocol):
     """A description of one line."""
     in_process: bool
     """Whether the client's process also serves the file."""
+    baseline: str | None
+    """The name of the backend that the report compares it with; None for such a backend."""
 
     def unavailable_reason(self) -> str | None:
         """Return why the backend cannot run on this machine, or None if it can."""

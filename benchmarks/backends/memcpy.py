@@ -19,6 +19,7 @@ class MemcpyBackend:
     name = "memcpy"
     summary = "no transport: each body is copied once, from the mapped file to one buffer"
     in_process = True
+    baseline: str | None = None
 
     def __init__(self) -> None:
         self._source: memoryview | None = None

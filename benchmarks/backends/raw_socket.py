@@ -37,6 +37,7 @@ class RawSocketBackend:
     name = "raw"
     summary = "plain Python sockets, the bodies alone, not decoded: the ceiling of TCP"
     in_process = False
+    baseline: str | None = "flight"
 
     def unavailable_reason(self) -> str | None:
         """Return None: this backend can always run."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import anyio
 
@@ -13,10 +14,14 @@ from ... import aio, serve
 from ... import open as open_stream
 from ...errors import MissingExtraError
 from ...protocol.uri import DataUri
+from ...server.config.arguments import ServeArguments
 from ...transport.registry import find_transport
+from ...transport.tls.options import TlsOptions
 from ..consumer import Consumer
 from ..dataset import Dataset
 from ..options import Validate
+from .certificates import CA_MARK, make_certificates, missing_package
+from .parquet_file import write_parquet
 
 _DATASET = "benchmark"
 
@@ -38,6 +43,10 @@ class SplitArrowBackend:
         For ucx: whether the server sends the bodies or the client reads them remotely.
     lanes : str, optional
         For ucx: the transports that UCX may use. The setting applies to the whole process.
+    parquet : bool
+        Whether the server serves a Parquet file of the same rows.
+    baseline : str
+        The name of the backend that the report compares it with.
     """
 
     def __init__(
@@ -49,13 +58,18 @@ class SplitArrowBackend:
         in_process: bool = False,
         body: Literal["packed", "remote"] | None = None,
         lanes: str | None = None,
+        parquet: bool = False,
+        baseline: str = "flight",
     ) -> None:
         self.name = name
         self.in_process = in_process
+        self.baseline: str | None = baseline
         self._listen = listen
         self._asynchronous = asynchronous
         self._body = body
         self._lanes = lanes
+        self._parquet = parquet
+        self._tls = "+tls:" in listen
         self.summary = self._summarize()
 
     def _summarize(self) -> str:
@@ -69,6 +83,8 @@ class SplitArrowBackend:
         details.append(f"the {'asynchronous' if self._asynchronous else 'blocking'} client")
         if self.in_process:
             details.append("within one process")
+        if self._parquet:
+            details.append("of a Parquet file")
         return ", ".join(details)
 
     def unavailable_reason(self) -> str | None:
@@ -77,17 +93,24 @@ class SplitArrowBackend:
             find_transport(DataUri.parse(self._listen))
         except MissingExtraError as error:
             return error.message
-        return None
+        return missing_package() if self._tls else None
 
     @contextmanager
     def serve(self, dataset: Dataset) -> Generator[str]:
         """Serve the file; see `Backend.serve`."""
         self._select_lanes()
-        with serve({_DATASET: dataset.path}, listen=[self._listen]) as server:
+        path: Any = write_parquet(dataset, self.name) if self._parquet else dataset.path
+        settings: ServeArguments = {}
+        mark = ""
+        if self._tls:
+            certificates = make_certificates(Path(dataset.path).parent, self.name)
+            settings = {"tls_cert": certificates.chain, "tls_key": certificates.key}
+            mark = f"{CA_MARK}{certificates.authority}"
+        with serve({_DATASET: path}, listen=[self._listen], **settings) as server:
             uri = DataUri.parse(server.uri(_DATASET))
             if self._body is not None:
                 uri = uri.replace(extra=(*uri.extra, ("body", self._body)))
-            yield str(uri)
+            yield f"{uri}{mark}"
 
     def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
         """Read all batches; see `Backend.read`."""
@@ -95,7 +118,10 @@ class SplitArrowBackend:
         if self._asynchronous:
             anyio.run(self._read_async, address, consumer, validate)
             return
-        with open_stream(address, validate=validate) as stream:
+        uri, _, authority = address.partition(CA_MARK)
+        tls = TlsOptions(ca_file=authority) if authority else None
+        rows = consumer.dataset.batch_rows if self._parquet else None
+        with open_stream(uri, validate=validate, tls=tls, batch_rows=rows) as stream:
             if consumer.reads_table:
                 consumer.consume_table(stream.read_all())
             else:

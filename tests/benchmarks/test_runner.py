@@ -47,6 +47,26 @@ def workers() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def test_backends_on_request_are_compared_with_their_peers(folder: Path) -> None:
+    """TLS, DoGet and Parquet: each client checks every batch in the round that warms up."""
+    pairs = {
+        "splitarrow-tls": "flight-tls",
+        "splitarrow-do-get": "flight",
+        "splitarrow-parquet": "flight-parquet",
+    }
+    names = (*pairs, *pairs.values())
+    options = Options((MIB,), names, rounds=1, total_bytes=4 * MIB, clients=1, directory=folder)
+    found = run(options)
+    assert set(found.backends()) == set(names)
+    for name, peer in pairs.items():
+        result, baseline = found.find(name, MIB), found.find(peer, MIB)
+        assert result is not None
+        assert baseline is not None
+        assert found.baseline(result) is baseline
+        assert found.ratio(baseline) is None
+    assert not list(folder.iterdir())
+
+
 def test_every_backend_is_measured_with_every_size(report: Report) -> None:
     assert report.batch_sizes() == list(SIZES)
     assert report.backends() == [name for name in backend_names() if name not in report.skipped]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,13 @@ import pytest
 
 import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
+from helpers.files import write_file
 from splitarrow.benchmarks import gpu
 from splitarrow.client.stream import blocking
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
 from splitarrow.memory.cuda import call
 from splitarrow.memory.device_bodies import DeviceBodies
+from splitarrow.testing import Daemon
 
 pytestmark = pytest.mark.gpu
 
@@ -119,6 +122,39 @@ def test_pytorch_takes_columns_and_memory_is_not_used_again_too_early(memory: Cu
                 del tensor, batch
     side.synchronize()
     assert int(sum(int(each) for each in sums)) == 499_999_500_000
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("scheme", ["tcp://127.0.0.1:0", "ucx://127.0.0.1:0", "shm://"])
+def test_a_dataset_of_pytorch_yields_tensors_of_the_device(
+    memory: CudaMemory, tmp_path: Path, scheme: str, shuffle: bool
+) -> None:
+    torch: Any = pytest.importorskip("torch")
+    stream_dataset: Any = importlib.import_module("splitarrow.pytorch").StreamDataset
+    nulls = [None if n % 7 == 3 else n for n in range(200_000)]
+    table = pa.table(
+        {"n": pa.array(range(200_000), pa.int64()), "f": pa.array(nulls, pa.float32())}
+    )
+    path = write_file(tmp_path / "data.arrow", table, batch_rows=10_000)
+    options: dict[str, Any] = {"batch_rows": 4096, "shuffle": shuffle, "rank": 0, "world_size": 1}
+    with Daemon({"data": path}, listen=[scheme], control="grpc://127.0.0.1:0") as daemon:
+        arguments = (str(daemon.control_uri), "data")
+        expected = list(stream_dataset(*arguments, **options))
+        loader = torch.utils.data.DataLoader(
+            stream_dataset(*arguments, memory=memory, **options), batch_size=None
+        )
+        batches = list(loader)
+        assert {each.device for batch in batches for each in batch.values()} == {
+            torch.device("cuda", 0)
+        }
+        on_host = [{name: each.cpu() for name, each in batch.items()} for batch in batches]
+        assert all(
+            found.keys() == host.keys()
+            and all(torch.equal(found[name], host[name]) for name in host)
+            for found, host in zip(on_host, expected, strict=True)
+        )
+        del batches, loader
+    assert memory.used_bytes == 0
 
 
 @pytest.mark.parametrize("scheme", ["tcp://127.0.0.1:0", "ucx://127.0.0.1:0", "shm://"])
