@@ -33,6 +33,7 @@ class ServerEvent(Enum):
     WANT_DATA = "want_data received"
     FREE_DATA = "free_data received"
     KEEP_ALIVE = "keep_alive received"
+    TRACE = "trace received"
     ENDED = "end of stream sent"
     ENDED_LEASED = "end of stream sent, leases held"
     FAILED = "failure sent"
@@ -71,6 +72,7 @@ SERVER: Mapping[tuple[ServerState, ServerEvent], ServerState] = {
     (ServerState.IDLE, ServerEvent.WANT_DATA): ServerState.STREAMING,
     (ServerState.IDLE, ServerEvent.FREE_DATA): ServerState.IDLE,
     (ServerState.IDLE, ServerEvent.KEEP_ALIVE): ServerState.IDLE,
+    (ServerState.IDLE, ServerEvent.TRACE): ServerState.IDLE,
     (ServerState.STREAMING, ServerEvent.FREE_DATA): ServerState.STREAMING,
     (ServerState.STREAMING, ServerEvent.ENDED): ServerState.IDLE,
     (ServerState.STREAMING, ServerEvent.ENDED_LEASED): ServerState.LEASED,
@@ -78,6 +80,7 @@ SERVER: Mapping[tuple[ServerState, ServerEvent], ServerState] = {
     (ServerState.LEASED, ServerEvent.WANT_DATA): ServerState.STREAMING,
     (ServerState.LEASED, ServerEvent.FREE_DATA): ServerState.LEASED,
     (ServerState.LEASED, ServerEvent.KEEP_ALIVE): ServerState.LEASED,
+    (ServerState.LEASED, ServerEvent.TRACE): ServerState.LEASED,
     (ServerState.LEASED, ServerEvent.LAST_FREED): ServerState.IDLE,
 }
 

@@ -24,6 +24,7 @@ TYPE_SHIFT = 56
 WANT_DATA = 0x0000_0100_0000_0001
 FREE_DATA = 0x0000_0100_0000_0002
 KEEP_ALIVE = 0x0000_0100_0000_0003
+TRACE = 0x0000_0100_0000_0004
 """The request tags of a listener whose URI has none. They are constant, so that a reader's URI
 stays valid when the server restarts or moves, and a short URI such as ``tcp://host/flights`` needs
 no tags."""

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
 from ..errors import UriError
 
-_KNOWN = ("want_data", "free_data", "keep_alive", "remote_handle", "stream", "ticket")
-_TAGS = ("want_data", "free_data", "keep_alive")
+_TAGS = ("want_data", "free_data", "keep_alive", "trace")
+_KNOWN = (*_TAGS, "remote_handle", "stream", "ticket")
 _SECRET = ("ticket", "remote_handle")
 _U64 = 1 << 64
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -73,6 +73,8 @@ class DataUri:
     """The payload of the request."""
     keep_alive: int | None = None
     """The tag of messages that request keep-alives (uint64)."""
+    trace: int | None = None
+    """The tag of messages with the context of a trace (uint64)."""
     extra: tuple[tuple[str, str], ...] = ()
     """Other parameters, in order. Some belong to one scheme; unknown ones are ignored."""
 
@@ -120,6 +122,7 @@ class DataUri:
             want_data=_parse_u64("want_data", known.get("want_data")),
             free_data=_parse_u64("free_data", known.get("free_data")),
             keep_alive=_parse_u64("keep_alive", known.get("keep_alive")),
+            trace=_parse_u64("trace", known.get("trace")),
             remote_handle=_parse_base64(known.get("remote_handle")),
             stream=_parse_streams(known.get("stream")),
             ticket=unquote_to_bytes(known["ticket"]) if "ticket" in known else None,

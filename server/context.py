@@ -19,6 +19,7 @@ from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .shm.shared_regions import SharedRegions
 from .streams import StreamRegistry
+from .tracing import Tracer
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,8 @@ class ServerContext:
     """Returns the bytes that a user, by ID, has leased over all connections."""
     filter_slots: FilterSlots
     """The filters that each principal evaluates."""
+    tracer: Tracer | None
+    """Records traces. None if the server records none."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
     draining: anyio.Event = field(init=False)

@@ -12,6 +12,7 @@ from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from ..protocol.limits import DEFAULT_LIMITS, Limits
@@ -37,6 +38,7 @@ from .session import Session
 from .shm.shared_regions import SharedRegions
 from .stalls import StallWatch
 from .streams import StreamRegistry
+from .tracing import open_tracer
 from .waiting_writers import yield_to_writers
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ class Daemon:
             reads=ReadsInProgress(),
             leased_by=self._leased_by,
             filter_slots=FilterSlots(settings.filter_threads),
+            tracer=open_tracer(settings, process),
         )
         self.reloader = Reloader(self._context, configuration)
         self._listeners: list[Listener] = []
@@ -144,7 +147,10 @@ class Daemon:
 
     def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
         """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
-        self._listeners = bind_listeners(self.settings, self.access, self.regions, sockets)
+        traced = self._context.tracer is not None
+        self._listeners = bind_listeners(
+            self.settings, self.access, self.regions, sockets, traced=traced
+        )
         self._context.uris = [listener.uri for listener in self._listeners]
 
     async def run(
@@ -169,6 +175,7 @@ class Daemon:
             self._close_listeners()
             self.access.close()
             self.regions.close()
+            await self._close_tracer()
         if self.metrics.streams:
             self._log.warning("streams cut", streams=self.metrics.streams)
 
@@ -198,6 +205,12 @@ class Daemon:
                 await self._context.reads.wait_idle()
                 acceptors.cancel_scope.cancel()
             self._close_listeners()
+
+    async def _close_tracer(self) -> None:
+        """Export the last spans."""
+        if self._context.tracer is not None:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._context.tracer.close)
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -23,6 +24,7 @@ from ..errors import (
 from ..protocol.frames import TaggedFrame
 from ..protocol.splitter import SourceMessage, count_rows
 from ..protocol.tags import BodyType
+from ..protocol.trace_context import TraceContext
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
 from .catalog.dataset import Source
@@ -34,6 +36,9 @@ from .logs import get_logger
 from .prefetch import Prefetch
 from .reader_errors import describe_for_reader
 from .streams import Outcome, RunningStream
+
+if TYPE_CHECKING:
+    from .tracing.spans import StreamSpan
 
 _YIELD_BYTES = 4 << 20
 """The bytes after which a stream lets other tasks run, even if its reader never makes it wait."""
@@ -57,6 +62,8 @@ class DataStream:
     keep_alive_seconds : float or None
         How long the stream may have nothing to send before it sends a keep-alive, in seconds.
         None sends none.
+    trace : TraceContext or None
+        The context of the trace that the reader sent before its request.
     """
 
     def __init__(
@@ -66,7 +73,10 @@ class DataStream:
         context: ServerContext,
         tasks: TaskGroup,
         keep_alive_seconds: float | None = None,
+        trace: TraceContext | None = None,
     ) -> None:
+        self._trace = trace
+        self._span: StreamSpan | None = None
         self._keep_alive_seconds = keep_alive_seconds
         self._connection = connection
         self._channel = connection.channel
@@ -104,6 +114,13 @@ class DataStream:
         SplitArrowError
             If the stream failed within a frame, so that no other frame can follow.
         """
+        tracer = self._context.tracer
+        if tracer is None:
+            return await self._run(ticket, admit)
+        with tracer.stream(self._trace, self._scheme, self._channel.peer) as self._span:
+            return await self._run(ticket, admit)
+
+    async def _run(self, ticket: bytes, admit: Callable[[bytes], TicketClaims]) -> bool:
         metrics = self._context.metrics
         metrics.streams += 1
         metrics.streams_total += 1
@@ -124,7 +141,7 @@ class DataStream:
             self._log.warning("stream failed", reason=str(error))
             location = None if dataset is None else self._context.catalog.location(dataset)
             reason = describe_for_reader(error, dataset, location)
-            await self._sender.fail(status_name(error), reason)
+            await self._fail(status_name(error), reason)
             return False
         except Exception as error:
             metrics.failures += 1
@@ -136,14 +153,20 @@ class DataStream:
             if not self._writer.is_complete:
                 raise
             if exhausted is None:
-                await self._sender.fail("INTERNAL", "internal error; see the server's log")
+                await self._fail("INTERNAL", "internal error; see the server's log")
             else:
-                await self._sender.fail(exhausted.code, str(exhausted))
+                await self._fail(exhausted.code, str(exhausted))
             return False
         finally:
             metrics.streams -= 1
         self._log.debug("stream ended", messages=self._sender.message_count)
         return True
+
+    async def _fail(self, code: str, reason: str) -> None:
+        """Report a failure to the reader, and in the trace its code alone."""
+        if self._span is not None:
+            self._span.error = code
+        await self._sender.fail(code, reason)
 
     async def _send(self, claims: TicketClaims, ticket: bytes) -> None:
         dataset, request = self._context.catalog.lookup(claims.request.dataset), claims.request
@@ -161,6 +184,8 @@ class DataStream:
                     # The compression of a request is that of bodies in Arrow.
                     dataset, request = VortexDataset(dataset), replace(request, compression=None)
                 source = await self._sender.open(dataset, request)
+            if self._span is not None:
+                self._span.opened()
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
             slot = self._context.filter_slots.slot_for(claims.request, claims.principal)
             await self._send_groups(source, slot)
@@ -263,6 +288,8 @@ class DataStream:
         finally:
             running.nbytes = self._channel.bytes_sent - self._bytes_before + running.mapped_bytes
             streams.end(running)
+            if self._span is not None:
+                self._span.end(running)
 
     def _cancel(self) -> None:
         """Cancel the stream between two frames, where the reader can be informed.

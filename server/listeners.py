@@ -28,6 +28,8 @@ def bind_listeners(
     access: AccessControl,
     regions: SharedRegions,
     sockets: Mapping[str, socket] | None = None,
+    *,
+    traced: bool = False,
 ) -> list[Listener]:
     """Bind every listener of the settings, or none if one of them fails.
 
@@ -41,13 +43,15 @@ def bind_listeners(
         The regions that readers map or read remotely.
     sockets : mapping, optional
         Bound sockets, by the URI in the settings, for the processes that share them.
+    traced : bool
+        Whether the server records traces.
 
     Raises
     ------
     ConfigError
         If an address cannot be bound, or would be open to other machines.
     """
-    uris = [listener_uri(text) for text in settings.listen]
+    uris = [listener_uri(text, traced=traced) for text in settings.listen]
     access.check_exposure(
         uris,
         None,

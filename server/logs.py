@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
@@ -18,7 +20,23 @@ from ..log_limiter import LogLimiter
 _MAX_EQUAL_EVENTS = 100
 """The number of events with the same text that are logged in a minute."""
 
+_TRACE_ID: ContextVar[str | None] = ContextVar("splitarrow_trace_id", default=None)
+
 logging.getLogger("splitarrow").addHandler(logging.NullHandler())
+
+
+def bind_trace(trace_id: str | None) -> None:
+    """Let the events of this task, and of those that it starts, name a trace; None names none."""
+    _TRACE_ID.set(trace_id)
+
+
+def _add_trace(logger: object, name: str, event: MutableMapping[str, Any]) -> Any:
+    """Add the trace of the task that logs an event."""
+    del logger, name
+    trace_id = _TRACE_ID.get()
+    if trace_id is not None:
+        event["trace_id"] = trace_id
+    return event
 
 
 def get_logger(name: str) -> Any:
@@ -27,6 +45,7 @@ def get_logger(name: str) -> Any:
         logging.getLogger(f"splitarrow.{name}"),
         processors=[
             structlog.stdlib.filter_by_level,
+            _add_trace,
             structlog.stdlib.render_to_log_kwargs,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -64,9 +83,10 @@ def configure_logs(level: str, style: str) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=before, processors=after)
     )
-    logger = logging.getLogger("splitarrow")
-    logger.handlers[:] = [handler]
-    logger.propagate = False
+    for name in ("splitarrow", "opentelemetry"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
     set_log_level(level)
 
 

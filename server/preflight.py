@@ -14,6 +14,7 @@ from .config import Configuration, ServerSettings
 from .config.uris import listener_uri
 from .control.address import control_uri
 from .http.address import http_uri
+from .tracing import check_endpoint
 
 
 def check_configuration(configuration: Configuration) -> tuple[ServerSettings | None, list[str]]:
@@ -58,6 +59,7 @@ def check_services(settings: ServerSettings) -> None:
             insecure=settings.insecure,
         )
         http_uri(settings)
+        check_endpoint(settings)
 
 
 def describe_error(error: SplitArrowError, configuration: Configuration) -> str:

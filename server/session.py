@@ -37,13 +37,14 @@ from ..protocol.keep_alive import parse_interval
 from ..protocol.lease_table import LeaseTable
 from ..protocol.states import SERVER, Machine, ServerEvent, ServerState
 from ..protocol.tags import BodyType
+from ..protocol.trace_context import TraceContext, parse_payload
 from ..transport import aio
 from ..transport.base import Channel, Listener
 from .auth.tickets import TicketClaims
 from .bodies import Connection, ConnectionLeases, FrameWriter
 from .context import ServerContext
 from .data_stream import DataStream
-from .logs import get_logger
+from .logs import bind_trace, get_logger
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
@@ -90,6 +91,8 @@ class Session:
         self._is_reset = False
         self._idle_since = 0.0
         self._keep_alive_seconds: float | None = None
+        self._trace: TraceContext | None = None
+        """The context of the next request."""
         self._was_refused = False
         self._waiting = anyio.CancelScope()
         self._progress = (0, 0)
@@ -215,24 +218,31 @@ class Session:
             ticket, limit = bytes(frame.body), self._context.limits.ticket_bytes
             if len(ticket) > limit:
                 raise LimitError(f"a ticket has {len(ticket)} bytes; the limit is {limit}")
-            tasks.start_soon(self._serve_request, ticket, body_type, tasks)
+            trace, self._trace = self._trace, None
+            bind_trace(None if trace is None else trace.trace_id)
+            tasks.start_soon(self._serve_request, ticket, body_type, tasks, trace)
         elif frame.tag == self._uri.keep_alive:
             self._machine.on(ServerEvent.KEEP_ALIVE)
             self._keep_alive_seconds = parse_interval(bytes(frame.body))
+        elif frame.tag == self._uri.trace:
+            self._machine.on(ServerEvent.TRACE)
+            self._trace = parse_payload(bytes(frame.body))
         elif frame.tag == self._uri.free_data:
             self._machine.on(ServerEvent.FREE_DATA)
             limit = self._context.limits.free_offsets
             self._free(parse_offsets(bytes(frame.body), limit=limit))
         else:
             raise ProtocolError(
-                "a reader sent a tag that is none of want_data, free_data and keep_alive",
+                "a reader sent a tag that is none of want_data, free_data, keep_alive and trace",
                 tag=frame.tag,
             )
 
-    async def _serve_request(self, ticket: bytes, body_type: BodyType, tasks: TaskGroup) -> None:
+    async def _serve_request(
+        self, ticket: bytes, body_type: BodyType, tasks: TaskGroup, trace: TraceContext | None
+    ) -> None:
         """Send the data stream that a ticket grants, or the reason why it grants none."""
         seconds = self._keep_alive_seconds
-        stream = DataStream(self._connection, body_type, self._context, tasks, seconds)
+        stream = DataStream(self._connection, body_type, self._context, tasks, seconds, trace)
         try:
             self._was_refused = not await stream.run(ticket, self._admit)
             if self._was_refused:

@@ -92,7 +92,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"aio", "aio_open"},
     ],
     "client.stream": [
-        {"comparisons", "conversions", "custom_metadata"},
+        {"comparisons", "conversions", "custom_metadata", "progress", "requests"},
         {"batch_stream", "sql_filter", "tuple_filter"},
         {"async_batch_stream", "filters"},
         {"device_stream", "lease_returns", "options", "prefetch", "stateful_decoder", "uris"},
@@ -100,7 +100,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"batch_decoder"},
         {"tensor_decoder", "vortex_decoder"},
         {"decoders"},
-        {"device_decoder", "kept_messages"},
+        {"device_decoder", "kept_messages", "tracing"},
         {"format_choice", "reader"},
         {"source"},
         {"aio", "blocking"},
@@ -115,6 +115,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "client.dataset": [
         {"backoff", "descriptions", "format_choice"},
         {"read_plan", "replicas", "requests", "shards", "threads"},
+        {"listing"},
         {"locations"},
         {"resumable_endpoint"},
         {"dataset_stream"},
@@ -190,7 +191,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"streams", "waiting_writers"},
         {"auth", "catalog"},
         {"report", "uploads"},
-        {"shm"},
+        {"shm", "tracing"},
         {"bodies", "context"},
         {"control", "data_stream", "http"},
         {"session"},
@@ -245,6 +246,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"label_cap", "registry"},
         {"server_metrics"},
         {"page"},
+    ],
+    "server.tracing": [
+        {"endpoint", "spans"},
+        {"tracer"},
+        {"opening"},
     ],
     "server.uploads": [
         {"decoder", "file_names", "publish_request", "quota"},

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from ...errors import ClosedError, NotFoundError, SplitArrowError, UsageError
@@ -121,7 +122,7 @@ class DaemonPool:
 
         try:
             futures = {
-                address: self._executor.submit(call, connection)
+                address: self._executor.submit(copy_context().run, call, connection)
                 for address, connection in self.connections.items()
             }
         except RuntimeError as error:

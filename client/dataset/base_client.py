@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from ...errors import NotFoundError, UsageError
+from ...errors import UsageError
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.request import Request
-from ..rpc.info import DatasetInfo
 from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
+from ..stream.tracing import trace_plan, trace_read
 from ..stream.uris import check_spans, column_names
 from .dataset import Dataset
 from .format_choice import resolve_format
+from .listing import DatasetListing
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request
 
@@ -27,31 +28,8 @@ if TYPE_CHECKING:
     from .resumable_endpoint import ResumableEndpoint
 
 
-class BaseClient(ABC):
+class BaseClient(DatasetListing):
     """A client that lists, describes, reads and drops datasets: a context manager."""
-
-    @property
-    @abstractmethod
-    def uri(self) -> str:
-        """The address of the control plane; several are separated by commas."""
-
-    @abstractmethod
-    def datasets(self, glob: str | None = None) -> list[DatasetInfo]:
-        """List the datasets that the caller may read."""
-
-    @abstractmethod
-    def describe(self, request: Request) -> DatasetInfo:
-        """Describe the selection of a dataset that a request makes."""
-
-    def info(self, name: str) -> DatasetInfo:
-        """Describe a dataset: rows, bytes, schema, version and endpoints.
-
-        Raises
-        ------
-        NotFoundError
-            If no such dataset exists.
-        """
-        return self.describe(build_request(name))
 
     def dataset(self, name: str) -> Dataset:
         """Look up a dataset, to read it by ``to_pandas()``, ``head()`` and so on.
@@ -67,19 +45,6 @@ class BaseClient(ABC):
 
     def __getitem__(self, name: str) -> Dataset:
         return self.dataset(name)
-
-    def __contains__(self, name: object) -> bool:
-        try:
-            return isinstance(name, str) and bool(self.info(name).name)
-        except NotFoundError:
-            return False
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([info.name for info in self.datasets()])
-
-    @abstractmethod
-    def schema(self, name: str) -> pa.Schema:
-        """Return the schema of a dataset."""
 
     def count_rows(
         self,
@@ -291,53 +256,56 @@ class BaseClient(ABC):
             return QueryStream(run_query(sql, self.schema, read))
         if name is None:
             raise UsageError("name a dataset to read, or give sql='SELECT …'")
-        selected: Any = {"columns": columns, "version": version, "transport": transport}
-        format = resolve_format(self, name, format, **selected)
-        options = ReadOptions(
-            validate=check_validation(validate),
-            connect_timeout=connect_timeout,
-            stall_timeout=stall_timeout,
-            prefetch_bytes=prefetch_bytes,
-            max_decoded_bytes=max_decoded_bytes,
-            require_transport=require_transport,
-            limits=limits,
-            allocator=find_allocator(memory),
-        )
-        plan = ReadPlan(
-            options, transport, location_timeout, resume_attempts, parallel, window_bytes
-        )
-        request = build_request(
-            name,
-            columns=column_names(columns),
-            filter=self._serialize_filter(name, filter),
-            limit=limit,
-            batch_rows=batch_rows,
-            compression=compression,
-            format=format,
-            version=version,
-            **check_spans(batches, rows),
-        )
-        selected = None if shards is None else frozenset(shards)
-        if request.selects_span and selected is not None and len(selected) != 1:
-            span = "rows" if batches is None else "batches"
-            raise UsageError(
-                f"{span} are selected from one shard; shards names {len(selected)} of {name!r}"
+        with trace_read(name) as trace:
+            selected: Any = {"columns": columns, "version": version, "transport": transport}
+            format = resolve_format(self, name, format, **selected)
+            options = ReadOptions(
+                validate=check_validation(validate),
+                connect_timeout=connect_timeout,
+                stall_timeout=stall_timeout,
+                prefetch_bytes=prefetch_bytes,
+                max_decoded_bytes=max_decoded_bytes,
+                require_transport=require_transport,
+                limits=limits,
+                allocator=find_allocator(memory),
             )
-        schema, endpoints = self._plan_endpoints(request, selected, plan)
-        several = len(endpoints) > 1
-        channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
-        from .dataset_stream import DatasetStream  # not needed by a call that fails
+            plan = ReadPlan(
+                options, transport, location_timeout, resume_attempts, parallel, window_bytes
+            )
+            request = build_request(
+                name,
+                columns=column_names(columns),
+                filter=self._serialize_filter(name, filter),
+                limit=limit,
+                batch_rows=batch_rows,
+                compression=compression,
+                format=format,
+                version=version,
+                **check_spans(batches, rows),
+            )
+            selected = None if shards is None else frozenset(shards)
+            if request.selects_span and selected is not None and len(selected) != 1:
+                span = "rows" if batches is None else "batches"
+                raise UsageError(
+                    f"{span} are selected from one shard; shards names {len(selected)} of {name!r}"
+                )
+            with trace_plan(name):
+                schema, endpoints = self._plan_endpoints(request, selected, plan)
+            several = len(endpoints) > 1
+            channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
+            from .dataset_stream import DatasetStream  # not needed by a call that fails
 
-        stream = DatasetStream(
-            name,
-            schema,
-            endpoints,
-            parallel,
-            min(window_bytes, max_decoded_bytes) if several else options.window_bytes,
-            limit=limit if several or selected is not None else None,
-            holds=[channel.hold_dataset(name) for channel in channels],
-        )
-        return move_to_memory(stream, memory)
+            stream = DatasetStream(
+                name,
+                schema,
+                endpoints,
+                parallel,
+                min(window_bytes, max_decoded_bytes) if several else options.window_bytes,
+                limit=limit if several or selected is not None else None,
+                holds=[channel.hold_dataset(name) for channel in channels],
+                trace=trace,
+            )
+            return move_to_memory(stream, memory)
 
     def sql(self, query: str) -> pa.Table:
         """Return the result of a SELECT statement over datasets. DuckDB runs it in this process.
@@ -379,10 +347,6 @@ class BaseClient(ABC):
     @abstractmethod
     def drop(self, name: str) -> None:
         """Remove a dataset that was uploaded or published."""
-
-    @abstractmethod
-    def status(self) -> dict[str, Any]:
-        """Return the figures of the server."""
 
     @abstractmethod
     def close(self) -> None:

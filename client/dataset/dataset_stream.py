@@ -17,6 +17,7 @@ from ..rpc.download import TRANSPORT as DO_GET
 from ..stream.batch_stream import BatchStream, check_tensor_content
 from ..stream.custom_metadata import CustomMetadata, attach_metadata, find_metadata
 from ..stream.prefetch import ThreadPrefetcher
+from ..stream.tracing import SpanScope
 from .resumable_endpoint import ResumableEndpoint
 
 _Item = TypeVar("_Item")
@@ -48,6 +49,8 @@ class DatasetStream(BatchStream):
         The largest number of rows to return from all endpoints together.
     holds : sequence of DatasetHold
         The holds on the dataset at its servers. The stream releases them.
+    trace : SpanScope, optional
+        The span of the read. The stream ends it.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class DatasetStream(BatchStream):
         *,
         limit: int | None = None,
         holds: Sequence[DatasetHold] = (),
+        trace: SpanScope | None = None,
     ) -> None:
         self._name = name
         self._endpoints = list(endpoints)
@@ -79,10 +83,14 @@ class DatasetStream(BatchStream):
         self._schema = schema
         self._schema_metadata: bytes | None = None
         self._format = "arrow"
+        self._trace = trace
+        for endpoint in self._endpoints:
+            endpoint.trace_context = None if trace is None else trace.context
         if self._endpoints:
             try:
                 self._endpoints[0].open(first=True)
-            except BaseException:
+            except BaseException as error:
+                self._end_trace(error)
                 self.close()
                 raise
             self._schema = self._endpoints[0].schema
@@ -271,8 +279,20 @@ class DatasetStream(BatchStream):
         if not self._closed:
             self._closed = True
             self._release()
+            self._end_trace(self._error)
             if self.on_close is not None:
                 self.on_close()
+
+    def _end_trace(self, error: BaseException | None) -> None:
+        if self._trace is None:
+            return
+        figures = {
+            "splitarrow.transport": self.transport,
+            "splitarrow.rows": self.rows_received,
+            "splitarrow.bytes": self.bytes_received,
+            "splitarrow.resumed": self.resumed,
+        }
+        self._trace.end(error, figures, is_complete=self._exhausted)
 
     def _release(self) -> None:
         """End all threads and close all connections."""

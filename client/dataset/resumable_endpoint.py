@@ -15,6 +15,7 @@ from ..rpc.channel import FlightChannel
 from ..rpc.errors import restate_error
 from ..rpc.info import Endpoint
 from ..stream.custom_metadata import CustomMetadata
+from ..stream.tracing import activate
 from .locations import EndpointReader, open_endpoint
 from .read_plan import ReadPlan
 from .replicas import BROKEN, TRANSIENT, Replica, ReplicaSet
@@ -72,6 +73,8 @@ class ResumableEndpoint:
         """The number of rows returned so far."""
         self.resumed = 0
         """The number of times that the read continued over a new connection."""
+        self.trace_context: Any = None
+        """The span of the read, for `activate`: the thread that connects may be another one."""
 
     @property
     def channel(self) -> FlightChannel:
@@ -261,8 +264,9 @@ class ResumableEndpoint:
         schema : pyarrow.Schema, optional
             The schema that the earlier connections had.
         """
-        endpoint = endpoint or self._request_rest(replica)
-        reader = open_endpoint(replica.channel, endpoint, self._plan, self._name)
+        with activate(self.trace_context):
+            endpoint = endpoint or self._request_rest(replica)
+            reader = open_endpoint(replica.channel, endpoint, self._plan, self._name)
         if schema is not None and not reader.schema.equals(schema):
             reader.close()
             raise InvalidDataError("the schema changed during the read", stream=self._name)

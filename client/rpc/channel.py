@@ -20,6 +20,7 @@ from ...grpc_usage import GRPC_USAGE
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.tls.options import TlsOptions
+from ..stream.tracing import current_context
 from .errors import convert_grpc_error
 from .probe import explain_listener
 
@@ -83,7 +84,8 @@ class FlightChannel:
     ) -> None:
         if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
             raise UsageError("the token must be printable ASCII")
-        self._uri = uri
+        self.uri = uri
+        """The control plane."""
         self.address = uri.address
         """The control plane, as scheme, host and port."""
         self.tls = tls
@@ -189,7 +191,7 @@ class FlightChannel:
                 "check the address, the port and firewalls"
             ) from None
         except ConnectError:
-            found = explain_listener(self._uri)
+            found = explain_listener(self.uri)
             if found is None:
                 raise
             raise ConnectError(f"cannot connect to {self.address}: {found}") from None
@@ -210,7 +212,9 @@ class FlightChannel:
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed")
         GRPC_USAGE.check_process()
-        return {"metadata": self._metadata}
+        context = current_context()
+        headers = [] if context is None else context.headers()
+        return {"metadata": [*self._metadata, *headers]}
 
     def close(self) -> None:
         """Cancel all calls and close the channel. Idempotent."""

@@ -25,6 +25,7 @@ from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, open_decoder
 from ..stream.kept_messages import KeepingDecoder
 from ..stream.options import ReadOptions
+from ..stream.tracing import StreamTrace, activate
 from .channel import FlightChannel
 
 TRANSPORT = "flight"
@@ -65,12 +66,15 @@ class FlightStream:
         self._ended = False
         self._closed = False
         self._stalled = False
+        self._rows = 0
+        self._trace = StreamTrace.begin(name, TRANSPORT, channel.uri)
         timeout = options.stall_timeout
         self._keep_alives = DuplicateCounter(options.limits.duplicates, "keep-alives")
-        self._call: Any = channel.do_get(
-            flight.Ticket(ticket=ticket).SerializeToString(),
-            None if timeout is None else timeout / KEEP_ALIVES_PER_TIMEOUT,
-        )
+        with activate(None if self._trace is None else self._trace.scope.context):
+            self._call: Any = channel.do_get(
+                flight.Ticket(ticket=ticket).SerializeToString(),
+                None if timeout is None else timeout / KEEP_ALIVES_PER_TIMEOUT,
+            )
         self._stall_timer = _StallTimer(options.stall_timeout, self._stall)
         try:
             first = self._receive_message()
@@ -78,11 +82,15 @@ class FlightStream:
                 raise ProtocolError("the stream ended before its schema", stream=name)
             validate = options.validate or "full"
             self._decoder: Decoder = open_decoder(first, options.decoder_limits, validate, name)
+            if self._trace is not None:
+                self._trace.record_open()
+                self._decoder = self._trace.measure_decoder(self._decoder)
             self.schema_metadata = first.metadata
             """The FlatBuffer of the schema message, as it arrived."""
             self.footer_metadata = find_footer_metadata(first.metadata)
             """The custom metadata of the file's footer; None if there is none."""
-        except BaseException:
+        except BaseException as error:
+            self._end_trace(error)
             self.close()
             raise
 
@@ -159,10 +167,13 @@ class FlightStream:
             while (message := self._receive_message()) is not None:
                 batch = self._decoder.decode(message)
                 if batch is not None:
+                    self._rows += batch.num_rows
                     return batch
-        except SplitArrowError:
+        except SplitArrowError as error:
             self._call.cancel()
+            self._end_trace(error)
             raise
+        self._end_trace(None)
         raise StopIteration
 
     def next_tensor(self) -> AnyTensor | None:
@@ -178,10 +189,16 @@ class FlightStream:
         self._closed = True
         self._call.cancel()
 
+    def _end_trace(self, error: BaseException | None) -> None:
+        if self._trace is not None:
+            received = self.bytes_received
+            self._trace.end(self._rows, received, error, is_complete=self._ended)
+
     def close(self) -> None:
         """Cancel the call. Batches that were returned stay valid. Idempotent."""
         self._closed = True
         self._stall_timer.stop()
+        self._end_trace(None)
         if not self._ended:
             self._call.cancel()
 

@@ -82,8 +82,8 @@ class AsyncStream(AsyncBatchStream):
                     raise
                 self._reader = Reader(self._reader.uris, self._options)
                 await self._open()
-        except BaseException:
-            self._reader.close()
+        except BaseException as error:
+            self._reader.close(error)
             raise
         if self._options.window_bytes:
             self._prefetcher = TaskPrefetcher(self._read, self._options.window_bytes)
@@ -118,6 +118,7 @@ class AsyncStream(AsyncBatchStream):
     async def _connect(self) -> None:
         """Connect the channels and send the requests."""
         reader, options = self._reader, self._options
+        reader.begin()
         for uri in reader.uris:
             channel = await to_thread.run_sync(
                 find_transport(uri).connect, uri, options.connect_options

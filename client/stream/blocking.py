@@ -79,8 +79,8 @@ class Stream(BatchStream):
                     raise
                 self._use_reader(uris, options)
                 self._open(uris, options)
-        except BaseException:
-            self._reader.close()
+        except BaseException as error:
+            self._reader.close(error)
             raise
         window = min(WINDOW_BYTES, options.max_decoded_bytes)
         self._read_ahead = ReadAhead(self._source, window, self._choose_pace(options))
@@ -111,6 +111,7 @@ class Stream(BatchStream):
 
     def _connect(self, uris: list[DataUri], options: ReadOptions) -> None:
         """Connect the channels and send the requests."""
+        self._reader.begin()
         for uri in uris:
             channel = find_transport(uri).connect(uri, options.connect_options)
             frames = self._reader.attach(channel, uri)

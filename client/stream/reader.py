@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ from ...formats.arrow.footer_metadata import find_footer_metadata
 from ...formats.vortex.schema_message import unmark_schema
 from ...protocol.devices import StagingAllocator
 from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
-from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT, pack_interval
 from ...protocol.messages import Message, expand_messages
 from ...protocol.reassembler import Reassembler
 from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
@@ -35,8 +33,11 @@ from .decoders import ARROW, FORMATS, Decoder, find_item_decoder, open_content_d
 from .kept_messages import KeepingDecoder
 from .lease_returns import LeaseReturns, track_leases
 from .options import ReadOptions
+from .progress import ProgressWatch
 from .remote_bodies import RemoteBodies
+from .requests import list_request_frames
 from .tensor_decoder import TensorDecoder
+from .tracing import StreamTrace
 from .uris import read_dataset_name
 
 
@@ -82,9 +83,8 @@ class Reader:
         self._reassembler = Reassembler(
             FORMATS, options.limits, stream=self.name, keep_alive_tags=tags
         )
-        self._progress: object = None
-        self._repeating_since: float | None = None
-        """When the server began to send duplicates only, on the monotonic clock."""
+        self._progress = ProgressWatch(self._reassembler, options.stall_timeout)
+        self._trace: StreamTrace | None = None
         self._decoder: Decoder | None = None
         self._decode_item: Callable[[Message], Any] | None = None
         """Returns the tensor or the Vortex array of a message; None if the stream has none."""
@@ -125,6 +125,10 @@ class Reader:
         state = "read to its end" if self.is_exhausted else self.state.value
         return [state, self.transport, describe_rows(self.rows, ended=self.is_exhausted)]
 
+    def begin(self) -> None:
+        """Record that the stream is now opened. Call this before connecting."""
+        self._trace = StreamTrace.begin(self.name, self.uris[0].scheme, self.uris[0])
+
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
         """Add a connected channel, which the reader closes; return the frames to send on it.
 
@@ -146,12 +150,8 @@ class Reader:
             self.accepts_offsets = True
             if not capabilities.remote_reads:
                 self._lease_returns = track_leases(channel, uri.free_data)
-        ticket, timeout = uri.ticket or b"", self.options.stall_timeout
-        frames = [TaggedFrame(uri.require_want_data(), len(ticket), (ticket,))]
-        if uri.keep_alive is not None and timeout is not None:
-            interval = pack_interval(timeout / KEEP_ALIVES_PER_TIMEOUT)
-            frames.insert(0, TaggedFrame(uri.keep_alive, len(interval), (interval,)))
-        return frames
+        context = None if self._trace is None else self._trace.request_context
+        return list_request_frames(uri, self.options.stall_timeout, context)
 
     def _uses(self, transport: str) -> bool:
         """Return whether a scheme or a lane carries the data; a lane may lack its device."""
@@ -207,24 +207,8 @@ class Reader:
             self.fail(self._reassembler.failure)
         elif self._error is None and self._reassembler.finished:
             self._machine.on(ReaderEvent.PROVEN_END)
-        else:
-            self._check_progress(stream)
-
-    def _check_progress(self, stream: Streams) -> None:
-        """Fail if the frames of the last `stall_timeout` seconds were duplicates.
-
-        Keep-alives show that the server works. The driver fails if no frame arrives.
-        """
-        progress = (self._reassembler.position, self._reassembler.keep_alives.total)
-        timeout = self.options.stall_timeout
-        if progress != self._progress or timeout is None:
-            self._progress, self._repeating_since = progress, None
-            return
-        now = time.monotonic()
-        if self._repeating_since is None:
-            self._repeating_since = now
-        elif now - self._repeating_since >= timeout:
-            peer = self.channels[stream].peer
+        elif self._progress.is_stalled():
+            peer, timeout = self.channels[stream].peer, self.options.stall_timeout
             self.fail(StallError(f"{peer} has sent only duplicates for {timeout:g} s"))
 
     def _add(self, messages: list[Message | MessageRun]) -> None:
@@ -326,10 +310,19 @@ class Reader:
                     *(limits, validate, self.name, self._remote_bodies),
                 )
             self._decoder = decoder
+        if self._trace is not None:
+            self._measure_decoding(self._trace)
         self._schema = decoder.schema
         self.schema_metadata = unmark_schema(message.metadata)
         self.footer_metadata = find_footer_metadata(message.metadata)
         self._machine.on(ReaderEvent.SCHEMA)
+
+    def _measure_decoding(self, trace: StreamTrace) -> None:
+        trace.record_open()
+        if self._decoder is not None:
+            self._decoder = trace.measure_decoder(self._decoder)
+        if self._decode_item is not None:
+            self._decode_item = trace.measure(self._decode_item)
 
     def fail(self, error: SplitArrowError) -> None:
         """Record the error that ended the stream, and close its connections.
@@ -346,6 +339,7 @@ class Reader:
             self._error = error
             if self.state is not ReaderState.FAILED:
                 self._machine.on(ReaderEvent.ERROR)
+            self._end_trace(error)
         for stream in self.channels:
             self._release(stream, abort=True)
 
@@ -371,13 +365,15 @@ class Reader:
         self.is_exhausted = True
         self.close()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Close the connections and drop the waiting messages and batches. Idempotent.
 
-        A connection over which batches are leased stays open until they are gone.
+        A connection over which batches are leased stays open until they are gone. `error` is why
+        the stream could not be opened.
         """
         if self.state is ReaderState.CLOSED:
             return
+        self._end_trace(error)
         ended = self.state is ReaderState.ENDED
         self._machine.on(ReaderEvent.CLOSE)
         self._messages.clear()
@@ -388,6 +384,10 @@ class Reader:
             if ended and stream.carries_bodies and leases is not None and leases.linger():
                 continue
             self._release(stream, abort=not ended)
+
+    def _end_trace(self, error: BaseException | None) -> None:
+        if self._trace is not None:
+            self._trace.end(self.rows, self.bytes_received, error, is_complete=self.is_exhausted)
 
     def _release(self, stream: Streams, *, abort: bool) -> None:
         """Close or abort one connection."""

@@ -13,6 +13,9 @@ from ...protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
 from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
 
+UNKNOWN_NAME = "?"
+"""The name of a dataset that an opaque ticket requests."""
+
 
 def resolve_uris(
     uri: str | DataUri | Sequence[str | DataUri],
@@ -197,8 +200,8 @@ def _check_unsigned(ticket: bytes, selection: str) -> None:
 def read_dataset_name(ticket: bytes) -> str:
     """Return the dataset that a ticket requests, for errors; ``?`` if the ticket is opaque."""
     if ticket.startswith(SIGNED_PREFIX):
-        return "?"
+        return UNKNOWN_NAME
     try:
         return Request.parse(ticket).dataset
     except InvalidRequestError:
-        return "?"
+        return UNKNOWN_NAME

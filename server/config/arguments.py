@@ -13,6 +13,7 @@ class ServeArguments(TypedDict, total=False):
     A size is a number of bytes, or text such as ``4GiB``. `ServerSettings` validates the values.
     """
 
+    otlp: str | None
     ready_file: str | Path | None
     workers: int
     drain_seconds: float

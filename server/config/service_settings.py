@@ -60,6 +60,16 @@ class ServiceSettings(BaseSettings):
             default="no HTTP listener",
         ),
     ] = None
+    otlp: Annotated[
+        str | None,
+        Setting(
+            "The URL of an OpenTelemetry collector, which gets traces by OTLP over HTTP: "
+            "`http://127.0.0.1:4318`. `OTEL_…` variables have further options.",
+            Group.GENERAL,
+            metavar="URL",
+            default="that of `OTEL_EXPORTER_OTLP_ENDPOINT`; without it, no traces",
+        ),
+    ] = None
     ready_file: Annotated[
         Path | None,
         Setting(

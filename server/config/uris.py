@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UriError
-from ...protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA, is_request_tag
+from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport
 
@@ -11,11 +11,19 @@ _DEFAULT_TAGS = (
     ("want_data", WANT_DATA),
     ("free_data", FREE_DATA),
     ("keep_alive", KEEP_ALIVE),
+    ("trace", TRACE),
 )
 
 
-def listener_uri(text: str) -> DataUri:
+def listener_uri(text: str, *, traced: bool = False) -> DataUri:
     """Return the URI of a listener for readers, with its tags filled in.
+
+    Parameters
+    ----------
+    text : str
+        The URI in the settings.
+    traced : bool
+        Whether the server records traces. Only then does the URI invite readers to send theirs.
 
     Raises
     ------
@@ -24,7 +32,7 @@ def listener_uri(text: str) -> DataUri:
         body's tag.
     """
     uri = DataUri.parse(text)
-    leases_memory = find_transport(uri).traits.leases_memory
+    is_used = {"free_data": find_transport(uri).traits.leases_memory, "trace": traced}
     if uri.ticket is not None:
         raise UriError(f"{uri.redacted()}: the URI of a listener must not have a ticket")
     tags: dict[str, int] = {}
@@ -32,6 +40,6 @@ def listener_uri(text: str) -> DataUri:
         value = getattr(uri, name)
         if value is not None and not is_request_tag(value):
             raise UriError(f"{name}={value:#x}: set at least one of its bits 32-55")
-        if value is None and (name != "free_data" or leases_memory):
+        if value is None and is_used.get(name, True):
             tags[name] = default
     return uri.replace(**tags)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import grpc.aio
@@ -16,6 +16,9 @@ from ..catalog.dataset import Dataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
 from ..report import is_operator
+
+if TYPE_CHECKING:
+    from ..tracing.spans import CallSpan
 
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
 
@@ -46,6 +49,8 @@ class Call:
     ----------
     subject : str or None
         The dataset of the call, once that is known. Errors and logs name it.
+    span : CallSpan or None
+        The span of the call, if the server records traces.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Call:
         self.headers = headers
         self.principal = principal
         self.subject: str | None = None
+        self.span: CallSpan | None = None
 
     @property
     def peer(self) -> str:

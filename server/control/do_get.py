@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -29,6 +29,11 @@ from ..streams import Outcome, RunningStream
 from .call import Call, parse_message
 from .read_ahead import ReadAhead
 
+if TYPE_CHECKING:
+    from ..tracing.spans import StreamSpan
+
+TRANSPORT = "flight"
+"""The name of this transport."""
 _CHUNK_SECONDS = 0.01
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The largest message that gRPC and protobuf can carry, in bytes."""
@@ -58,9 +63,15 @@ class DoGetHandler:
         claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
         call.authorize_ticket(claims)
         call.check_draining(claims.request)
-        await self._send_dataset(call, claims, ticket)
+        if call.span is None:
+            await self._send_dataset(call, claims, ticket)
+            return
+        with call.span.stream(TRANSPORT) as span:
+            await self._send_dataset(call, claims, ticket, span)
 
-    async def _send_dataset(self, call: Call, claims: TicketClaims, ticket: bytes) -> None:
+    async def _send_dataset(
+        self, call: Call, claims: TicketClaims, ticket: bytes, span: StreamSpan | None = None
+    ) -> None:
         request, server = claims.request, call.server
         dataset = call.find_dataset(request.dataset)
         if holds_tensors(dataset):
@@ -71,7 +82,7 @@ class DoGetHandler:
             dataset=request.dataset,
             principal=claims.principal,
             peer=call.peer,
-            transport="flight",
+            transport=TRANSPORT,
             cancel=scope.cancel,
             signed_ticket=ticket if claims.signed else None,
         )
@@ -83,6 +94,8 @@ class DoGetHandler:
                 source = await to_thread.run_sync(
                     open_rows, dataset, request, server.encoding, limiter=server.threads
                 )
+                if span is not None:
+                    span.opened()
                 slot = server.filter_slots.slot_for(request, claims.principal)
                 chunks = _build_chunks(source, self._read_ahead)
                 await _send_chunks(call, chunks, source, stream, slot)
@@ -99,6 +112,8 @@ class DoGetHandler:
         finally:
             metrics.streams -= 1
             server.streams.end(stream)
+            if span is not None:
+                span.end(stream)
 
 
 async def _send_chunks(

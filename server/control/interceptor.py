@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import anyio
@@ -28,6 +29,11 @@ ServerStreamingMethod = Callable[[Call, bytes], Awaitable[None]]
 """A method with one request, which writes its responses to the call."""
 BidirectionalMethod = Callable[[Call], Awaitable[None]]
 """A method that reads its requests from the call and writes its responses to it."""
+
+FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
+"""The service whose methods are called."""
+NamedHandler = tuple[str, Any]
+"""The name of a method, and gRPC's handler for it."""
 
 _ARROW_TOKEN_HEADER = "auth-token-bin"
 """The header in which Flight clients send the token from a handshake."""
@@ -57,11 +63,13 @@ class CallInterceptor:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def unary(self, method: UnaryMethod, *, for_reads: bool = False) -> Any:
-        """Return gRPC's handler for a method with one request and one response.
+    def unary(self, name: str, method: UnaryMethod, *, for_reads: bool = False) -> NamedHandler:
+        """Return gRPC's handler for a method with one request and one response, and its name.
 
         Parameters
         ----------
+        name : str
+            The name of the method in the service.
         method : coroutine function
             The method.
         for_reads : bool
@@ -71,24 +79,32 @@ class CallInterceptor:
 
         async def serve(request: bytes, context: Context) -> bytes:
             return await self._serve(
-                context, lambda call: method(call, request), for_reads=for_reads
+                name, context, lambda call: method(call, request), for_reads=for_reads
             )
 
-        return grpc.unary_unary_rpc_method_handler(serve)
+        return name, grpc.unary_unary_rpc_method_handler(serve)
 
-    def server_streaming(self, method: ServerStreamingMethod, *, for_reads: bool = False) -> Any:
+    def server_streaming(
+        self, name: str, method: ServerStreamingMethod, *, for_reads: bool = False
+    ) -> NamedHandler:
         """Return gRPC's handler for a method with one request and many responses; see `unary`."""
 
         async def serve(request: bytes, context: Context) -> None:
-            await self._serve(context, lambda call: method(call, request), for_reads=for_reads)
+            await self._serve(
+                name, context, lambda call: method(call, request), for_reads=for_reads
+            )
 
-        return grpc.unary_stream_rpc_method_handler(serve)
+        return name, grpc.unary_stream_rpc_method_handler(serve)
 
-    def bidirectional(self, method: BidirectionalMethod, *, authenticates: bool = False) -> Any:
-        """Return gRPC's handler for a method with many requests and many responses.
+    def bidirectional(
+        self, name: str, method: BidirectionalMethod, *, authenticates: bool = False
+    ) -> NamedHandler:
+        """Return gRPC's handler for a method with many requests and many responses; see `unary`.
 
         Parameters
         ----------
+        name : str
+            The name of the method in the service.
         method : coroutine function
             The method.
         authenticates : bool
@@ -97,12 +113,13 @@ class CallInterceptor:
 
         async def serve(requests: object, context: Context) -> None:
             del requests
-            await self._serve(context, method, authenticates=authenticates)
+            await self._serve(name, context, method, authenticates=authenticates)
 
-        return grpc.stream_stream_rpc_method_handler(serve)
+        return name, grpc.stream_stream_rpc_method_handler(serve)
 
     async def _serve(
         self,
+        name: str,
         context: Context,
         method: Callable[[Call], Awaitable[Any]],
         *,
@@ -110,6 +127,23 @@ class CallInterceptor:
         for_reads: bool = False,
     ) -> Any:
         call = Call(context, self._server, _read_headers(context), ANYONE)
+        run = partial(self._run, call, method, authenticates=authenticates, for_reads=for_reads)
+        tracer = self._server.tracer
+        if tracer is None:
+            return await run()
+        with tracer.call(f"{FLIGHT_SERVICE}/{name}", call.headers, call.peer) as call.span:
+            response = await run()
+            self._end_span(call, "OK")
+            return response
+
+    async def _run(
+        self,
+        call: Call,
+        method: Callable[[Call], Awaitable[Any]],
+        *,
+        authenticates: bool = False,
+        for_reads: bool = False,
+    ) -> Any:
         self._running += 1
         try:
             with self._address_calls.count(call.peer):
@@ -139,12 +173,20 @@ class CallInterceptor:
                 "call refused", code=code.name, reason=str(ours), dataset=subject, peer=call.peer
             )
         elif call.context.done():
+            self._end_span(call, "CANCELLED")
             raise CancelledError  # the client has disconnected: nobody reads the status
         else:
             code, text = grpc.StatusCode.INTERNAL, "internal error; see the server's log"
             self._log.error("call failed", exc_info=errors[0], dataset=call.subject, peer=call.peer)
+        self._end_span(call, code.name)
         await call.context.abort(code, text)
         raise AssertionError  # abort raises
+
+    def _end_span(self, call: Call, status: str) -> None:
+        """Record how a call ended. The name of a dataset that does not exist may be anything."""
+        if call.span is not None:
+            exists = call.subject is not None and call.subject in self._server.catalog
+            call.span.end(call.subject if exists else None, status)
 
 
 def _read_headers(context: Context) -> dict[str, str]:

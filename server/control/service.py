@@ -16,9 +16,7 @@ from .do_get import DoGetHandler
 from .do_put import DoPutHandler
 from .handshake import HandshakeHandler
 from .info import FlightInfoBuilder
-from .interceptor import CallInterceptor
-
-FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
+from .interceptor import FLIGHT_SERVICE, CallInterceptor
 
 
 class FlightService:
@@ -50,19 +48,19 @@ class FlightService:
         """Return gRPC's handler for the service."""
         unary, bidirectional = interceptor.unary, interceptor.bidirectional
         streaming = interceptor.server_streaming
-        methods = {
-            "Handshake": bidirectional(self._handshake.handshake, authenticates=True),
-            "ListFlights": streaming(self._list_flights),
-            "GetFlightInfo": unary(self._get_flight_info, for_reads=True),
-            "PollFlightInfo": unary(self._poll_flight_info),
-            "GetSchema": unary(self._get_schema),
-            "DoGet": streaming(self._do_get.do_get, for_reads=True),
-            "DoPut": bidirectional(self._do_put.do_put),
-            "DoExchange": bidirectional(self._do_exchange),
-            "DoAction": streaming(self._actions.do_action),
-            "ListActions": streaming(self._actions.list_actions),
-        }
-        return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, methods)
+        handlers = [
+            bidirectional("Handshake", self._handshake.handshake, authenticates=True),
+            streaming("ListFlights", self._list_flights),
+            unary("GetFlightInfo", self._get_flight_info, for_reads=True),
+            unary("PollFlightInfo", self._poll_flight_info),
+            unary("GetSchema", self._get_schema),
+            streaming("DoGet", self._do_get.do_get, for_reads=True),
+            bidirectional("DoPut", self._do_put.do_put),
+            bidirectional("DoExchange", self._do_exchange),
+            streaming("DoAction", self._actions.do_action),
+            streaming("ListActions", self._actions.list_actions),
+        ]
+        return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, dict(handlers))
 
     async def _list_flights(self, call: Call, message: bytes) -> None:
         criteria = compile_criteria(parse_message(flight.Criteria, message).expression)

@@ -36,6 +36,7 @@ NOT_RUN = {
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
     ("docs/guide/spark-yarn.md", ""): "YARN",
+    ("docs/traces.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
     ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",

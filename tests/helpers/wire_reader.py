@@ -42,16 +42,21 @@ def decode_percent(text: str) -> bytes:
     return head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in escaped)
 
 
-class Connection:
-    """One connection: its preface, its request, its frames."""
+def tagged_frame(tag: int, payload: bytes) -> bytes:
+    return HEADER.pack(TAGGED, len(payload), tag) + payload
 
-    def __init__(self, uri: str, timeout: float) -> None:
+
+class Connection:
+    """One connection: its preface, its request and any message before it, its frames."""
+
+    def __init__(self, uri: str, timeout: float, before: tuple[int, bytes] | None = None) -> None:
         host, port, parameters = parse_uri(uri)
         want_data = int(parameters["want_data"], 0)
         ticket = decode_percent(parameters["ticket"])
         self.stream = parameters.get("stream", "both")
         self.socket = socket.create_connection((host, port), timeout=timeout)
-        self.socket.sendall(PREFACE + HEADER.pack(TAGGED, len(ticket), want_data) + ticket)
+        first = b"" if before is None else tagged_frame(*before)
+        self.socket.sendall(PREFACE + first + tagged_frame(want_data, ticket))
         self.pending = bytearray()
         self.preface_due = True
 
@@ -132,15 +137,17 @@ class Stream:
         return pairs
 
 
-def read(*uris: str, timeout: float = 20.0) -> list[Pair]:
+def read(*uris: str, timeout: float = 20.0, before: tuple[int, bytes] | None = None) -> list[Pair]:
     """Read a whole stream from one URI, or from a pair of them.
+
+    `before` is the tag and the payload of a message to send before the request.
 
     Raises
     ------
     WireError
         If the server violated the protocol or reported a failure.
     """
-    connections = [Connection(uri, timeout) for uri in uris]
+    connections = [Connection(uri, timeout, before) for uri in uris]
     stream = Stream()
     try:
         while (pairs := stream.messages()) is None:

@@ -85,6 +85,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         name: str, schema: pa.Schema, endpoints: Any, parallel: int, window: int, **options: Any
     ) -> Any:
         assert schema == SCHEMA
+        del options["trace"]
         opened.append({"name": name, "parallel": parallel, "window": window, **options})
         return endpoints
 

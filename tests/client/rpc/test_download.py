@@ -27,6 +27,7 @@ from splitarrow.errors import (
 from splitarrow.formats.flight_data import KEEP_ALIVE_METADATA, pack_flight_data
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.uri import DataUri
 
 BATCH = pa.record_batch({"n": [1, 2, 3], "s": pa.array(["a", "b", "a"]).dictionary_encode()})
 MESSAGES = [
@@ -59,6 +60,8 @@ class Call:
 
 class Channel:
     """A channel whose only call yields given items."""
+
+    uri = DataUri("grpc", "host", 1)
 
     def __init__(self, *items: Any) -> None:
         self.call = Call(items)

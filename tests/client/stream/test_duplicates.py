@@ -20,7 +20,7 @@ from helpers.wire_writer import Manners, Writer
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.control_uri import parse_control_uri
 from splitarrow.client.rpc.download import FlightStream
-from splitarrow.client.stream import reader as reader_module
+from splitarrow.client.stream import progress
 from splitarrow.client.stream.options import ReadOptions
 from splitarrow.client.stream.reader import Reader
 from splitarrow.client.stream.uris import resolve_uris
@@ -61,7 +61,7 @@ async def test_only_new_frames_reset_the_stall_timeout_of_an_async_stream(
 
 def test_a_slow_consumer_is_not_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0.0)
-    monkeypatch.setattr(reader_module, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
     messages = split_messages(ipc_stream([BATCH] * 2, BATCH.schema))
     schema, *first, metadata, body, _ = receive_frames(list_frames(messages))
     reader = Reader(

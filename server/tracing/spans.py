@@ -1,0 +1,170 @@
+"""The spans of calls and streams."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    Tracer,
+    format_trace_id,
+    set_span_in_context,
+)
+
+from ...errors import SplitArrowError, status_name
+from ..logs import bind_trace
+from ..streams import Outcome, RunningStream
+
+_GRPC_SCHEMES = ("ipv4:", "ipv6:")
+
+
+class _BoundSpan:
+    """A span that ends with a block, and whose trace the log events of the block name.
+
+    Parameters
+    ----------
+    tracer : Tracer
+        Starts the spans below it.
+    span : Span
+        The span.
+    peer : str
+        The address of the client.
+    """
+
+    def __init__(self, tracer: Tracer, span: Span, peer: str) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._context = set_span_in_context(span, Context())
+        self.error: str | None = None
+        """What failed, as the name of a status or of an exception."""
+        address = _parse_address(peer)
+        if address is not None:
+            span.set_attribute("client.address", address)
+
+    def __enter__(self) -> Self:
+        bind_trace(format_trace_id(self._span.get_span_context().trace_id))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.error is None and exc_value is not None:
+            ours = isinstance(exc_value, SplitArrowError)
+            self.error = status_name(exc_value) if ours else type(exc_value).__name__
+        if self.error is not None:
+            self._span.set_attribute("error.type", self.error)
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
+
+
+class CallSpan(_BoundSpan):
+    """The span of a call of the control plane; see `Tracer.call`."""
+
+    def __init__(self, tracer: Tracer, span: Span, method: str, peer: str) -> None:
+        super().__init__(tracer, span, peer)
+        span.set_attribute("rpc.system.name", "grpc")
+        span.set_attribute("rpc.method", method)
+
+    def end(self, dataset: str | None, status: str) -> None:
+        """Record the dataset and the status of the call.
+
+        Parameters
+        ----------
+        dataset : str or None
+            The dataset, if the call has one.
+        status : str
+            The name of the status.
+        """
+        self._span.set_attribute("rpc.response.status_code", status)
+        if dataset is not None:
+            self._span.set_attribute("splitarrow.dataset", dataset)
+        if status != "OK":
+            self.error = status
+
+    def stream(self, transport: str) -> StreamSpan:
+        """Return the span of a stream that the call sends."""
+        return StreamSpan(self._tracer, self._context, transport, "", SpanKind.INTERNAL)
+
+
+class StreamSpan(_BoundSpan):
+    """The span of a stream, with spans below it for opening, the first rows and the transfer.
+
+    Parameters
+    ----------
+    tracer : Tracer
+        Starts the spans.
+    parent : Context
+        The span above it.
+    transport : str
+        The scheme of the transport; ``flight`` for DoGet.
+    peer : str
+        The address of the reader.
+    kind : SpanKind
+        Whether the parent is in another process.
+    """
+
+    def __init__(
+        self, tracer: Tracer, parent: Context, transport: str, peer: str, kind: SpanKind
+    ) -> None:
+        attributes = {"splitarrow.transport": transport}
+        self._started = time.time_ns()
+        self._opened: int | None = None
+        span = tracer.start_span("splitarrow.stream", parent, kind, attributes)
+        super().__init__(tracer, span, peer)
+
+    def opened(self) -> None:
+        """Record that the source of the data is open."""
+        self._opened = time.time_ns()
+        self._add("splitarrow.open", self._started, self._opened)
+
+    def end(self, stream: RunningStream) -> None:
+        """Record the figures of the stream, which has ended."""
+        span = self._span
+        if not span.is_recording():
+            return
+        span.set_attribute("splitarrow.dataset", stream.dataset)
+        span.set_attribute("splitarrow.rows", stream.rows)
+        span.set_attribute("splitarrow.bytes", stream.nbytes)
+        span.set_attribute("splitarrow.outcome", stream.outcome.value)
+        if self.error is None and stream.outcome is not Outcome.COMPLETE:
+            self.error = stream.outcome.value
+        if self._opened is None:
+            return
+        if stream.first_rows_seconds is not None:
+            began = time.time_ns() - round(stream.seconds * 1e9)
+            sent = began + round(stream.first_rows_seconds * 1e9)
+            self._add("splitarrow.first_batch", self._opened, sent)
+        self._add("splitarrow.transfer", self._opened, time.time_ns())
+
+    def _add(self, name: str, start: int, end: int) -> None:
+        """Add a span below this one, with its times in nanoseconds since 1970."""
+        if self._span.is_recording():
+            self._tracer.start_span(name, self._context, start_time=start).end(max(start, end))
+
+
+def _parse_address(peer: str) -> str | None:
+    """Return the IP address of a peer, or None if it has none: it is then on this host.
+
+    Examples
+    --------
+    >>> _parse_address("ipv6:%5B::1%5D:1234"), _parse_address("10.0.0.7:80")
+    ('::1', '10.0.0.7')
+    """
+    for scheme in _GRPC_SCHEMES:
+        peer = peer.removeprefix(scheme)
+    host = unquote(peer).rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
