@@ -40,8 +40,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     pytest-xdist appends the group of a test to its name.
     """
     yield
-    cache = session.config.cache
-    if not hasattr(session.config, "workerinput"):
+    cache = getattr(session.config, "cache", None)  # absent with -p no:cacheprovider
+    if cache is not None and not hasattr(session.config, "workerinput"):
         failed = cast("dict[str, bool]", cache.get("cache/lastfailed", {}))
         names = {re.sub(r"@\w+$", "", name): True for name in failed}
         cache.set("cache/lastfailed", names)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,8 +58,22 @@ class Operand:
         return self.expression.cast(target, safe=False)
 
 
+def storage_type(data_type: Any) -> Any:
+    """Return the storage type of an extension type, and any other type as it is.
+
+    Examples
+    --------
+    >>> storage_type(pa.uuid())
+    FixedSizeBinaryType(fixed_size_binary[16])
+    """
+    return data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type
+
+
 def column(name: str, schema: pa.Schema) -> Operand:
-    """Return the operand of a column. Dictionary-encoded columns have the type of their values.
+    """Return the operand of a column.
+
+    Dictionary-encoded columns have the type of their values. Of extension types, only UUIDs keep
+    their type, which literals then have, too.
 
     Raises
     ------
@@ -76,6 +91,8 @@ def column(name: str, schema: pa.Schema) -> Operand:
     field_type, expression = schema.field(indices[0]).type, pc.field(name)
     if isinstance(field_type, pa.DictionaryType):
         return Operand(field_type.value_type, expression.cast(field_type.value_type, safe=False))
+    if not isinstance(field_type, pa.UuidType):
+        field_type = storage_type(field_type)
     return Operand(field_type, expression)
 
 
@@ -102,10 +119,13 @@ def convert(value: Any, target: Any) -> Any:
         If the type has no such value.
     """
     try:
+        if isinstance(target, pa.UuidType):
+            number = value if isinstance(value, UUID) else UUID(value)
+            return pa.scalar(number.bytes, target.storage_type)
         if isinstance(value, str) or not pa.types.is_temporal(target):
             return pa.scalar(value).cast(target)
         return pa.scalar(value, target)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+    except (pa.ArrowException, AttributeError, TypeError, ValueError, OverflowError):
         raise UsageError(
             f"the filter is invalid: {value!r} cannot be compared with a column of type {target}"
         ) from None
@@ -136,7 +156,8 @@ def is_in(operand: Operand, values: Collection[Any]) -> Any:
     if len(values) <= _MAX_EQUALITIES:
         equalities = [compare("=", operand, literal(value)) for value in values]
         return combine(operator.or_, equalities)
-    array = pa.array([convert(value, operand.type).as_py() for value in values], operand.type)
+    converted = [convert(value, operand.type).as_py() for value in values]
+    array: Any = pa.array(converted, storage_type(operand.type))
     expression = operand.cast(operand.type)
     # Arrow's function is false for null. The comparison is null for null, and otherwise false.
     return expression.isin(array) | (expression < expression)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import MissingExtraError, UsageError
 from ...formats.parquet.field_descriptions import filter_schema
 from ...formats.parquet.geo.conditions import encode_conditions
 from ...geo import BoxFilter
+from .comparisons import storage_type
 
 
 def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
@@ -44,10 +46,30 @@ def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
 
 def _serialize(name: str, schema: pa.Schema, expression: Any) -> str:
     try:
-        plan = expression.to_substrait(schema)
+        plan = expression.to_substrait(_representable_schema(schema))
     except (pa.ArrowException, ValueError, KeyError, NotImplementedError) as error:
         raise UsageError(f"the filter does not fit {name!r}: {error}") from None
     return base64.urlsafe_b64encode(memoryview(plan)).rstrip(b"=").decode()
+
+
+def _representable_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns whose types Substrait knows, with storage types for extension types.
+
+    The server finds columns by their names, so a filter on the others is still right without them.
+    """
+    fields = [field.with_type(storage_type(field.type)) for field in schema]
+    if not _knows_types(fields):
+        fields = [field for field in fields if _knows_types([field])]
+    return pa.schema(fields)
+
+
+def _knows_types(fields: list[Any]) -> bool:
+    """Return whether Substrait can represent the types of some fields."""
+    try:
+        pc.scalar(True).to_substrait(pa.schema(fields))
+    except (pa.ArrowException, NotImplementedError):
+        return False
+    return True
 
 
 def parse_filter(filter: Any, schema: pa.Schema) -> Any:

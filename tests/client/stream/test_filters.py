@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, date, datetime
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import polars as pl
@@ -173,6 +174,54 @@ def test_sql_without_its_parser_names_the_package(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "splitarrow.client.stream.sql_filter", raising=False)
     with pytest.raises(MissingExtraError, match="pip install sqlglot"):
         parse_filter("delay > 1", TABLE.schema)
+
+
+UUIDS = [UUID(int=number << 64) for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def extended() -> Any:
+    """A client of a dataset with types that Substrait does not know."""
+    interval = pa.month_day_nano_interval()
+    columns: dict[str, Any] = {
+        "n": range(20),
+        "u": pa.array([each.bytes for each in UUIDS], pa.uuid()),
+        "j": pa.array(['{"n": 1}', "2"] * 10, pa.json_()),
+        "i": pa.nulls(20, interval),
+        "l": pa.array([[UUIDS[0].bytes]] * 20, pa.list_(pa.binary(16))).cast(pa.list_(pa.uuid())),
+    }
+    with (
+        splitarrow.serve({"data": pa.table(columns)}, control="grpc://127.0.0.1:0") as server,
+        splitarrow.connect(str(server.control_uri)) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        pytest.param("n > 17", [18, 19], id="another column"),
+        pytest.param(f"u = '{UUIDS[7]}'", [7], id="text"),
+        pytest.param(("u", "=", UUIDS[7]), [7], id="UUID"),
+        pytest.param(("u", ">", str(UUIDS[17])), [18, 19], id="order"),
+        pytest.param(("u", "in", [UUID(int=9), *UUIDS[3:15]]), [*range(3, 15)], id="set"),
+        pytest.param("u is null", [], id="null"),
+        pytest.param("j = '2' and n < 4", [1, 3], id="JSON"),
+        pytest.param(pc.field("n") == 5, [5], id="expression"),
+    ],
+)
+def test_columns_that_substrait_does_not_know(
+    extended: Any, filter: Any, expected: list[int]
+) -> None:
+    with extended.read("data", columns=["n"], filter=filter) as stream:
+        assert stream.read_all()["n"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("value", ["abc", 5, 1.5])
+def test_a_value_that_is_no_uuid_is_named(extended: Any, value: Any) -> None:
+    message = rf"{value!r} cannot be compared with a column of type extension<arrow.uuid>"
+    with pytest.raises(UsageError, match=message):
+        extended.read("data", filter=("u", "=", value))
 
 
 def test_a_filter_without_a_control_plane() -> None:
