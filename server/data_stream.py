@@ -87,6 +87,8 @@ class DataStream:
         self._running: RunningStream
         self._scope = anyio.CancelScope()
         self._is_cancelled = False
+        self.is_ending = False
+        """Whether the reader may know the end, so that its next request may arrive."""
         self._bytes_before = connection.channel.bytes_sent
         self._yield_at = self._bytes_before + _YIELD_BYTES
         self._scheme = connection.uri.scheme
@@ -189,6 +191,7 @@ class DataStream:
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
             slot = self._context.filter_slots.slot_for(claims.request, claims.principal)
             await self._send_groups(source, slot)
+            self.is_ending = True
             await self._sender.finish()
 
     async def _send_groups(self, source: Source, slot: FilterSlot) -> None:

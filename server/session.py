@@ -48,6 +48,8 @@ from .logs import bind_trace, get_logger
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
+_MAX_EARLY_FRAMES = 3
+"""The frames of a next request: an interval of keep-alives, a trace, and the request."""
 
 
 class Session:
@@ -94,6 +96,8 @@ class Session:
         self._trace: TraceContext | None = None
         """The context of the next request."""
         self._was_refused = False
+        self._stream: DataStream | None = None
+        self._early_frames: list[ReceivedFrame] = []
         self._waiting = anyio.CancelScope()
         self._progress = (0, 0)
         self._stuck_since: float | None = None
@@ -213,7 +217,9 @@ class Session:
         if not isinstance(frame, ReceivedFrame):
             raise ProtocolError("a reader sent an untagged message; readers send tagged ones only")
         body_type = self._request_tags.get(frame.tag)
-        if body_type is not None:
+        if self._is_early and frame.tag != self._uri.free_data:
+            self._early_frames.append(frame)
+        elif body_type is not None:
             self._machine.on(ServerEvent.WANT_DATA)
             ticket, limit = bytes(frame.body), self._context.limits.ticket_bytes
             if len(ticket) > limit:
@@ -237,12 +243,22 @@ class Session:
                 tag=frame.tag,
             )
 
+    @property
+    def _is_early(self) -> bool:
+        """Whether the reader may have received the end of a stream that this side still sends.
+
+        The frames of its next request then wait.
+        """
+        is_ending = self._stream is not None and self._stream.is_ending
+        return is_ending and len(self._early_frames) < _MAX_EARLY_FRAMES
+
     async def _serve_request(
         self, ticket: bytes, body_type: BodyType, tasks: TaskGroup, trace: TraceContext | None
     ) -> None:
         """Send the data stream that a ticket grants, or the reason why it grants none."""
         seconds = self._keep_alive_seconds
         stream = DataStream(self._connection, body_type, self._context, tasks, seconds, trace)
+        self._stream = stream
         try:
             self._was_refused = not await stream.run(ticket, self._admit)
             if self._was_refused:
@@ -253,7 +269,12 @@ class Session:
                 self._machine.on(ServerEvent.ENDED)
                 self._leases.close_streams()
         finally:
+            self._stream = None
             self._set_idle()
+        early, self._early_frames = self._early_frames, []
+        for frame in early:
+            self._handle(frame, tasks)
+        self._waiting.deadline = self._idle_deadline
         if self._context.draining.is_set() and self._machine.state is ServerState.IDLE:
             tasks.cancel_scope.cancel()
 

@@ -102,6 +102,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"decoders"},
         {"device_decoder", "kept_messages", "tracing"},
         {"format_choice", "reader"},
+        {"second_attempts"},
         {"source"},
         {"aio", "blocking"},
     ],

@@ -56,6 +56,8 @@ class Capabilities:
     remote_reads: bool = False
     """Whether the reader's channel copies bodies of type 1 into its own memory and frees their
     leases. Otherwise the reader maps the memory and frees the leases itself."""
+    is_reused: bool = False
+    """Whether the connection has carried a stream before. The peer may have left since then."""
     devices: frozenset[int] = frozenset()
     """The types of devices, as in DLPack, whose memory this end can use.
 
@@ -95,6 +97,10 @@ class ConnectOptions:
     """Supplies the memory that bodies are received into."""
     tls: TlsOptions | None = None
     """Certificates for encrypted connections. None reads them from the environment."""
+    reuse: bool = False
+    """Whether the connection may be one that has carried a stream, and may be kept for another.
+
+    It is kept only if it is closed, not aborted, after the proven end of its only stream."""
 
 
 @dataclass(frozen=True, slots=True)

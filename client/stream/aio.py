@@ -24,12 +24,14 @@ from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.uri import DataUri
 from ...representation import describe_object
 from ...transport import aio as driver
+from ...transport.base import ConnectOptions
 from ...transport.registry import find_transport
 from .async_batch_stream import AsyncBatchStream
 from .custom_metadata import CustomMetadata
 from .options import ReadOptions
 from .prefetch import TaskPrefetcher
 from .reader import Reader
+from .second_attempts import allows_second_attempt
 from .uris import request_schema, resolve_uris
 
 ChooseFormat = Callable[[list[DataUri], ReadOptions], "str | None"]
@@ -76,12 +78,12 @@ class AsyncStream(AsyncBatchStream):
             if self._filter is not None:
                 await self._resolve_filter(self._filter)
             try:
-                await self._open()
+                await self._open(self._options.connect_options)
             except (ConnectError, ConnectionLostError):
-                if not self._reader.stop_sharing():
+                if not allows_second_attempt(self._reader):
                     raise
                 self._reader = Reader(self._reader.uris, self._options)
-                await self._open()
+                await self._open(replace(self._options.connect_options, reuse=False))
         except BaseException as error:
             self._reader.close(error)
             raise
@@ -108,22 +110,20 @@ class AsyncStream(AsyncBatchStream):
             text = serialize_filter("the dataset", stream.schema, filter)
         self._reader = Reader(resolve_uris(uris, filter=text), self._options)
 
-    async def _open(self) -> None:
+    async def _open(self, options: ConnectOptions) -> None:
         """Connect, and receive the schema."""
-        await self._connect()
+        await self._connect(options)
         while self._reader.schema is None:
             self._reader.expects_more()
             await self._receive()
 
-    async def _connect(self) -> None:
+    async def _connect(self, options: ConnectOptions) -> None:
         """Connect the channels and send the requests."""
-        reader, options = self._reader, self._options
+        reader, stall_timeout = self._reader, self._options.stall_timeout
         reader.begin()
         for uri in reader.uris:
-            channel = await to_thread.run_sync(
-                find_transport(uri).connect, uri, options.connect_options
-            )
-            await driver.send(channel, reader.attach(channel, uri), options.stall_timeout)
+            channel = await to_thread.run_sync(find_transport(uri).connect, uri, options)
+            await driver.send(channel, reader.attach(channel, uri), stall_timeout)
         reader.start()
 
     async def __aexit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ...protocol.uri import DataUri
 from ...transport import blocking as driver
+from ...transport.base import ConnectOptions
 from ...transport.registry import find_transport
 from ...transport.tls.options import TlsOptions
 from .batch_stream import BatchStream
@@ -23,6 +25,7 @@ from .options import ReadOptions, check_validation
 from .prefetch import ThreadPrefetcher
 from .read_ahead import WINDOW_BYTES, Pace, ReadAhead, Run, has_second_core
 from .reader import Reader
+from .second_attempts import allows_second_attempt
 from .source import ReaderSource
 from .uris import request_schema, resolve_uris
 
@@ -73,12 +76,12 @@ class Stream(BatchStream):
         self._run = Run()
         try:
             try:
-                self._open(uris, options)
+                self._open(uris, options.connect_options)
             except (ConnectError, ConnectionLostError):
-                if not self._reader.stop_sharing():
+                if not allows_second_attempt(self._reader):
                     raise
                 self._use_reader(uris, options)
-                self._open(uris, options)
+                self._open(uris, replace(options.connect_options, reuse=False))
         except BaseException as error:
             self._reader.close(error)
             raise
@@ -102,20 +105,20 @@ class Stream(BatchStream):
         )
         return Pace() if may_pay else None
 
-    def _open(self, uris: list[DataUri], options: ReadOptions) -> None:
+    def _open(self, uris: list[DataUri], options: ConnectOptions) -> None:
         """Connect, and receive the schema."""
         self._connect(uris, options)
         while self._reader.schema is None:
             self._reader.expects_more()
             self._source.receive()
 
-    def _connect(self, uris: list[DataUri], options: ReadOptions) -> None:
+    def _connect(self, uris: list[DataUri], options: ConnectOptions) -> None:
         """Connect the channels and send the requests."""
         self._reader.begin()
         for uri in uris:
-            channel = find_transport(uri).connect(uri, options.connect_options)
+            channel = find_transport(uri).connect(uri, options)
             frames = self._reader.attach(channel, uri)
-            driver.send(channel, frames, options.stall_timeout)
+            driver.send(channel, frames, self._reader.options.stall_timeout)
         self._reader.start()
 
     @property

@@ -76,6 +76,7 @@ class ReadOptions:
             timeout=self.connect_timeout,
             allocator=self.allocator,
             tls=self.tls,
+            reuse=True,
         )
 
     @property

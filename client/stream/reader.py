@@ -158,14 +158,6 @@ class Reader:
         lanes = {lane.partition("/")[0] for lane in self._lanes}
         return transport in {self.uris[0].scheme, *self._lanes, *lanes}
 
-    def stop_sharing(self) -> bool:
-        """Request no memory of a device from a server any more; return whether that was requested.
-
-        The stream has to be read from its beginning again, by another reader.
-        """
-        allocator = self.options.allocator
-        return isinstance(allocator, StagingAllocator) and allocator.device.stop_sharing()
-
     def start(self) -> None:
         """Record that all requests were sent."""
         self._machine.on(ReaderEvent.REQUESTED)

@@ -42,6 +42,8 @@ class Link:
     """Whether the other end is on this host."""
     spin_seconds: float = 0.0
     """The time to poll for work before waiting for it, in seconds."""
+    is_reused: bool = False
+    """Whether it has carried a stream before."""
 
 
 class UcxChannel:
@@ -266,8 +268,10 @@ class UcxChannel:
                     sender.reap()
                 except StatusError:
                     force = True
-                if force or sender.is_idle or worker.events.error != OK:
+                if force or worker.events.error != OK:
                     self._destroy()
+                elif sender.is_idle:
+                    self._retire()
             return self._destroyed
 
     def abort(self) -> None:
@@ -281,6 +285,10 @@ class UcxChannel:
         self._closed = True
         self._arrival.close()
         self._room.close()
+
+    def _retire(self) -> None:
+        """Give up a connection on which nothing is under way."""
+        self._destroy()
 
     def _destroy(self) -> None:
         self._destroyed = True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ...protocol.bodies import pack_offsets
 from ...protocol.devices import DeviceAllocator
 from ...protocol.frames import IncomingFrame, OutgoingFrame, TaggedFrame
 from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from ...protocol.messages import MetadataType
 from ..base import Capabilities
 from .channel import REMOTE_CAPABILITIES, Link, UcxChannel
+from .idle_links import IDLE_LINKS, ServerKey
 from .receiving import Receiver
 from .request_tags import RemoteTags
 from .sending import Sender
@@ -34,6 +37,9 @@ class UcxReaderChannel(UcxChannel):
         Supplies the memory of received bodies.
     device : DeviceAllocator, optional
         Supplies the memory of a device that the library knows, for packed bodies.
+    key : ServerKey, optional
+        By what another reader finds the connection that this one has closed. Without it, or before
+        the stream has ended, the connection ends with the channel.
     """
 
     def __init__(
@@ -43,7 +49,10 @@ class UcxReaderChannel(UcxChannel):
         remote_tags: RemoteTags | None = None,
         allocator: Allocator = DEFAULT_ALLOCATOR,
         device: DeviceAllocator | None = None,
+        key: ServerKey | None = None,
     ) -> None:
+        self._link = link
+        self._key = key
         self._remote_tags = remote_tags
         self._device = device
         receiver = Receiver(
@@ -60,6 +69,8 @@ class UcxReaderChannel(UcxChannel):
             self.capabilities = REMOTE_CAPABILITIES
         elif device is not None:
             self.capabilities = Capabilities(devices=frozenset({device.type_code}))
+        if link.is_reused:
+            self.capabilities = replace(self.capabilities, is_reused=True)
 
     def receive_on_device(self, *, enabled: bool) -> None:
         """Choose where the packed bodies that arrive from now on are received."""
@@ -102,3 +113,29 @@ class UcxReaderChannel(UcxChannel):
                 payload = pack_offsets(offsets[begin : begin + _MAX_FREED_OFFSETS])
                 self._sender.send_free_data(tags.free_data, payload)
             self._sender.reap()
+
+    def _retire(self) -> None:
+        """Keep the connection for another reader if its only stream has ended, or close it."""
+        if self._key is None or not self._has_ended:
+            self._destroy()
+            return
+        self._destroyed = True
+        self._sender.abandon()
+        self._receiver.abandon()  # It has no message, but the keys of regions.
+        if not IDLE_LINKS.put(self._key, self._link):
+            self._worker.close_endpoint(self._endpoint)
+            self._worker.destroy()
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the only stream of this channel has ended, and nothing is left of it."""
+        receiver = self._receiver
+        return (
+            self._pending_error is None
+            and not self._interrupted
+            and [end[0] for end in receiver.ends] == [MetadataType.END_OF_STREAM]
+            and not receiver.has_late_messages
+            and receiver.at_boundary
+            and not receiver.has_work
+            and not receiver.has_farewell
+        )

@@ -130,6 +130,10 @@ class Receiver:
             self._remote_reads = RemoteReads(
                 endpoint, limits, self._pool, announcement_tag, self._param
             )
+        self.ends: list[bytes] = []
+        """The messages that ended a stream, in the order in which they were taken."""
+        self.has_late_messages = False
+        """Whether a tagged message was taken after such a message."""
         self.has_ended = False
         """Whether the peer has sent its farewell: nothing follows."""
         self.bytes_received = 0
@@ -139,6 +143,11 @@ class Receiver:
     def at_boundary(self) -> bool:
         """Whether no message has arrived in part."""
         return not self._bodies and not self._metadata and not self._is_reading
+
+    @property
+    def has_farewell(self) -> bool:
+        """Whether the peer closes the connection."""
+        return self.has_ended or self._farewell is not None
 
     @property
     def _is_reading(self) -> bool:
@@ -220,6 +229,7 @@ class Receiver:
             raise events.refusal
         if self._end and not self._bodies and not self._is_reading:
             frames.extend(make_untagged_frame((payload,)) for payload in self._end)
+            self.ends += self._end
             self._end.clear()
         if self._farewell is not None and self.at_boundary:
             # The match tells the server that everything before the farewell has arrived.
@@ -277,6 +287,7 @@ class Receiver:
         if tag == self._farewell_tag:
             self._farewell = message
             return True
+        self.has_late_messages = bool(self.ends)
         if nbytes > self._limits.body_bytes:
             self._discard(message)
             check_body_size(nbytes, self._limits, tag)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ConnectError, SplitArrowError, TransportError, UriError
 from ...protocol.devices import DeviceAllocator, StagingAllocator
+from ...protocol.limits import Limits
 from ...protocol.memory import Allocator
 from ...protocol.uri import DataUri
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
@@ -25,6 +26,7 @@ from .ffi import (
     ucp,
     version,
 )
+from .idle_links import IDLE_LINKS, ServerKey
 from .lanes import lanes_read_remotely
 from .listener import DEFAULT_PORT, UcxListener
 from .options import UcxOptions
@@ -78,7 +80,7 @@ class UcxTransport:
         return UcxListener(uri, options)
 
     def connect(self, uri: DataUri, options: ConnectOptions) -> UcxReaderChannel:
-        """Connect; see `Transport.connect`.
+        """Connect, or take an idle connection to the same server; see `Transport.connect`.
 
         Raises
         ------
@@ -92,39 +94,43 @@ class UcxTransport:
             raise UriError(f"{uri.redacted()} has no host: a {uri.scheme} address needs one")
         failure = f"cannot connect to {uri.address}"
         port = DEFAULT_PORT if uri.port is None else uri.port
-        limits, timeout = options.limits, options.timeout
-        parameters = UcxOptions.from_uri(uri)
+        limits, parameters = options.limits, UcxOptions.from_uri(uri)
+        created: Any = None
         try:
             host, _ = addresses.resolve(uri.host, port)
             sockaddr = addresses.pack(host, port)
-            # A server with this package's settings has a remote_handle.
-            plain = uri.remote_handle is None
-            loopback = addresses.is_loopback(host)
-            worker = Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
+            key = _make_key(uri, sockaddr) if options.reuse else None
+            idle = None if key is None else IDLE_LINKS.take(key)
+            if idle is not None:
+                worker, created = idle.worker, idle.endpoint
+                worker.events.limit = limits.metadata_bytes
+            else:
+                worker = _create_worker(uri, host, limits)
         except TransportError as error:
             raise ConnectError(f"{failure}: {error.message}") from None
         except (OSError, ValueError) as error:
             raise ConnectError(f"{failure}: {getattr(error, 'strerror', None) or error}") from None
-        created: Any = None
         try:
-            status, created = endpoint.connect(worker, sockaddr)
-            if status == OK:
-                status = _wait_for_connection(worker, created, timeout)
-            if status == IN_PROGRESS:
-                raise ConnectError(f"{failure}: no answer within {timeout:g} s")
-            if status != OK:
-                raise ConnectError(f"{failure}: {describe(status)}")
+            if idle is None:
+                status, created = endpoint.connect(worker, sockaddr)
+                if status == OK:
+                    status = _wait_for_connection(worker, created, options.timeout)
+                if status == IN_PROGRESS:
+                    raise ConnectError(f"{failure}: no answer within {options.timeout:g} s")
+                if status != OK:
+                    raise ConnectError(f"{failure}: {describe(status)}")
             link = Link(
                 worker,
                 created,
                 peer=addresses.format_address(uri.host, port),
                 is_local=addresses.is_local(host),
                 spin_seconds=parameters.busy_poll,
+                is_reused=idle is not None,
             )
             device = _find_device(worker, options.allocator)
             body = parameters.body or ("packed" if device is not None else None)
             tags = _remote_tags(uri, body, endpoint.list_lanes(created))
-            return UcxReaderChannel(link, limits, tags, options.allocator, device)
+            return UcxReaderChannel(link, limits, tags, options.allocator, device, key)
         except BaseException as error:
             if created is not None:
                 worker.close_endpoint(created)
@@ -132,6 +138,28 @@ class UcxTransport:
             if isinstance(error, OSError):
                 raise ConnectError(f"{failure}: {error.strerror or error}") from None
             raise
+
+
+def _make_key(uri: DataUri, sockaddr: bytes) -> ServerKey | None:
+    """Return what finds an idle connection to a server; None if the server may not expect reuse.
+
+    A server with this package's settings has a remote_handle. Others may serve one stream on each
+    connection.
+    """
+    handle = uri.remote_handle
+    return None if handle is None else ServerKey(sockaddr, uri.want_data, handle)
+
+
+def _create_worker(uri: DataUri, host: str, limits: Limits) -> Worker:
+    """Return a worker for a new connection. If descriptors are scarce, idle connections end."""
+    # A server with this package's settings has a remote_handle.
+    plain, loopback = uri.remote_handle is None, addresses.is_loopback(host)
+    try:
+        return Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
+    except TransportError:
+        if not IDLE_LINKS.close():
+            raise
+    return Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
 
 
 def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None:

@@ -13,6 +13,7 @@ from .context import get_context
 from .ffi import (
     ERR_BUSY,
     IN_PROGRESS,
+    NULL,
     OK,
     REQUEST_FIELD_FLAGS,
     describe,
@@ -119,6 +120,7 @@ class Worker:
         """The events that the callbacks recorded."""
         self.callback_argument = ffi.new_handle(self.events)
         """The argument by which callbacks find `events`."""
+        self._info = ffi.new("ucp_tag_recv_info_t *")
         params = ffi.new("ucp_worker_params_t *")
         params.field_mask = _FIELD_THREAD_MODE | _FIELD_EVENTS | _FIELD_FLAGS
         params.thread_mode = _THREAD_SERIALIZED
@@ -155,6 +157,18 @@ class Worker:
     def progress(self) -> bool:
         """Do some of the pending work and return whether there was any."""
         return bool(ucp.ucp_worker_progress(self.handle))
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether a message waits to be taken, or the endpoint has failed."""
+        events = self.events
+        return bool(
+            events.error != OK
+            or events.refusal is not None
+            or events.metadata
+            or events.rendezvous
+            or ucp.ucp_tag_probe_nb(self.handle, 0, 0, 0, self._info) != NULL
+        )
 
     def arm(self) -> bool:
         """Make the next event wake up the descriptor; return False if there is work already."""

@@ -17,6 +17,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.base import ConnectOptions, Diagnosis, ListenOptions
 from splitarrow.transport.ucx import addresses, transport
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, OK, version
+from splitarrow.transport.ucx.idle_links import IDLE_LINKS, ServerKey
 from splitarrow.transport.ucx.request_tags import RemoteTags
 from splitarrow.transport.ucx.transport import UcxTransport
 
@@ -88,12 +89,12 @@ def test_a_connection_is_made(world: World) -> None:
     limits = Limits(metadata_bytes=77)
     uri = OFFER.replace(extra=(("busy_poll", "200"),))
     assert connect(uri, limits=limits, timeout=2.5) == "channel"
-    ((link, its_limits, tags, allocator, device),) = world.channels
+    ((link, its_limits, tags, allocator, device, key),) = world.channels
     assert (link.endpoint, link.peer, link.is_local, link.spin_seconds) == (
         *("endpoint", "127.0.0.1:8817", True, 2e-4),
     )
     assert (its_limits, tags) == (limits, TAGS)
-    assert (allocator, device) == (ConnectOptions().allocator, None)
+    assert (allocator, device, key) == (ConnectOptions().allocator, None, None)
     assert (world.waits, world.calls) == ([2.5], [])
     assert world.addresses == [addresses.pack("127.0.0.1", 8817)]
     (worker,) = world.workers
@@ -106,6 +107,28 @@ def test_the_peer_may_be_any_program_and_anywhere(world: World) -> None:
     assert world.addresses == [addresses.pack("192.0.2.1", 8817)]  # the default port
     assert world.waits == [10]
     assert world.channels[0][2] is None
+
+
+def test_only_servers_that_may_expect_it_get_a_second_stream_on_a_connection(
+    world: World,
+) -> None:
+    connect(OFFER, reuse=True)
+    connect(URI, reuse=True)
+    key = ServerKey(addresses.pack("127.0.0.1", 8817), WANT, HANDLE)
+    assert [arguments[5] for arguments in world.channels] == [key, None]
+
+
+def test_idle_connections_end_where_a_new_one_finds_no_descriptors(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = [True, False]
+    monkeypatch.setattr(IDLE_LINKS, "close", lambda: idle.pop(0))
+    world.failures = [TransportError("too few descriptors")]
+    assert connect() == "channel"
+    world.failures = [TransportError("too few descriptors")]
+    with pytest.raises(ConnectError, match="too few descriptors"):
+        connect()
+    assert idle == []
 
 
 @pytest.mark.parametrize(
