@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +24,8 @@ _OUT_OF_RESOURCES = (*_OUT_OF_DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM)
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 1.0
 _MAX_REFUSAL_DESCRIPTORS = 36
 """The descriptors for connections that are kept only until their first request is refused."""
+_YIELD_SECONDS = 0.002
+"""How long a process leaves a new connection to those that serve fewer."""
 
 Serve = Callable[[Channel, Listener, bool], Awaitable[None]]
 """Serves a connection to its end. The last argument is whether there is room for it."""
@@ -66,7 +67,9 @@ class Acceptor:
         self._connection_shares = Shares(max(count, 1))
         self._descriptor_shares = Shares(max(count, 1))
         self._descriptors = Descriptors()
-        self._addresses = Counter[str | None]()
+        self._usage = context.usage
+        self._load = 0
+        self._accepts = False
         self._refusal_descriptors = 0
         self.spare: int | None = _open_spare()
         """The spare descriptor; None while a connection uses it."""
@@ -85,11 +88,15 @@ class Acceptor:
 
     async def run(self, sessions: TaskGroup) -> None:
         """Accept connections until cancelled, and serve them in a task group."""
+        self._accepts = True
+        self._add_load(0)
         try:
             async with anyio.create_task_group() as tasks:
                 for index, listener in enumerate(self._listeners):
                     tasks.start_soon(self._accept, index, listener, sessions)
         finally:
+            self._accepts = False
+            self._add_load(0)
             if self.spare is not None:
                 os.close(self.spare)
                 self.spare = None
@@ -98,10 +105,14 @@ class Acceptor:
         while True:
             await anyio.wait_readable(listener.fileno())
             await anyio.sleep_until(self._paused_until)
+            if self._usage.is_busier:
+                await anyio.sleep(_YIELD_SECONDS)
             try:
                 while self._accept_one(index, listener, sessions):
                     self._pause = _MIN_PAUSE_SECONDS
                     await checkpoint()
+                    if self._usage.is_busier:
+                        break
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     raise
@@ -124,8 +135,7 @@ class Acceptor:
         if channel is None:
             return False
         slot = _Slot(index, cost, _host_of(channel, listener))
-        if has_room and self._addresses[slot.host] < self._context.settings.address_limit:
-            self._take(slot)
+        if has_room and self._take(slot):
             sessions.start_soon(self._run, channel, listener, True, partial(self._release, slot))
             return True
         self._report("refusing connections: too many", listener)
@@ -169,19 +179,26 @@ class Acceptor:
         finally:
             release()
 
-    def _take(self, slot: _Slot) -> None:
+    def _take(self, slot: _Slot) -> bool:
+        """Count an admitted connection; return False if its address has too many."""
+        limit = self._context.settings.address_limit
+        if slot.host is not None and not self._usage.addresses.take(slot.host, limit):
+            return False
         self._connection_shares.take(slot.listener, 1)
         self._descriptor_shares.take(slot.listener, slot.cost)
-        if slot.host is not None:
-            self._addresses[slot.host] += 1
+        self._add_load(1)
+        return True
 
     def _release(self, slot: _Slot) -> None:
+        self._add_load(-1)
         self._connection_shares.give_back(slot.listener, 1)
         self._descriptor_shares.give_back(slot.listener, slot.cost)
         if slot.host is not None:
-            self._addresses[slot.host] -= 1
-            if not self._addresses[slot.host]:
-                del self._addresses[slot.host]
+            self._usage.addresses.release(slot.host)
+
+    def _add_load(self, connections: int) -> None:
+        self._load += connections
+        self._usage.set_load(self._load if self._accepts else None)
 
     def _release_refusal(self, cost: int) -> None:
         self._refusal_descriptors -= cost

@@ -17,9 +17,11 @@ from .filter_slots import FilterSlots
 from .metrics import DaemonMetrics, Metrics
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
+from .report import Reporter
 from .shm.shared_regions import SharedRegions
 from .streams import StreamRegistry
 from .tracing import Tracer
+from .usage import Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,10 @@ class ServerContext:
     """The filters that each principal evaluates."""
     tracer: Tracer | None
     """Records traces. None if the server records none."""
+    usage: Usage
+    """What this process uses of the limits of the server."""
+    reporter: Reporter
+    """All processes of the server."""
     uris: list[DataUri] = field(default_factory=list[DataUri])
     """The URIs of the bound listeners."""
     draining: anyio.Event = field(init=False)

@@ -19,6 +19,7 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri
 from ..transport.base import Channel, Listener
+from ..transport.registry import find_transport
 from .acceptor import Acceptor
 from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
@@ -26,6 +27,7 @@ from .catalog.dataset import Budget, Encoding
 from .catalog.published.version_watcher import VersionWatcher
 from .config import Configuration, ServerSettings
 from .context import ServerContext
+from .daemon_reporter import DaemonReporter
 from .filter_slots import FilterSlots
 from .listeners import bind_listeners, schemes_of, select_listener
 from .logs import get_logger
@@ -39,6 +41,7 @@ from .shm.shared_regions import SharedRegions
 from .stalls import StallWatch
 from .streams import StreamRegistry
 from .tracing import open_tracer
+from .usage import LocalUsage, Usage
 from .waiting_writers import yield_to_writers
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class Daemon:
         The sources of the settings, to read them again; see `Reloader`.
     process : str
         The name of this process in metrics.
+    usage : Usage, optional
+        What this process uses of the limits of the server. By default, it is the only process.
 
     Attributes
     ----------
@@ -97,16 +102,18 @@ class Daemon:
         access: AccessControl | None = None,
         configuration: Configuration | None = None,
         process: str = MAIN,
+        usage: Usage | None = None,
     ) -> None:
         self.catalog = catalog
         self.process = process
-        self.regions = SharedRegions(settings)
+        usage = LocalUsage() if usage is None else usage
+        self.regions = SharedRegions(settings, usage.processes)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
         self.daemon_metrics = DaemonMetrics(
             last_reload_successful=1, last_reload_success_timestamp_seconds=time.time()
         )
-        self.streams = StreamRegistry(self.metrics, lambda: self.settings.principal_limit)
+        self.streams = StreamRegistry(self.metrics, lambda: self.settings.principal_limit, usage)
         self.refusals = RefusalLog(self.metrics, catalog)
         self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
@@ -126,11 +133,14 @@ class Daemon:
             refusals=self.refusals,
             reads=ReadsInProgress(),
             leased_by=self._leased_by,
-            filter_slots=FilterSlots(settings.filter_threads),
+            filter_slots=FilterSlots(max(1, settings.filter_threads // usage.processes)),
+            usage=usage,
+            reporter=DaemonReporter(self),
             tracer=open_tracer(settings, process),
         )
         self.reloader = Reloader(self._context, configuration)
         self._listeners: list[Listener] = []
+        self._leaves_shared = False
         self._sessions: set[Session] = set()
         self._acceptor: Acceptor | None = None
         self._log = get_logger("daemon")
@@ -145,13 +155,24 @@ class Daemon:
         """The URIs that are bound."""
         return self._context.uris
 
-    def bind(self, sockets: Mapping[str, socket] | None = None) -> None:
-        """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
+    def bind(
+        self, sockets: Mapping[str, socket] | None = None, *, leaves_shared: bool = False
+    ) -> None:
+        """Bind the listeners for readers; see `bind_listeners` for parameters and errors.
+
+        Parameters
+        ----------
+        sockets : mapping, optional
+            See `bind_listeners`.
+        leaves_shared : bool
+            Whether to leave the connections of listeners that processes can share to workers.
+        """
         traced = self._context.tracer is not None
         self._listeners = bind_listeners(
             self.settings, self.access, self.regions, sockets, traced=traced
         )
         self._context.uris = [listener.uri for listener in self._listeners]
+        self._leaves_shared = leaves_shared
 
     async def run(
         self, *, task_status: TaskStatus[list[DataUri]] = anyio.TASK_STATUS_IGNORED
@@ -197,7 +218,8 @@ class Daemon:
             if control is not None:
                 await sessions.start(control.run)
             async with anyio.create_task_group() as acceptors:
-                self._acceptor = Acceptor(self._listeners, self._context, self._run_session)
+                listeners = self._list_accepting()
+                self._acceptor = Acceptor(listeners, self._context, self._run_session)
                 acceptors.start_soon(self._acceptor.run, sessions)
                 task_status.started(self.uris)
                 await self._context.draining.wait()
@@ -211,6 +233,14 @@ class Daemon:
         if self._context.tracer is not None:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._context.tracer.close)
+
+    def _list_accepting(self) -> list[Listener]:
+        """Return the listeners whose connections this process accepts."""
+        return [
+            listener
+            for listener in self._listeners
+            if not self._leaves_shared or not find_transport(listener.uri).traits.shares_socket
+        ]
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -266,7 +296,7 @@ class Daemon:
         report = ProcessReport(
             self.process,
             list(self.metrics.samples()),
-            serves=acceptor is not None,
+            serves=acceptor is not None and not self._leaves_shared,
             has_room=acceptor is not None and acceptor.has_room and has_free_descriptors(),
         )
         if streams:

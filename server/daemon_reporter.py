@@ -5,14 +5,31 @@ from __future__ import annotations
 import asyncio
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from .daemon import Daemon
 from .report import ProcessReport
+from .streams import StreamRegistry
 
 _RESPONSE_SECONDS = 5.0
 """The time in which an event loop that works responds."""
 _T = TypeVar("_T")
+
+
+class ReportingDaemon(Protocol):
+    """A daemon, as its reporter sees it; see `Daemon`."""
+
+    process: str
+    loop: AbstractEventLoop
+    streams: StreamRegistry
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the daemon refuses new reads."""
+        ...
+
+    def report(self, *, streams: bool) -> ProcessReport:
+        """Return what the process does now."""
+        ...
 
 
 class DaemonReporter:
@@ -20,11 +37,11 @@ class DaemonReporter:
 
     Parameters
     ----------
-    daemon : Daemon
+    daemon : ReportingDaemon
         The daemon. It runs.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: ReportingDaemon) -> None:
         self._daemon = daemon
 
     @property
@@ -42,9 +59,18 @@ class DaemonReporter:
 
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
         """Cancel a stream, and return whether it exists."""
+        return process == self._daemon.process and self.cancel_number(number, owner)
+
+    def cancel_number(self, number: int, owner: str | None) -> bool:
+        """Cancel a stream, and return whether it exists."""
         daemon = self._daemon
-        return process == daemon.process and bool(
-            call_in_time(daemon.loop, lambda: daemon.streams.cancel(number, owner))
+        return bool(call_in_time(daemon.loop, lambda: daemon.streams.cancel(number, owner)))
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
+        daemon = self._daemon
+        return bool(
+            call_in_time(daemon.loop, lambda: daemon.streams.cancel_ticket(ticket, principal))
         )
 
 

@@ -16,7 +16,6 @@ from .catalog.catalog import open_catalog
 from .config import load_settings
 from .config.arguments import ServeArguments
 from .daemon import Daemon
-from .daemon_reporter import DaemonReporter
 from .http.opening import open_http_listener
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Server:
             )
             self._result, _ = self._portal.start_task(daemon.run)
             if http is not None:
-                http.attach(daemon.context, DaemonReporter(daemon))
+                http.attach(daemon.context, daemon.context.reporter)
         except BaseException:
             self._stack.close()
             raise

@@ -42,7 +42,8 @@ def bind_listeners(
     regions : SharedRegions
         The regions that readers map or read remotely.
     sockets : mapping, optional
-        Bound sockets, by the URI in the settings, for the processes that share them.
+        Bound sockets, by the URI in the settings, for the processes that share them. Other
+        listeners are bound here.
     traced : bool
         Whether the server records traces.
 
@@ -62,7 +63,7 @@ def bind_listeners(
     try:
         for text, uri in zip(settings.listen, uris, strict=True):
             try:
-                sock = None if sockets is None else sockets[text]
+                sock = None if sockets is None else sockets.get(text)
                 listeners.append(_bind(uri, settings, regions, sock))
             except ConfigError as error:
                 # The default settings also listen for readers on this host. The server starts

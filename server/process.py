@@ -19,15 +19,15 @@ from anyio.abc import TaskGroup
 from ..atomic_files import write_atomic
 from ..errors import ConfigError, SplitArrowError
 from ..pandas_import import prevent_pandas_import
-from .catalog.catalog import open_catalog
-from .config import Configuration
+from .catalog.catalog import Catalog, open_catalog
+from .config import Configuration, ServerSettings
 from .daemon import Daemon
-from .daemon_reporter import DaemonReporter
 from .http.opening import open_http_listener
 from .logs import configure_logs, get_logger
 from .notify import notify, watchdog_seconds
-from .report import Reporter
+from .shared_usage import SharedUsage, UsageTable
 from .signals import Drainable, run_until_signalled
+from .supervisor import Supervisor
 from .workers import WorkerPool, bind_shared_sockets
 
 if TYPE_CHECKING:
@@ -70,32 +70,29 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
         if http is not None:
             stack.enter_context(http)
         catalog = stack.enter_context(open_catalog(settings.datasets, settings))
-        daemon = Daemon(catalog, settings, configuration=configuration)
-        announcement = _Announcement(daemon, http, on_ready)
         if settings.workers == 1:
+            daemon = Daemon(catalog, settings, configuration=configuration)
             daemon.bind()
-            anyio.run(_run, daemon, announcement, DaemonReporter(daemon))
+            server: Drainable = daemon
         else:
-            _serve_with_workers(daemon, announcement)
+            daemon, server = _make_supervisor(catalog, settings, configuration)
+        anyio.run(_run, server, _Announcement(daemon, http, on_ready))
     return 0
 
 
-def _serve_with_workers(daemon: Daemon, announcement: _Announcement) -> None:
-    """Serve from worker processes.
-
-    The daemon of this process accepts no connections. It knows the URIs and datasets of the
-    workers.
-    """
-    settings = daemon.settings
-    if settings.control is not None:
-        raise ConfigError(
-            f"workers: {settings.workers} workers cannot share a control plane; "
-            "set workers to 1 or leave control out"
-        )
+def _make_supervisor(
+    catalog: Catalog, settings: ServerSettings, configuration: Configuration
+) -> tuple[Daemon, Supervisor]:
+    """Return the daemon of this process, and what runs it together with worker processes."""
+    usage = UsageTable(settings.workers + 1)
     sockets = bind_shared_sockets(settings)
-    daemon.bind(sockets)
-    pool = WorkerPool(settings, sockets, daemon.access.signer, daemon)
-    anyio.run(_run, pool, announcement, pool)
+    daemon = Daemon(catalog, settings, configuration=configuration, usage=SharedUsage(usage, 0))
+    daemon.bind(sockets, leaves_shared=True)
+    pool = WorkerPool(daemon, sockets, usage)
+    daemon.context.reporter = pool
+    daemon.reloader.followers.append(pool.reload)
+    catalog.replicate = pool.replicate
+    return daemon, Supervisor(daemon, pool)
 
 
 class _Announcement(NamedTuple):
@@ -106,20 +103,18 @@ class _Announcement(NamedTuple):
     on_ready: OnReady | None
 
 
-async def _run(server: Drainable, announcement: _Announcement, reporter: Reporter) -> None:
+async def _run(server: Drainable, announcement: _Announcement) -> None:
     daemon = announcement.daemon
     with ExitStack() as stack:
 
         def announce(tasks: TaskGroup) -> None:
-            stack.enter_context(_announced(announcement, reporter))
+            stack.enter_context(_announced(announcement))
             tasks.start_soon(_feed_watchdog)
 
         async def reload() -> None:
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             with suppress(ConfigError):  # it has been logged
                 await to_thread.run_sync(daemon.reloader.reload)
-                if isinstance(server, WorkerPool):
-                    server.reload(daemon.settings)
             notify("READY=1")
 
         stopping = partial(notify, "STOPPING=1")
@@ -127,12 +122,12 @@ async def _run(server: Drainable, announcement: _Announcement, reporter: Reporte
 
 
 @contextmanager
-def _announced(announcement: _Announcement, reporter: Reporter) -> Generator[None]:
+def _announced(announcement: _Announcement) -> Generator[None]:
     """Report that the daemon is ready; remove the ready file when it has ended."""
     daemon, http, on_ready = announcement
     ready_file = daemon.settings.ready_file
     if http is not None:
-        http.attach(daemon.context, reporter)
+        http.attach(daemon.context, daemon.context.reporter)
         daemon.http_uri = http.uri.address
     if ready_file is not None:
         _write_ready_file(ready_file, daemon)

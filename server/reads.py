@@ -3,13 +3,16 @@
 A client reads the parts of a dataset over several connections, one after the other. It holds the
 dataset at the control plane meanwhile. Clients that hold nothing start the next part right after
 the one before, so that a part that has just ended counts as a read for a moment.
+
+With several worker processes, the parts of one read are at any of them, and the hold is at their
+parent. While the server drains, the processes exchange the datasets that each of them knows.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 
 import anyio
@@ -35,21 +38,39 @@ class ReadsInProgress:
         self._running = Counter[str]()
         self._ended: dict[str, float] = {}
         """When the last part of a dataset without holds ended. It has few, recent entries."""
+        self._elsewhere: frozenset[str] = frozenset()
+        self._have_ended = False
         self._changed: anyio.Event | None = None
 
     def __bool__(self) -> bool:
+        return bool(self._elsewhere or self.names())
+
+    def names(self) -> frozenset[str]:
+        """Return the datasets of which parts are being read here."""
+        if self._have_ended:
+            return frozenset()
         self._forget_ended()
-        return bool(self._holds or self._running or self._ended)
+        return frozenset((*self._holds, *self._running, *self._ended))
+
+    def set_elsewhere(self, names: Collection[str]) -> None:
+        """Set the datasets of which parts are being read at other processes of the server."""
+        self._elsewhere = frozenset(names)
+        if self._changed is not None:
+            self._changed.set()
+
+    def end(self) -> None:
+        """Count no read as in progress any more: its further parts have to be read elsewhere."""
+        self._have_ended = True
+        self.set_elsewhere(())
 
     def includes(self, request: Request) -> bool:
         """Return whether a request may belong to a read in progress.
 
         A control plane issues the tickets for parts, and they name a shard or a version.
         """
-        self._forget_ended()
-        name = request.dataset
         is_part = request.shard is not None or request.version is not None
-        return is_part and (name in self._holds or name in self._running or name in self._ended)
+        name = request.dataset
+        return is_part and (name in self._elsewhere or name in self.names())
 
     @contextmanager
     def hold(self, dataset: str) -> Generator[None]:

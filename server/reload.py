@@ -56,6 +56,8 @@ class Reloader:
         self._log = get_logger("daemon")
         self.listeners: list[Callable[[], None]] = []
         """Called after each reload, on its thread."""
+        self.followers: list[Callable[[ServerSettings], None]] = []
+        """Called with the checked settings before they apply here. They apply them elsewhere."""
 
     def reload(self) -> ReloadReport:
         """Read the configuration again and apply it. Call this on a worker thread.
@@ -112,7 +114,10 @@ class Reloader:
         check_services(settings)
         apply_access = context.access.load(after)
         removed = [name for name in before.datasets if name not in after.datasets]
-        context.catalog.update(after.datasets, removed)
+        serve_datasets = context.catalog.prepare_update(after.datasets, removed)
+        for follow in self.followers:
+            follow(after)
+        serve_datasets()
         apply_access()
         check_files_now()
         if "log_level" in applied:

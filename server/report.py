@@ -25,7 +25,7 @@ class StreamReport:
     process: str
     """The process that sends it."""
     number: int
-    """Identifies the stream in its process."""
+    """Identifies the stream while the server runs, in all of its processes."""
     dataset: str
     """The dataset's name."""
     principal: str
@@ -91,7 +91,10 @@ class ProcessReport:
 
 
 class Reporter(Protocol):
-    """The processes of a server, as the HTTP listener sees them. Any thread may use it."""
+    """The processes of a server, as its services see them.
+
+    Any thread may use it, except that of the event loop.
+    """
 
     @property
     def draining(self) -> bool:
@@ -124,6 +127,14 @@ class Reporter(Protocol):
         owner : str or None
             The principal whose stream it has to be. None allows any.
         """
+        ...
+
+    def cancel_number(self, number: int, owner: str | None) -> bool:
+        """Cancel a stream of any process, and return whether it exists; see `cancel`."""
+        ...
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
         ...
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from itertools import count
 
 from ..errors import ExhaustedError
 from .metrics import LabelCap, Labelled, Metrics
 from .reader_waits import ReaderWaits
+from .usage import LocalUsage, Usage
 
 MAX_DATASETS = 100
 """The number of datasets whose names are labels of metrics. The others share one."""
@@ -37,7 +37,7 @@ class RunningStream:
     """A stream that the server is sending. Its sender updates `rows` and `nbytes`."""
 
     number: int
-    """Identifies the stream while the server runs."""
+    """Identifies the stream while the server runs, in all of its processes."""
     dataset: str
     """The dataset's name."""
     principal: str
@@ -96,17 +96,21 @@ class StreamRegistry:
         Gets the duration of each stream.
     max_per_principal : callable, optional
         Returns the number of streams with signed tickets that one principal may read at a time.
+    usage : Usage, optional
+        Counts those streams, over all processes of the server.
     """
 
     def __init__(
-        self, metrics: Metrics, max_per_principal: Callable[[], float] = lambda: math.inf
+        self,
+        metrics: Metrics,
+        max_per_principal: Callable[[], float] = lambda: math.inf,
+        usage: Usage | None = None,
     ) -> None:
         self._metrics = metrics
         self._labels = LabelCap(MAX_DATASETS)
         self._max_per_principal = max_per_principal
-        self._counts = Counter[str]()
+        self._usage = LocalUsage() if usage is None else usage
         self._streams: dict[int, RunningStream] = {}
-        self._numbers = count(1)
         metrics.add_collector(self._collect)
 
     def begin(
@@ -129,16 +133,15 @@ class StreamRegistry:
             If the principal of a signed ticket reads too many streams.
         """
         limit = self._max_per_principal()
-        if signed_ticket is not None and self._counts[principal] >= limit:
+        if signed_ticket is not None and not self._usage.streams.take(principal, limit):
             raise ExhaustedError(
                 f"the principal {principal!r} has reached its limit of {limit:g} concurrent "
                 "streams; retry later"
             )
         digest = b"" if signed_ticket is None else sha256(signed_ticket).digest()
-        number = next(self._numbers)
+        number = self._usage.make_number()
         stream = RunningStream(number, dataset, principal, peer, transport, cancel, digest)
         self._streams[number] = stream
-        self._counts[principal] += 1
         self._metrics.started_streams[self._labels_of(stream)] += 1
         return stream
 
@@ -146,9 +149,8 @@ class StreamRegistry:
         """Remove a stream that has ended, whether or not it succeeded."""
         self._count(stream)
         del self._streams[stream.number]
-        self._counts[stream.principal] -= 1
-        if not self._counts[stream.principal]:
-            del self._counts[stream.principal]
+        if stream.ticket_digest:
+            self._usage.streams.release(stream.principal)
 
     def label_of(self, dataset: str) -> str:
         """Return the label of a dataset in metrics."""

@@ -1,4 +1,4 @@
-"""The pipe between the parent and one worker process."""
+"""The pipe between the parent and one worker process, and the messages on it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from .config import ServerSettings
 
-_RESPONSE_SECONDS = 2.0
-
-
+RESPONSE_SECONDS = 2.0
+"""The time in which a worker responds unless it hangs."""
 READY = "ready"
 """What a worker sends once it serves, before any response."""
 
@@ -31,8 +30,51 @@ class CancelRequest(NamedTuple):
     owner: str | None
 
 
-Request = ReportRequest | CancelRequest
-"""What a worker responds to. It does not respond to new settings."""
+class CancelTicketRequest(NamedTuple):
+    """Requests to cancel the streams of a ticket; the response is whether there are any."""
+
+    ticket: bytes
+    principal: str
+
+
+class ReloadRequest(NamedTuple):
+    """Requests to apply changed settings; the response is the reason why not, or empty."""
+
+    settings: ServerSettings
+
+
+class DatasetsRequest(NamedTuple):
+    """Requests to change the datasets; the response is the reason why not, or empty."""
+
+    sources: dict[str, str]
+    """The names to add or replace, and the paths of their data."""
+    removed: tuple[str, ...]
+    """The names to remove. Those that do not exist are ignored."""
+
+
+class ReadsRequest(NamedTuple):
+    """Requests the datasets of which parts are being read; see `ReadsInProgress.names`."""
+
+    elsewhere: frozenset[str] = frozenset()
+    """Those of the other processes."""
+    drains: bool = False
+    """Whether to drain."""
+
+
+class CutRequest(NamedTuple):
+    """Requests to end every stream now. The response is True."""
+
+
+Request = (
+    ReportRequest
+    | CancelRequest
+    | CancelTicketRequest
+    | ReloadRequest
+    | DatasetsRequest
+    | ReadsRequest
+    | CutRequest
+)
+"""What a worker responds to, one after the other."""
 
 
 class WorkerLink:
@@ -49,38 +91,46 @@ class WorkerLink:
     def __init__(self, name: str, connection: Connection) -> None:
         self.name = name
         """The name of the worker."""
+        self.is_ready = False
+        """Whether the worker serves, as far as it has been asked."""
         self._connection = connection
-        self._asking = threading.Lock()
-        self._sending = threading.Lock()
+        self._lock = threading.Lock()
         self._awaits_response = True  # first, the worker sends that it is ready
 
-    def apply(self, settings: ServerSettings) -> None:
-        """Let the worker apply changed settings."""
-        with suppress(OSError):  # the worker has died
-            self._send(settings)
+    def fileno(self) -> int:
+        """Return the descriptor of the pipe."""
+        return self._connection.fileno()
 
-    def ask(self, request: Request) -> Any:
+    def ask(self, request: Request, seconds: float = RESPONSE_SECONDS) -> Any:
         """Return the response to a request, or None if the worker does not respond in time.
 
         At most one request waits at a worker. So a worker that hangs gets no further ones.
         """
-        deadline = time.monotonic() + _RESPONSE_SECONDS
-        with self._asking, suppress(OSError, EOFError):
-            if self._awaits_response and self._receive(deadline) is None:
-                return None
-            self._awaits_response = True
-            self._send(request)
-            response = self._receive(deadline)
-            return None if response is None else response[0]
-        return None
+        deadline = time.monotonic() + seconds
+        if not self._lock.acquire(timeout=seconds):
+            return None
+        try:
+            with suppress(OSError, EOFError):
+                if self._awaits_response and self._receive(deadline) is None:
+                    return None
+                self._awaits_response = True
+                self._connection.send(request)
+                response = self._receive(deadline)
+                return None if response is None else response[0]
+            return None
+        finally:
+            self._lock.release()
 
-    def _send(self, message: Any) -> None:
-        with self._sending:
-            self._connection.send(message)
+    def close(self) -> None:
+        """Close the pipe. A worker that still runs drains then."""
+        with self._lock:
+            self._connection.close()
 
     def _receive(self, deadline: float) -> tuple[Any] | None:
         """Return the response that the worker owes, in a tuple; None if it is late."""
         if not self._connection.poll(max(0.0, deadline - time.monotonic())):
             return None
+        response = self._connection.recv()
         self._awaits_response = False
-        return (self._connection.recv(),)
+        self.is_ready = True
+        return (response,)

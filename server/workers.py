@@ -6,38 +6,52 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import SpawnProcess
 from socket import socket
+from typing import Any
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
-from ..errors import ConfigError, SplitArrowError
-from ..pandas_import import prevent_pandas_import
+from ..errors import ConfigError, remote_error
 from ..transport.registry import find_transport
 from ..transport.tcp import bind_socket
-from .auth.access_control import AccessControl
-from .auth.tickets import TicketSigner
-from .catalog.catalog import open_catalog
 from .config import ServerSettings
 from .config.uris import listener_uri
 from .daemon import Daemon
-from .daemon_reporter import responds
-from .logs import configure_logs, get_logger
+from .daemon_reporter import DaemonReporter, responds
+from .logs import get_logger
 from .metrics import MetricType, Sample, merge_samples
 from .report import ProcessReport
-from .signals import run_until_signalled
-from .worker_link import READY, CancelRequest, ReportRequest, Request, WorkerLink
+from .shared_usage import UsageTable
+from .worker_link import (
+    RESPONSE_SECONDS,
+    CancelRequest,
+    CancelTicketRequest,
+    CutRequest,
+    DatasetsRequest,
+    ReadsRequest,
+    ReloadRequest,
+    ReportRequest,
+    Request,
+    WorkerLink,
+)
+from .worker_process import WorkerStart, name_worker, run_worker, settings_of_worker
 
 _RESTART_SECONDS = 1.0
 """The time between the death of a worker and the start of the next one."""
+_RELOAD_SECONDS = 30.0
+"""The time in which a worker opens all datasets again."""
+_DATASET_SECONDS = 10.0
+"""The time in which a worker opens an uploaded dataset unless it hangs."""
 
 
 def bind_shared_sockets(settings: ServerSettings) -> dict[str, socket]:
-    """Bind a socket for each listener, for all workers to accept connections on.
+    """Bind a socket for each listener that processes can share, for all workers to accept on.
 
     Returns
     -------
@@ -47,14 +61,19 @@ def bind_shared_sockets(settings: ServerSettings) -> dict[str, socket]:
     Raises
     ------
     ConfigError
-        If an address cannot be bound, or a transport cannot share a socket.
+        If an address cannot be bound, or no transport can share a socket.
     """
-    for text in settings.listen:
-        if not find_transport(listener_uri(text)).traits.shares_socket:
-            raise ConfigError(f"{text}: several workers can share tcp and tcp+tls listeners only")
+    shared = [
+        text for text in settings.listen if find_transport(listener_uri(text)).traits.shares_socket
+    ]
+    if not shared:
+        raise ConfigError(
+            f"workers: {settings.workers} workers have no listener to share; listen on a tcp:// or "
+            "tcp+tls:// address as well, or set workers to 1"
+        )
     sockets: dict[str, socket] = {}
     try:
-        for text in settings.listen:
+        for text in shared:
             sockets[text] = bind_socket(listener_uri(text))
     except BaseException:
         for sock in sockets.values():
@@ -66,16 +85,17 @@ def bind_shared_sockets(settings: ServerSettings) -> dict[str, socket]:
 class WorkerPool:
     """Keeps a number of worker processes running. It starts a new one for each that dies.
 
+    The daemon of this process has the control plane, the uploads, and the listeners that processes
+    cannot share. The pool makes the changes of its catalog at the workers too.
+
     Parameters
     ----------
-    settings : ServerSettings
-        The settings of the server.
+    daemon : Daemon
+        The daemon of this process.
     sockets : mapping
         The sockets that the workers share; see `bind_shared_sockets`.
-    signer : TicketSigner or None
-        Signs tickets, and remembers for all workers which ones were used.
-    main : Daemon
-        The daemon of this process, which accepts no connections.
+    usage : UsageTable
+        What the processes use of the limits that they share.
 
     Attributes
     ----------
@@ -83,19 +103,19 @@ class WorkerPool:
         The event loop. It exists once the pool runs.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        sockets: Mapping[str, socket],
-        signer: TicketSigner | None,
-        main: Daemon,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, daemon: Daemon, sockets: Mapping[str, socket], usage: UsageTable) -> None:
+        self._daemon = daemon
+        self._main = DaemonReporter(daemon)
         self._sockets = dict(sockets)
-        self._signer = signer
+        self._usage = usage
+        self._settings = settings_of_worker(daemon.settings, tuple(sockets))
         self._workers: dict[SpawnProcess, WorkerLink] = {}
+        self._changes = threading.Lock()
+        """Held while the settings or datasets for later workers change, and while one starts."""
+        self._new_datasets: dict[str, str] = {}
         self._draining = False
-        self._main = main
+        self.has_ended = False
+        """Whether the server drains and no worker runs any more."""
         self._ended: list[Sample] = []
         self._last = dict[str, ProcessReport]()
         self._log = get_logger("daemon")
@@ -103,20 +123,78 @@ class WorkerPool:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Start the workers. Return when they have ended after `drain`."""
         self.loop = asyncio.get_running_loop()
-        async with anyio.create_task_group() as keepers:
-            for number in range(1, self._settings.workers + 1):
-                await keepers.start(self._keep_worker, f"worker-{number}")
-            task_status.started()
+        async with anyio.create_task_group() as background:
+            async with anyio.create_task_group() as keepers:
+                for number in range(1, self._settings.workers + 1):
+                    await keepers.start(self._keep_worker, number, background)
+                task_status.started()
+            background.cancel_scope.cancel()
+        self.has_ended = True
+
+    # Changes
 
     def reload(self, settings: ServerSettings) -> None:
         """Let every worker apply changed settings, also those that start later."""
-        self._settings = settings
-        for link in list(self._workers.values()):
-            link.apply(settings)
+        with self._changes:
+            self._settings = settings_of_worker(settings, self._settings.listen)
+            links = list(self._workers.values())
+        responses = _ask_all(links, ReloadRequest(self._settings), _RELOAD_SECONDS)
+        for link, response in zip(links, responses, strict=True):
+            if response is None and link in self._workers.values():
+                self._log.error("worker does not reload in time", worker=link.name)
+
+    def replicate(self, sources: Mapping[str, Any], removed: Sequence[str]) -> None:
+        """Change the datasets of every worker, also of those that start later.
+
+        A worker that does not respond in time is replaced.
+
+        Raises
+        ------
+        RemoteError
+            With the code UNAVAILABLE, if a worker cannot serve a dataset. The others then do not
+            serve it either.
+        """
+        paths = {name: os.fspath(source) for name, source in sources.items()}
+        with self._changes:
+            self._new_datasets = paths
+            links = list(self._workers.values())
+        reasons = self._change_datasets(links, DatasetsRequest(paths, tuple(removed)))
+        if reasons and sources:
+            with self._changes:
+                self._new_datasets = {}
+                links = list(self._workers.values())
+            self._change_datasets(links, DatasetsRequest({}, tuple(paths)))
+            reason = f"a worker cannot serve the dataset: {reasons[0]}"
+            raise remote_error("UNAVAILABLE", reason, stream=next(iter(paths)))
+
+    def _change_datasets(self, links: list[WorkerLink], request: DatasetsRequest) -> list[str]:
+        """Let workers change their datasets, and return the reasons of those that cannot."""
+        responses: list[str | None] = _ask_all(links, request, _DATASET_SECONDS)
+        for link, response in zip(links, responses, strict=True):
+            if response is None:
+                for worker in [each for each, its in list(self._workers.items()) if its is link]:
+                    if worker.is_alive():
+                        self._log.error("worker does not respond; killing it", pid=worker.pid)
+                        worker.kill()
+        return [response for response in responses if response]
+
+    def _list_uploads(self) -> dict[str, str]:
+        """Return the datasets that workers serve beside those of the settings, with their paths."""
+        catalog = self._daemon.catalog
+        found = {name: catalog.location(name) for name in catalog.names()}
+        found.update(self._new_datasets)
+        configured = self._settings.datasets
+        return {
+            name: path
+            for name, path in found.items()
+            if path is not None and name not in configured
+        }
+
+    # Reports
 
     @property
     def draining(self) -> bool:
-        """Whether the workers refuse new reads."""
+        """Whether the server refuses new reads."""
         return self._draining
 
     def responds(self) -> bool:
@@ -129,52 +207,97 @@ class WorkerPool:
         What workers that have ended counted is in the report of this process, so that totals never
         decrease.
         """
-        main = self._main.report(streams=streams)
-        request = ReportRequest(streams)
-        found = [main]
-        for link in list(self._workers.values()):
-            report: ProcessReport | None = link.ask(request)
-            if report is not None:
-                self._last[link.name] = report
-                found.append(report)
+        links = list(self._workers.values())
+        main = self._daemon.report(streams=streams)
+        responses: list[ProcessReport | None] = _ask_all(links, ReportRequest(streams))
+        found = [report for report in responses if report is not None]
+        for report in found:
+            self._last[report.process] = report
         main.samples = merge_samples([main.samples, self._ended])
-        return found
+        return [main, *found]
 
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
-        """Cancel a stream of a worker, and return whether it exists."""
+        """Cancel a stream of a process, and return whether it exists."""
         links = [link for link in list(self._workers.values()) if link.name == process]
-        return any(link.ask(CancelRequest(number, owner)) for link in links)
+        return self._main.cancel(process, number, owner) or any(
+            _ask_all(links, CancelRequest(number, owner))
+        )
 
-    def drain(self) -> None:
-        """Let every worker drain."""
-        self._draining = True
-        self._terminate()
+    def cancel_number(self, number: int, owner: str | None) -> bool:
+        """Cancel a stream of any process, and return whether it exists."""
+        links = list(self._workers.values())
+        return self._main.cancel_number(number, owner) or any(
+            _ask_all(links, CancelRequest(number, owner))
+        )
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
+        links = list(self._workers.values())
+        found = _ask_all(links, CancelTicketRequest(ticket, principal))
+        return self._main.cancel_ticket(ticket, principal) or any(found)
+
+    # The end
+
+    def find_reads(self) -> dict[str, frozenset[str]]:
+        """Return the datasets of which parts are being read, by the name of the worker."""
+        return self._exchange({}, drains=False)
+
+    def drain(self, elsewhere: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+        """Let every worker drain, or continue to do so; see `find_reads`.
+
+        Parameters
+        ----------
+        elsewhere : mapping
+            The datasets of which parts are being read, by the name of the process.
+        """
+        if not self._draining:
+            self._draining = True
+            for worker, link in list(self._workers.items()):
+                if not link.is_ready:
+                    self._kill(worker, signal.SIGTERM)
+        return self._exchange(elsewhere, drains=True)
 
     def cut(self) -> None:
-        """Let every worker cut its streams: a worker does so at its second SIGTERM."""
-        self._terminate()
+        """Let every worker cut its streams."""
+        _ask_all(list(self._workers.values()), CutRequest())
 
-    def _terminate(self) -> None:
-        for worker in self._workers:
-            if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, signal.SIGTERM)
+    def kill(self) -> None:
+        """Kill the workers that have not ended."""
+        for worker in list(self._workers):
+            if worker.is_alive():
+                self._log.error("worker does not end; killing it", pid=worker.pid)
+                self._kill(worker, signal.SIGKILL)
 
-    async def _keep_worker(self, name: str, *, task_status: TaskStatus[None]) -> None:
-        context = multiprocessing.get_context("spawn")
+    def _exchange(
+        self, elsewhere: Mapping[str, frozenset[str]], *, drains: bool
+    ) -> dict[str, frozenset[str]]:
+        links = list(self._workers.values())
+
+        def ask(link: WorkerLink) -> frozenset[str] | None:
+            others = (names for process, names in elsewhere.items() if process != link.name)
+            return link.ask(ReadsRequest(frozenset[str]().union(*others), drains))
+
+        if not links:
+            return {}
+        with ThreadPoolExecutor(len(links)) as threads:
+            found = zip(links, threads.map(ask, links), strict=True)
+            return {link.name: names for link, names in found if names is not None}
+
+    @staticmethod
+    def _kill(worker: SpawnProcess, number: signal.Signals) -> None:
+        if worker.pid is not None and worker.is_alive():
+            os.kill(worker.pid, number)
+
+    # Processes
+
+    async def _keep_worker(
+        self, number: int, background: TaskGroup, *, task_status: TaskStatus[None]
+    ) -> None:
         was_ready = False
         while not self._draining:
-            ours, theirs = context.Pipe()
-            worker = context.Process(
-                target=_run_worker,
-                args=(name, self._settings, self._sockets, self._signer, theirs),
-                name="splitarrow-worker",
-                daemon=True,
-            )
-            await to_thread.run_sync(worker.start)
-            theirs.close()
-            self._workers[worker] = WorkerLink(name, ours)
+            worker, link = await to_thread.run_sync(self._start_worker, number)
             try:
-                await anyio.wait_readable(ours.fileno())  # it is ready, or has died
+                await anyio.wait_readable(link.fileno())  # it is ready, or has died
                 if not was_ready:
                     was_ready = True
                     task_status.started()
@@ -182,14 +305,32 @@ class WorkerPool:
                 worker.join()
             finally:
                 del self._workers[worker]
-                ours.close()
-                self._keep_totals(name)
+                background.start_soon(to_thread.run_sync, link.close)
+                self._usage.clear(number)
+                self._keep_totals(link.name)
             if not self._draining:
-                self._main.daemon_metrics.worker_restarts += 1
+                self._daemon.daemon_metrics.worker_restarts += 1
                 status = worker.exitcode
                 self._log.error("worker died; starting another", pid=worker.pid, status=status)
                 await anyio.sleep(_RESTART_SECONDS)
             worker.close()
+
+    def _start_worker(self, number: int) -> tuple[SpawnProcess, WorkerLink]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        link = WorkerLink(name_worker(number), ours)
+        with self._changes:
+            signer = self._daemon.access.signer
+            start = WorkerStart(
+                number, self._settings, self._list_uploads(), self._sockets, signer, self._usage
+            )
+            worker = context.Process(
+                target=run_worker, args=(start, theirs), name="splitarrow-worker", daemon=True
+            )
+            worker.start()
+            self._workers[worker] = link
+        theirs.close()
+        return worker, link
 
     def _keep_totals(self, name: str) -> None:
         """Keep the totals of a worker that has ended, as far as it reported them."""
@@ -199,72 +340,17 @@ class WorkerPool:
             self._ended = merge_samples([self._ended, totals])
 
 
+def _ask_all(
+    links: Sequence[WorkerLink], request: Request, seconds: float = RESPONSE_SECONDS
+) -> list[Any]:
+    """Return the responses of workers, which they prepare at the same time; see `WorkerLink`."""
+    if not links:
+        return []
+    with ThreadPoolExecutor(len(links)) as threads:
+        return list(threads.map(lambda link: link.ask(request, seconds), links))
+
+
 def _is_total(sample: Sample) -> bool:
     """Return whether a value counts for the daemon, even if its process has ended."""
     metric = sample.metric
     return metric.type is not MetricType.GAUGE and "process" not in metric.labels
-
-
-def _run_worker(
-    name: str,
-    settings: ServerSettings,
-    sockets: Mapping[str, socket],
-    signer: TicketSigner | None,
-    parent: Connection,
-) -> None:
-    """Run a daemon in this worker process.
-
-    Parameters
-    ----------
-    name : str
-        The name of the process in metrics.
-    settings : ServerSettings
-        The settings of the server.
-    sockets : mapping
-        The sockets that the workers share.
-    signer : TicketSigner or None
-        See `WorkerPool`.
-    parent : Connection
-        The pipe to the parent. The worker writes `READY` to it once it is ready, applies the
-        settings and responds to the requests that it receives from it, and drains when the parent
-        is gone.
-    """
-    # A terminal sends SIGINT and SIGHUP to all processes of the group. The parent handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    configure_logs(settings.log_level, settings.log_format)
-
-    async def obey_parent() -> None:
-        while True:
-            await anyio.wait_readable(parent.fileno())
-            try:
-                message: ServerSettings | Request = parent.recv()
-                if not isinstance(message, ServerSettings):
-                    response = await _respond(daemon, message)
-                    await to_thread.run_sync(parent.send, response)
-                    continue
-            except (EOFError, OSError):
-                daemon.drain()
-                return
-            try:
-                await to_thread.run_sync(daemon.reloader.apply, message)
-            except SplitArrowError as error:  # a file has changed since the parent checked it
-                get_logger("daemon").error("worker cannot reload", reason=str(error))
-
-    def report_ready(tasks: TaskGroup) -> None:
-        parent.send(READY)
-        tasks.start_soon(obey_parent)
-
-    prevent_pandas_import()
-    with open_catalog(settings.datasets, settings) as catalog:
-        access = AccessControl.from_settings(settings, signer)
-        daemon = Daemon(catalog, settings, access=access, process=name)
-        daemon.bind(sockets)
-        anyio.run(run_until_signalled, daemon, [signal.SIGTERM], report_ready)
-
-
-async def _respond(daemon: Daemon, request: Request) -> ProcessReport | bool:
-    """Return the response of a worker to a request."""
-    if isinstance(request, CancelRequest):
-        return daemon.streams.cancel(request.number, request.owner)
-    return await to_thread.run_sync(lambda: daemon.report(streams=request.streams))

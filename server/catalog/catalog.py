@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,8 +161,8 @@ def open_catalog(
     sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: ServerSettings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
-    cache = open_object_cache(settings)
-    return Catalog(sources, cache, refuse_writers=not settings.allow_writers)
+    refuse_writers = not settings.allow_writers
+    return Catalog(sources, open_object_cache(settings), refuse_writers=refuse_writers)
 
 
 class Catalog:
@@ -178,6 +178,12 @@ class Catalog:
         The cache for shards from object stores.
     refuse_writers : bool
         See `open_dataset`.
+
+    Attributes
+    ----------
+    replicate : callable
+        Called with the sources that are about to be added or replaced, and the names that were
+        removed, but not by `update`. If it raises, nothing is added or replaced.
 
     Raises
     ------
@@ -204,6 +210,7 @@ class Catalog:
     ) -> None:
         self._cache = cache
         self._refuse_writers = refuse_writers
+        self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         # The mapping is replaced and never changed, so readers need no lock.
         self._datasets: dict[str, Dataset] = {}
         self._lock = threading.Lock()
@@ -237,8 +244,9 @@ class Catalog:
         try:
             with self._lock:
                 self._check_free(name)
+                self.replicate({name: source}, ())
                 self._datasets = {**self._datasets, name: dataset}
-        except ConfigError:
+        except BaseException:
             dataset.close()
             raise
 
@@ -251,9 +259,14 @@ class Catalog:
             As for `add`. The previous dataset then stays.
         """
         dataset = self._open(name, source)
-        with self._lock:
-            previous = self._datasets.get(name)
-            self._datasets = {**self._datasets, name: dataset}
+        try:
+            with self._lock:
+                previous = self._datasets.get(name)
+                self.replicate({name: source}, ())
+                self._datasets = {**self._datasets, name: dataset}
+        except BaseException:
+            dataset.close()
+            raise
         if previous is not None:
             previous.close()
 
@@ -274,6 +287,12 @@ class Catalog:
         DatasetError, UsageError
             As for `add`; the attribute `stream` names the dataset. Nothing has changed then.
         """
+        self.prepare_update(sources, removed)()
+
+    def prepare_update(
+        self, sources: Mapping[str, Any], removed: Iterable[str] = ()
+    ) -> Callable[[], None]:
+        """Open new sources, and return a function that serves them; see `update`."""
         opened: dict[str, Dataset] = {}
         try:
             for name, source in sources.items():
@@ -283,13 +302,17 @@ class Catalog:
                 dataset.close()
             raise
         absent = set(removed) - opened.keys()
-        with self._lock:
-            before = self._datasets
-            kept = {name: each for name, each in before.items() if name not in absent}
-            self._datasets = {**kept, **opened}
-        for name, dataset in before.items():
-            if name in absent or name in opened:
-                dataset.close()
+
+        def serve() -> None:
+            with self._lock:
+                before = self._datasets
+                kept = {name: each for name, each in before.items() if name not in absent}
+                self._datasets = {**kept, **opened}
+            for name, dataset in before.items():
+                if name in absent or name in opened:
+                    dataset.close()
+
+        return serve
 
     def remove(self, name: str) -> None:
         """Remove a dataset. Running streams are not affected.
@@ -302,6 +325,7 @@ class Catalog:
         with self._lock:
             dataset = self.lookup(name)
             self._datasets = {key: kept for key, kept in self._datasets.items() if key != name}
+            self.replicate({}, (name,))
         dataset.close()
 
     def lookup(self, name: str) -> Dataset:

@@ -17,7 +17,7 @@ from pydantic_settings import SettingsConfigDict
 from ...errors import ConfigError
 from .declaration import ENVIRONMENT_PREFIX, nearest
 from .effects import ineffective_settings
-from .settings import DEFAULT_LISTEN, ServerSettings
+from .settings import ServerSettings
 from .toml_lines import find_line
 from .variables import unknown_variables
 
@@ -65,12 +65,8 @@ class Configuration:
             raise ConfigError(self._describe_toml(str(error))) from None
         except (ValueError, OSError) as error:  # a variable that is not JSON, an unreadable file
             raise ConfigError(f"{self.file or 'environment'}: {error}") from None
-        values = dict(loaded)
-        if loaded.workers > 1 and loaded.listen == DEFAULT_LISTEN:
-            # Copies of datasets in shared memory belong to one process.
-            values["listen"] = DEFAULT_LISTEN[:1]
         # Worker processes unpickle the settings, so they must not be of a local class.
-        settings = ServerSettings.model_construct(**values)
+        settings = ServerSettings.model_construct(**dict(loaded))
         problems = list(self._describe_ineffective(settings))
         if problems:
             raise ConfigError("; ".join(problems))

@@ -81,7 +81,12 @@ class ServiceSettings(BaseSettings):
     ] = None
     workers: Annotated[
         Count,
-        Setting("The number of processes that share the listeners.", Group.GENERAL, metavar="N"),
+        Setting(
+            "The number of processes that serve the readers of `tcp` and `tcp+tls`. If there are "
+            "several, the one that was started serves the control plane and all other readers.",
+            Group.GENERAL,
+            metavar="N",
+        ),
     ] = 1
     drain_seconds: Annotated[
         Seconds,

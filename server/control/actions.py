@@ -117,14 +117,14 @@ class ActionHandler:
 
     async def _status(self, call: Call, body: bytes) -> bytes:
         del body
-        return _encode_json(describe_status(call, self._started))
+        return _encode_json(await to_thread.run_sync(describe_status, call, self._started))
 
     async def _cancel(self, call: Call, body: bytes) -> bytes:
         number = _decode_object(body).get("stream")
         if not isinstance(number, int):
             raise InvalidRequestError('the body of the action must be {"stream": NUMBER}')
         owner = None if call.is_operator else call.principal.name
-        if not call.server.streams.cancel(number, owner):
+        if not await to_thread.run_sync(call.server.reporter.cancel_number, number, owner):
             whose = "is running" if owner is None else "of the caller is running"
             raise NotFoundError(f"no stream {number} {whose}")
         self._log.info("stream cancelled", stream=number, principal=call.principal.name)
@@ -134,9 +134,10 @@ class ActionHandler:
         """Cancel the running streams of a FlightInfo, and use up its signed tickets."""
         info = parse_message(flight.CancelFlightInfoRequest, body).info
         status = flight.CANCEL_STATUS_NOT_CANCELLABLE
+        cancel_ticket = call.server.reporter.cancel_ticket
         for endpoint in info.endpoint:
             ticket = endpoint.ticket.ticket
-            running = call.server.streams.cancel_ticket(ticket, call.principal.name)
+            running = await to_thread.run_sync(cancel_ticket, ticket, call.principal.name)
             if running or await self._use_up(call, ticket):
                 status = flight.CANCEL_STATUS_CANCELLED
         return flight.CancelFlightInfoResult(status=status).SerializeToString()

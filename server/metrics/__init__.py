@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .label_cap import OTHER, LabelCap
 from .registry import Histogram, Labelled, Metric, MetricType, Sample, merge_samples
-from .server_metrics import DaemonMetrics, Metrics
+from .server_metrics import DaemonMetrics, Metrics, list_stats
 
 __all__ = [
     "OTHER",
@@ -16,5 +16,6 @@ __all__ = [
     "MetricType",
     "Metrics",
     "Sample",
+    "list_stats",
     "merge_samples",
 ]

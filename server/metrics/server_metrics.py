@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .registry import Histogram, Merge, Registry, counter, gauge, histogram
+from .registry import Histogram, Merge, Registry, Sample, counter, gauge, histogram
 
 _DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STREAM_DURATIONS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
@@ -108,11 +109,7 @@ class Metrics(Registry):
 
     def stats(self) -> dict[str, int]:
         """Return the counters and gauges without labels by name."""
-        return {
-            sample.metric.name: int(sample.value)
-            for sample in self.samples()
-            if not isinstance(sample.value, Histogram) and not sample.labels
-        }
+        return list_stats(self.samples())
 
 
 @dataclass(eq=False)
@@ -140,3 +137,12 @@ class DaemonMetrics(Registry):
         unit="seconds",
         labels=("certificate",),
     )
+
+
+def list_stats(samples: Iterable[Sample]) -> dict[str, int]:
+    """Return the values of counters and gauges without labels by name."""
+    return {
+        sample.metric.name: int(sample.value)
+        for sample in samples
+        if not isinstance(sample.value, Histogram) and not sample.labels
+    }

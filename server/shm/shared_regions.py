@@ -35,9 +35,12 @@ class SharedRegions:
     ----------
     settings : ServerSettings
         The settings of the server. Those on shared memory, leases and budgets apply.
+    processes : int
+        The number of processes that divide the memory for datasets in the format Vortex. One of
+        them serves all readers that map data, so that copies for these are not divided.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, processes: int = 1) -> None:
         capacity = settings.shm_cache
         if capacity is None:
             capacity = (
@@ -46,7 +49,7 @@ class SharedRegions:
         self.store = RegionStore(capacity, _compute_max_chunks())
         """The datasets that were written into sealed memory."""
         self.vortex_store = RegionStore(
-            settings.vortex_cache, _compute_max_chunks(), _VORTEX_CHUNK_SIZES
+            settings.vortex_cache // processes, _compute_max_chunks(), _VORTEX_CHUNK_SIZES
         )
         """The datasets that were compressed as Vortex arrays into sealed memory."""
         self.guards = FileGuards()

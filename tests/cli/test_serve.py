@@ -127,6 +127,11 @@ FAILURES: list[tuple[int, list[str], str]] = [
     (1, ["words.arrow", "--control", "http://127.0.0.1:0"], "'http'"),
     (1, ["words.arrow", "--control", "grpc+tls://127.0.0.1:0"], "needs tls_cert"),
     (2, ["words.arrow", "--workers", "0"], "'--workers'"),
+    (
+        1,
+        ["words.arrow", "--listen", "shm://", "--workers", "2"],
+        "workers: 2 workers have no listener to share",
+    ),
     (2, ["words.arrow", "--compression", "gzip"], "'gzip' is not one of"),
     (2, [], "nothing to serve: name a dataset"),
 ]

@@ -59,14 +59,19 @@ def wait_draining(running: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "transport",
-    ["tcp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shm", "flight"))],
+    ("transport", "workers"),
+    [
+        ("tcp", 1),
+        ("tcp", 2),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("shm", "flight")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("shm", "flight")),
+    ],
 )
 def test_a_read_that_has_begun_gets_all_its_parts(
-    daemon: StartDaemon, folder: Path, tmp_path: Path, transport: str
+    daemon: StartDaemon, folder: Path, tmp_path: Path, transport: str, workers: int
 ) -> None:
     listen = ["tcp://127.0.0.1:0", f"shm://{tmp_path}/socket"]
-    running = start(daemon, folder, listen=listen)
+    running = start(daemon, folder, listen=listen, workers=workers)
     with splitarrow.connect(running.control_uri) as client:
         with client.read("d", parallel=1, transport=transport, resume_attempts=0) as stream:
             batches = [next(stream)]
@@ -97,8 +102,9 @@ def test_signed_tickets_and_limits_work_the_same(
     assert running.wait() == 0
 
 
-def test_new_reads_are_refused_meanwhile(daemon: StartDaemon, folder: Path) -> None:
-    running = start(daemon, folder)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_new_reads_are_refused_meanwhile(daemon: StartDaemon, folder: Path, workers: int) -> None:
+    running = start(daemon, folder, workers=workers)
     plain = running.uri("d")
     with (
         splitarrow.connect(running.control_uri) as client,

@@ -97,3 +97,47 @@ async def test_a_wait_returns_after_the_last_part_has_lingered() -> None:
     with anyio.fail_after(20):
         await reads.wait_idle()
     assert anyio.current_time() - started > 0.5 * LINGER_SECONDS
+
+
+def test_the_reads_of_other_processes_count_but_are_not_reported_as_its_own() -> None:
+    reads = ReadsInProgress()
+    reads.set_elsewhere({"d"})
+    assert reads
+    assert reads.includes(PART)
+    assert not reads.includes(WHOLE)
+    assert not reads.includes(OTHER)
+    assert reads.names() == frozenset()
+    with reads.hold("other"):
+        assert reads.names() == {"other"}
+        reads.set_elsewhere(())
+        assert not reads.includes(PART)
+        assert reads
+    assert not reads
+
+
+def test_waiting_ends_when_no_other_process_has_a_read() -> None:
+    async def run() -> None:
+        reads = ReadsInProgress()
+        reads.set_elsewhere({"d"})
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(reads.wait_idle)
+                await anyio.wait_all_tasks_blocked()
+                reads.set_elsewhere(())
+
+    anyio.run(run)
+
+
+def test_no_read_is_in_progress_after_the_end() -> None:
+    async def run() -> None:
+        reads = ReadsInProgress()
+        reads.set_elsewhere({"other"})
+        with reads.hold("d"), reads.stream(PART), anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(reads.wait_idle)
+                await anyio.wait_all_tasks_blocked()
+                reads.end()
+            assert not reads
+            assert not reads.includes(PART)
+
+    anyio.run(run)

@@ -1,0 +1,156 @@
+"""A worker process: a daemon that accepts connections on the sockets of its parent."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from socket import socket
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from ..errors import SplitArrowError
+from ..pandas_import import prevent_pandas_import
+from .auth.access_control import AccessControl
+from .auth.tickets import TicketSigner
+from .catalog.catalog import Catalog, open_catalog
+from .config import ServerSettings
+from .daemon import Daemon
+from .logs import configure_logs, get_logger
+from .shared_usage import SharedUsage, UsageTable
+from .signals import run_until_signalled
+from .worker_link import (
+    READY,
+    CancelRequest,
+    CancelTicketRequest,
+    CutRequest,
+    DatasetsRequest,
+    ReadsRequest,
+    ReloadRequest,
+    Request,
+)
+
+
+def name_worker(number: int) -> str:
+    """Return the name of a worker in metrics."""
+    return f"worker-{number}"
+
+
+def settings_of_worker(settings: ServerSettings, listen: tuple[str, ...]) -> ServerSettings:
+    """Return the settings of a worker: it serves readers of shared listeners, and nothing else.
+
+    Only the parent prunes versions: it knows which ones readers were told about.
+    """
+    changes = {"control": None, "http": None, "writable": None, "ready_file": None}
+    return settings.model_copy(update={**changes, "listen": listen, "keep_versions": None})
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """What a worker gets from its parent when it starts."""
+
+    number: int
+    """The number of the worker, from 1."""
+    settings: ServerSettings
+    """The settings of the worker."""
+    datasets: Mapping[str, str]
+    """The datasets beside those of the settings, and the paths of their data."""
+    sockets: Mapping[str, socket]
+    """The sockets that the workers share."""
+    signer: TicketSigner | None
+    """Signs tickets, and remembers for all processes which ones were used."""
+    usage: UsageTable
+    """What the processes use of the limits that they share."""
+
+
+def run_worker(start: WorkerStart, parent: Connection) -> None:
+    """Run a daemon in this worker process.
+
+    Parameters
+    ----------
+    start : WorkerStart
+        What to serve.
+    parent : Connection
+        The pipe to the parent. The worker writes `READY` to it once it is ready, responds to the
+        requests that it receives from it, and ends when the parent is gone and its running
+        streams have been sent.
+    """
+    # A terminal sends SIGINT and SIGHUP to all processes of the group. The parent handles them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    settings = start.settings
+    configure_logs(settings.log_level, settings.log_format)
+
+    async def obey_parent() -> None:
+        try:
+            while True:
+                await anyio.wait_readable(parent.fileno())
+                response = await _respond(daemon, parent.recv())
+                await to_thread.run_sync(parent.send, response)
+        except (EOFError, OSError):
+            # The ports are free for the next parent at once. Running streams may finish.
+            daemon.context.reads.end()
+            daemon.drain()
+
+    def report_ready(tasks: TaskGroup) -> None:
+        parent.send(READY)
+        tasks.start_soon(obey_parent)
+
+    prevent_pandas_import()
+    with open_catalog(settings.datasets, settings) as catalog:
+        _add_datasets(catalog, start.datasets)
+        access = AccessControl.from_settings(settings, start.signer)
+        usage = SharedUsage(start.usage, start.number)
+        name = name_worker(start.number)
+        daemon = Daemon(catalog, settings, access=access, process=name, usage=usage)
+        daemon.bind(start.sockets)
+        anyio.run(run_until_signalled, daemon, [signal.SIGTERM], report_ready)
+
+
+def _add_datasets(catalog: Catalog, sources: Mapping[str, str]) -> None:
+    """Add uploaded datasets; log those that cannot be read any more."""
+    for name, source in sources.items():
+        try:
+            catalog.add(name, source)
+        except SplitArrowError as error:
+            get_logger("daemon").error("cannot serve upload", dataset=name, reason=str(error))
+
+
+async def _respond(daemon: Daemon, request: Request) -> Any:
+    """Return the response of a worker to a request."""
+    match request:
+        case CancelRequest(number, owner):
+            return daemon.streams.cancel(number, owner)
+        case CancelTicketRequest(ticket, principal):
+            return daemon.streams.cancel_ticket(ticket, principal)
+        case ReadsRequest(elsewhere, drains):
+            reads = daemon.context.reads
+            if drains:
+                reads.set_elsewhere(elsewhere)
+                daemon.drain()
+            return reads.names()
+        case CutRequest():
+            daemon.cut()
+            return True
+        case ReloadRequest(settings):
+            return await _try(partial(daemon.reloader.apply, settings), "worker cannot reload")
+        case DatasetsRequest(sources, removed):
+            change = partial(daemon.catalog.update, sources, removed)
+            return await _try(change, "worker cannot serve dataset")
+        case _:
+            return await to_thread.run_sync(lambda: daemon.report(streams=request.streams))
+
+
+async def _try(change: partial[Any], event: str) -> str:
+    """Make a change on a worker thread. Log and return the reason why it failed, or empty."""
+    try:
+        await to_thread.run_sync(change)
+    except SplitArrowError as error:
+        get_logger("daemon").error(event, reason=str(error))
+        return error.message
+    return ""
