@@ -102,10 +102,10 @@ def convert(
 
     [dim]splitarrow convert trips.arrow old.arrows --framing legacy --endianness big[/dim]
     """
-    from ..formats.arrow.writing.conversion import Form
+    from ..formats.arrow.writing.form import Form
     from .fetch import check_output
     from .output_form import OutputForm
-    from .output_formats import ARROW_SUFFIXES
+    from .suffixes import ARROW_SUFFIXES
     from .transfer_report import run_transfer
 
     check_output(output, format, as_json=as_json)

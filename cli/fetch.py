@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -40,6 +41,7 @@ from .fetch_options import (
 )
 from .remote_sources import control_source, data_source, query_source
 from .selection import parse_selection
+from .suffixes import parse_suffix
 from .terminal import is_closed, is_terminal
 from .tls_options import with_tls_options
 
@@ -82,7 +84,7 @@ def fetch(
 
     [dim]splitarrow fetch tcp://host/trips --filter "miles > 10" -o trips.csv[/dim]
     """
-    from ..formats.arrow.writing.conversion import Form
+    from ..formats.arrow.writing.form import Form
     from .output_form import OutputForm
     from .transfer_report import run_transfer
 
@@ -146,6 +148,8 @@ def _check_no_selection(uri: str, name: str | None, options: dict[str, Any]) -> 
 
 
 def _check_transport(transport: str) -> None:
+    if transport == "auto":
+        return  # the schemes of other packages take time to find
     from ..transport.registry import list_schemes
 
     known = ("auto", *list_schemes(), "flight")
@@ -158,6 +162,8 @@ def check_output(output: str | None, format: str | None, *, as_json: bool) -> No
     if output != "-":
         if format is not None:
             raise UsageError("--format is for standard output; add -o -")
+        if output is not None:
+            parse_suffix(Path(output))
         return
     if as_json:
         raise UsageError("--json and -o - would both write to standard output; use one of them")
@@ -197,6 +203,8 @@ def parse_shredding(texts: list[str] | None, output: str | None) -> dict[str, An
     UsageError
         If the output is not a Parquet file, a column is named twice, or a type is malformed.
     """
+    if not texts:
+        return {}
     from ..formats.parquet.variant.type_text import parse_type
 
     found: dict[str, Any] = {}

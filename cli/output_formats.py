@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from ..client.stream.custom_metadata import find_metadata
 from ..errors import UsageError
-from .tensor_output import TENSOR_SUFFIXES
 from .terminal import name_standard_output
 from .text_formats import CsvSink, JsonLinesSink
 
@@ -151,8 +150,6 @@ _BY_SUFFIX: dict[str, Callable[[pa.NativeFile, pa.Schema], Sink] | None] = {
     ".vortex": None,
     ".vortexs": None,
 }
-ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
-"""The suffixes of Arrow IPC, whose messages need no decoding."""
 _TEXT = {"csv": CsvSink, "jsonl": JsonLinesSink}
 
 
@@ -184,24 +181,6 @@ class StandardOutputTextSink:
     def abort(self) -> None:
         """End the output. Text has no mark for an incomplete end; the exit status has."""
         self._sink.abort()
-
-
-def parse_suffix(path: Path) -> str:
-    """Return the suffix of a path, in lower case, if it selects a format.
-
-    Raises
-    ------
-    UsageError
-        If it does not.
-    """
-    suffix = path.suffix.lower()
-    known = (*_BY_SUFFIX, *TENSOR_SUFFIXES)
-    if suffix not in known:
-        raise UsageError(
-            f"{path}: the suffix selects the format; use one of {', '.join(known)}, "
-            "or - for standard output"
-        )
-    return suffix
 
 
 def open_sink(

@@ -5,22 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from typing import TYPE_CHECKING, TextIO
 
 from .formatting import format_bytes, format_count, format_rate
 from .terminal import is_terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _UPDATE_SECONDS = 0.1
 """The time between two updates of the figures."""
@@ -38,6 +29,9 @@ def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None =
     file : text file, optional
         The terminal; by default standard error.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -66,16 +60,15 @@ class TransferProgress:
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:
-        columns: list[ProgressColumn] = [TextColumn("{task.fields[figures]}", markup=False)]
-        if total_rows is not None:
-            columns = [TaskProgressColumn(), *columns, TimeRemainingColumn(compact=True)]
-        self._progress = make_progress(*columns, enabled=enabled)
-        self.is_shown = not self._progress.disable
+        self.is_shown = enabled and is_terminal(sys.stderr)
         self._started = self._next_update = time.perf_counter()
-        self._task = self._progress.add_task(name, total=total_rows, figures="")
+        if self.is_shown:
+            self._progress = _make_transfer_progress(total_rows)
+            self._task = self._progress.add_task(name, total=total_rows, figures="")
 
     def __enter__(self) -> TransferProgress:
-        self._progress.start()
+        if self.is_shown:
+            self._progress.start()
         return self
 
     def restart_clock(self) -> None:
@@ -102,4 +95,14 @@ class TransferProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self.is_shown:
+            self._progress.stop()
+
+
+def _make_transfer_progress(total_rows: int | None) -> Progress:
+    from rich.progress import TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns: list[ProgressColumn] = [TextColumn("{task.fields[figures]}", markup=False)]
+    if total_rows is not None:
+        columns = [TaskProgressColumn(), *columns, TimeRemainingColumn(compact=True)]
+    return make_progress(*columns, enabled=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UriError, UsageError
 from .connection import open_client
+from .early_checks import check_control_plane, connect_first
 from .terminal import is_terminal
 
 Source = tuple[str, int | None, Callable[[], Any]]
@@ -21,6 +22,7 @@ def control_source(
     uri: str, name: str, token: str | None, options: dict[str, Any], *, quiet: bool
 ) -> Generator[Source]:
     """Connect to a control plane that locates the dataset."""
+    check_control_plane(uri, options["connect_timeout"])
     with open_client(uri, token, options["connect_timeout"]) as client:
         shows_progress = not quiet and is_terminal(sys.stderr)
         rows = client.info(name).rows if shows_progress else None
@@ -39,9 +41,10 @@ def query_source(
 @contextmanager
 def data_source(uris: list[str], ticket: str | None, options: dict[str, Any]) -> Generator[Source]:
     """Read from the URI of a dataset, or from a pair of URIs."""
-    from ..client.stream.blocking import open as open_stream
+    with connect_first(uris, ticket, options["connect_timeout"]):
+        from ..client.stream.blocking import open as open_stream
 
-    yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **options)
+        yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **options)
 
 
 def _dataset_name(uris: list[str], ticket: str | None) -> str:

@@ -18,13 +18,13 @@ from ..formats.arrow.tensors.numpy_file import write_npy_header
 from ..formats.arrow.tensors.tensor import format_shape
 from .formatting import escape_text, format_bytes, shorten
 from .progress import TransferProgress
+from .suffixes import TENSOR_SUFFIXES
 from .tables import make_console, make_table
 from .terminal import standard_output
 
 if TYPE_CHECKING:
     from .output_file import OutputFile
 
-TENSOR_SUFFIXES = (".tensor", ".npy")
 """The suffixes of files that hold tensors."""
 _CHUNK_BYTES = 16 << 20
 _POLL_SECONDS = 0.1

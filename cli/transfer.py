@@ -20,9 +20,10 @@ from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open
 from .message_input import InputStream, read_messages, read_schema_metadata
 from .output_file import OutputFile
 from .output_form import PLAIN, OutputForm
-from .output_formats import ARROW_SUFFIXES, Sink, StandardOutputTextSink, open_sink, parse_suffix
+from .output_formats import Sink, StandardOutputTextSink, open_sink
 from .preview import Preview
 from .progress import TransferProgress
+from .suffixes import ARROW_SUFFIXES, parse_suffix
 from .tensor_output import TensorPreview, check_table_suffix, copy_tensors
 
 _AnySink = TypeVar("_AnySink", bound=Sink | ArrowOutput)

@@ -10,9 +10,9 @@ from ..errors import ConfigError, ConnectError, UriError
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri, Streams
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
+from .early_connections import DEFAULT_PORT, open_socket
 from .socket_channel import RESET, SocketChannel
 
-DEFAULT_PORT = 8816
 _BACKLOG = 1024
 SERVER_STAGING = 16 << 10
 _STAGING = 256 << 10
@@ -163,17 +163,7 @@ def connect_socket(uri: DataUri, timeout: float) -> socket.socket:
     UriError
         If the URI has no host.
     """
-    if not uri.host:
-        raise UriError(f"{uri.redacted()}: a {uri.scheme} address needs a host")
-    port = DEFAULT_PORT if uri.port is None else uri.port
-    try:
-        sock = socket.create_connection((uri.host, port), timeout=timeout)
-    except TimeoutError:
-        raise ConnectError(
-            f"cannot connect to {uri.address}: no answer within {timeout:g} s"
-        ) from None
-    except OSError as error:
-        raise ConnectError(f"cannot connect to {uri.address}: {error.strerror or error}") from None
+    sock = open_socket(uri, timeout)
     try:
         set_socket_options(sock)
     except OSError as error:

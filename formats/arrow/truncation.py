@@ -11,7 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+
+class _Compute:
+    """``pyarrow.compute``, imported when it is used: that takes long, and few streams need it."""
+
+    def __getattr__(self, name: str) -> Any:
+        from pyarrow import compute
+
+        return getattr(compute, name)
+
+
+pc: Any = _Compute()
 
 _VIEWS: dict[pa.DataType, pa.DataType] = {
     pa.string_view(): pa.large_string(),

@@ -31,7 +31,8 @@ from splitarrow.formats.arrow.tensors import (
     encode_tensor,
     write_message,
 )
-from splitarrow.formats.arrow.writing.conversion import Form, MessageConverter
+from splitarrow.formats.arrow.writing.conversion import MessageConverter
+from splitarrow.formats.arrow.writing.form import Form
 
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 ARRAYS = make_arrays_of_all_types()

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ....errors import UsageError
 from ....fbs import arrow_generated as fbs
 from ..features import Feature, read_features
 from ..headers import CODECS
 from .batches import BatchRewriter, RewrittenMessage
+from .form import Form
 from .layouts import read_layout
 from .schemas import find_schema, rewrite_schema
 
 _ORDERS = {"little": fbs.Endianness.Little, "big": fbs.Endianness.Big}
 _VERSIONS = {"v4": fbs.MetadataVersion.V4, "v5": fbs.MetadataVersion.V5}
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The form of the messages of a stream. `None` keeps what the source has."""
-
-    endianness: Literal["little", "big"] | None = None
-    """The byte order."""
-    version: Literal["v4", "v5"] | None = None
-    """The metadata version."""
-    compression: Literal["none", "lz4", "zstd"] | None = None
-    """The compression of the bodies."""
-
-    def __post_init__(self) -> None:
-        if self.version == "v4" and self.compression in CODECS.values():
-            raise UsageError("readers of the metadata version V4 know no compression")
 
 
 class MessageConverter:

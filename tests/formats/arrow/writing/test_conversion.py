@@ -24,7 +24,8 @@ from splitarrow.formats.arrow.writing.containers import (
     ReplacedDictionaryError,
     StreamAssembler,
 )
-from splitarrow.formats.arrow.writing.conversion import Form, MessageConverter
+from splitarrow.formats.arrow.writing.conversion import MessageConverter
+from splitarrow.formats.arrow.writing.form import Form
 from splitarrow.formats.arrow.writing.layouts import read_layout
 from splitarrow.formats.arrow.writing.schemas import find_schema, rewrite_schema
 
