@@ -10,6 +10,7 @@ import binascii
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
@@ -107,6 +108,10 @@ class DataUri:
         >>> uri.host, uri.port, uri.ticket
         ('host', 8816, b'flights')
         """
+        return _parse(text)
+
+    @classmethod
+    def _parse_parts(cls, text: str) -> DataUri:
         scheme = _check_scheme(text)
         try:
             parts = urlsplit(text)
@@ -190,6 +195,12 @@ class DataUri:
             f"{key}=…" if redact and key in _SECRET else f"{key}={value}" for key, value in query
         )
         return f"{self.address}?{text}" if text else self.address
+
+
+@lru_cache(maxsize=32)
+def _parse(text: str) -> DataUri:
+    """Parse a URI. Programs open the same few again and again."""
+    return DataUri._parse_parts(text)  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_scheme(text: str) -> str:

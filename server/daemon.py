@@ -225,6 +225,8 @@ class Daemon:
                 await self._context.draining.wait()
                 sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
                 await self._context.reads.wait_idle()
+                for session in list(self._sessions):
+                    session.end_unless_streaming()
                 acceptors.cancel_scope.cancel()
             self._close_listeners()
 

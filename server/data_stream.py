@@ -22,12 +22,13 @@ from ..errors import (
     status_name,
 )
 from ..protocol.frames import TaggedFrame
+from ..protocol.request import Request
 from ..protocol.splitter import SourceMessage, count_rows
 from ..protocol.tags import BodyType
 from ..protocol.trace_context import TraceContext
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
-from .catalog.dataset import Source
+from .catalog.dataset import Dataset, Source
 from .catalog.query.row_spans import resolve_rows
 from .catalog.vortex_dataset import VORTEX, VortexDataset
 from .context import ServerContext
@@ -173,19 +174,9 @@ class DataStream:
     async def _send(self, claims: TicketClaims, ticket: bytes) -> None:
         dataset, request = self._context.catalog.lookup(claims.request.dataset), claims.request
         with self._registered(claims, ticket), self._context.reads.stream(request):
-            async with self._keeping_alive():
-                if request.rows is not None:
-                    request = await to_thread.run_sync(
-                        resolve_rows,
-                        dataset,
-                        request,
-                        self._context.encoding,
-                        limiter=self._context.threads,
-                    )
-                if request.format == VORTEX:
-                    # The compression of a request is that of bodies in Arrow.
-                    dataset, request = VortexDataset(dataset), replace(request, compression=None)
-                source = await self._sender.open(dataset, request)
+            source = self._sender.open_at_once(dataset, request)
+            if source is None:
+                source = await self._open(dataset, request)
             if self._span is not None:
                 self._span.opened()
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
@@ -193,6 +184,22 @@ class DataStream:
             await self._send_groups(source, slot)
             self.is_ending = True
             await self._sender.finish()
+
+    async def _open(self, dataset: Dataset, request: Request) -> Source:
+        """Open a dataset on a worker thread."""
+        async with self._keeping_alive():
+            if request.rows is not None:
+                request = await to_thread.run_sync(
+                    resolve_rows,
+                    dataset,
+                    request,
+                    self._context.encoding,
+                    limiter=self._context.threads,
+                )
+            if request.format == VORTEX:
+                # The compression of a request is that of bodies in Arrow.
+                dataset, request = VortexDataset(dataset), replace(request, compression=None)
+            return await self._sender.open(dataset, request)
 
     async def _send_groups(self, source: Source, slot: FilterSlot) -> None:
         if source.blocking:

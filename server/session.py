@@ -130,8 +130,9 @@ class Session:
         """Serve until the reader leaves, an error ends the connection, or the daemon drains."""
         try:
             with self._scope:
+                if self._context.draining.is_set() and not self._context.reads:
+                    self._scope.cancel()
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._close_when_drained, tasks.cancel_scope)
                     frames = await self._handshake()
                     await self._receive(frames, tasks)
         except* (TransportError, ProtocolError, DatasetError) as errors:
@@ -140,11 +141,10 @@ class Session:
         finally:
             self._close()
 
-    async def _close_when_drained(self, scope: anyio.CancelScope) -> None:
-        await self._context.draining.wait()
-        await self._context.reads.wait_idle()
+    def end_unless_streaming(self) -> None:
+        """End the connection, unless it sends a stream: that may end before. The daemon drains."""
         if self._machine.state is not ServerState.STREAMING:
-            scope.cancel()
+            self._scope.cancel()
 
     def check_progress(self, now: float, seconds: float) -> None:
         """Disconnect the reader if it has taken nothing of a stream for a time.

@@ -21,13 +21,12 @@ from ...errors import (
 )
 from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
 from ...formats.arrow.checker import MessageChecker
-from ...formats.arrow.dictionaries import read_dictionary_types
 from ...formats.arrow.framing import encapsulate
 from ...formats.arrow.message import (
     HeaderType,
     read_custom_metadata,
 )
-from ...formats.arrow.schema import is_native_endian
+from ...formats.arrow.schema_facts import find_schema_facts
 from ...formats.arrow.validation import validate_memory
 from ...protocol.frames import MessageRun, ReceivedBody
 from ...protocol.limits import Limits
@@ -104,9 +103,7 @@ class BatchDecoder:
         metadata = schema_message.metadata
         self.schema = schema
         # A cheap check of such batches would look at their metadata only.
-        self._is_fixed_width = all(pa.types.is_primitive(field.type) for field in schema)
-        self._swaps_bytes = not is_native_endian(metadata)
-        types = read_dictionary_types(metadata, schema)
+        self._is_fixed_width, self._swaps_bytes, types, plans = find_schema_facts(metadata, schema)
         self._checker = MessageChecker(
             schema,
             types,
@@ -114,10 +111,11 @@ class BatchDecoder:
             max_metadata_bytes=limits.metadata_bytes,
             max_decoded_bytes=limits.decoded_bytes,
             copies_bodies=self._swaps_bytes,
+            plans=plans,
         )
         self._stateful: StatefulDecoder | None = None
         if types or self._swaps_bytes:
-            self._stateful = StatefulDecoder(metadata, types, limits)
+            self._stateful = StatefulDecoder(metadata, dict(types), limits)
             self.schema = self._stateful.schema
 
     @property

@@ -63,7 +63,8 @@ def resolve_uris(
     for item in uris:
         item.require_want_data()
         found = _find_ticket(item, given, uris)
-        resolved.append(item.replace(ticket=_apply_selection(found, selection)))
+        changed = _apply_selection(found, selection)
+        resolved.append(item if changed == item.ticket else item.replace(ticket=changed))
     return resolved
 
 

@@ -76,6 +76,8 @@ class MessageChecker:
     copies_bodies : bool
         Whether decoding copies bodies that are not compressed, for example to swap bytes. It always
         copies dictionaries.
+    plans : dict, optional
+        Keeps what follows from the schema, for other checkers of the same schema.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class MessageChecker:
         max_metadata_bytes: int = 16 << 20,
         max_decoded_bytes: int = 2 << 30,
         copies_bodies: bool = False,
+        plans: dict[tuple[int | None, bool], BatchPlan] | None = None,
     ) -> None:
         self._schema = schema
         self._types = dict(dictionary_types)
@@ -102,7 +105,7 @@ class MessageChecker:
         self._max_metadata_bytes = max_metadata_bytes
         self._max_decoded_bytes = max_decoded_bytes
         self._copies_bodies = copies_bodies
-        self._plans: dict[tuple[int | None, bool], BatchPlan] = {}
+        self._plans = {} if plans is None else plans
 
     def check(self, metadata: bytes | memoryview, body: memoryview) -> CheckedMessage:
         """Check a message whose body is in memory.

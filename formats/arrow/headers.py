@@ -132,18 +132,36 @@ def _find_field_offsets(message: Any, batch: Any) -> FieldOffsets | None:
     return found if max(ends) <= found.rows else None
 
 
+RowCountLayout = tuple[Callable[[bytes, int], tuple[Any, ...]], bytes, bytes]
+"""The layout that a `RowCountReader` knows."""
+
+
 class RowCountReader:
     """Reads the row counts of messages, quickly while their layout repeats.
 
     The first part of a FlatBuffer determines the offsets of its values. If it equals that of the
     previous message byte for byte, the offsets are the same. Otherwise the message is parsed.
+
+    Parameters
+    ----------
+    layout : tuple, optional
+        The `layout` of another reader, which has read a message that is probably alike.
     """
 
     __slots__ = ("_head", "_middle", "_unpack")
 
-    def __init__(self) -> None:
-        self._unpack: Callable[[bytes, int], tuple[Any, ...]] = _unpack_nothing
-        self._head = self._middle = b""
+    def __init__(self, layout: RowCountLayout | None = None) -> None:
+        self._unpack, self._head, self._middle = layout or (_unpack_nothing, b"", b"")
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the reader knows a layout."""
+        return self._unpack is not _unpack_nothing
+
+    @property
+    def layout(self) -> RowCountLayout:
+        """The layout of the messages that are read without parsing them."""
+        return self._unpack, self._head, self._middle
 
     def read(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
         """Return the number of rows of a message, 0 if it is not a record batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,9 @@ from .bounds import survey_schema
 from .features import check_features
 from .framing import encapsulate
 from .message import HeaderType, read_endianness, read_message_info
+
+_MAX_CACHED_BYTES = 16 << 10
+_EXTENSION_NAME = b"ARROW:extension:name"
 
 
 def read_schema(
@@ -37,6 +41,25 @@ def read_schema(
     LimitError
         If the schema exceeds one of the limits.
     """
+    if type(metadata) is bytes and is_self_contained(metadata):
+        return _read_cached(metadata, max_nesting, max_bytes)
+    return _read(metadata, max_nesting, max_bytes)
+
+
+def is_self_contained(metadata: bytes) -> bool:
+    """Return whether a schema message is small, and always decodes to the same schema.
+
+    Extension types decode to whatever the process has registered at that moment.
+    """
+    return len(metadata) <= _MAX_CACHED_BYTES and _EXTENSION_NAME not in metadata
+
+
+@lru_cache(maxsize=32)
+def _read_cached(metadata: bytes, max_nesting: int, max_bytes: int) -> pa.Schema:
+    return _read(metadata, max_nesting, max_bytes)
+
+
+def _read(metadata: bytes | memoryview, max_nesting: int, max_bytes: int) -> pa.Schema:
     header_type = read_message_info(metadata).header_type
     if header_type is not HeaderType.SCHEMA:
         raise InvalidDataError(f"received a {header_type.name} message; expected a schema")

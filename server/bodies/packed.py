@@ -11,6 +11,7 @@ from anyio import to_thread
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ..catalog.dataset import Dataset, Source
+from ..catalog.files.file_dataset import FileDataset
 from ..catalog.messages.generator_source import GeneratorSource, MessageGroups
 from ..catalog.vortex_dataset import VortexDataset
 from ..shm.region_source import RegionSource
@@ -44,6 +45,13 @@ class PackedBodySender:
     def message_count(self) -> int:
         """The number of messages sent so far."""
         return self._splitter.next_sequence
+
+    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+        """Open a dataset without a thread; see `BodySender.open_at_once`."""
+        encoding = self._connection.encoding
+        if not isinstance(dataset, FileDataset) or request.compression or encoding.compression:
+            return None
+        return dataset.open_at_once(request, encoding)
 
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset, encoded by the server's defaults."""

@@ -64,6 +64,22 @@ class RemoteBodySender:
         """The number of messages sent so far."""
         return self._splitter.next_sequence
 
+    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+        """Open a file without a thread; see `BodySender.open_at_once`."""
+        source = self._connection.regions.open_at_once(
+            dataset, request, copy=self._access.requires_copy
+        )
+        if source is None:
+            return None
+        if self._carries_bodies and self._access.announces_first and source.region is not None:
+            try:
+                self._withheld.append(self._announce(source.region))
+            except BaseException:
+                source.close()
+                raise
+        self._leases.add_source(source)
+        return source
+
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset so that each body is one span of a region."""
         connection = self._connection
@@ -134,11 +150,7 @@ class RemoteBodySender:
             Whether they were sent. If not, nothing was.
         """
         nbytes = run.body_bytes * len(run)
-        if (
-            run.file is not self._region
-            or not self._access.shares_runs
-            or self._leases.would_exceed(nbytes)
-        ):
+        if not self._access.shares_runs or self._leases.would_exceed(nbytes):
             return False
         spans = self._buffer_spans(run[0])
         lengths = [length for _, length in spans if length]
@@ -153,6 +165,9 @@ class RemoteBodySender:
         frames = self._splitter.split_remote_run(run.metadata, payloads.view(np.uint8))
         if frames is None:
             return False
+        if run.file is not self._region:
+            announcement = self._announce(run.file)
+            await self._send([announcement, *self._take_withheld()])
         self._leases.grant_run(offsets, lengths, time.monotonic())
         self._metrics.bytes_lent += nbytes
         self.bytes_lent += nbytes
@@ -185,7 +200,8 @@ class RemoteBodySender:
 
     async def fail(self, code: str, message: str) -> None:
         """Report a failure to the reader."""
-        await self._send(self._splitter.fail(code, message))
+        announced = [] if self._region is None else self._take_withheld()
+        await self._send([*announced, *self._splitter.fail(code, message)])
 
     def _inline_frames(self, message: SourceMessage) -> Sequence[OutgoingFrame]:
         """Return the frames of a message without a remote body, unless a region has to precede.
@@ -193,10 +209,10 @@ class RemoteBodySender:
         A reader that reached another server than its URI names then notices at once.
         """
         frames = self._splitter.split([message])
-        if self._region is not None or not self._access.announces_first:
-            return frames
-        self._withheld += frames
-        return []
+        if self._region is None and self._access.announces_first:
+            self._withheld += frames
+            return []
+        return [*self._take_withheld(), *frames]
 
     def _take_withheld(self) -> list[OutgoingFrame]:
         frames, self._withheld = self._withheld, []
@@ -219,14 +235,18 @@ class RemoteBodySender:
             await self._leases.wait_for_room(sum(length for _, length in spans))
         frames: list[OutgoingFrame] = []
         if body.file is not self._region:
-            announcement = self._access.announce(body.file)
-            self._region = body.file
-            want_data = self._connection.uri.require_want_data()
-            frames.append(TaggedFrame(want_data, announcement.nbytes, (announcement,)))
+            frames.append(self._announce(body.file))
         self._leases.grant(spans, self._access.protect(body), time.monotonic())
         frames += self._take_withheld()
         frames += self._splitter.split_remote(message, spans)
         return frames
+
+    def _announce(self, region: SourceFile) -> TaggedFrame:
+        """Return the message that gives the reader access to a region."""
+        announcement = self._access.announce(region)
+        self._region = region
+        want_data = self._connection.uri.require_want_data()
+        return TaggedFrame(want_data, announcement.nbytes, (announcement,))
 
     def _buffer_spans(self, message: SourceMessage) -> list[Span]:
         assert message.body is not None

@@ -37,6 +37,10 @@ class BodySender(Protocol):
         """What the compression ``auto`` has chosen; None if it was not requested."""
         ...
 
+    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+        """Open a dataset as `open` does, if that takes no time; otherwise return None."""
+        ...
+
     async def open(self, dataset: Dataset, request: Request) -> Source:
         """Open a dataset so that its messages suit this sender; errors as for `Dataset.open`."""
         ...

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
+from ...transport.memory.files import SourceFile
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Budget, Dataset, Encoding, Source, Writers
+from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_dataset import VortexDataset
 from ..logs import get_logger
 from .chunks import Chunk, ChunkWriter
@@ -47,6 +49,8 @@ class RegionSource:
     ) -> None:
         self.blocking = blocking
         self.region_files: Sequence[Path] = ()
+        self.region: SourceFile | None = None
+        """The file that every body is a part of; None if it is not known yet."""
         self._groups = groups
         self._close = close
         self._release: Callable[[], None] | None = release
@@ -132,6 +136,32 @@ def open_region_source(
         close=copied.close,
         release=release,
     )
+
+
+def open_region_at_once(
+    dataset: Dataset, request: Request, *, trust: bool, budget: Budget
+) -> RegionSource | None:
+    """Open a file that is its own region, as `open_region_source` does, if that reads nothing.
+
+    Returns
+    -------
+    RegionSource or None
+        None if it may take time; see `FileDataset.open_at_once`.
+    """
+    if not isinstance(dataset, FileDataset):
+        return None
+    request = replace(request, compression=request.compression or "none")
+    source = dataset.open_at_once(request, Encoding(regions=True, budget=budget))
+    if source is None:
+        return None
+    if not source.region_files or not (trust or _can_guard(source.region_files)):
+        source.close()
+        return None
+    opened = RegionSource(
+        iter(source), blocking=source.blocking, close=source.close, release=_release_nothing
+    )
+    opened.region = source.region
+    return opened
 
 
 def _can_guard(paths: Sequence[Path]) -> bool:

@@ -14,7 +14,7 @@ from ..catalog.vortex_dataset import VortexDataset
 from .chunks import ChunkSizes
 from .file_guards import FileGuards
 from .file_mappings import FileMappings
-from .region_source import RegionSource, open_region_source
+from .region_source import RegionSource, open_region_at_once, open_region_source
 from .region_store import RegionStore
 
 if TYPE_CHECKING:
@@ -77,6 +77,14 @@ class SharedRegions:
         return open_region_source(
             store, dataset, request, copy=copy, trust=self.trust, budget=self._budget
         )
+
+    def open_at_once(
+        self, dataset: Dataset, request: Request, *, copy: bool = False
+    ) -> RegionSource | None:
+        """Open a dataset as `open` does, if that takes no time; otherwise return None."""
+        if copy or self._copy:
+            return None
+        return open_region_at_once(dataset, request, trust=self.trust, budget=self._budget)
 
     def report_freed(self) -> None:
         """Wake the streams that wait until their readers have freed offsets."""

@@ -29,10 +29,11 @@ from ....formats.arrow.schema_difference import are_schemas_equal
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
 from ..messages.message_index import MessageIndex
+from ..messages.plan import choose_included_fields
 from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors, open_handle
-from .file_dataset import FileContents, FileDataset, choose_included_fields
+from .file_dataset import FileContents, FileDataset
 from .found_fields import read_fields
 from .message_checks import FileMessageChecker
 
@@ -89,7 +90,7 @@ class ArrowFileDataset(FileDataset):
         if contents.fields:
             yield from read_fields(partial(self.read_batches, file), contents, selection)
             return
-        included = choose_included_fields(selection, contents)
+        included = choose_included_fields(selection, contents.schema)
         with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             reader = pa.ipc.open_file(handle, options=options)

@@ -17,10 +17,11 @@ from ....formats.arrow.message_reader import MessageReader, check_trailing_bytes
 from ....formats.arrow.schema import read_schema
 from ....transport.memory.files import SourceFile
 from ..messages.message_index import MessageIndex
+from ..messages.plan import choose_included_fields
 from ..messages.reencoding import Batches
 from ..query.selection import Selection
 from .file_access import map_read_errors, open_handle
-from .file_dataset import FileContents, FileDataset, choose_included_fields
+from .file_dataset import FileContents, FileDataset
 from .message_checks import FileMessageChecker
 
 _FILE_TYPE = "an Arrow IPC stream"
@@ -46,7 +47,7 @@ class ArrowStreamDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        included = choose_included_fields(selection, contents)
+        included = choose_included_fields(selection, contents.schema)
         with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             with pa.ipc.open_stream(handle, options=options) as reader:

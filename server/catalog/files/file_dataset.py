@@ -15,20 +15,17 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from ....errors import DatasetError
-from ....formats.arrow.footer_metadata import add_footer_metadata
 from ....formats.arrow.schema import has_utf8_names
-from ....formats.arrow.truncation import has_unions
 from ....formats.parquet.field_descriptions import VariantField, extend_schema
 from ....protocol.request import Request
-from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
 from ..dataset import Encoding, Shard, Writers
-from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..messages.file_groups import add_footer, file_groups
+from ..messages.generator_source import GeneratorSource
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
-from ..messages.plan import plan_file
-from ..messages.projection import ProjectedMessages
+from ..messages.plan import keeps_messages, plan_file
 from ..messages.reencoding import Batches, count_matches, encode_groups
 from ..query.request_checks import check_batches, check_version, hash_version, select_shards
 from ..query.selection import Selection
@@ -299,11 +296,37 @@ class FileDataset(ABC):
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the file for one reader; see `Dataset.open`."""
+        return self._open_file(self.open_file(), None, request, encoding)
+
+    def open_at_once(self, request: Request, encoding: Encoding) -> GeneratorSource | None:
+        """Open the file as `open` does, if that reads nothing of it.
+
+        Returns
+        -------
+        GeneratorSource or None
+            None if the messages cannot be sent as they are stored, if the file has changed since
+            it was inspected, or if it is in an object store.
+        """
+        contents = self._contents
+        if contents.index is None or not contents.is_complete or self.origin.is_remote:
+            return None
+        if not keeps_messages(request, encoding):
+            return None
         file = self.open_file()
+        if file.version != contents.identity:
+            file.close()
+            return None
+        return self._open_file(file, contents, request, encoding)
+
+    def _open_file(
+        self, file: SourceFile, contents: FileContents | None, request: Request, encoding: Encoding
+    ) -> GeneratorSource:
         try:
-            check_version(request, hash_version(file.version))
+            if request.version is not None:
+                check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents, request = self._load_columns(file, request)
+            if contents is None:
+                contents, request = self._load_columns(file, request)
             selection = Selection.resolve(request, encoding, contents.schema)
             if request.batches is not None:
                 check_batches(request, self.count_batches(file, contents))
@@ -338,11 +361,13 @@ class FileDataset(ABC):
                 is_valid=is_valid,
                 schema_metadata=None if index is None else index.schema_metadata,
             )
-            return GeneratorSource(_add_footer(groups, contents), blocking=True)
+            return GeneratorSource(add_footer(groups, contents.footer_metadata), blocking=True)
         sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
         region_files = (Path(self.path),) if sends_regions else ()
-        groups = _add_footer(_file_groups(file, messages), contents)
-        return GeneratorSource(groups, blocking=False, region_files=region_files)
+        groups = add_footer(file_groups(file, messages), contents.footer_metadata)
+        source = GeneratorSource(groups, blocking=False, region_files=region_files)
+        source.region = file if sends_regions else None
+        return source
 
     def _load_columns(self, file: SourceFile, request: Request) -> tuple[FileContents, Request]:
         """Return the contents with the fields that a request names; see `add_fields`."""
@@ -370,30 +395,3 @@ def _without_blocks(contents: FileContents) -> FileContents:
     if contents.index is None:
         return contents
     return replace(contents, index=contents.index.without_blocks(), is_complete=False)
-
-
-def choose_included_fields(selection: Selection, contents: FileContents) -> list[int]:
-    """Return the columns that pyarrow reads from an IPC file. Empty means all."""
-    if has_unions(contents.schema):
-        return []  # pyarrow miscounts the buffers of unions that it skips
-    return selection.sorted_columns or []
-
-
-def _add_footer(groups: MessageGroups, contents: FileContents) -> MessageGroups:
-    """Return groups whose schema message carries the custom metadata of the footer."""
-    footer = contents.footer_metadata
-    return groups if footer is None else _add_pairs(groups, footer)
-
-
-def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
-    with closing(groups):
-        ((schema, *_),) = next(groups)
-        yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None)]
-        yield from groups
-
-
-def _file_groups(
-    file: SourceFile, messages: PassthroughMessages | ProjectedMessages
-) -> MessageGroups:
-    yield [messages.schema_message()]
-    yield from messages.groups(file)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ....errors import ClosedError
 from ....protocol.splitter import SourceMessage
+from ....transport.memory.files import SourceFile
 
 MessageGroups = Generator[Sequence[SourceMessage], None, None]
 """A generator of groups of messages; see `Source`."""
@@ -32,6 +33,8 @@ class GeneratorSource:
     ) -> None:
         self.blocking = blocking
         self.region_files = region_files
+        self.region: SourceFile | None = None
+        """The file that every body is a part of; None if there are several, or it is unknown."""
         self._groups = groups
         self._resources = ExitStack()
         self._running = threading.Lock()

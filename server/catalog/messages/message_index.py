@@ -10,7 +10,7 @@ import pyarrow as pa
 from ....errors import ProtocolError
 from ....formats.arrow.file import BLOCK, Blocks
 from ....formats.arrow.framing import parse_prefix
-from ....formats.arrow.headers import RowCountReader
+from ....formats.arrow.headers import RowCountLayout, RowCountReader
 from ....formats.arrow.message import HeaderType, read_message_info
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
@@ -71,6 +71,7 @@ class MessageIndex:
         "blocks",
         "codec",
         "group_ends",
+        "row_layout",
         "schema",
         "schema_metadata",
     )
@@ -90,6 +91,8 @@ class MessageIndex:
         self.group_ends = _find_group_ends(blocks)
         self._dictionaries = dictionaries
         self._row_counts: array[int] | None = None
+        self.row_layout: RowCountLayout | None = None
+        """The layout of the first record batches, once a reader has read them."""
 
     def schema_message(self) -> SourceMessage:
         """Return the schema message, which begins the stream."""

@@ -59,11 +59,17 @@ class PassthroughMessages:
             If the file cannot be read, has changed since it was opened, or does not match the
             index.
         """
-        yield from self._region_groups(file) if self.regions else self._mixed_groups(file)
+        row_reader = RowCountReader(self.index.row_layout)
+        groups = (self._region_groups if self.regions else self._mixed_groups)(file, row_reader)
+        for group in groups:
+            if self.index.row_layout is None and row_reader.has_layout:
+                self.index.row_layout = row_reader.layout
+            yield group
         file.check()
 
-    def _mixed_groups(self, file: SourceFile) -> Iterator[Sequence[SourceMessage]]:
-        row_reader = RowCountReader()
+    def _mixed_groups(
+        self, file: SourceFile, row_reader: RowCountReader
+    ) -> Iterator[Sequence[SourceMessage]]:
         readahead = Readahead(file)
         begin, blocks = 0, self.index.blocks
         for end in self.index.group_ends:
@@ -75,8 +81,9 @@ class PassthroughMessages:
                 yield self._read_regions(file, begin, end, row_reader)
             begin = end
 
-    def _region_groups(self, file: SourceFile) -> Iterator[Sequence[SourceMessage]]:
-        row_reader = RowCountReader()
+    def _region_groups(
+        self, file: SourceFile, row_reader: RowCountReader
+    ) -> Iterator[Sequence[SourceMessage]]:
         begin, blocks = 0, self.index.blocks
         for end in self.index.group_ends:
             if blocks[begin].body_length <= MAX_BODY_BYTES:

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pyarrow as pa
+
+from ....formats.arrow.truncation import has_unions
+from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
+from ..dataset import Encoding
 from ..query.selection import Selection
 from .message_index import MessageIndex
 from .passthrough import PassthroughMessages
@@ -74,6 +79,23 @@ def allows_passthrough(selection: Selection, codecs: Collection[str]) -> bool:
         and selection.limit is None
         and selection.batch_rows is None
         and (selection.compression is None or set(codecs) == {selection.compression})
+    )
+
+
+def choose_included_fields(selection: Selection, schema: pa.Schema) -> list[int]:
+    """Return the columns that pyarrow reads from an IPC file. Empty means all."""
+    if has_unions(schema):
+        return []  # pyarrow miscounts the buffers of unions that it skips
+    return selection.sorted_columns or []
+
+
+def keeps_messages(request: Request, encoding: Encoding) -> bool:
+    """Return whether a request leaves every message of an Arrow file as it is stored."""
+    changes = (request.columns, request.filter, request.limit, request.offset, request.rows)
+    return (
+        all(change is None for change in (*changes, request.batches, request.batch_rows))
+        and request.format in (None, "arrow")
+        and encoding.batch_rows is None
     )
 
 
