@@ -46,7 +46,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class MessageRun:
-    """Consecutive small messages with equal metadata and bodies of equal size.
+    """Consecutive messages with equal metadata and bodies of equal size.
 
     Their frames arrived back to back: metadata, body, metadata, body, and so on. Their sequence
     numbers increase by one. A decoder handles a run in one loop, which costs far less than
@@ -68,6 +68,8 @@ class MessageRun:
         Memory for all bodies: `count` times `stride_of(nbytes, headroom)` bytes.
     body_type : BodyType
         The content of the bodies: packed, or offsets.
+    view : memoryview, optional
+        The same memory as `buffer`, where this is not mutable itself: a slice.
 
     Attributes
     ----------
@@ -103,6 +105,7 @@ class MessageRun:
         count: int,
         buffer: pa.Buffer,
         body_type: BodyType = BodyType.PACKED,
+        view: memoryview | None = None,
     ) -> None:
         self.body_type = body_type
         self.region: Region | None = None
@@ -113,7 +116,7 @@ class MessageRun:
         self.start = (headroom + 63) & ~63
         self.stride = self.stride_of(nbytes, headroom)
         self.buffer = buffer
-        self.view = memoryview(buffer).cast("B")
+        self.view = memoryview(buffer).cast("B") if view is None else view
 
     @staticmethod
     def stride_of(nbytes: int, headroom: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from ..errors import ProtocolError, UsageError
 from ..protocol.frames import (
     IncomingFrame,
@@ -22,13 +20,12 @@ from ..protocol.memory import (
 )
 from ..protocol.messages import PREFIX, MetadataType
 from ..protocol.tags import SEQUENCE_MASK, BodyType, pack_body_tag
+from .expected_run import ExpectedRun, Repetitions, count_repetitions
 from .framing import HEADER, PREFACE, TAGGED, UNTAGGED, check_body_size, check_metadata_size
 
 DIRECT_BYTES = 32 << 10
 """The smallest body whose missing part is received alone, straight into the body's memory."""
 _HEADER_BYTES = HEADER.size
-_TAG_OFFSET = 16
-"""The offset of the tag in a header, in bytes."""
 _METADATA_HEADROOM = 8 - PREFIX.size
 """The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
 _MIN_LOOKAHEAD = 64
@@ -60,6 +57,9 @@ class FrameDecoder:
     into the staging area: the headers and the metadata in front of the next body. The decoder
     predicts their size from the previous message, so that the next body is not staged in turn.
 
+    After two messages that are alike, an `ExpectedRun` receives those that follow. As soon as one
+    differs, its bytes are decoded like all others.
+
     Parameters
     ----------
     limits : Limits
@@ -68,6 +68,9 @@ class FrameDecoder:
         The size of the staging area in bytes.
     allocator : Allocator
         Supplies the memory of bodies.
+    expects_runs : bool
+        Whether to expect that messages repeat the one before them. This applies to the default
+        allocator only, because these bodies share an allocation.
 
     Raises
     ------
@@ -77,6 +80,8 @@ class FrameDecoder:
 
     _tag: int
     """The tag of the incomplete body."""
+    _body_metadata: bytes
+    """The metadata message directly before it; empty if there is none."""
     _filled: int
     """The number of bytes of the incomplete frame that have arrived."""
     _lookahead: int
@@ -88,6 +93,7 @@ class FrameDecoder:
         *,
         staging: int = 256 << 10,
         allocator: Allocator = DEFAULT_ALLOCATOR,
+        expects_runs: bool = True,
     ) -> None:
         if not allocator.is_host:
             raise UsageError("a byte stream is received into host memory; use a host allocator")
@@ -104,15 +110,22 @@ class FrameDecoder:
         # The bytes received since the last body.
         self._since_body = 0
         self._frames: list[IncomingFrame] = []
+        self._run: ExpectedRun | None = None
+        self._repetitions = Repetitions()
+        self._expects_runs = expects_runs and allocator is DEFAULT_ALLOCATOR
 
     @property
     def at_boundary(self) -> bool:
         """Whether the bytes received so far end with a complete frame."""
+        if self._run is not None:
+            return self._run.at_boundary
         return self._body is None and self._metadata is None and self._begin == self._end
 
     @property
     def missing_body_bytes(self) -> int:
         """The number of bytes that the body being received still lacks, or 0."""
+        if self._run is not None:
+            return self._run.missing_body_bytes
         return 0 if self._body is None else self._body.nbytes - self._filled
 
     @property
@@ -123,15 +136,24 @@ class FrameDecoder:
     @property
     def has_frames(self) -> bool:
         """Whether `take` has frames to return."""
-        return bool(self._frames)
+        return bool(self._frames) or (self._run is not None and self._run.has_messages)
+
+    @property
+    def has_full_run(self) -> bool:
+        """Whether expected messages have filled an allocation, to be taken before the next one."""
+        return self._run is not None and bool(self._frames)
 
     def take(self) -> list[IncomingFrame]:
         """Remove and return the completed frames."""
+        if self._run is not None:
+            self._take_run(self._run)
         frames, self._frames = self._frames, []
         return frames
 
     def targets(self) -> list[memoryview]:
         """Return the buffers for the next bytes, in order."""
+        if self._run is not None:
+            return self._run.targets()
         staging = self._staging
         body = self._body
         if body is not None:
@@ -155,7 +177,13 @@ class FrameDecoder:
         LimitError
             If a frame is larger than the limits allow. No memory was allocated for it.
         """
-        body, metadata = self._body, self._metadata
+        body, metadata, run = self._body, self._metadata, self._run
+        if run is not None:
+            if not run.advance(nbytes):
+                self._end_run(run)
+            elif run.is_full:
+                self._take_run(run)
+            return
         if body is not None:
             rest = body.nbytes - self._filled
             if nbytes < rest:
@@ -163,8 +191,13 @@ class FrameDecoder:
                 return
             self._frames.append(make_received_frame((self._tag, body)))
             self._body = None
-            nbytes -= rest
-        elif metadata is not None:
+            self._end += nbytes - rest
+            if self._is_repeated(self._body_metadata, body.nbytes, self._tag):
+                self._begin_run(self._begin, self._end, self._body_metadata, body.nbytes, self._tag)
+            else:
+                self._decode()
+            return
+        if metadata is not None:
             self._filled += nbytes
             if self._filled < len(metadata):
                 return
@@ -208,7 +241,7 @@ class FrameDecoder:
                     self._lookahead = max(self._since_body + _HEADER_BYTES, _MIN_LOOKAHEAD)
                 self._since_body = 0
                 if stop > end:
-                    self._begin_body(body, tag, staging[start:end])
+                    self._begin_body(body, tag, metadata, staging[start:end])
                     begin = end
                     break
                 body.view[body.start :] = staging[start:stop]
@@ -216,6 +249,9 @@ class FrameDecoder:
                 begin = stop
                 if metadata and length + self._headroom <= SMALL_BODY_BYTES:
                     begin = self._decode_run(begin, end, metadata, length, tag)
+                elif self._is_repeated(metadata, length, tag):
+                    self._begin_run(begin, end, metadata, length, tag)
+                    return
                 metadata = b""
             else:
                 raise ProtocolError(
@@ -249,8 +285,11 @@ class FrameDecoder:
         self._since_body += _HEADER_BYTES + length
         return end
 
-    def _begin_body(self, body: ReceivedBody, tag: int, arrived: memoryview) -> None:
+    def _begin_body(
+        self, body: ReceivedBody, tag: int, metadata: bytes, arrived: memoryview
+    ) -> None:
         """Begin to receive an incomplete body."""
+        self._body_metadata = metadata
         body.view[body.start : body.start + arrived.nbytes] = arrived
         self._body, self._tag, self._filled = body, tag, arrived.nbytes
 
@@ -263,6 +302,49 @@ class FrameDecoder:
             begin, end = 0, len(rest)
             self._staging[:end] = rest
         self._begin, self._end = begin, end
+
+    def _is_repeated(self, payload: bytes, length: int, tag: int) -> bool:
+        """Return whether to expect that the next messages repeat this one."""
+        return self._expects_runs and self._repetitions.record(payload, length, tag)
+
+    def _begin_run(self, begin: int, end: int, payload: bytes, length: int, tag: int) -> None:
+        """Expect that messages repeat this one, which the undecoded bytes follow."""
+        self._run = ExpectedRun(payload, length, tag, self._pool)
+        arrived = memoryview(bytes(self._staging[begin:end]))
+        self._begin = self._end = 0
+        self._receive(arrived)
+
+    def _take_run(self, run: ExpectedRun) -> None:
+        """Complete the frames of the messages that an expected run has received."""
+        received = run.take()
+        if received is not None:
+            self._frames.append(received)
+        if run.has_ended:
+            self._run = None
+
+    def _end_run(self, run: ExpectedRun) -> None:
+        """Decode what an expected run has received and did not expect."""
+        self._take_run(run)
+        self._run = None
+        self._repetitions.adjust(run.received_messages)
+        self._expects_runs = False
+        for part in run.rest():
+            self._receive(part)
+        self._expects_runs = True
+
+    def end_expectations(self) -> None:
+        """Decode the bytes of an incomplete message, of which no more will arrive."""
+        if self._run is not None:
+            self._end_run(self._run)
+
+    def _receive(self, arrived: memoryview) -> None:
+        """Receive bytes that have arrived elsewhere."""
+        while arrived.nbytes:
+            target = self.targets()[0]
+            count = min(target.nbytes, arrived.nbytes)
+            target[:count] = arrived[:count]
+            self.advance(count)
+            arrived = arrived[count:]
 
     def _decode_run(self, begin: int, end: int, payload: bytes, length: int, tag: int) -> int:
         """Decode the messages that repeat the previous one and return the offset after them.
@@ -290,7 +372,7 @@ class FrameDecoder:
         first = begin + _HEADER_BYTES + PREFIX.size
         if bytes(staging[first : first + len(metadata)]) != metadata:
             return begin
-        count = self._count_run(staging[begin : begin + most * period], payload, length, tag)
+        count = count_repetitions(staging[begin : begin + most * period], payload, length, tag)
         if count < _MIN_RUN:
             return begin
         buffer = self._pool.allocate_buffer(stride * count, tag)
@@ -301,21 +383,3 @@ class FrameDecoder:
             target += stride
         self._frames.append(run)
         return begin + count * period
-
-    def _count_run(self, data: memoryview, payload: bytes, length: int, tag: int) -> int:
-        """Return the number of messages in `data` that differ only in sequence number and data."""
-        before = HEADER.pack(UNTAGGED, len(payload), 0) + payload[:1]
-        between = payload[PREFIX.size :] + HEADER.pack(TAGGED, length, 0)[:_TAG_OFFSET]
-        layout = f"<{len(before)}sI{len(between)}sQ{length}x"
-        expected, type_bits = (tag & SEQUENCE_MASK) + 1, tag & ~SEQUENCE_MASK
-        first = expected
-        for head, sequence, middle, number in struct.iter_unpack(layout, data):
-            if (
-                sequence != expected
-                or number != expected | type_bits
-                or middle != between
-                or head != before
-            ):
-                break
-            expected += 1
-        return expected - first

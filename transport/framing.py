@@ -26,11 +26,15 @@ PREFACE = b"SPLTARW\x01"
 HEADER = struct.Struct("<QQQ")
 UNTAGGED, TAGGED = 0, 1
 """The first word of a header: the kind of the frame and seven bytes that are 0."""
+_SEQUENCE = struct.Struct("<I")
+_TAG = struct.Struct("<Q")
 _BEFORE_TAG = 16
 """The size of a header in front of its tag, in bytes."""
 _MAX_JOINED_BYTES = 1 << 10
 """The largest body in one `bytes` object that is copied behind its header. Most such bodies are of
 type 1."""
+_MAX_COPIED_BYTES = 16 << 10
+"""The largest body of a run that is copied. Larger ones are sent from where they are."""
 
 
 def check_metadata_size(nbytes: int, limits: Limits) -> None:
@@ -65,10 +69,10 @@ def encode_frames(frames: Iterable[OutgoingFrame]) -> list[Any]:
     """Return the bytes of frames on the wire, as a list of buffers.
 
     Adjacent headers, metadata messages and short bodies are joined. The list contains the buffers
-    of other bodies without a copy. The bodies of a run are copied.
+    of other bodies without a copy. The small bodies of a run are copied.
     """
     if isinstance(frames, FrameRun):
-        return [_encode_run(frames)]
+        return _encode_run(frames)
     pack = HEADER.pack
     buffers: list[Any] = []
     joined: list[bytes] = []
@@ -90,11 +94,13 @@ def encode_frames(frames: Iterable[OutgoingFrame]) -> list[Any]:
     return buffers
 
 
-def _encode_run(run: FrameRun) -> memoryview:
-    """Return the bytes of the frames of a run."""
+def _encode_run(run: FrameRun) -> list[Any]:
+    """Return the bytes of the frames of a run, as a list of buffers."""
     count, nbytes = run.bodies.shape
     head = HEADER.pack(UNTAGGED, PREFIX.size + len(run.metadata), 0) + bytes((run.message_type,))
     between = run.metadata + HEADER.pack(TAGGED, nbytes, 0)[:_BEFORE_TAG]
+    if nbytes > _MAX_COPIED_BYTES:
+        return _gather_run(run, head, between)
     layout = np.dtype(
         [
             ("head", np.uint8, len(head)),
@@ -111,4 +117,15 @@ def _encode_run(run: FrameRun) -> memoryview:
     encoded["sequence"] = sequences
     encoded["tag"] = sequences | np.uint64(pack_body_tag(0, run.body_type))
     encoded["body"] = run.bodies
-    return memoryview(encoded.view(np.uint8).data)
+    return [memoryview(encoded.view(np.uint8).data)]
+
+
+def _gather_run(run: FrameRun, head: bytes, between: bytes) -> list[Any]:
+    """Return the bytes of the frames of a run; the buffers of its bodies are not copied."""
+    buffers: list[Any] = []
+    tag = pack_body_tag(run.sequence, run.body_type)
+    for sequence, body in enumerate(run.bodies, run.sequence):
+        buffers.append(b"".join((head, _SEQUENCE.pack(sequence), between, _TAG.pack(tag))))
+        buffers.append(body.data)
+        tag += 1
+    return buffers

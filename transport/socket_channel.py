@@ -19,7 +19,7 @@ from ..errors import (
     SplitArrowError,
     TransportError,
 )
-from ..protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame
+from ..protocol.frames import IncomingFrame, MessageRun, OutgoingFrame, UntaggedFrame
 from ..protocol.limits import Limits
 from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from .base import Capabilities
@@ -85,7 +85,9 @@ class SocketChannel:
         sock.setblocking(False)
         self._socket = sock
         self._server = server
-        self._decoder = FrameDecoder(limits, staging=staging, allocator=allocator)
+        self._decoder = FrameDecoder(
+            limits, staging=staging, allocator=allocator, expects_runs=not server
+        )
         self._parts: deque[Any] = deque()
         self._lent: dict[SourceFile, int] = {}
         self._closed = False
@@ -274,13 +276,16 @@ class SocketChannel:
         in the peer's socket. Bodies that come from there afterwards may have changed.
         """
         for frame in frames:
-            if isinstance(frame, ReceivedFrame) and frame.body.nbytes >= _MIN_SENDFILE_BYTES:
+            if isinstance(frame, UntaggedFrame):
+                continue
+            nbytes = frame.nbytes if isinstance(frame, MessageRun) else frame.body.nbytes
+            if nbytes >= _MIN_SENDFILE_BYTES:
                 raise error
         return frames
 
     def _has_received_enough(self, received: int) -> bool:
         """Return whether to handle the received frames before receiving more."""
-        return received >= MAX_RECEIVE_BYTES
+        return received >= MAX_RECEIVE_BYTES or self._decoder.has_full_run
 
     def _set_low_water(self) -> None:
         """Make the kernel wake this end for a large part of a body, not for each segment.
@@ -308,6 +313,7 @@ class SocketChannel:
 
     def _take_frames_before(self, error: Exception) -> list[IncomingFrame]:
         """Return the frames received before an error. If there are none, raise the error."""
+        self._decoder.end_expectations()
         frames = self._decoder.take()
         if frames:
             return frames  # the next call raises the error

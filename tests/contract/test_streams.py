@@ -6,9 +6,11 @@ import pickle
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -92,6 +94,42 @@ async def test_async_arrives_equal(server: splitarrow.Server, scheme: str, table
     async with splitarrow.aio.open(pair(server, scheme)) as stream:
         batches = [batch async for batch in stream]
     assert pa.Table.from_batches(batches).equals(table)
+
+
+def large_batches(kind: str) -> list[pa.RecordBatch]:
+    """Return runs of messages of 40 kB and more, with others between them."""
+    rows = [2500] * 30 + [2499] + [2500] * 3 + [100] + [10_000] * 9 + [2500]
+    made: list[pa.RecordBatch] = []
+    for number, count in enumerate(rows):
+        values = np.arange(count, dtype=np.int64) * 7919 + number
+        mask = np.arange(count) == 5 if number % 17 == 16 else None
+        columns: list[pa.Array[Any]] = [pa.array(values, mask=mask), pa.array(values / 3)]
+        if kind == "dictionaries":
+            columns.append(pa.array([f"{number // 4}"] * count).dictionary_encode())
+        made.append(pa.record_batch(columns, names=[f"c{k}" for k in range(len(columns))]))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["plain", "lz4", "dictionaries"])
+def test_runs_of_large_messages_arrive_equal(
+    address: str, scheme: str, kind: str, tmp_path: Path
+) -> None:
+    batches = large_batches(kind)
+    options = pa.ipc.IpcWriteOptions(compression="lz4" if kind == "lz4" else None)
+    path = tmp_path / "data.arrows"
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_stream(file, batches[0].schema, options=options) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
+    listen = [address, f"{address}?stream=metadata", f"{address}?stream=body"]
+    with splitarrow.serve({"data": path}, listen=listen) as server:
+        uris = [server.uri("data", scheme), pair(server, scheme)]
+        for uri in uris[:1] if kind == "lz4" else uris:
+            with splitarrow.open(uri, validate="full") as stream:
+                kept = [batch for number, batch in enumerate(stream) if number % 3 == 0]
+            assert kept == batches[::3]
 
 
 def test_c_stream_and_reader(server: splitarrow.Server, scheme: str, table: pa.Table) -> None:

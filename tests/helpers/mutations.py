@@ -72,6 +72,8 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.frame_decoder import FrameDecoder
 
 MEMORY = 2 << 30
+LARGE = 5
+"""How often the sample of large messages counts, which are received as runs."""
 SECONDS = 1.0
 
 
@@ -108,6 +110,9 @@ def _batches() -> list[list[pa.RecordBatch]]:
     texts = [["a"], ["a", "b"], ["a", "b", "c", None]]
     made.append([pa.record_batch([pa.array(t).dictionary_encode()], names=["d"]) for t in texts])
     made.append([pa.record_batch([pa.array(["x" * 50, None] * 40)], names=["long"])] * 2)
+    made += LARGE * [
+        [pa.record_batch([pa.array(range(k, k + 2200))], names=["n"]) for k in range(7)]
+    ]
     return made
 
 

@@ -28,9 +28,11 @@ from splitarrow.protocol.tags import (
 )
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.dataset import GROUP_BYTES
+from splitarrow.server.catalog.messages.message_index import REGION_BYTES
+from splitarrow.transport.early_connections import DEFAULT_PORT
+from splitarrow.transport.expected_run import RUN_BYTES
 from splitarrow.transport.frame_decoder import DIRECT_BYTES, FrameDecoder
 from splitarrow.transport.framing import HEADER, PREFACE, TAGGED, UNTAGGED
-from splitarrow.transport.tcp import DEFAULT_PORT
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()
 UNITS = {"": 1, " KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30}
@@ -122,6 +124,8 @@ def test_masks_and_shift_are_those_of_the_code() -> None:
         f"at most {DEFAULT_LIMITS.failure_bytes >> 10} KiB",
         f"less than {DIRECT_BYTES >> 10} KiB",
         f"up to {GROUP_BYTES >> 10} KiB, into one send",
+        f"bodies of less than {REGION_BYTES >> 10} KiB",
+        f"up to {RUN_BYTES >> 10} KiB of them into their final places",
         f"The default port is {DEFAULT_PORT}.",
         "`compression` is " + ", ".join(f"`{c}`" for c in COMPRESSIONS[:-1]) + ", or `auto`",
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from helpers.files import changing
@@ -25,13 +26,16 @@ from splitarrow.errors import (
 )
 from splitarrow.protocol.frames import (
     IncomingFrame,
+    MessageRun,
     OutgoingFrame,
     ReceivedFrame,
     TaggedFrame,
     UntaggedFrame,
 )
 from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.messages import expand_frames, pack_metadata
 from splitarrow.transport import aio, blocking, socket_channel
+from splitarrow.transport.expected_run import RUN_BYTES
 from splitarrow.transport.framing import HEADER, PREFACE
 from splitarrow.transport.memory.files import FileSpan, SourceFile, list_leased_files
 from splitarrow.transport.socket_channel import SocketChannel
@@ -534,6 +538,52 @@ def test_a_body_that_comes_from_no_file_survives_a_broken_connection(
     for _ in range(2):
         with pytest.raises(ConnectionLostError, match="with peer broke: Connection reset by peer"):
             channel.receive_some()
+
+
+def large_message(number: int, nbytes: int) -> bytes:
+    metadata = pack_metadata(1, number, b"metadata")
+    return untagged(metadata) + HEADER.pack(1, nbytes, number) + bytes(nbytes)
+
+
+def test_a_run_of_large_bodies_may_come_from_a_file_that_changed() -> None:
+    wire = Wire(gives=PREFACE + b"".join(large_message(k, 20_000) for k in range(1, 3)))
+    channel = over(wire)
+    assert len(channel.receive_some()) == 4
+    wire.gives = memoryview(b"".join(large_message(k, 20_000) for k in range(3, 6)))
+    wire.error = 104
+    for _ in range(2):
+        with pytest.raises(ConnectionLostError, match="with peer broke: Connection reset by peer"):
+            channel.receive_some()
+
+
+def test_the_metadata_of_an_expected_message_arrives_before_the_end_of_the_connection() -> None:
+    data = PREFACE + b"".join(large_message(k, 20_000) for k in range(1, 6))
+    frames = received(data[:-20_000], ConnectionLostError)
+    tags = [frame.tag for frame in expand_frames(frames) if isinstance(frame, ReceivedFrame)]
+    assert tags == [1, 2, 3, 4]
+    assert frames[-1] == UntaggedFrame(pack_metadata(1, 5, b"metadata"))
+
+
+def test_a_full_run_is_handed_over_before_the_next_is_received() -> None:
+    messages = [large_message(k, 64 << 10) for k in range(1, 40)]
+    channel = over(Wire(gives=PREFACE + b"".join(messages)))
+    taken: list[list[int]] = []
+    before = pa.total_allocated_bytes()
+    most = 0
+    while sum(map(len, taken)) < len(messages):
+        frames = list(expand_frames(channel.receive_some()))
+        taken.append([frame.tag for frame in frames if isinstance(frame, ReceivedFrame)])
+        most = max(most, pa.total_allocated_bytes() - before)
+        del frames
+    assert [tag for tags in taken for tag in tags] == list(range(1, 40))
+    assert max(map(len, taken[1:])) == 8
+    assert most < 3 * RUN_BYTES // 2
+
+
+def test_a_server_expects_no_runs() -> None:
+    data = PREFACE + b"".join(large_message(k, 20_000) for k in range(1, 9))
+    channel = over(Wire(gives=data), server=True)
+    assert not any(isinstance(frame, MessageRun) for frame in channel.receive_some())
 
 
 def test_a_server_does_not_ask_for_the_error_of_its_socket() -> None:

@@ -16,7 +16,7 @@ from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
 from ..dataset import GROUP_BYTES
 
-REGION_BYTES = 128 << 10
+REGION_BYTES = 256 << 10
 """The size in bytes from which a body is sent as a region of its file."""
 _MAX_GAP = 4 << 10
 _NOT_A_RECORD_BATCH = -1

@@ -18,10 +18,12 @@ from ....protocol.splitter import PackedRun, SourceMessage, SourceRun
 from ....transport.memory.files import FileSpan, SourceFile
 from .message_index import REGION_BYTES, MessageIndex
 from .readahead import Readahead
-from .runs import MAX_BODY_BYTES, RegionRun, split_runs
+from .runs import RegionRun, split_runs
 
 _CONTINUATION_BYTE = 0xFF
 _REGION_GROUP_MESSAGES = 64
+_MAX_COMPARED_BYTES = 16 << 10
+"""The largest body that is read only to compare the metadata around it, in bytes."""
 
 
 class PassthroughMessages:
@@ -86,7 +88,7 @@ class PassthroughMessages:
     ) -> Iterator[Sequence[SourceMessage]]:
         begin, blocks = 0, self.index.blocks
         for end in self.index.group_ends:
-            if blocks[begin].body_length <= MAX_BODY_BYTES:
+            if blocks[begin].body_length <= _MAX_COMPARED_BYTES:
                 yield from self._read_together(file, begin, end, row_reader)
                 begin = end
             while begin < end:

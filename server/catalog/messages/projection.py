@@ -16,8 +16,11 @@ from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
 from ..dataset import GROUP_BYTES
 from ..query.selection import Selection
-from .message_index import REGION_BYTES, MessageIndex
+from .message_index import MessageIndex
 
+_REGION_BYTES = 128 << 10
+"""The size in bytes from which a buffer is sent as a region of the file. A smaller body is read as
+a whole, with all its columns."""
 _READ_BYTES = 256 << 10
 
 
@@ -127,7 +130,7 @@ class ProjectedMessages:
         offset, metadata, body : int
             The position of the message, and the length of its metadata and body, in bytes.
         """
-        is_small = body < REGION_BYTES
+        is_small = body < _REGION_BYTES
         data = memoryview(file.read(offset, metadata + body if is_small else metadata))
         try:
             header_bytes = _strip_prefix(data[:metadata])
@@ -172,7 +175,7 @@ def _body_parts(
     for offset, nbytes, padding in projected.body:
         if body is not None:
             parts.append(body[offset : offset + nbytes])
-        elif nbytes >= REGION_BYTES:
+        elif nbytes >= _REGION_BYTES:
             parts.append(FileSpan(file, body_offset + offset, nbytes))
         else:
             parts.append(file.read(body_offset + offset, nbytes))

@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 from ....formats.arrow.file import Blocks
 from ....protocol.splitter import SourceMessage, SourceRun
 from ....transport.memory.files import FileSpan, SourceFile
+from .message_index import REGION_BYTES
 
-MAX_BODY_BYTES = 16 << 10
-"""The largest body of a run, in bytes. Larger bodies are sent without copying them together."""
+MAX_BODY_BYTES = REGION_BYTES - 1
+"""The largest body of a run, in bytes. Larger bodies are sent as regions of the file."""
 _MIN_MESSAGES = 8
+_MIN_BYTES = 64 << 10
+"""The smallest run in messages or in bytes, whichever it reaches first. It has two messages at
+least."""
+_FEW_MESSAGES = 32
+"""The number of messages up to which one loop over all of them is faster than NumPy."""
 
 
 class RegionRun(SourceRun):
@@ -84,6 +90,11 @@ def split_runs(
         The bytes of the messages of a run, with the shape (messages, bytes). None for messages
         that form no run.
     """
+    if end - begin <= _FEW_MESSAGES:
+        messages = _find_single_run(blocks, begin, end, data)
+        if messages is not None:
+            yield begin, end, messages
+            return
     fields = np.frombuffer(blocks.packed, _BLOCK)[begin:end]
     offset, metadata, body = fields["offset"], fields["metadata"], fields["body"]
     size = metadata + body
@@ -95,13 +106,16 @@ def split_runs(
         & (body[1:] <= MAX_BODY_BYTES)
     )
     first = 0
-    for start, stop in _find_true(repeats):
+    for start, stop in _find_true(repeats, 2):
         at, period = int(offset[start] - offset[0]), int(size[start])
+        least = _count_least(period)
+        if stop - start < least:
+            continue
         messages = np.frombuffer(data, np.uint8, (stop - start) * period, at)
         messages = messages.reshape(stop - start, period)
         heads = messages[:, : metadata[start]]
         equal = (heads[1:] == heads[:-1]).all(axis=1)
-        for low, high in _find_true(equal):
+        for low, high in _find_true(equal, least):
             if first < start + low:
                 yield begin + first, begin + start + low, None
             first = start + high
@@ -110,17 +124,37 @@ def split_runs(
         yield begin + first, end, None
 
 
-def _find_true(links: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the end of each chain of at least `_MIN_MESSAGES` linked elements.
+def _find_single_run(blocks: Blocks, begin: int, end: int, data: bytes) -> NDArray[np.uint8] | None:
+    """Return the bytes of all messages as `split_runs` does, or None if they are not one run."""
+    offset, metadata, body = blocks[begin]
+    count, period = end - begin, metadata + body
+    if not 0 < body <= MAX_BODY_BYTES or count < _count_least(period):
+        return None
+    head = data[:metadata]
+    at = 0
+    for block in blocks.iter_tuples(begin, end):
+        if block != (offset + at, metadata, body) or data[at : at + metadata] != head:
+            return None
+        at += period
+    return np.frombuffer(data, np.uint8, at).reshape(count, period)
+
+
+def _count_least(period: int) -> int:
+    """Return the least number of messages of a run; `period` is their size in bytes."""
+    return min(_MIN_MESSAGES, max(2, _MIN_BYTES // period))
+
+
+def _find_true(links: NDArray[np.bool_], least: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of each chain of at least `least` linked elements.
 
     Element i of `links` states whether the elements i and i + 1 belong together.
     """
     if links.all():
-        if len(links) + 1 >= _MIN_MESSAGES:
+        if len(links) + 1 >= least:
             yield 0, len(links) + 1
         return
     breaks = np.flatnonzero(~links) + 1
     starts = np.concatenate(([0], breaks))
     stops = np.concatenate((breaks, [len(links) + 1]))
-    for index in np.flatnonzero(stops - starts >= _MIN_MESSAGES):
+    for index in np.flatnonzero(stops - starts >= least):
         yield int(starts[index]), int(stops[index])

@@ -122,7 +122,7 @@ def test_a_new_channel(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     assert channels.get_peer_credentials(ends.server._socket) == (os.getpid(), os.geteuid())
     sizes: list[int] = []
     decoder = "splitarrow.transport.socket_channel.FrameDecoder"
-    monkeypatch.setattr(decoder, lambda limits, *, staging, allocator: sizes.append(staging))
+    monkeypatch.setattr(decoder, lambda limits, *, staging, **_: sizes.append(staging))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ShmChannel(ours, Limits(), server=True, peer="")

@@ -37,7 +37,7 @@ ARRAYS = make_arrays_of_all_types()
 CODECS = [None, "lz4", "zstd"]
 
 
-def large(batches: int = 3, rows: int = 30_000) -> list[pa.RecordBatch]:
+def large(batches: int = 3, rows: int = 40_000) -> list[pa.RecordBatch]:
     return [
         pa.record_batch({"n": pa.array(range(i, i + rows), pa.int64())}) for i in range(batches)
     ]
@@ -390,7 +390,7 @@ def test_a_replaced_file_is_for_new_readers_only(tmp_path: Path) -> None:
     # A reader that started before reads on from the file that it opened.
     rest = [message for group in running for message in group]
     assert first[0].rows == 0
-    assert sum(message.rows for message in rest) == 90_000
+    assert sum(message.rows for message in rest) == 120_000
     running.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 

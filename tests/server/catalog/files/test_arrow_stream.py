@@ -43,14 +43,14 @@ def growing_dictionaries(*, deltas: bool) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_messages_pass_through_unchanged(tmp_path: Path, legacy: bool, codec: str | None) -> None:
-    sent = [*number_batches(3), *number_batches(2, 20_000)]
+    sent = [*number_batches(3), *number_batches(2, 40_000)]
     path = write_stream(tmp_path / "x", sent, compression=codec, use_legacy_format=legacy)
     dataset = open_file(path)
-    assert (dataset.kind, dataset.rows) == ("arrow stream", 40_300)
+    assert (dataset.kind, dataset.rows) == ("arrow stream", 80_300)
     result = read_dataset(dataset)
     assert not result.blocking
     assert result.batches == sent
-    assert result.rows == 40_300
+    assert result.rows == 80_300
     assert result.regions == (2 if codec != "zstd" else result.regions)
     if not legacy:
         assert result.stream + END == path.read_bytes()

@@ -82,7 +82,10 @@ def test_a_run_and_its_frames_are_sequences() -> None:
         ([100] * 7, [7]),
         ([100, 50] * 10, [20]),
         ([0] * 20, [20]),
-        ([MAX_BODY_BYTES // 8 + 8] * 9, [9]),
+        ([8192] * 15, [7, 7, 1]),
+        ([8192] * 3 + [8191] + [8192] * 3, [3, 1, 3]),
+        ([2048] * 2 + [2047] + [2048] * 4, [3, 4]),
+        ([MAX_BODY_BYTES // 8] * 3, [1, 1, 1]),
     ],
 )
 def test_runs_in_files(tmp_path: Path, lengths: list[int], runs: list[int]) -> None:
