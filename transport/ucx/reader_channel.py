@@ -134,7 +134,6 @@ class UcxReaderChannel(UcxChannel):
             self._pending_error is None
             and not self._interrupted
             and [end[0] for end in receiver.ends] == [MetadataType.END_OF_STREAM]
-            and not receiver.has_late_messages
             and receiver.at_boundary
             and not receiver.has_work
             and not receiver.has_farewell

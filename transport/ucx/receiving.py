@@ -132,8 +132,6 @@ class Receiver:
             )
         self.ends: list[bytes] = []
         """The messages that ended a stream, in the order in which they were taken."""
-        self.has_late_messages = False
-        """Whether a tagged message was taken after such a message."""
         self.has_ended = False
         """Whether the peer has sent its farewell: nothing follows."""
         self.bytes_received = 0
@@ -287,7 +285,6 @@ class Receiver:
         if tag == self._farewell_tag:
             self._farewell = message
             return True
-        self.has_late_messages = bool(self.ends)
         if nbytes > self._limits.body_bytes:
             self._discard(message)
             check_body_size(nbytes, self._limits, tag)

@@ -86,6 +86,20 @@ def test_a_second_stream_uses_the_connection_of_the_first(
     wait_until(lambda: not server.stats()["leases"], "the end of the leases")
 
 
+def test_the_end_may_overtake_bodies_that_wait_at_the_server(
+    server: splitarrow.Server, tmp_path: Path
+) -> None:
+    path = write_file(tmp_path / "t.arrow", pa.concat_tables([make_table(6)] * 20))
+    server.add("file", path)
+    reused: list[bool] = []
+    for _ in range(3):
+        with splitarrow.open(f"{server.uri('file')}&body=remote") as stream:
+            reused.append(is_reused(stream))
+            assert stream.read_all().num_rows == 80 * ROWS
+    assert reused == [False, True, True]
+    wait_until(lambda: not server.stats()["leases"], "the end of the leases")
+
+
 def test_a_connection_changes_between_packed_and_remote_bodies(server: splitarrow.Server) -> None:
     bodies = ["remote", "packed", "remote", "remote", "packed"]
     reused = [read(f"{server.uri('fill7')}&body={body}", 7) for body in bodies]
@@ -235,7 +249,7 @@ class Script:
     def __init__(self) -> None:
         self.table = make_table(8)
         self.late_frames: list[TaggedFrame] = []
-        self.sent_late = threading.Event()
+        """Frames to send on the first connection as soon as there are any."""
         self.connections = 0
         address = DataUri.parse("ucx://127.0.0.1:0?want_data=0x10000000001")
         self._listener: Listener = find_transport(address).listen(
@@ -256,15 +270,14 @@ class Script:
                 self.connections += 1
             for number, channel in list(channels.items()):
                 try:
+                    if number == 0 and self.late_frames:
+                        blocking.send(channel, [self.late_frames.pop()], 10)
                     for _ in channel.receive_some():
                         requests[number] = requests.get(number, 0) + 1
                         if (number, requests[number]) == (0, 2):
                             raise ConnectionLostError("the script ends the first connection")
                         frames = list_frames(source_messages(self.table))
                         blocking.send(channel, frames, 10)
-                        if number == 0 and self.late_frames:
-                            blocking.send(channel, self.late_frames, 10)
-                            self.sent_late.set()
                 except ConnectionLostError:
                     channels.pop(number).abort()
         for channel in channels.values():
@@ -302,11 +315,11 @@ def test_an_asynchronous_reader_replaces_it_too() -> None:
 
 def test_what_arrives_after_the_end_reaches_no_other_stream() -> None:
     with Script() as script:
-        body = bytes(8 * ROWS)
-        script.late_frames = [TaggedFrame(pack_body_tag(1), len(body), (body[:1000], body[1000:]))]
         assert not read(script.uri, 8)
+        assert len(IDLE_LINKS) == 1
+        body = bytes(8 * ROWS)
+        script.late_frames.append(TaggedFrame(pack_body_tag(1), len(body), (body,)))
         wait_until(lambda: not IDLE_LINKS, "the end of the connection")
-        assert script.sent_late.wait(60)
         assert not read(script.uri, 8)
         assert script.connections == 2
 
