@@ -62,9 +62,13 @@ class Side:
         A folder for this side.
     data : Path
         The file to serve.
+    client : str
+        The program of the client, which gets lines that begin with a URI and answers each with one.
     """
 
-    def __init__(self, stack: ExitStack, tree: Path, folder: Path, data: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, tree: Path, folder: Path, data: Path, client: str = _CLIENT
+    ) -> None:
         self._folder = folder
         folder.mkdir()
         # A checkout is the package itself, whatever its folder is called.
@@ -73,7 +77,7 @@ class Side:
         serve = ["-m", "splitarrow", "serve", f"data={data}", "--ready-file", str(ready)]
         serve += ["--listen", "tcp://127.0.0.1:0", "--listen", f"shm://{folder}/socket"]
         self._server = stack.enter_context(self._start(serve))
-        self._client = stack.enter_context(self._start(["-c", _CLIENT]))
+        self._client = stack.enter_context(self._start(["-c", client]))
         self._uris = self._wait_for(ready)
 
     @contextmanager
@@ -105,16 +109,27 @@ class Side:
 
     def measure(self, scheme: str, rows: int) -> float:
         """Read the file once; return the processor seconds of both processes."""
+        before = self._server_seconds()
+        seconds, count = self.ask(scheme).split()
+        if int(count) != rows:
+            raise SplitArrowError(f"a client read {count} instead of {rows} rows")
+        return float(seconds) + self._server_seconds() - before
+
+    def ask(self, scheme: str, arguments: str = "") -> str:
+        """Send the client the URI of a transport and arguments; return its answer."""
         assert self._client.stdin is not None
         assert self._client.stdout is not None
-        before = self._server_seconds()
-        self._client.stdin.write(self._uris[scheme] + "\n")
+        self._client.stdin.write(f"{self._uris[scheme]} {arguments}\n")
         self._client.stdin.flush()
-        reply = self._client.stdout.readline().split()
-        if not reply or int(reply[1]) != rows:
-            log = (self._folder / "log").read_text()
-            raise SplitArrowError(f"a client read {reply} instead of {rows} rows: {log}")
-        return float(reply[0]) + self._server_seconds() - before
+        answer = self._client.stdout.readline()
+        if not answer:
+            raise SplitArrowError(f"a client failed: {(self._folder / 'log').read_text()}")
+        return answer
+
+    @property
+    def processes(self) -> tuple[int, int]:
+        """The process IDs of the server and the client."""
+        return self._server.pid, self._client.pid
 
     def _server_seconds(self) -> float:
         fields = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()
@@ -169,7 +184,7 @@ def compare(earlier: Path, later: Path, rounds: int) -> list[Outcome]:
 
 
 @contextmanager
-def _checkout(commit: str) -> Generator[Path]:
+def checkout(commit: str) -> Generator[Path]:
     """Check a commit out into a temporary folder."""
     with TemporaryDirectory(prefix="splitarrow-commit-") as name:
         root = Path(__file__).resolve().parent.parent
@@ -188,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="pairs of reads (7)")
     options = parser.parse_args(arguments)
     try:
-        with _checkout(options.commit) as earlier, _checkout("HEAD") as later:
+        with checkout(options.commit) as earlier, checkout("HEAD") as later:
             print(f"processor time of HEAD / that of {options.commit}, medians and 95 % intervals")
             slower = [each for each in compare(earlier, later, options.rounds) if each.is_slower]
     except SplitArrowError as error:
