@@ -250,21 +250,28 @@ class DataStream:
 
     async def _send_group(self, messages: Sequence[SourceMessage]) -> None:
         await self._sender.send(messages)
-        rows = count_rows(messages)
-        metrics, running, sent = self._context.metrics, self._running, self._channel.bytes_sent
-        metrics.messages += len(messages)
-        metrics.rows += rows
-        running.rows += rows
-        running.compression = self._sender.compression
-        running.mapped_bytes = self._sender.bytes_lent
-        running.nbytes = sent - self._bytes_before + running.mapped_bytes
-        if rows and running.first_rows_seconds is None:
-            running.record_first_rows()
+        self._count(messages)
+        sent = self._channel.bytes_sent
         if sent >= self._yield_at:
             self._yield_at = sent + _YIELD_BYTES
             if self._is_cancelled:
                 self._scope.cancel()
             await checkpoint()
+
+    def _count(self, messages: Sequence[SourceMessage]) -> None:
+        """Count the rows of messages that were sent. `_update` reads the other figures."""
+        running, rows = self._running, count_rows(messages)
+        running.rows += rows
+        if running.first_rows_seconds is None and rows:
+            running.record_first_rows()
+
+    def _update(self, running: RunningStream) -> None:
+        """Bring the figures up to date that the connection and the sender keep."""
+        sender = self._sender
+        running.messages = sender.message_count
+        running.compression = sender.compression
+        running.mapped_bytes = sender.bytes_lent
+        running.nbytes = self._channel.bytes_sent - self._bytes_before + running.mapped_bytes
 
     @contextmanager
     def _registered(self, claims: TicketClaims, ticket: bytes) -> Generator[None]:
@@ -280,6 +287,7 @@ class DataStream:
         )
         running, waits = self._running, self._writer.waits
         running.waits, running.waited_before = waits, waits.seconds
+        running.source = self._update
         try:
             with self._scope:
                 yield
@@ -296,7 +304,6 @@ class DataStream:
                 running.outcome = Outcome.FAILED
             raise
         finally:
-            running.nbytes = self._channel.bytes_sent - self._bytes_before + running.mapped_bytes
             streams.end(running)
             if self._span is not None:
                 self._span.end(running)

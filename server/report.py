@@ -48,6 +48,7 @@ class StreamReport:
     @classmethod
     def of(cls, stream: RunningStream, process: str) -> StreamReport:
         """Return the report on a stream."""
+        stream.update()
         return cls(
             process,
             stream.number,

@@ -34,7 +34,11 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class RunningStream:
-    """A stream that the server is sending. Its sender updates `rows` and `nbytes`."""
+    """A stream that the server is sending. `update` brings the figures up to date.
+
+    Messages may be as many as ten thousands in a second, so a sender keeps no figure that can be
+    read from elsewhere when somebody asks for it.
+    """
 
     number: int
     """Identifies the stream while the server runs, in all of its processes."""
@@ -67,6 +71,11 @@ class RunningStream:
     """The time of `waits` when the stream began, in seconds."""
     first_rows_seconds: float | None = None
     """The time until the first rows were sent, in seconds; None before that."""
+    messages: int = 0
+    """Messages sent so far."""
+    source: Callable[[RunningStream], None] | None = None
+    """Sets `messages`, `nbytes`, `mapped_bytes` and `compression`, from any thread. None if the
+    sender itself keeps them up to date."""
     outcome: Outcome = Outcome.DISCONNECTED
     """How the stream ended, for `StreamRegistry.end`."""
     compression: str | None = None
@@ -81,8 +90,14 @@ class RunningStream:
         """Record that the first rows were sent."""
         self.first_rows_seconds = self.seconds
 
+    def update(self) -> None:
+        """Bring the figures up to date."""
+        if self.source is not None:
+            self.source(self)
+
     def figures(self) -> tuple[float, ...]:
         """Return what the stream adds to `TOTALS`."""
+        self.update()
         waited = self.waits.seconds - self.waited_before
         return self.nbytes - self.mapped_bytes, self.mapped_bytes, self.rows, waited
 
@@ -147,8 +162,10 @@ class StreamRegistry:
 
     def end(self, stream: RunningStream) -> None:
         """Remove a stream that has ended, whether or not it succeeded."""
-        self._count(stream)
-        del self._streams[stream.number]
+        with self._metrics.moving():
+            self._count(stream)
+            stream.source = None  # its connection may carry another stream
+            del self._streams[stream.number]
         if stream.ticket_digest:
             self._usage.streams.release(stream.principal)
 
@@ -161,6 +178,8 @@ class StreamRegistry:
         metrics, labels, transport = self._metrics, self._labels_of(stream), (stream.transport,)
         for name, value in zip(TOTALS, stream.figures(), strict=True):
             getattr(metrics, name)[labels] += value
+        metrics.messages += stream.messages
+        metrics.rows += stream.rows
         metrics.ended_streams[*labels, stream.outcome.value] += 1
         metrics.stream_seconds[transport].observe(stream.seconds)
         if stream.first_rows_seconds is not None:
@@ -173,12 +192,15 @@ class StreamRegistry:
         """Return the figures of the streams that run, for the metrics."""
         running = dict[tuple[str, ...], float].fromkeys(self._metrics.started_streams, 0)
         totals = {name: Counter[tuple[str, ...]]() for name in TOTALS}
+        messages = rows = 0
         for stream in self:
             labels = self._labels_of(stream)
             running[labels] = running.get(labels, 0) + 1
             for name, value in zip(TOTALS, stream.figures(), strict=True):
                 totals[name][labels] += value  # pyright: ignore[reportArgumentType]
-        return {"running_streams": running, **totals}
+            messages += stream.messages
+            rows += stream.rows
+        return {"running_streams": running, "messages": messages, "rows": rows, **totals}
 
     def __iter__(self) -> Iterator[RunningStream]:
         """Iterate over the streams that run now, the oldest first. Any thread may call this."""

@@ -72,6 +72,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {
             "__main__",
             "checker",
+            "counting",
             "gpu",
             "loader",
             "sharing",

@@ -140,7 +140,7 @@ async def _send_chunks(
         ) as prefetched:
             async for chunk in prefetched:
                 messages = chunk.messages
-                metrics.messages += len(messages)
+                stream.messages += len(messages)
                 while messages:
                     message = messages.popleft()  # freed once gRPC has copied it
                     stream.writing_since = time.monotonic()
@@ -150,7 +150,6 @@ async def _send_chunks(
                     stream.writing_since = None
                     metrics.bytes_sent += len(message)
                     stream.nbytes += len(message)
-                metrics.rows += chunk.rows
                 stream.rows += chunk.rows
                 if chunk.rows and stream.first_rows_seconds is None:
                     stream.record_first_rows()

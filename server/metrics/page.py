@@ -26,15 +26,39 @@ series `NAME_bucket`, `NAME_sum` and `NAME_count`.
 
 No metric contains a ticket, a token, a path, an address of a reader or a value of a row.
 """
+_COST = """\
+## What the metrics cost
+
+The path of the data counts rows, and the time for which it waits for readers. All other figures
+are read where they are, at a scrape and at the end of a stream.
+
+`python -m splitarrow.benchmarks.counting` measures what that adds. For each group of messages
+that a server sends, a coin decides whether it counts. The table compares both halves: the
+processor time of the thread that sends, beside that of server and client together. One quiet run
+on two cores, of 38 s for each row, with a client that counts rows, and 95 % intervals:
+
+| stream | a group of messages | counting adds | share |
+| --- | --- | --- | --- |
+| TCP, batches of 4 KiB | 1387 µs | 10.8 ± 2.9 µs | 0.78 ± 0.21 % |
+| TCP, batches of 1 MiB | 766 µs | 2.0 ± 3.8 µs | 0.27 ± 0.50 % |
+| shared memory, batches of 4 KiB | 2032 µs | 1.0 ± 12.8 µs | 0.05 ± 0.63 % |
+| shared memory, batches of 1 MiB | 146 µs | 1.0 ± 0.3 µs | 0.72 ± 0.17 % |
+
+A group has about 118 batches of 4 KiB, or one of 1 MiB. A stream adds 6 µs when it begins and
+ends. Over DoGet, a message adds 0.4 µs, measured apart from the stream: 0.7 % of the 53 µs for
+which it takes the processor of the server with batches of 4 KiB, without those of the client. The
+listener and a scrape are [beside the path of the data](operations.md#metrics-and-health).
+"""
 
 
 def metrics_page() -> str:
-    """Return the page in Markdown: one table for the data, and one for the daemon."""
+    """Return the page in Markdown: one table for the data, one for the daemon, and the cost."""
     return "\n".join(
         (
             _INTRODUCTION,
             _section("Data", Metrics),
             _section("Daemon", DaemonMetrics),
+            _COST,
         )
     )
 

@@ -1,11 +1,12 @@
 """Registries of metrics: each metric is declared once, with its type, help text and labels.
 
-A counter or gauge without labels is a plain attribute, so the data path counts with
-``metrics.rows += n``.
+A counter or gauge without labels is a plain attribute: ``metrics.failures += 1``. The data path
+keeps its figures where it has them anyway; a collector adds those up.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -214,10 +215,18 @@ class Registry:
 
     def __post_init__(self) -> None:
         self._collectors: list[Collector] = []
+        self._lock = threading.Lock()
 
     def add_collector(self, collect: Collector) -> None:
         """Register a function that `samples` calls for values to add to those counted."""
         self._collectors.append(collect)
+
+    def moving(self) -> threading.Lock:
+        """Return a lock to hold while an amount moves from a collector to the counted values.
+
+        `samples` thereby has it once.
+        """
+        return self._lock
 
     @classmethod
     def declarations(cls) -> list[Metric]:
@@ -234,9 +243,11 @@ class Registry:
         *collectors : callable
             More collectors, for this call only.
         """
-        collected = [collect() for collect in (*self._collectors, *collectors)]
-        for metric in self.declarations():
-            value = getattr(self, metric.name)
+        with self._lock:
+            collected = [collect() for collect in (*self._collectors, *collectors)]
+            counted: list[Any] = [getattr(self, one.name) for one in self.declarations()]
+            counted = [dict(each) if isinstance(each, dict) else each for each in counted]
+        for metric, value in zip(self.declarations(), counted, strict=True):
             added = [one[metric.name] for one in collected if metric.name in one]
             if metric.labels:
                 yield from _add_labelled(metric, value, added)
@@ -247,7 +258,7 @@ class Registry:
 
 
 def _add_labelled(metric: Metric, counted: Any, added: list[Any]) -> Iterator[Sample]:
-    totals: dict[tuple[str, ...], Any] = dict(counted)
+    totals: dict[tuple[str, ...], Any] = counted
     for amounts in added:
         for labels, amount in amounts.items():
             totals[labels] = totals.get(labels, 0) + amount

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,52 @@ def test_a_stream_is_listed_while_it_runs() -> None:
     registry.end(first)
     assert list(registry) == [second]
     assert sum(metrics.stream_seconds["tcp",].counts) == 1
+
+
+def test_totals_never_decrease_when_streams_end() -> None:
+    metrics = Metrics()
+    registry = StreamRegistry(metrics)
+    ended = threading.Event()
+
+    def run_streams() -> None:
+        for _ in range(3000):
+            stream = begin(registry)
+            stream.rows = 1000
+            registry.end(stream)
+        ended.set()
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=run_streams)
+    totals: list[int] = []
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        while not ended.is_set():
+            totals.append(metrics.stats()["rows"])
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert totals == sorted(totals)
+    assert metrics.stats()["rows"] == 3_000_000
+
+
+def test_the_figures_of_a_stream_come_from_its_source() -> None:
+    metrics = Metrics()
+    registry = StreamRegistry(metrics)
+    stream = begin(registry)
+
+    def update(updated: RunningStream) -> None:
+        updated.messages, updated.nbytes, updated.mapped_bytes = 3, 500, 200
+
+    stream.source = update
+    samples = {(one.metric.name, *one.labels): one.value for one in metrics.samples()}
+    assert samples["messages",] == 3
+    assert samples["sent_bytes", "trips", "tcp"] == 300
+    assert samples["mapped_bytes", "trips", "tcp"] == 200
+    registry.end(stream)
+    assert stream.source is None
+    assert metrics.messages == 3
+    assert metrics.sent_bytes["trips", "tcp"] == 300
 
 
 def test_a_stream_is_cancelled_for_its_principal_only() -> None:
