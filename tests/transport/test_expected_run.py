@@ -167,6 +167,26 @@ def test_what_differs_is_received_at_once_and_unchanged(last: list[OutgoingFrame
     ]
 
 
+def test_what_follows_a_difference_in_the_same_read_is_received_in_order() -> None:
+    frames = [*messages(4), *message(5, 100), *messages(9, first=6), *message(15, 100)]
+    data = encode(frames)
+    decoder = opened(data[: 2 * (LARGE + HEAD_BYTES)])
+    push(decoder, data[2 * (LARGE + HEAD_BYTES) :])
+    received = decoder.take()
+    expected = opened(data, expects_runs=False).take()
+    assert plain(received) == plain(expected)
+    assert [(run.sequence, run.count) for run in runs_of(received)] == [(3, 2)]
+    assert decoder.at_boundary
+
+
+def test_a_difference_after_a_run_does_not_make_cautious() -> None:
+    decoder = opened()
+    for number in range(1, 41):
+        push(decoder, encode(message(number, LARGE if number % 5 else 100)))
+    runs = runs_of(decoder.take())
+    assert [(run.sequence, run.count) for run in runs] == [(k, 2) for k in range(3, 40, 5)]
+
+
 def test_a_run_ends_before_the_numbers_roll_over() -> None:
     numbers = [MAX_SEQUENCE - 4 + k for k in range(5)] + list(range(6))
     data = encode([frame for number in numbers for frame in message(number)])
