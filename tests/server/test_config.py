@@ -26,7 +26,7 @@ from splitarrow.server.config.page import settings_page
 from splitarrow.server.config.toml_lines import find_line
 from splitarrow.server.config.uris import listener_uri
 from splitarrow.server.control.address import control_uri
-from splitarrow.transport.tcp import DEFAULT_PORT
+from splitarrow.transport.early_connections import DEFAULT_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
