@@ -126,7 +126,10 @@ def test_runs_of_large_messages_arrive_equal(
     listen = [address, f"{address}?stream=metadata", f"{address}?stream=body"]
     with splitarrow.serve({"data": path}, listen=listen) as server:
         uris = [server.uri("data", scheme), pair(server, scheme)]
-        for uri in uris[:1] if kind == "lz4" else uris:
+        if scheme == "ucx" and kind != "lz4":
+            metadata, body = pair(server, scheme)
+            uris.append([metadata, f"{body}&body=remote"])
+        for uri in uris:
             with splitarrow.open(uri, validate="full") as stream:
                 kept = [batch for number, batch in enumerate(stream) if number % 3 == 0]
             assert kept == batches[::3]

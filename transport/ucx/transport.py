@@ -11,7 +11,7 @@ from ...errors import ConnectError, SplitArrowError, TransportError, UriError
 from ...protocol.devices import DeviceAllocator, StagingAllocator
 from ...protocol.limits import Limits
 from ...protocol.memory import Allocator
-from ...protocol.uri import DataUri
+from ...protocol.uri import DataUri, Streams
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from . import addresses, endpoint
 from .channel import Link
@@ -185,6 +185,8 @@ def _remote_tags(uri: DataUri, body: str | None, lanes: list[str]) -> RemoteTags
     """
     if not uri.stream.carries_bodies or body == "packed":
         return None
+    if body is None and uri.stream is not Streams.BOTH:
+        return None  # the metadata on the other connection describes bodies as they are stored
     request = None if uri.free_data is None else find_remote_request_tag(uri)
     if request is None or uri.free_data is None:
         if body == "remote":
