@@ -27,7 +27,7 @@ from splitarrow.testing import Daemon
 from splitarrow.transport import blocking
 from splitarrow.transport.base import Channel, ConnectOptions, Listener, ListenOptions
 from splitarrow.transport.registry import find_transport
-from splitarrow.transport.ucx import idle_links
+from splitarrow.transport.ucx import idle_links, reader_channel, transport
 from splitarrow.transport.ucx.idle_links import (
     IDLE_LINKS,
     MAX_LINKS,
@@ -182,12 +182,16 @@ def test_a_process_keeps_few_connections(
 def test_an_idle_connection_expires(
     server: splitarrow.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    links = IdleLinks()  # no thread waits already, for the end of connections of other tests
+    for module in (transport, reader_channel):
+        monkeypatch.setattr(module, "IDLE_LINKS", links)
     monkeypatch.setattr(idle_links, "IDLE_SECONDS", 0.01)
     assert not read(server.uri("fill1"), 1)
-    wait_until(lambda: not IDLE_LINKS, "the end of the idle connection")
+    wait_until(lambda: not links, "the end of the idle connection")
     monkeypatch.setattr(idle_links, "IDLE_SECONDS", 600.0)
     assert not read(server.uri("fill1"), 1)
     assert read(server.uri("fill1"), 1)
+    links.close()
 
 
 def test_the_idle_connections_of_a_server_that_leaves_are_closed() -> None:
