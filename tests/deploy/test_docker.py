@@ -73,6 +73,7 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
     assert f"!{here[1]}" in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
 
 
+@pytest.mark.long
 def test_the_commands_of_the_build_work(tmp_path: Path) -> None:
     """They run in a folder instead of the root. The image gets the folder `opt/splitarrow`."""
     source = tmp_path / "src"

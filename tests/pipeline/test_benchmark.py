@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from splitarrow.benchmarks.spark_run import READS, WRITES, SparkRun
 from splitarrow.pipeline import register
 
 
+@pytest.mark.long
 def test_a_short_run_saves_every_figure(spark, tmp_path):
     register(spark, jvm_reader=True)
     (tmp_path / "data").mkdir()

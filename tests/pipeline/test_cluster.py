@@ -143,6 +143,7 @@ def test_the_source_and_read_run_the_interpreter_that_the_setting_names(
     assert streamed.job == f"{queries[0]}-0"
 
 
+@pytest.mark.long
 def test_a_missing_package_is_one_line(cluster: SparkCluster, tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
