@@ -170,12 +170,11 @@ class WorkerPool:
     def _change_datasets(self, links: list[WorkerLink], request: DatasetsRequest) -> list[str]:
         """Let workers change their datasets, and return the reasons of those that cannot."""
         responses: list[str | None] = _ask_all(links, request, _DATASET_SECONDS)
-        for link, response in zip(links, responses, strict=True):
-            if response is None:
-                for worker in [each for each, its in list(self._workers.items()) if its is link]:
-                    if worker.is_alive():
-                        self._log.error("worker does not respond; killing it", pid=worker.pid)
-                        worker.kill()
+        silent = [link for link, response in zip(links, responses, strict=True) if response is None]
+        for worker, link in list(self._workers.items()):
+            if link in silent and worker.is_alive():
+                self._log.error("worker does not respond; killing it", pid=worker.pid)
+                self._kill(worker, signal.SIGKILL)
         return [response for response in responses if response]
 
     def _list_uploads(self) -> dict[str, str]:

@@ -67,7 +67,7 @@ def _knows_types(fields: list[Any]) -> bool:
     """Return whether Substrait can represent the types of some fields."""
     try:
         pc.scalar(True).to_substrait(pa.schema(fields))
-    except (pa.ArrowException, NotImplementedError):
+    except NotImplementedError:
         return False
     return True
 
