@@ -18,6 +18,9 @@ SERVER_STAGING = 16 << 10
 _STAGING = 256 << 10
 _HALF_STAGING = 64 << 10
 """The buffer of each connection of a pair, which keeps one from running far ahead of the other."""
+_LOCAL_CONGESTION_CONTROL = b"reno"
+"""The congestion control of connections within this host. Every kernel has it, for every user."""
+_MAX_NAME_BYTES = 16
 
 
 def is_local(sock: socket.socket) -> bool:
@@ -40,6 +43,19 @@ def set_socket_options(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
+def _set_congestion_control(sock: socket.socket, name: bytes) -> None:
+    with contextlib.suppress(OSError):  # This host does not permit it.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+
+
+def _find_congestion_control() -> bytes:
+    """Return the name of this host's congestion control; empty if it is unknown."""
+    with contextlib.suppress(OSError), socket.socket() as sock:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _MAX_NAME_BYTES)
+        return name.partition(b"\0")[0]
+    return b""
+
+
 def format_peer(sock: socket.socket) -> str:
     """Return the address of the other end."""
     host, port = sock.getpeername()[:2]
@@ -48,6 +64,11 @@ def format_peer(sock: socket.socket) -> str:
 
 class TcpListener:
     """A bound TCP port.
+
+    The server's end of a connection within this host does not use the host's congestion control.
+    It protects networks, and BBR, for example, sets timers to pace segments, which take about as
+    much processor time as the transfer. Connections begin with the setting of the listening socket.
+    It is that of local ones, because one that has begun with BBR keeps its timers.
 
     Parameters
     ----------
@@ -64,6 +85,9 @@ class TcpListener:
         self.socket = bind_socket(uri) if sock is None else sock
         """The listening socket."""
         self.socket.setblocking(False)
+        self._congestion_control = _find_congestion_control()
+        if self._congestion_control:
+            _set_congestion_control(self.socket, _LOCAL_CONGESTION_CONTROL)
         self.uri = uri.replace(port=self.socket.getsockname()[1])
         """The address, with the port that was bound."""
         self.request_tags = list_request_tags(self.uri)
@@ -81,6 +105,8 @@ class TcpListener:
             return None
         try:
             set_socket_options(sock)
+            if not is_local(sock):
+                _set_congestion_control(sock, self._congestion_control)
             return self._make_channel(sock)
         except OSError:  # the client has already disconnected
             sock.close()

@@ -45,6 +45,29 @@ def test_connections_send_at_once_and_notice_a_dead_peer() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_only_connections_within_the_host_leave_its_congestion_control(
+    monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    def congestion_control(sock: socket.socket) -> bytes:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    with socket.socket() as unused:
+        expected = b"reno" if is_local else congestion_control(unused)
+    with (
+        monkeypatch.context() as patch,
+        closing(tcp.TRANSPORT.listen(LOOPBACK, ListenOptions())) as listener,
+        socket.create_connection((listener.uri.host, listener.uri.port or 0), timeout=10),
+    ):
+        if not is_local:  # as if the client were on another host
+            patch.setattr(tcp, "is_local", lambda sock: False)
+        assert select.select([listener.fileno()], [], [], 10)[0]
+        channel = listener.accept()
+        assert channel is not None
+        with closing(channel), socket.socket(fileno=os.dup(channel.fileno())) as sock:
+            assert congestion_control(sock) == expected
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(UsageError("wrong"), UsageError), (OSError(107, "gone"), ConnectError)],
