@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass
 
 from .backends import find_backend
 from .dataset import Dataset
-from .memory import MemorySampler, max_known, reset_peak
+from .memory import SAMPLE_SECONDS, MemorySampler, max_known, reset_peak
 from .options import Consume, Options
 from .results import Sample
 from .worker import WorkerJob
 from .worker_process import WorkerProcess, receive_replies
 
 _SETUP_SECONDS = 60.0
+_SETUP_SECONDS_PER_CLIENT = 2.0
 _START_DELAY_SECONDS = 0.02
 """The time for the start command to reach every client."""
+_SAMPLED_PROCESSES = 10
+"""The processes whose memory is sampled at the usual interval. More are sampled less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,14 @@ class Case:
         SplitArrowError
             If the server or a client fails, exits, or does not reply in time.
         """
+        for client in self.clients:
+            client.send({"do": "prepare"})
+        receive_replies(self.clients, timeout)
         server_cpu = self._server_cpu_seconds(timeout)
         if self.server is not None:
             reset_peak(self.server.pid)
-        with MemorySampler(self._process_ids) as memory:
+        interval = SAMPLE_SECONDS * max(1.0, len(self.clients) / _SAMPLED_PROCESSES)
+        with MemorySampler(self._process_ids, interval) as memory:
             start_at = time.monotonic() + _START_DELAY_SECONDS
             for client in self.clients:
                 client.send(
@@ -130,7 +137,8 @@ def start_cases(
         name: [start("client", name, addresses.get(name)) for _ in range(max(clients))]
         for name in backends
     }
-    receive_replies([client for group in readers.values() for client in group], _SETUP_SECONDS)
+    started = [client for group in readers.values() for client in group]
+    receive_replies(started, _SETUP_SECONDS + _SETUP_SECONDS_PER_CLIENT * len(started))
     return [
         Case(name, servers.get(name), group[:count])
         for name, group in readers.items()

@@ -44,8 +44,9 @@ class Options:
     total_bytes: int | None = None
     """The number of body bytes that a read transfers. None means 1 GiB, but at most 65536
     batches."""
-    clients: int = 8
-    """The number of concurrent clients in the second section; 1 omits that section."""
+    clients: tuple[int, ...] = (8,)
+    """The numbers of concurrent clients in the second section, in addition to 1; 1 alone omits that
+    section."""
     concurrent_batch_bytes: int = 1 << 20
     """The size of batch bodies in the second section, in bytes."""
     concurrent_backends: tuple[str, ...] = ("splitarrow-tcp", "flight")
@@ -79,10 +80,13 @@ class Options:
             )
         if self.rounds < 1:
             raise UsageError(f"the number of rounds is {self.rounds}; it must be at least 1")
-        if not 1 <= self.clients <= MAX_CLIENTS:
-            raise UsageError(
-                f"the number of clients is {self.clients}; it must be from 1 to {MAX_CLIENTS}"
-            )
+        if not self.clients:
+            raise UsageError("no number of clients; pass at least one")
+        for clients in self.clients:
+            if not 1 <= clients <= MAX_CLIENTS:
+                raise UsageError(
+                    f"the number of clients is {clients}; it must be from 1 to {MAX_CLIENTS}"
+                )
         if self.backends is not None and not self.backends:
             raise UsageError("no backend; pass at least one, or None for all")
         if not self.consume:

@@ -93,10 +93,10 @@ def _plan(options: Options, backends: list[str]) -> Iterator[_Group]:
     for size in options.batch_bytes:
         yield _Group("sizes", size, options.batches(size), backends, [1], options.consume)
     concurrent = [name for name in backends if name in options.concurrent_backends]
-    if options.clients > 1 and concurrent:
+    clients = sorted({1, *options.clients})
+    if len(clients) > 1 and concurrent:
         size = options.concurrent_batch_bytes
         batches = options.batches(size, concurrent=True)
-        clients = [1, options.clients]
         yield _Group("clients", size, batches, concurrent, clients, options.consume[:1])
 
 

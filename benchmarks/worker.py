@@ -1,7 +1,8 @@
 """The worker of a run: ``python -m splitarrow.benchmarks.worker`` serves or reads a file.
 
-Its commands are ``{"do": "read", "consume": name,
-"check": bool, "start_at": seconds}`` and ``{"do": "usage"}``.
+Its commands are ``{"do": "prepare"}``, ``{"do": "read", "consume": name,
+"check": bool, "start_at": seconds}`` and ``{"do": "usage"}``. All clients prepare before the first
+one reads, so that none of them takes time from another one's read.
 """
 
 from __future__ import annotations
@@ -72,8 +73,6 @@ def measure_read(
         processes of a host share.
     """
     consumer = Consumer(job.dataset, consume, job.read, check)
-    gc.collect()
-    reset_peak(os.getpid())
     time.sleep(max(0.0, start_at - time.monotonic()))
     cpu_before, begin = cpu_seconds(), time.monotonic()
     backend.read(address, consumer, validate=job.validate)
@@ -99,6 +98,10 @@ def _setup(fields: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Ha
     def handle(command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "usage":
             return {"cpu_seconds": cpu_seconds()}
+        if command["do"] == "prepare":
+            gc.collect()
+            reset_peak(os.getpid())
+            return {}
         del command["do"]
         return measure_read(backend, address, job, **command)
 

@@ -50,11 +50,12 @@ Total = Annotated[
     ),
 ]
 Clients = Annotated[
-    int,
+    list[str] | None,
     option(
-        min=1,
-        help="The number of concurrent clients in the last section; 1 omits it.",
-        metavar="N",
+        help="The numbers of concurrent clients in the last section, separated by commas; 1 alone "
+        "omits it.",
+        default="8",
+        metavar="N,…",
         panel=_CASES,
     ),
 ]
@@ -146,7 +147,7 @@ def bench(
     sizes: Sizes = None,
     backends: Backends = None,
     total: Total = None,
-    clients: Clients = 8,
+    clients: Clients = None,
     repeat: Repeat = 7,
     consume: Consume = None,
     read: Read = "iterate",
@@ -181,7 +182,7 @@ def bench(
         backends=tuple(_split(backends)) if backends else None,
         rounds=repeat,
         total_bytes=None if total is None else parse_size(total),
-        clients=clients,
+        clients=tuple(map(_parse_count, _split(clients))) if clients else defaults.clients,
         consume=cast("tuple[Any, ...]", tuple(_split(consume))) if consume else defaults.consume,
         read=read,
         validate=validate,
@@ -210,6 +211,12 @@ def _print_backends() -> None:
 
 def _split(texts: list[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{text!r} is not a number of clients")
+    return int(text)
 
 
 @contextmanager

@@ -37,7 +37,9 @@ def steps() -> list[tuple[int, int, str]]:
 
 @pytest.fixture(scope="module")
 def report(folder: Path, steps: list[tuple[int, int, str]]) -> Report:
-    options = Options(batch_bytes=SIZES, rounds=1, total_bytes=4 * MIB, clients=2, directory=folder)
+    options = Options(
+        batch_bytes=SIZES, rounds=1, total_bytes=4 * MIB, clients=(3, 2), directory=folder
+    )
     return run(options, lambda *step: steps.append(step))
 
 
@@ -55,7 +57,7 @@ def test_backends_on_request_are_compared_with_their_peers(folder: Path) -> None
         "splitarrow-parquet": "flight-parquet",
     }
     names = (*pairs, *pairs.values())
-    options = Options((MIB,), names, rounds=1, total_bytes=4 * MIB, clients=1, directory=folder)
+    options = Options((MIB,), names, rounds=1, total_bytes=4 * MIB, clients=(1,), directory=folder)
     found = run(options)
     assert set(found.backends()) == set(names)
     for name, peer in pairs.items():
@@ -88,6 +90,7 @@ def test_concurrent_clients_are_measured_together(report: Report) -> None:
     cases = [(r.backend, r.clients, r.bytes) for r in report.section("clients")]
     assert ("splitarrow-tcp", 1, MIB) in cases
     assert ("splitarrow-tcp", 2, 2 * MIB) in cases
+    assert ("splitarrow-tcp", 3, 3 * MIB) in cases
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -129,7 +132,7 @@ def test_clients_can_sum_columns_and_read_tables(folder: Path) -> None:
         backends=("splitarrow-tcp", "raw"),
         rounds=1,
         total_bytes=MIB,
-        clients=1,
+        clients=(1,),
         consume=("sum", "numpy"),
         read="all",
         validate="full",
@@ -159,7 +162,7 @@ def test_a_server_that_dies_is_an_error_and_leaves_nothing(
 
     monkeypatch.setattr(Case, "measure", kill_server)
     options = Options(
-        batch_bytes=(MIB,), backends=("raw",), total_bytes=MIB, clients=1, directory=folder
+        batch_bytes=(MIB,), backends=("raw",), total_bytes=MIB, clients=(1,), directory=folder
     )
     with pytest.raises(errors.SplitArrowError, match="the server of raw exited with signal 9"):
         run(options)
