@@ -16,9 +16,13 @@ from .projection import ProjectedMessages
 def file_groups(
     file: SourceFile, messages: PassthroughMessages | ProjectedMessages
 ) -> MessageGroups:
-    """Return the messages of a file that are sent without decoding them."""
-    yield [messages.schema_message()]
-    yield from messages.groups(file)
+    """Return the messages of a file that are sent without decoding them.
+
+    The first group follows the schema at once, so that the reader gets both together.
+    """
+    groups = messages.groups(file)
+    yield [messages.schema_message(), *next(groups, ())]
+    yield from groups
 
 
 def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes] | None) -> MessageGroups:
@@ -28,6 +32,6 @@ def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes] | None) -> M
 
 def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
     with closing(groups):
-        ((schema, *_),) = next(groups)
-        yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None)]
+        (schema, *_), *others = next(groups)
+        yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None), *others]
         yield from groups

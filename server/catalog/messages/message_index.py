@@ -62,7 +62,8 @@ class MessageIndex:
     group_ends : array of int
         For each group of messages, the index in `blocks` after its last message. A group has at
         most GROUP_BYTES or a single message, is contiguous in the file apart from small gaps, and
-        has either small bodies or bodies of at least REGION_BYTES.
+        has either small bodies or bodies of at least REGION_BYTES. The first record batch ends a
+        group, because a reader waits for it.
     """
 
     __slots__ = (
@@ -88,7 +89,7 @@ class MessageIndex:
         self.schema_metadata = schema_metadata
         self.blocks = blocks
         self.codec = codec
-        self.group_ends = _find_group_ends(blocks)
+        self.group_ends = _find_group_ends(blocks, (dictionaries or 0) + 1)
         self._dictionaries = dictionaries
         self._row_counts: array[int] | None = None
         self.row_layout: RowCountLayout | None = None
@@ -229,14 +230,16 @@ def _is_record_batch(data: bytes) -> bool:
     return info.header_type is HeaderType.RECORD_BATCH
 
 
-def _find_group_ends(blocks: Blocks) -> array[int]:
+def _find_group_ends(blocks: Blocks, first: int) -> array[int]:
+    """Return the ends of the groups; the group before message `first` ends there."""
     ends = array("Q")
     group_begin = message_end = -1
     is_region = False
     for index, (offset, metadata, body) in enumerate(blocks.iter_tuples(0, len(blocks))):
         end = offset + metadata + body
         if index and (
-            end - group_begin > GROUP_BYTES
+            index == first
+            or end - group_begin > GROUP_BYTES
             or (body >= REGION_BYTES) != is_region
             or not 0 <= offset - message_end <= _MAX_GAP
         ):

@@ -76,7 +76,8 @@ class PassthroughMessages:
         begin, blocks = 0, self.index.blocks
         for end in self.index.group_ends:
             offset, _, body = blocks[begin]
-            readahead.advance(offset)
+            if begin or body >= REGION_BYTES:  # The reader waits for the first, small messages.
+                readahead.advance(offset)
             if body < REGION_BYTES:
                 yield from self._read_together(file, begin, end, row_reader)
             else:

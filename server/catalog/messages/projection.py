@@ -79,7 +79,7 @@ class ProjectedMessages:
         return self._schema_message
 
     def groups(self, file: SourceFile) -> Iterator[list[SourceMessage]]:
-        """Yield the messages after the schema in groups.
+        """Yield the messages after the schema in groups, the first one alone: a reader waits for it.
 
         Parameters
         ----------
@@ -93,17 +93,17 @@ class ProjectedMessages:
             index.
         """
         group: list[SourceMessage] = []
-        nbytes = metadata_bytes = 0
+        nbytes = metadata_bytes = most = 0
         for block in self._index.blocks.iter_tuples(0, len(self._index.blocks)):
             metadata_bytes += block[1]
             message = self._project(file, *block)
             if message is None:
                 continue
-            is_full = nbytes + message.body_length > GROUP_BYTES or metadata_bytes > _READ_BYTES
+            is_full = nbytes + message.body_length > most or metadata_bytes > _READ_BYTES
             if group and is_full:
                 file.check()
                 yield group
-                group, nbytes, metadata_bytes = [], 0, 0
+                group, nbytes, metadata_bytes, most = [], 0, 0, GROUP_BYTES
             group.append(message)
             nbytes += message.body_length
         file.check()

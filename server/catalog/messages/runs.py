@@ -90,6 +90,9 @@ def split_runs(
         The bytes of the messages of a run, with the shape (messages, bytes). None for messages
         that form no run.
     """
+    if end - begin < _MIN_MESSAGES and len(data) <= _MIN_BYTES // 2:
+        yield begin, end, None  # Equal ones among them reach neither minimum.
+        return
     if end - begin <= _FEW_MESSAGES:
         messages = _find_single_run(blocks, begin, end, data)
         if messages is not None:

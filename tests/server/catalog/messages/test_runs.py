@@ -40,8 +40,10 @@ def numbers(*lengths: int) -> list[pa.RecordBatch]:
 
 
 def read_groups(path: Path) -> list[Sequence[SourceMessage]]:
+    """Return the groups after that of the schema and the first batch."""
     with closing(ArrowFileDataset(path).open(Request("n"), DEFAULTS)) as source:
-        _schema, *groups = source
+        first, *groups = source
+        assert len(first) == 2
         return groups
 
 
@@ -90,7 +92,7 @@ def test_a_run_and_its_frames_are_sequences() -> None:
 )
 def test_runs_in_files(tmp_path: Path, lengths: list[int], runs: list[int]) -> None:
     batches = numbers(*lengths)
-    groups = read_groups(write_file(tmp_path / "n.arrow", batches))
+    groups = read_groups(write_file(tmp_path / "n.arrow", [*numbers(1), *batches]))
     assert [len(group) for group in groups] == runs
     messages = [message for group in groups for message in group]
     assert [message.rows for message in messages] == lengths
@@ -101,7 +103,7 @@ def test_runs_in_files(tmp_path: Path, lengths: list[int], runs: list[int]) -> N
 
 def test_small_equal_messages_form_runs_and_others_do_not(tmp_path: Path) -> None:
     nulls = pa.record_batch({"n": pa.array([1, None, 3] * 30, pa.int64())})
-    batches = [*numbers(*[90] * 20), nulls, *numbers(*[90] * 20)]
+    batches = [*numbers(*[90] * 21), nulls, *numbers(*[90] * 20)]
     groups = read_groups(write_file(tmp_path / "n.arrow", batches))
     assert [(type(group).__name__, len(group)) for group in groups] == [
         ("PackedRun", 20),
