@@ -104,7 +104,8 @@ class Acceptor:
     async def _accept(self, index: int, listener: Listener, sessions: TaskGroup) -> None:
         while True:
             await anyio.wait_readable(listener.fileno())
-            await anyio.sleep_until(self._paused_until)
+            if anyio.current_time() < self._paused_until:
+                await anyio.sleep_until(self._paused_until)
             if self._usage.is_busier:
                 await anyio.sleep(_YIELD_SECONDS)
             try:

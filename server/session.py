@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from ..errors import (
     ConnectionLostError,
@@ -181,6 +182,7 @@ class Session:
         while True:
             for frame in frames:
                 self._handle(frame, tasks)
+            await checkpoint()  # a stream that was requested begins first
             frames = await self._next_frames()
 
     async def _next_frames(self) -> list[IncomingFrame]:

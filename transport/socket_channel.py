@@ -88,7 +88,8 @@ class SocketChannel:
         self._decoder = FrameDecoder(
             limits, staging=staging, allocator=allocator, expects_runs=not server
         )
-        self._parts: deque[Any] = deque()
+        self._preface = memoryview(PREFACE)
+        self._parts: deque[Any] = deque(() if server else (self._preface,))
         self._lent: dict[SourceFile, int] = {}
         self._closed = False
         self._low_water = 1
@@ -98,8 +99,6 @@ class SocketChannel:
         self.is_local = is_local
         self.bytes_sent = 0
         self.bytes_received = 0
-        if not server:
-            self._parts.append(memoryview(PREFACE))
 
     @property
     def at_boundary(self) -> bool:
@@ -234,6 +233,7 @@ class SocketChannel:
             try:
                 count = self._receive_into(decoder.targets())
             except BlockingIOError:
+                self._send_preface()
                 self._set_low_water()
                 return self._take()
             except OSError as error:
@@ -284,8 +284,9 @@ class SocketChannel:
         return frames
 
     def _has_received_enough(self, received: int) -> bool:
-        """Return whether to handle the received frames before receiving more."""
-        return received >= MAX_RECEIVE_BYTES or self._decoder.has_full_run
+        """Return whether to handle the received frames first. Calls receive more and more."""
+        most = min(MAX_RECEIVE_BYTES, self.bytes_received // 2 + 1)
+        return received >= most or self._decoder.has_full_run
 
     def _set_low_water(self) -> None:
         """Make the kernel wake this end for a large part of a body, not for each segment.
@@ -338,7 +339,11 @@ class SocketChannel:
                 f"{self.peer} does not speak splitarrow: it answered {error.received[:32]!r}"
             ) from None
         if self._server and self._decoder.preface_received:
-            self._parts.append(memoryview(PREFACE))
+            self._parts.append(self._preface)
+
+    def _send_preface(self) -> None:
+        """Send the server's preface, unless it was sent in front of the answer to a request."""
+        if self._server and self._parts and self._parts[0] is self._preface:
             self.send_some()
 
     def interrupt(self) -> None:
@@ -349,6 +354,8 @@ class SocketChannel:
     def close(self) -> None:
         """Close; see `Channel.close`."""
         if not self._closed:
+            with contextlib.suppress(TransportError):
+                self._send_preface()
             self._closed = True
             self._parts.clear()
             self._socket.close()

@@ -477,14 +477,18 @@ class Spy:
         return self._sock.sendmsg(views, ancillary, flags)
 
 
-def test_a_read_returns_after_1_mib_with_frames() -> None:
+def test_a_call_receives_as_much_as_all_before_it_and_at_most_1_mib() -> None:
     frame = untagged(bytes(1000))
-    wire = Wire(gives=PREFACE + frame * 3000)
-    channel = over(wire)
-    frames = channel.receive_some()
-    assert 1 << 20 <= channel.bytes_received < (1 << 20) + (256 << 10)
-    assert len(frames) == (channel.bytes_received - 8) // len(frame)
-    assert len(frames + channel.receive_some() + channel.receive_some()) == 3000
+    channel = over(Wire(gives=PREFACE + frame * 4000))
+    frames: list[IncomingFrame] = []
+    before = 0
+    while len(frames) < 4000:
+        frames += channel.receive_some()
+        count = channel.bytes_received - before
+        most = min(1 << 20, max(before, 1))
+        assert most <= count < most + (256 << 10) or len(frames) == 4000
+        before += count
+    assert before > 3 << 20
     assert channel.at_boundary
 
 
@@ -604,6 +608,24 @@ def test_a_server_sends_its_preface_second() -> None:
     wire.gives = memoryview(PREFACE[5:])
     assert channel.receive_some() == []
     assert (wire.sent, channel.preface_received, channel.at_boundary) == (PREFACE, True, True)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_preface_of_a_server_precedes_its_answer(ends: bool) -> None:
+    wire = Wire(gives=PREFACE + untagged(b"request"))
+    channel = over(wire, server=True)
+    assert channel.receive_some() == [UntaggedFrame(b"request")]
+    assert wire.sent == b""
+    if ends:
+        channel.close()
+        assert wire.sent == PREFACE
+        return
+    channel.queue([UntaggedFrame(b"answer")])
+    assert channel.send_some()
+    assert wire.sent == PREFACE + untagged(b"answer")
+    assert len(wire.calls) == 1
+    channel.close()
+    assert channel.bytes_sent == len(wire.sent)
 
 
 @pytest.mark.parametrize(

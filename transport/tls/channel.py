@@ -283,6 +283,8 @@ class TlsChannel(SocketChannel):
         """Close with a TLS alert; see `Channel.close`."""
         with self._lock:
             if not self._closed and self._established:
+                with contextlib.suppress(TransportError):
+                    self._send_preface()
                 with contextlib.suppress(OSError):  # the peer's alert has not arrived yet
                     self._tls.unwrap()
                 with contextlib.suppress(OSError):

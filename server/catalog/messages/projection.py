@@ -79,7 +79,7 @@ class ProjectedMessages:
         return self._schema_message
 
     def groups(self, file: SourceFile) -> Iterator[list[SourceMessage]]:
-        """Yield the messages after the schema in groups, the first one alone: a reader waits for it.
+        """Yield the messages after the schema in groups. The first is alone: a reader waits for it.
 
         Parameters
         ----------
