@@ -94,9 +94,9 @@ bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's r
 
 # --- checking ----------------------------------------------------------------------------------
 
-# One worker for each core, up to a number that the memory of a workstation holds.
-# pyproject.toml selects the quick tests; a later -m selects others.
-WORKERS  ?= logical
+# One worker more than cores, because many tests wait, up to a number that the memory of a
+# workstation holds. pyproject.toml selects the quick tests; a later -m selects others.
+WORKERS  ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 .PHONY: lint
@@ -107,7 +107,7 @@ lint: $(VENV)/installed-test ## run ruff: rules and formatting, in seconds
 
 .PHONY: types
 types: $(VENV)/installed-test ## check types with pyright, in strict mode
-	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --threads 2
 
 .PHONY: test
 test: lint types pytest ## lint, check types, run the quick tests; ARGS go to pytest

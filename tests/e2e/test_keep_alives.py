@@ -12,8 +12,8 @@ from pyarrow import flight
 import splitarrow
 from splitarrow.errors import StallError
 
-STALL = 0.6
-SLOW = 1.5
+STALL = 1.2
+SLOW = 2.0
 BATCH = pa.record_batch({"n": [1, 2, 3]})
 SCHEMES = ["tcp", "shm", "ucx", "inproc", "flight"]
 

@@ -35,10 +35,10 @@ REFUSED = {
 }
 COUNTS = {
     "stream": 2 * SHORT,
-    "checker": 20_000 * len(KINDS),
-    **{f"vortex {kind}": 20_000 for kind in VORTEX_KINDS},
+    "checker": 4_000 * len(KINDS),
+    **{f"vortex {kind}": 4_000 for kind in VORTEX_KINDS},
 }
-"""The numbers of inputs where they are not `SHORT`: 20,000 of each kind of message."""
+"""The numbers of inputs where they are not `SHORT`: 4,000 of each kind of message."""
 
 
 def run_battery(parser: str, count: int, seed: int, place: Path) -> dict[str, int]:
