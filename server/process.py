@@ -87,7 +87,12 @@ def _make_supervisor(
     usage = UsageTable(settings.workers + 1)
     sockets = bind_shared_sockets(settings)
     daemon = Daemon(catalog, settings, configuration=configuration, usage=SharedUsage(usage, 0))
-    daemon.bind(sockets, leaves_shared=True)
+    try:
+        daemon.bind(sockets, leaves_shared=True)
+    except BaseException:
+        for sock in sockets.values():
+            sock.close()
+        raise
     pool = WorkerPool(daemon, sockets, usage)
     daemon.context.reporter = pool
     daemon.reloader.followers.append(pool.reload)

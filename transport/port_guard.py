@@ -8,15 +8,18 @@ left.
 
 from __future__ import annotations
 
+import array
+import fcntl
 import ipaddress
 import os
 import resource
 import socket
 import stat
+import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from .syn_filter import set_admitted_share
@@ -132,6 +135,10 @@ class PortGuard:
         self._next_check = self._clock() + self._pause(self._clock() - started)
         return len(excess)
 
+    def has_unsent(self) -> bool:
+        """Return whether the kernel has data of the port that a peer has not received yet."""
+        return any(self._count_unsent(connection) for connection in self._connections())
+
     def _pause(self, duration: float) -> float:
         """Return the time until the next check, after one that took `duration` seconds."""
         interval = _CALM_INTERVAL_SECONDS if self._share == 1 else _FLOOD_INTERVAL_SECONDS
@@ -208,14 +215,28 @@ class PortGuard:
             self._release(sock)
 
     def _disconnect(self, connection: _Connection) -> None:
+        with self._socket_of(connection) as sock, suppress(OSError):
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _count_unsent(self, connection: _Connection) -> int:
+        """Return the bytes that the peer of a connection has not received; 0 if it is closed."""
+        count = array.array("i", bytes(4))
+        with self._socket_of(connection) as sock, suppress(OSError):
+            if sock is not None:
+                fcntl.ioctl(sock, termios.TIOCOUTQ, count)
+        return count[0]
+
+    @contextmanager
+    def _socket_of(self, connection: _Connection) -> Generator[socket.socket | None]:
+        """Provide the socket of a connection; None if the library has closed it."""
         sock = self._duplicate(connection.descriptor)
         if sock is None:
+            yield None
             return
         try:
-            # The library may have closed the descriptor, and another socket may have its number.
-            if os.fstat(sock.fileno()).st_ino == connection.inode:
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            # Another socket may have the descriptor of one that was closed.
+            yield sock if os.fstat(sock.fileno()).st_ino == connection.inode else None
         finally:
             self._release(sock)
 

@@ -36,6 +36,8 @@ from .service import FLIGHT_SERVICE, FlightService
 
 _CLOSE_GRACE_SECONDS = 1.0
 """The time for health watchers to receive the last status, in seconds."""
+_UNSENT_SECONDS = 0.05
+"""The time between two looks for data that clients have not received yet, in seconds."""
 _SMALL_MESSAGE_BYTES = 4 << 20
 _CHANNEL_OPTIONS = {
     # Without this, two servers can listen on one port, and each gets some of the clients.
@@ -123,13 +125,15 @@ class ControlPlane:
         try:
             await self._server.start()
             task_status.started(self._uri)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._guard_port)
-                await self._context.draining.wait()
-                self._health.drain()
-                await self._context.reads.wait_idle()
-                await self._interceptor.wait_idle()
-                tasks.cancel_scope.cancel()
+            with closing(self._make_guard()) as guard:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._guard_port, guard)
+                    await self._context.draining.wait()
+                    self._health.drain()
+                    await self._context.reads.wait_idle()
+                    await self._interceptor.wait_idle()
+                    await _wait_sent(guard)
+                    tasks.cancel_scope.cancel()
             await self.close(_CLOSE_GRACE_SECONDS)
         finally:
             await self.close()
@@ -150,22 +154,21 @@ class ControlPlane:
         if self._store is not None:
             self._store.close()
 
-    async def _guard_port(self) -> None:
-        """Keep the connections of the port within half of the descriptors for connections.
+    def _make_guard(self) -> PortGuard:
+        """Return what keeps the connections within half of the descriptors for connections.
 
         gRPC accepts its connections itself, so that those beyond a limit are closed afterwards.
         """
         assert self._uri is not None
-        guard = PortGuard(
-            self._uri.port or 0,
-            max_connections=Descriptors().capacity // 2,
-            closes_newest=True,
+        return PortGuard(
+            self._uri.port or 0, max_connections=Descriptors().capacity // 2, closes_newest=True
         )
-        with closing(guard):
-            while True:
-                guard.max_per_address = self._context.settings.address_limit
-                guard.check_if_due()
-                await anyio.sleep(guard.seconds_to_check)
+
+    async def _guard_port(self, guard: PortGuard) -> None:
+        while True:
+            guard.max_per_address = self._context.settings.address_limit
+            guard.check_if_due()
+            await anyio.sleep(guard.seconds_to_check)
 
     def _build_server(self) -> Any:
         limits, settings = self._context.limits, self._settings
@@ -214,6 +217,14 @@ class ControlPlane:
         assert settings.writable is not None
         quota = Quota(settings.writable_bytes, settings.upload_bytes)
         return UploadStore(settings.writable, self._context.catalog, quota)
+
+
+async def _wait_sent(guard: PortGuard) -> None:
+    """Return when all clients have received what was sent: closing a connection discards it."""
+    while True:
+        if not guard.has_unsent():
+            return
+        await anyio.sleep(_UNSENT_SECONDS)
 
 
 def _enable_reflection(server: Any) -> None:

@@ -116,6 +116,11 @@ FAILURES: list[tuple[int, list[str], str]] = [
         "cannot listen on tcp://192.0.2.1:0",
     ),
     (1, ["words.arrow", "--listen", "tcp://0.0.0.0:0"], "everyone on the network could read"),
+    (
+        1,
+        ["words.arrow", "--listen", "tcp://0.0.0.0:0", "--workers", "2"],
+        "everyone on the network could read",
+    ),
     (2, ["words.arrow", "--listen", "carrier://pigeon"], "unknown scheme 'carrier'"),
     (
         2,

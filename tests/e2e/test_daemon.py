@@ -147,7 +147,7 @@ def test_workers_share_the_port(daemon: StartDaemon, small: tuple[Path, pa.Table
 
 def test_killed_server_is_noticed(daemon: StartDaemon, big: tuple[Path, int]) -> None:
     path, _ = big
-    running = daemon({"big": path})
+    running = daemon({"big": path}, workers=1)
     with splitarrow.open(running.uri("big")) as stream:
         next(stream)
         running.send_signal(signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_killed_server_is_noticed(daemon: StartDaemon, big: tuple[Path, int]) ->
 
 def test_stopped_server_is_noticed(daemon: StartDaemon, big: tuple[Path, int]) -> None:
     path, _ = big
-    running = daemon({"big": path})
+    running = daemon({"big": path}, workers=1)
     with splitarrow.open(running.uri("big"), stall_timeout=1.0) as stream:
         next(stream)
         running.send_signal(signal.SIGSTOP)
@@ -178,7 +178,7 @@ def test_stopped_server_is_noticed(daemon: StartDaemon, big: tuple[Path, int]) -
 
 def test_killed_reader_leaves_nothing(daemon: StartDaemon, big: tuple[Path, int]) -> None:
     path, rows = big
-    running = daemon({"big": path})
+    running = daemon({"big": path}, workers=1)
     program = (
         "import splitarrow, sys; stream = splitarrow.open(sys.argv[1]); next(stream);"
         "print('reading', flush=True); sys.stdin.read()"

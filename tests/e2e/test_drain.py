@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,9 +18,9 @@ from pyarrow import flight
 
 import splitarrow
 from helpers.daemons import StartDaemon
-from helpers.files import write_shards
+from helpers.files import write_file, write_shards
 from helpers.waiting import wait_until
-from splitarrow.errors import TransportError, UnavailableError
+from splitarrow.errors import SplitArrowError, TransportError, UnavailableError
 from splitarrow.server.reads import LINGER_SECONDS
 from splitarrow.testing import Daemon
 
@@ -210,3 +214,65 @@ def test_a_read_moves_to_a_replica_when_the_drain_ends(
             batches.append(next(stream))
         assert row_numbers(batches) == ALL_ROWS
         assert next(stream, None) is None
+
+
+class Link:
+    """A port that forwards to another one. While it is held, its client receives nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.flows = threading.Event()
+        self.flows.set()
+
+    def run(self) -> None:
+        """Serve one client to its end."""
+        client, _ = self._listener.accept()
+        with self._listener, client, socket.socket() as server, ThreadPoolExecutor(1) as threads:
+            # So that the kernel at the server keeps what the client does not receive.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+            server.connect(("127.0.0.1", self._server_port))
+            threads.submit(forward, client, server)
+            forward(server, client, self.flows)
+
+
+def forward(
+    source: socket.socket, target: socket.socket, flows: threading.Event | None = None
+) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            if flows is not None:
+                flows.wait()
+            target.sendall(data)
+    for sock in (source, target):
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_a_flight_client_has_not_received_yet_still_arrives(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    table = pa.table({"n": range(7500)})
+    running = start(daemon, write_file(tmp_path / "d.arrow", table.to_batches()))
+    link = Link(int(running.control_uri.rpartition(":")[2]))
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        stack.callback(link.flows.set)
+        threads.submit(link.run)
+        with flight.connect(f"grpc+tcp://127.0.0.1:{link.port}") as client:
+            info = client.get_flight_info(flight.FlightDescriptor.for_path("d"))
+            link.flows.clear()
+            read = threads.submit(lambda: client.do_get(info.endpoints[0].ticket).read_all())
+            with splitarrow.connect(running.control_uri) as other:
+
+                def is_sent() -> bool:
+                    stats = other.status()["stats"]
+                    return stats["streams_total"] == 1 and not stats["streams"]
+
+                wait_until(is_sent, "the end of the stream")
+            running.send_signal()
+            with pytest.raises(SplitArrowError, match="did not exit"):
+                running.wait(3.0)
+            link.flows.set()
+            assert read.result() == table
+    assert running.wait() == 0

@@ -7,12 +7,14 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.clock import Clock
+from helpers.waiting import wait_until
 from splitarrow.transport import port_guard
 from splitarrow.transport.port_guard import PortGuard, make_address
 
@@ -359,6 +361,40 @@ def test_a_descriptor_that_another_socket_has_now_is_not_disconnected(port: Port
     guard._disconnect(port_guard._Connection(descriptor, inode, peer))
     assert port.open == [False]
     guard.close()
+
+
+def test_data_that_a_peer_has_not_received_is_unsent(port: Port) -> None:
+    guard = PortGuard(port.number, clock=Clock())
+    other = Port()
+    for each in (port, port, other):
+        each.connect()
+        each.servers[-1].setblocking(False)
+    assert not guard.has_unsent()
+    fill(other.servers[0])
+    assert not guard.has_unsent()
+    fill(port.servers[1])
+    assert guard.has_unsent()
+    port.clients[1].setblocking(False)
+    wait_until(lambda: drain(port.clients[1]) or not guard.has_unsent(), "the peer to receive all")
+    descriptor = port.servers[1].fileno()
+    closed = port_guard._Connection(descriptor, os.fstat(descriptor).st_ino + 1, (b"", 0))
+    fill(port.servers[1])
+    assert guard._count_unsent(closed) == 0
+    guard.close()
+    for sock in (other.listener, *other.clients, *other.servers):
+        sock.close()
+
+
+def fill(sock: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+
+
+def drain(sock: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while sock.recv(1 << 16):
+            pass
 
 
 def test_a_guard_has_two_descriptors_and_returns_them(port: Port) -> None:

@@ -491,7 +491,9 @@ def test_a_read_resumes_when_a_killed_server_restarts(
     folder.mkdir()
     for index in range(shards):
         write_file(folder / f"{index}.arrow", big.slice(index * rows, rows))
-    server = daemon({"big": folder if shards > 1 else folder / "0.arrow"}, control=CONTROL)
+    server = daemon(
+        {"big": folder if shards > 1 else folder / "0.arrow"}, control=CONTROL, workers=1
+    )
     with connect(server.control_uri) as client, open_big(client, transport) as stream:
         batches = [next(stream) for _ in range(3)]
         server.kill()
@@ -505,7 +507,7 @@ def test_a_read_resumes_when_a_killed_server_restarts(
 
 def test_a_read_fails_when_a_killed_server_stays_down(daemon: StartDaemon, tmp_path: Path) -> None:
     big = pa.table({"n": pa.array(np.arange(4_000_000))})
-    server = daemon({"big": write_file(tmp_path / "big.arrow", big)}, control=CONTROL)
+    server = daemon({"big": write_file(tmp_path / "big.arrow", big)}, control=CONTROL, workers=1)
     with (
         connect(server.control_uri) as client,
         client.read("big", batch_rows=1000, window_bytes=1, resume_attempts=3) as stream,

@@ -82,7 +82,7 @@ def test_readers_notice_a_killed_server_and_keep_their_batches(
     sent = make_number_batches(20_000, 64)
     options: dict[str, Any] = {"compression": "lz4"} if copied else {}
     path = write_file(tmp_path / "data.arrow", sent, **options)
-    running = daemon({"data": path}, listen=[f"shm://{tmp_path}/data.sock"])
+    running = daemon({"data": path}, listen=[f"shm://{tmp_path}/data.sock"], workers=1)
     with splitarrow.open(running.uri("data")) as stream:
         batches = [next(stream) for _ in range(100)]
         running.kill()
@@ -98,7 +98,7 @@ def test_readers_notice_a_killed_server_and_keep_their_batches(
 def test_the_socket_of_a_killed_server_is_replaced(daemon: StartDaemon, tmp_path: Path) -> None:
     sent = make_number_batches(4)
     path, sock = write_file(tmp_path / "data.arrow", sent), tmp_path / "data.sock"
-    first = daemon({"data": path}, listen=[f"shm://{sock}"])
+    first = daemon({"data": path}, listen=[f"shm://{sock}"], workers=1)
     with pytest.raises(ConfigError, match=r"data\.sock"):
         splitarrow.serve({"data": path}, listen=[f"shm://{sock}"])
     assert read_table(first.uri("data")) == make_table(sent)
@@ -112,7 +112,7 @@ def test_the_socket_of_a_killed_server_is_replaced(daemon: StartDaemon, tmp_path
 def test_a_stopped_server_leaves_no_socket(daemon: StartDaemon, tmp_path: Path) -> None:
     sock = tmp_path / "data.sock"
     path = write_file(tmp_path / "data.arrow", make_number_batches(4))
-    running = daemon({"data": path}, listen=[f"shm://{sock}"])
+    running = daemon({"data": path}, listen=[f"shm://{sock}"], workers=1)
     stream = splitarrow.open(running.uri("data"))
     batches = list(stream)
     stream.close()
