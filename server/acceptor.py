@@ -112,6 +112,7 @@ class Acceptor:
                 while self._accept_one(index, listener, sessions):
                     self._pause = _MIN_PAUSE_SECONDS
                     await checkpoint()
+                    await checkpoint()  # the stream that a new reader requested begins first
                     if self._usage.is_busier:
                         break
             except OSError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,7 @@ def override_transport(transport: Transport) -> Generator[None]:
             _overrides[scheme] = previous
 
 
+@cache
 def _import_built_in(scheme: str) -> Transport:
     try:
         return import_module(_MODULES[scheme], __package__).TRANSPORT

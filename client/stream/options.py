@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, cast, get_args
 
 from ...errors import UsageError
@@ -82,10 +83,15 @@ class ReadOptions:
     @property
     def decoder_limits(self) -> Limits:
         """The limits, with `max_decoded_bytes` applied to what one message decodes to."""
-        size = min(self.limits.decoded_bytes, self.max_decoded_bytes)
-        return replace(self.limits, decoded_bytes=size)
+        return _limit_decoded(self.limits, min(self.limits.decoded_bytes, self.max_decoded_bytes))
 
     @property
     def window_bytes(self) -> int:
         """The size of the batches to prefetch in any case, in bytes."""
         return min(self.prefetch_bytes or 0, self.max_decoded_bytes)
+
+
+@lru_cache(maxsize=8)
+def _limit_decoded(limits: Limits, nbytes: int) -> Limits:
+    """Return limits with another one for decoded data. Programs use the same ones for all reads."""
+    return replace(limits, decoded_bytes=nbytes)

@@ -21,7 +21,7 @@ _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 
 # The slots of fields in the vtables of Message.fbs.
-_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH = 6, 8, 10
+_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _MESSAGE_PAIRS = 6, 8, 10, 12
 _BATCH_BUFFERS = 8
 _SCHEMA_ENDIANNESS = 4
 _DICTIONARY_DATA = 6
@@ -317,6 +317,8 @@ def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
 
     Of several values of a key, the last one counts, as in pyarrow.
     """
+    if not find_field(metadata, read_root(metadata), _MESSAGE_PAIRS):
+        return {}
     message = fbs.Message.GetRootAs(metadata, 0)
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
     return {pair.Key() or b"": pair.Value() or b"" for pair in pairs if pair is not None}

@@ -30,6 +30,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         raise ModuleNotFoundError("no cffi", name="cffi")
 
     monkeypatch.setattr(registry, "import_module", fail)
+    registry._import_built_in.cache_clear()
     with pytest.raises(MissingExtraError, match=r"needs .*'cffi'.*pip install 'splitarrow\[ucx\]'"):
         find_transport(DataUri("ucx"))
     with pytest.raises(ModuleNotFoundError):
