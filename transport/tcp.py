@@ -66,9 +66,9 @@ class TcpListener:
     """A bound TCP port.
 
     The server's end of a connection within this host does not use the host's congestion control.
-    It protects networks, and BBR, for example, sets timers to pace segments, which take about as
-    much processor time as the transfer. Connections begin with the setting of the listening socket.
-    It is that of local ones, because one that has begun with BBR keeps its timers.
+    It protects networks, and BBR, for example, sets timers to pace segments, which may take as much
+    processor time as the rest. Connections begin with the setting of the listening socket. It is
+    that of local ones, because one that has begun with BBR keeps its timers.
 
     Parameters
     ----------
