@@ -137,10 +137,12 @@ class Acceptor:
         if channel is None:
             return False
         slot = _Slot(index, cost, _host_of(channel, listener))
-        if has_room and self._take(slot):
+        is_refused = channel.refusal is not None
+        if has_room and not is_refused and self._take(slot):
             sessions.start_soon(self._run, channel, listener, True, partial(self._release, slot))
             return True
-        self._report("refusing connections: too many", listener)
+        event = "of users that shm_users does not list" if is_refused else "too many"
+        self._report(f"refusing connections: {event}", listener)
         if self._refusal_descriptors + cost > _MAX_REFUSAL_DESCRIPTORS:
             self._context.refusals.record_connection(listener.uri.scheme)
             channel.abort()

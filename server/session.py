@@ -26,6 +26,7 @@ from anyio.lowlevel import checkpoint
 from ..errors import (
     ConnectionLostError,
     DatasetError,
+    DeniedError,
     ExhaustedError,
     LimitError,
     ProtocolError,
@@ -288,6 +289,8 @@ class Session:
         draining, reads = self._context.draining.is_set(), self._context.reads
         if draining and not reads:
             raise _draining()
+        if self._channel.refusal is not None:
+            raise DeniedError(self._channel.refusal)
         if not self._admitted:
             raise ExhaustedError("the server has reached its limit of connections; retry later")
         claims = self._context.access.redeem_ticket(ticket, self._uri.stream)

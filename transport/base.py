@@ -148,6 +148,14 @@ class Channel(Protocol):
         ...
 
     @property
+    def refusal(self) -> str | None:
+        """Why the server refuses every request of the user at the other end; None if it does not.
+
+        Always None at the reader's end.
+        """
+        ...
+
+    @property
     def lanes(self) -> Sequence[str]:
         """The devices that carry the connection, where the transport chooses among several."""
         ...

@@ -73,6 +73,11 @@ class FaultyChannel:
         return self._channel.user
 
     @property
+    def refusal(self) -> str | None:
+        """Why every request is refused."""
+        return self._channel.refusal
+
+    @property
     def lanes(self) -> Sequence[str]:
         """The devices that carry the connection."""
         return self._channel.lanes

@@ -112,6 +112,7 @@ class InprocChannel:
     capabilities = Capabilities()
     is_local = True
     user: int | None = None
+    refusal: str | None = None
     lanes = ()
     at_boundary = True
     send_waits_readable = True

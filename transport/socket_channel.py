@@ -68,7 +68,7 @@ class SocketChannel:
     capabilities = Capabilities()
     send_waits_readable = False
     user: int | None = None
-    """The user ID at the other end, or None where the socket does not report it."""
+    refusal: str | None = None
     lanes = ()
 
     def __init__(

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import pwd
 import secrets
 import socket
 import stat
@@ -70,8 +71,6 @@ class ShmListener:
         """The address, with the path that was bound and the identifier of the regions."""
         self.request_tags = list_request_tags(self.uri, BodyType.OFFSETS)
         """The tag of data requests. Bodies are always remote."""
-        self.refused = 0
-        """The number of connections from other users, which were closed."""
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a client waits."""
@@ -86,11 +85,7 @@ class ShmListener:
                 return None
             try:
                 process, user = get_peer_credentials(sock)
-                if user not in self._users:
-                    self.refused += 1
-                    sock.close()
-                    continue
-                return ShmChannel(
+                channel = ShmChannel(
                     sock,
                     self._limits,
                     server=True,
@@ -99,6 +94,9 @@ class ShmListener:
                     handle=self._handle,
                     staging=_SERVER_STAGING,
                 )
+                if user not in self._users:
+                    channel.refusal = _explain_refusal(user)
+                return channel
             except OSError:  # the client has left already
                 sock.close()
 
@@ -117,6 +115,17 @@ class ShmListener:
         with contextlib.suppress(OSError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
+
+
+def _explain_refusal(user: int) -> str:
+    try:
+        name = f"{pwd.getpwuid(user).pw_name!r} ({user})"
+    except KeyError:
+        name = str(user)
+    return (
+        f"the server's setting shm_users does not list the user {name}; add the id there, or read "
+        "over another transport"
+    )
 
 
 def _bind_socket(path: Path, mode: int) -> socket.socket:

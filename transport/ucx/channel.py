@@ -73,6 +73,7 @@ class UcxChannel:
     unread_bytes = 0
     wake_at: float | None = None
     user: int | None = None
+    refusal: str | None = None
 
     _closed = True  # until the constructor is done
 
