@@ -47,6 +47,8 @@ class RawSocketBackend:
     def serve(self, dataset: Dataset) -> Generator[str]:
         """Serve the file with one thread per client; see `Backend.serve`."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            # Timers that pace segments would lower the ceiling, as with BBR.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             offsets = dataset.body_offsets()
 
             def accept() -> None:
