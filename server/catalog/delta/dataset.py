@@ -145,6 +145,12 @@ class DeltaDataset:
             return newest
         number = wanted.partition("-")[0]
         if number.isascii() and number.isdigit() and len(number) < 18:
+            if int(number) > newest.snapshot.number and self._storage is not None:
+                # Another process of the server may have found it since the last look at the log.
+                self._polled_at = float("-inf")
+                newest = self._find_newest(strict=True)
+                if wanted in (newest.version, str(newest.snapshot.number)):
+                    return newest
             older = self._find_old(int(number), newest)
             if older is not None and wanted in (older.version, number):
                 return older

@@ -134,18 +134,14 @@ class DirectoryDataset:
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the directory for one reader; see `Dataset.open`."""
-        files = self._refresh()
-        check_version(request, self._hash_version(files))
-        files = replace(files, entries=tuple(select_shards(request, files.entries)))
+        files = self._find_files(request)
         if (tensor_files := _find_tensor_files(files)) is not None:
             return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
-        files = self._refresh()
-        check_version(request, self._hash_version(files))
-        files = replace(files, entries=tuple(select_shards(request, files.entries)))
+        files = self._find_files(request)
         return files.count_rows(request, encoding, self.location)
 
     def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
@@ -155,6 +151,16 @@ class DirectoryDataset:
 
     def close(self) -> None:
         """Do nothing: no file is open between readers."""
+
+    def _find_files(self, request: Request) -> ConcatenatedFiles:
+        """Return the files that a request is for, in the version that it names."""
+        files = self._refresh()
+        if request.version not in (None, self._hash_version(files)):
+            # Another process of the server may have found this version since the last listing.
+            self._listing.expire()
+            files = self._refresh()
+        check_version(request, self._hash_version(files))
+        return replace(files, entries=tuple(select_shards(request, files.entries)))
 
     def _refresh(self) -> ConcatenatedFiles:
         """List the directory again. Files that have not changed are not inspected again."""

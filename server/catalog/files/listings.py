@@ -50,6 +50,10 @@ class Listing(Protocol):
         """
         ...
 
+    def expire(self) -> None:
+        """Let the next call of `list_files` return the current files, not those of a moment ago."""
+        ...
+
 
 class FolderListing:
     """The files in a local folder and its subfolders. See `Listing`."""
@@ -64,6 +68,9 @@ class FolderListing:
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
         return [_relate(path, self._path) for path in _walk(self._path, ())]
+
+    def expire(self) -> None:
+        """Do nothing: each listing is new."""
 
 
 class PatternListing:
@@ -87,11 +94,14 @@ class PatternListing:
                     found.setdefault(file, _relate(file, self._root))
         return list(found.values())
 
+    def expire(self) -> None:
+        """Do nothing: each listing is new."""
+
 
 class ObjectListing:
     """The objects below a prefix of an object store, or those that match a pattern. See `Listing`.
 
-    The store is listed at most once a second.
+    The store is listed at most once a second, except after `expire`.
 
     Parameters
     ----------
@@ -126,6 +136,11 @@ class ObjectListing:
                 self._files = self._list_objects() or self._find_single()
                 self._listed_at = now
             return self._files
+
+    def expire(self) -> None:
+        """Let the next call of `list_files` list the store again."""
+        with self._lock:
+            self._listed_at = float("-inf")
 
     def _list_objects(self) -> Sequence[FileOrigin]:
         entries = [

@@ -18,6 +18,7 @@ from helpers.daemons import StartDaemon
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError, MissingExtraError, RemoteError
 from splitarrow.server.catalog.catalog import open_dataset
+from splitarrow.server.catalog.delta import dataset as delta
 
 Row = dict[str, Any]
 
@@ -222,6 +223,21 @@ def test_a_client_reads_versions_of_a_table(tmp_path: Path) -> None:
             assert stream.read_all().num_rows == 6
         with client.read("trips") as stream:
             assert stream.read_all()["n"].to_pylist() == [5]
+
+
+def test_a_version_that_another_process_has_found_is_read_at_once(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "_POLL_SECONDS", 3600.0)
+    options = {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
+    write(bucket, range(3), storage_options=options)
+    earlier = open_dataset(bucket)
+    write(bucket, range(3, 5), storage_options=options)
+    version = open_dataset(bucket).version
+    assert read_dataset(earlier).rows == 3
+    assert read_dataset(earlier, version=version).rows == 5
+    with pytest.raises(RemoteError, match="does not have the version 7"):
+        read_dataset(earlier, version="7")
 
 
 def test_a_daemon_serves_a_table_in_an_object_store(daemon: StartDaemon, bucket: str) -> None:

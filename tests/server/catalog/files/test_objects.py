@@ -21,6 +21,7 @@ from splitarrow.protocol.request import Request
 from splitarrow.publication.storage.object_store import ObjectStorage
 from splitarrow.server.catalog.catalog import Catalog, find_writers, open_dataset
 from splitarrow.server.catalog.dataset import Dataset
+from splitarrow.server.catalog.files import listings
 from splitarrow.server.catalog.files.directory import DirectoryDataset
 from splitarrow.server.catalog.files.listings import ObjectListing
 from splitarrow.server.catalog.files.object_file import ObjectFile
@@ -134,6 +135,23 @@ def test_the_version_follows_the_objects_and_their_entity_tags(prefix: str, put:
     assert read_dataset(dataset).table == texts(200)
     with pytest.raises(RemoteError, match="has changed"):
         read_dataset(dataset, version=first)
+
+
+def test_a_version_that_another_process_has_found_is_read_at_once(
+    prefix: str, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listings, "_LISTING_SECONDS", 3600.0)
+    put("a.parquet", texts(0))
+    earlier = open_objects(prefix)
+    assert read_dataset(earlier).table == texts(0)
+    put("b.parquet", texts(100))
+    version = open_objects(prefix).version
+    assert read_dataset(earlier).table == texts(0)
+    expected = pa.concat_tables([texts(0), texts(100)])
+    assert read_dataset(earlier, version=version).table == expected
+    put("c.parquet", texts(200))
+    request = Request("name", version=open_objects(prefix).version)
+    assert sum(earlier.count_rows(request, DEFAULTS)) == 120
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
