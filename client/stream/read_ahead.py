@@ -17,7 +17,7 @@ _LEAST_SHARE = 0.2
 """The share of the time that a thread must be able to save, which is that of the faster side."""
 _LEAST_GAIN = 1.03
 """How much faster a stream must become with the thread to keep it."""
-_START_SECONDS = 0.5
+_START_SECONDS = 0.1
 """The time before the first attempt: a short read can only lose by one."""
 _PAUSE_SECONDS = 1.0
 """The time without a thread after it did not pay; doubled with each further attempt."""
@@ -49,8 +49,8 @@ class Pace:
     """Decides whether to read ahead, by how long a stream and its consumer take in turns.
 
     Without a thread, receiving and consuming add up; with one, the longer of the two counts. A
-    thread is tried after half a second if that would save a fifth of the time, and kept if the
-    stream then is faster. It is not where the consumer holds the interpreter's lock or where no
+    thread is tried after a tenth of a second if that would save a fifth of the time, and kept if
+    the stream then is faster. It is not where the consumer holds the interpreter's lock or where no
     core is idle; the next attempt follows later and later.
 
     Parameters

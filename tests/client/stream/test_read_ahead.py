@@ -53,8 +53,8 @@ def test_a_thread_is_tried_where_it_can_save_a_fifth(wait: float, work: float, t
 def test_a_short_read_tries_nothing() -> None:
     clock = Clock(100.0)
     pace = Pace(clock)
-    assert not pass_time(clock, pace, 0.001, 0.001, 0.45)
-    assert pass_time(clock, pace, 0.001, 0.001, 0.2)
+    assert not pass_time(clock, pace, 0.001, 0.001, 0.09)
+    assert pass_time(clock, pace, 0.001, 0.001, 0.1)
 
 
 def take_for(clock: Clock, pace: Pace, seconds_per_mib: float) -> bool:
@@ -85,7 +85,7 @@ def test_attempts_that_do_not_pay_become_rare() -> None:
         assert pass_time(clock, pace, 0.001, 0.001, 20.0)
         pauses.append(clock.now - began)
         assert not take_for(clock, pace, 0.002)
-    assert pauses == pytest.approx([0.5, 1, 2, 4], abs=0.2)
+    assert pauses == pytest.approx([0.1, 1, 2, 4], abs=0.09)
 
 
 class Source:
