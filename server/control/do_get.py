@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -208,7 +209,7 @@ def _build_chunks(source: Source, read_ahead: ReadAhead) -> Iterator[_Chunk]:
 
 
 def build_flight_data(message: SourceMessage) -> bytes:
-    """Return the FlightData for a message of a dataset. This copies the body once.
+    """Return the FlightData for a message of a dataset. This copies or reads the body once.
 
     Raises
     ------
@@ -225,11 +226,23 @@ def build_flight_data(message: SourceMessage) -> bytes:
             f"a record batch of {body_length} bytes is too large for DoGet; "
             "request smaller ones with batch_rows"
         )
-    parts: list[Any] = []
-    for part in body:
-        if isinstance(part, FileSpan):
-            parts.append(part.file.read(part.offset, part.nbytes))
-            part.file.check()
-        else:
-            parts.append(part)
-    return pack_flight_data(metadata, parts, body_length)
+    if not any(isinstance(part, FileSpan) for part in body):
+        return pack_flight_data(metadata, body, body_length)
+    return _read_body(pack_flight_data(metadata, (), body_length), body, body_length)
+
+
+def _read_body(head: bytes, body: Sequence[Any], body_length: int) -> bytes:
+    """Return the message that begins with `head`. Files are read straight into it."""
+    message = BytesIO(bytes(len(head) + body_length))
+    with message.getbuffer() as view:
+        end = len(head)
+        view[:end] = head
+        for part in body:
+            if isinstance(part, FileSpan):
+                begin, end = end, end + part.nbytes
+                with view[begin:end] as target:
+                    part.read_into(target)
+            else:
+                begin, end = end, end + memoryview(part).nbytes
+                view[begin:end] = memoryview(part).cast("B")
+    return message.getvalue()  # the memory of the BytesIO, not a copy of it
