@@ -226,25 +226,34 @@ def test_a_restarted_server_is_reached_at_the_same_uri(daemon: StartDaemon, tmp_
 
 
 FORK = """
-import os, sys, splitarrow
+import atexit, os, sys
+
+# Functions that are registered first are called last.
+atexit.register(lambda: print("kept at exit:", len(IDLE_LINKS)))
+
+import splitarrow
+from splitarrow.transport.ucx.idle_links import IDLE_LINKS
 
 def read():
     with splitarrow.open(sys.argv[1]) as stream:
         return stream.read_all().num_rows
 
 rows = [read(), read()]
+assert len(IDLE_LINKS) == 1
 process = os.fork()
 if not process:
-    os._exit(0 if [read(), read()] == rows else 1)
+    os._exit(0 if not IDLE_LINKS and [read(), read()] == rows else 1)
+assert not IDLE_LINKS
 assert os.waitpid(process, 0)[1] == 0
 assert [read(), read()] == rows
+assert len(IDLE_LINKS) == 1
 """
 
 
 def test_a_forked_child_makes_its_own_connections(server: splitarrow.Server) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK, server.uri("fill9")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "kept at exit: 0\n", "")
 
 
 class Script:
