@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyspark import cloudpickle
-
 
 class Portable:
     """A base class of objects that tasks use.
@@ -17,6 +15,8 @@ class Portable:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return a function that needs nothing but PySpark, and a pickle of the object."""
+        from pyspark import cloudpickle
+
         return _make_restore(), (cloudpickle.dumps((type(self), self.__getstate__()), protocol),)
 
 

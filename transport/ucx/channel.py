@@ -8,42 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 from ...errors import ConnectionLostError, ProtocolError
 from ...protocol.frames import IncomingFrame, OutgoingFrame
 from ..base import Capabilities
 from .endpoint import list_lanes
 from .ffi import ERR_CONNECTION_RESET, OK, StatusError, describe
+from .idle_links import Link
 from .linger import linger, retain
 from .receiving import Receiver
 from .sending import Sender
 from .wakeup import Wakeup
-from .worker import Worker
 
 REMOTE_CAPABILITIES = Capabilities(offset_bodies=True, remote_reads=True)
 """The capabilities of a connection whose bodies may be remote."""
 _SEND_TURN_BYTES = 8 << 20
 _RECEIVE_TURN_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A connection that has been made or is being made. A channel owns its parts."""
-
-    worker: Worker
-    """The connection's own worker."""
-    endpoint: Any
-    """The library's endpoint."""
-    peer: str
-    """The other end, for logs and errors."""
-    is_local: bool
-    """Whether the other end is on this host."""
-    spin_seconds: float = 0.0
-    """The time to poll for work before waiting for it, in seconds."""
-    is_reused: bool = False
-    """Whether it has carried a stream before."""
 
 
 class UcxChannel:

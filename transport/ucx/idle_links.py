@@ -14,10 +14,11 @@ import os
 import select
 import threading
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ...errors import TransportError
-from .channel import Link
+from .worker import Worker
 
 IDLE_SECONDS = 5.0
 """The time that a connection is kept, in seconds."""
@@ -27,6 +28,24 @@ MAX_LINKS_PER_SERVER = 4
 """The connections to one server that a process keeps at most."""
 _MAX_STEPS = 1000
 """The attempts to wait for the events of a connection, before it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection that has been made or is being made. A channel owns its parts."""
+
+    worker: Worker
+    """The connection's own worker."""
+    endpoint: Any
+    """The library's endpoint."""
+    peer: str
+    """The other end, for logs and errors."""
+    is_local: bool
+    """Whether the other end is on this host."""
+    spin_seconds: float = 0.0
+    """The time to poll for work before waiting for it, in seconds."""
+    is_reused: bool = False
+    """Whether it has carried a stream before."""
 
 
 class ServerKey(NamedTuple):

@@ -11,9 +11,9 @@ from ...protocol.uri import DataUri
 from ..base import ListenOptions
 from ..port_guard import Address, PortGuard, make_address
 from . import addresses, endpoint
-from .channel import Link
 from .context import has_peer_settings
 from .ffi import OK, describe, ffi, ucp
+from .idle_links import Link
 from .options import UcxOptions
 from .request_tags import check_handle, create_handle, find_request_tags
 from .server_channel import UcxServerChannel

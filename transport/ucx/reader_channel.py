@@ -12,8 +12,8 @@ from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ...protocol.messages import MetadataType
 from ..base import Capabilities
-from .channel import REMOTE_CAPABILITIES, Link, UcxChannel
-from .idle_links import IDLE_LINKS, ServerKey
+from .channel import REMOTE_CAPABILITIES, UcxChannel
+from .idle_links import IDLE_LINKS, Link, ServerKey
 from .receiving import Receiver
 from .request_tags import RemoteTags
 from .sending import Sender

@@ -7,9 +7,10 @@ from ...protocol.regions import RegionAnnouncement
 from ..base import Capabilities, FileMapper
 from ..memory.files import SourceFile
 from ..memory.mapped_region import MappedRegion
-from .channel import Link, UcxChannel
+from .channel import UcxChannel
 from .device_memory import list_device_types
 from .ffi import OK
+from .idle_links import Link
 from .lanes import lanes_pin_memory
 from .memory import register
 from .receiving import Receiver

@@ -14,7 +14,6 @@ from ...protocol.memory import Allocator
 from ...protocol.uri import DataUri, Streams
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from . import addresses, endpoint
-from .channel import Link
 from .device_memory import list_device_types
 from .diagnostics import list_performance_hints
 from .ffi import (
@@ -26,7 +25,7 @@ from .ffi import (
     ucp,
     version,
 )
-from .idle_links import IDLE_LINKS, ServerKey
+from .idle_links import IDLE_LINKS, Link, ServerKey
 from .lanes import lanes_read_remotely
 from .listener import DEFAULT_PORT, UcxListener
 from .options import UcxOptions

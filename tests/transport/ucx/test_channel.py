@@ -20,8 +20,9 @@ from splitarrow.protocol.limits import Limits
 from splitarrow.transport.base import Capabilities
 from splitarrow.transport.ucx import channel as channels
 from splitarrow.transport.ucx import linger, reader_channel, sending, server_channel, wakeup
-from splitarrow.transport.ucx.channel import Link, UcxChannel
+from splitarrow.transport.ucx.channel import UcxChannel
 from splitarrow.transport.ucx.ffi import OK, StatusError
+from splitarrow.transport.ucx.idle_links import Link
 from splitarrow.transport.ucx.reader_channel import UcxReaderChannel
 from splitarrow.transport.ucx.request_tags import RemoteTags
 from splitarrow.transport.ucx.server_channel import UcxServerChannel
