@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .protocol.limits import Limits
     from .server.config.arguments import ServeArguments
     from .server.embedded import Server, serve
-    from .transport.tls.options import TlsOptions
+    from .transport.tls_options import TlsOptions
 
 __version__ = "0.1.0"
 
@@ -77,7 +77,7 @@ _MODULES = {
     "Stream": ".client.stream.blocking",
     "Tensor": ".formats.arrow.tensors.tensor",
     "TensorInfo": ".client.rpc.info",
-    "TlsOptions": ".transport.tls.options",
+    "TlsOptions": ".transport.tls_options",
     "aio": ".aio",
     "connect": ".client.connect",
     "errors": ".errors",

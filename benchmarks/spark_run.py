@@ -17,7 +17,7 @@ from .. import pipeline
 from ..atomic_files import write_atomic
 from ..errors import SplitArrowError
 from ..pipeline.jvm import FORMAT
-from ..pipeline.spark.workers import run_probe
+from ..pipeline.workers import run_probe
 from ..testing import Daemon
 from .machine import machine_properties, software_versions
 from .memory import MemorySampler, max_known

@@ -93,7 +93,7 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
         If the connection fails.
     """
     from ..client.connect import connect
-    from ..transport.tls.options import TlsOptions
+    from ..transport.tls_options import TlsOptions
 
     if connect_timeout <= 0:
         raise UsageError(f"--connect-timeout {connect_timeout:g} must be more than 0 seconds")

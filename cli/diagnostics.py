@@ -155,7 +155,7 @@ def _check_processors() -> dict[str, Any]:
 
 
 def _check_file_leases() -> dict[str, Any]:
-    from ..transport.memory.file_leases import describe_refusal, take_file_lease
+    from ..transport.memory.files import describe_refusal, take_file_lease
 
     try:
         with tempfile.NamedTemporaryFile() as written, open(written.name, "rb") as file:

@@ -197,11 +197,11 @@ def publish(
 
     [dim]splitarrow publish trips/ trips --to /data --filter 'fare > 0' --shuffle-seed 1[/dim]
     """
-    from ..pipeline.spark.session import require_pyspark
+    from ..pipeline.spark_session import require_pyspark
 
     require_pyspark()
     from ..pipeline.publish import PublishJob
-    from ..transport.tls.options import TlsOptions
+    from ..transport.tls_options import TlsOptions
 
     job = PublishJob(
         source=source,
@@ -246,8 +246,8 @@ def _run(
 ) -> Sequence[PublishJobResult]:
     """Run a job in its own Spark session."""
     from ..pipeline.publish import publish as run_job
-    from ..pipeline.spark.errors import disable_query_logging
-    from ..pipeline.spark.session import session
+    from ..pipeline.spark_errors import disable_query_logging
+    from ..pipeline.spark_session import session
 
     settings: dict[str, Any] = {
         "spark.ui.enabled": "false",

@@ -46,7 +46,7 @@ def fetch_certificates(uri: str, timeout: float) -> tuple[list[Certificate], str
     ConnectError
         If the server does not respond or does not use TLS.
     """
-    from ..transport.tls.options import TlsOptions, build_client_context
+    from ..transport.tls_options import TlsOptions, build_client_context
 
     scheme, host, port = _split(uri)
     options = TlsOptions.from_environment()

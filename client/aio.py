@@ -7,7 +7,7 @@ from functools import partial
 from typing import overload
 
 from ..protocol.uri import DataUri
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 from .cluster.aio_client import AsyncClusterClient
 from .cluster.client import ClusterClient
 from .dataset.aio_client import AsyncClient

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.memory import DEFAULT_ALLOCATOR
 from ..protocol.uri import DataUri
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 from .open import check_no_token, locate_dataset, open_dataset
 from .rpc.control_uri import is_control_uri
 from .stream.aio import AsyncStream

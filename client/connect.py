@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, overload
 
 from ..protocol.uri import DataUri
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 from .dataset.client import Client
 from .rpc.control_uri import parse_control_uris
 

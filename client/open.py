@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UriError, UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.uri import DataUri
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 from .rpc.control_uri import is_control_uri, split_dataset
 from .stream import blocking
 from .stream.blocking import Stream

@@ -46,17 +46,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .spark.java import Java, find_java
-from .spark.session import prepare_environment, register, require_pyspark, session
+from .java import Java, find_java
+from .spark_session import prepare_environment, register, require_pyspark, session
 
 if TYPE_CHECKING:
     from ..client.cluster.publish import ClusterPublishResult, publish_shards
     from ..client.cluster.rendezvous import assign_shards
     from ..publication.version_store import VersionStore
+    from .dictionaries import dictionary_columns
+    from .filters import filter_option
     from .folder_publication import publish_folder
-    from .parts import read
-    from .sink.dictionaries import dictionary_columns
-    from .source.filters import filter_option
+    from .reader import read
 
 __all__ = [
     "ClusterPublishResult",
@@ -84,9 +84,9 @@ _MODULES = {
 """The modules of the names that are imported on first use."""
 
 _REQUIRE_PYSPARK = {
-    "dictionary_columns": ".sink.dictionaries",
-    "filter_option": ".source.filters",
-    "read": ".parts",
+    "dictionary_columns": ".dictionaries",
+    "filter_option": ".filters",
+    "read": ".reader",
 }
 """The same for names that import PySpark."""
 

@@ -7,15 +7,16 @@ from pyspark.sql import types as st
 
 from ..errors import UsageError
 from .options import Options
-from .portable import Portable
-from .sink.stream_writer import OPTIONS as STREAM_WRITE_OPTIONS
-from .sink.stream_writer import StreamShardWriter
-from .sink.writer import OPTIONS as WRITE_OPTIONS
-from .sink.writer import ShardWriter, plan_write
-from .source.reader import OPTIONS as READ_OPTIONS
-from .source.reader import READERS, DatasetReader, dataset_schema
-from .source.remote_dataset import RemoteDataset
-from .source.stream_reader import DatasetStreamReader
+from .reader import (
+    READ_OPTIONS,
+    READERS,
+    DatasetReader,
+    DatasetStreamReader,
+    RemoteDataset,
+    dataset_schema,
+)
+from .workers import Portable
+from .writer import STREAM_WRITE_OPTIONS, WRITE_OPTIONS, ShardWriter, StreamShardWriter, plan_write
 
 
 class SplitArrowDataSource(Portable, ds.DataSource):

@@ -18,7 +18,7 @@ from ..protocol.uri import DataUri
 from ..publication.manifest import Manifest, ShardEntry
 from ..publication.shard_files import hash_file
 from ..publication.version_store import VersionStore
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 
 
 def publish_folder(

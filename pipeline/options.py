@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UsageError
-from ..transport.tls.options import TlsOptions
+from ..transport.tls_options import TlsOptions
 
 TOKEN_VARIABLE = "SPLITARROW_TOKEN"
 """The environment variable that the option ``token`` defaults to."""

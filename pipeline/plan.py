@@ -37,10 +37,10 @@ def _answer(line: bytes) -> dict[str, Any]:
 
 def _dispatch(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["operation"] == "find":
-        from .sink.existing import find_existing
+        from .writer import find_existing
 
         return find_existing(request)
-    from .source.jvm_plan import answer
+    from .jvm.planner import answer
 
     return answer(request)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..errors import LimitError
-from .bodies import Span
+from .payloads import Span
 
 
 class _Lease(NamedTuple):

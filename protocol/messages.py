@@ -1,23 +1,29 @@
 """Messages of the metadata stream ("Metadata Stream Sequence" of the specification).
 
-::
-
-    u8 type | u32 sequence number | payload
-
-All numbers are little-endian.
+A `FrameRun` has the frames of consecutive messages that differ only in sequence number and data.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import LimitError, ProtocolError, RemoteError, remote_error
 from ..formats.summary import MessageSummary
-from .frames import IncomingFrame, MessageRun, ReceivedFrame, UntaggedFrame
+from .frames import (
+    IncomingFrame,
+    MessageRun,
+    OutgoingFrame,
+    ReceivedFrame,
+    TaggedFrame,
+    UntaggedFrame,
+)
 from .limits import Limits
 from .memory import ReceivedBody
 from .tags import BodyType, pack_body_tag
@@ -177,3 +183,122 @@ def parse_failure(
 def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates. JSON and file names may contain them, but UTF-8 may not."""
     return text.encode("utf-8", "replace").decode()
+
+
+class ParsedMetadata(NamedTuple):
+    """The metadata of one message, and the properties that reassembly needs."""
+
+    message_type: int
+    """The format of the message, as the type of its metadata message."""
+    payload: bytes
+    """The FlatBuffer of the message."""
+    name: str
+    """The type of the message in its format, for errors."""
+    has_body: bool
+    """Whether a body follows the metadata."""
+    body_length: int
+    """The declared size of the packed body in bytes."""
+
+
+def parse_metadata(
+    formats: Mapping[MetadataType, MessageFormat],
+    limits: Limits,
+    message_type: int,
+    sequence: int,
+    payload: bytes,
+    *,
+    is_first: bool,
+) -> ParsedMetadata:
+    """Parse and check the metadata of a message.
+
+    Parameters
+    ----------
+    formats : mapping of MetadataType to MessageFormat
+        Reads the metadata of each format. Contains `message_type`.
+    limits : Limits
+        Bounds the size of the body.
+    message_type, sequence : int
+        The prefix of the metadata message.
+    payload : bytes
+        The FlatBuffer of the message.
+    is_first : bool
+        Whether the message is the first of its stream, which must be the schema.
+
+    Raises
+    ------
+    ProtocolError
+        If the metadata is malformed, or a schema is missing or out of place.
+    LimitError
+        If the metadata declares a body larger than ``limits.body_bytes``.
+    """
+    try:
+        summary = formats[MetadataType(message_type)](payload)
+    except ProtocolError as error:
+        error.sequence = sequence
+        raise
+    name, is_schema, has_body, body_length, is_array = summary
+    if body_length > limits.body_bytes and not is_array:
+        raise LimitError(
+            f"the metadata declares a body of {body_length} bytes; "
+            f"the limit is {limits.body_bytes} bytes",
+            sequence=sequence,
+        )
+    if is_first and not is_schema:
+        raise ProtocolError(f"the first message is a {name}, not a schema", sequence=sequence)
+    if is_schema and not is_first:
+        raise ProtocolError("received a second schema", sequence=sequence)
+    return ParsedMetadata(message_type, payload, name, has_body, body_length)
+
+
+class FrameRun(Sequence[OutgoingFrame]):
+    """The frames of consecutive messages with equal metadata and bodies of equal size.
+
+    It is the sequence of these frames: metadata, body, metadata, body, and so on. A byte stream
+    encodes all of them at once instead, which costs a fraction.
+
+    Parameters
+    ----------
+    message_type : int
+        The type of the metadata messages.
+    sequence : int
+        The sequence number of the first message. The numbers of the others do not roll over.
+    metadata : bytes
+        The payload of each metadata message, after its type and sequence number.
+    bodies : numpy.ndarray of uint8
+        The bodies, with the shape (messages, bytes).
+    body_type : BodyType
+        The content of the bodies.
+    """
+
+    __slots__ = ("bodies", "body_type", "message_type", "metadata", "sequence")
+
+    def __init__(
+        self,
+        message_type: int,
+        sequence: int,
+        metadata: bytes,
+        bodies: NDArray[np.uint8],
+        body_type: BodyType = BodyType.PACKED,
+    ) -> None:
+        self.body_type = body_type
+        self.message_type = message_type
+        self.sequence = sequence
+        self.metadata = metadata
+        self.bodies = bodies
+
+    def __len__(self) -> int:
+        return 2 * len(self.bodies)
+
+    @overload
+    def __getitem__(self, index: int) -> OutgoingFrame: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[OutgoingFrame]: ...
+    def __getitem__(self, index: int | slice) -> OutgoingFrame | Sequence[OutgoingFrame]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number, is_body = divmod(range(len(self))[index], 2)
+        sequence = self.sequence + number
+        if not is_body:
+            return UntaggedFrame(pack_metadata(self.message_type, sequence, self.metadata))
+        body = memoryview(self.bodies[number])
+        return TaggedFrame(pack_body_tag(sequence, self.body_type), body.nbytes, (body,))

@@ -1,8 +1,6 @@
 """Reassembly of messages from the frames of the two streams ("Client Sequence").
 
-Metadata and bodies may arrive in any order, on one connection or on two, and more than once.
-The reassembler delivers complete messages in the order of their sequence numbers. Frames that
-arrive in order take the fast path in `Reassembler.feed`; all others pass through `PendingFrames`.
+Frames wait for an earlier message, or for the other frame of their own message.
 """
 
 from __future__ import annotations
@@ -11,24 +9,95 @@ from collections.abc import Iterable, Mapping, Set
 from functools import partial
 
 from ..errors import LimitError, ProtocolError, RemoteError
-from .duplicates import DuplicateCounter
 from .frames import IncomingFrame, MessageRun, UntaggedFrame
-from .limits import DEFAULT_LIMITS, Limits
+from .limits import DEFAULT_LIMITS, DuplicateCounter, Limits
 from .memory import ReceivedBody
 from .messages import (
     PREFIX,
     Message,
     MessageFormat,
     MetadataType,
+    ParsedMetadata,
     expand_frames,
     parse_failure,
+    parse_metadata,
     parse_metadata_prefix,
 )
-from .metadata import ParsedMetadata, parse_metadata
-from .pending import PendingFrames
-from .sequence import MAX_SEQUENCE, advance, distance
-from .tags import BodyType, pack_body_tag, parse_body_tag
+from .tags import MAX_SEQUENCE, BodyType, advance, distance, pack_body_tag, parse_body_tag
 from .uri import Streams
+
+
+class PendingFrames:
+    """The frames of messages that cannot be delivered yet, by sequence number.
+
+    Attributes
+    ----------
+    metadata : dict of int to ParsedMetadata
+        Metadata without its body, or of a message that is not due.
+    bodies : dict of int to (BodyType, ReceivedBody)
+        Bodies without their metadata, or of messages that are not due.
+    nbytes : int
+        The size of all these frames in bytes.
+    """
+
+    __slots__ = ("bodies", "metadata", "nbytes")
+
+    def __init__(self) -> None:
+        self.metadata: dict[int, ParsedMetadata] = {}
+        self.bodies: dict[int, tuple[BodyType, ReceivedBody]] = {}
+        self.nbytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.metadata or self.bodies)
+
+    @property
+    def sequences(self) -> set[int]:
+        """The sequence numbers of all waiting frames."""
+        return self.metadata.keys() | self.bodies.keys()
+
+    def add_metadata(self, sequence: int, metadata: ParsedMetadata) -> None:
+        """Keep the metadata of message `sequence`."""
+        self.metadata[sequence] = metadata
+        self.nbytes += len(metadata.payload)
+
+    def add_body(self, sequence: int, body_type: BodyType, body: ReceivedBody) -> None:
+        """Keep the body of message `sequence`."""
+        self.bodies[sequence] = body_type, body
+        self.nbytes += body.nbytes
+
+    def take(self, sequence: int) -> Message | None:
+        """Remove and return message `sequence`, or return None if it is incomplete.
+
+        Raises
+        ------
+        ProtocolError
+            If the message has a body that its metadata excludes, or a packed body of another
+            size than its metadata declares.
+        """
+        metadata = self.metadata.get(sequence)
+        if metadata is None:
+            return None
+        message_type, payload, name, has_body, body_length = metadata
+        body_type, body = self.bodies.get(sequence, (BodyType.PACKED, None))
+        if body is None and has_body:
+            return None
+        if body is not None:
+            if not has_body:
+                raise ProtocolError(
+                    f"received a body for a {name} message, which has none",
+                    sequence=sequence,
+                )
+            if body_type is BodyType.PACKED and body.nbytes != body_length:
+                raise ProtocolError(
+                    f"the body has {body.nbytes} bytes; the metadata declares {body_length}",
+                    sequence=sequence,
+                )
+            self.nbytes -= body.nbytes
+            del self.bodies[sequence]
+        self.nbytes -= len(payload)
+        del self.metadata[sequence]
+        return Message(sequence, payload, body, body_type, message_type)
+
 
 _PACKED, _OFFSETS = BodyType.PACKED, BodyType.OFFSETS
 _OFFSETS_TAG = pack_body_tag(0, _OFFSETS)

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
-from .bodies import Span, pack_spans
-from .frame_run import FrameRun
 from .frames import OutgoingFrame, TaggedFrame, UntaggedFrame
-from .messages import PREFIX, MetadataType, pack_failure, pack_metadata
-from .sequence import MAX_SEQUENCE
-from .tags import BodyType, pack_body_tag
+from .messages import PREFIX, FrameRun, MetadataType, pack_failure, pack_metadata
+from .payloads import Span, pack_spans
+from .tags import MAX_SEQUENCE, BodyType, pack_body_tag
 from .uri import Streams
 
 

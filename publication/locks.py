@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import DatasetError
-from .storage.base import Storage
+from .storage import Storage
 
 
 class VersionLock:

@@ -29,7 +29,7 @@ from ..errors import DatasetError
 from .layout import check_name, format_data_folder, format_shard_name, format_staging_folder
 from .manifest import ShardEntry
 from .shard_files import inspect_shard_file, write_shard_file
-from .storage.base import Storage
+from .storage import Storage
 
 _PROMOTION_THREADS = 16
 

@@ -1,4 +1,8 @@
-"""The versions of a published dataset: staging shards, committing, reading and pruning versions."""
+"""The versions of a published dataset: staging shards, committing, reading and pruning versions.
+
+`commit_version` moves the shards of a job to their final names and creates the manifest of the
+next version. `prune_versions` removes old versions, and the shards that no other version names.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -13,16 +18,199 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DatasetError, UsageError
-from .commit import commit_version
-from .layout import check_name, format_manifest_name
+from ..formats.arrow.schema_difference import describe_difference
+from .layout import PRUNED, VERSIONS, check_name, format_manifest_name, parse_manifest_name
 from .locks import VersionLock, VersionLocks
-from .manifest import UNSET, Manifest, ShardEntry
-from .manifest_store import ManifestStore
-from .retention import prune_versions
+from .manifest import UNSET, Manifest, ShardEntry, decode_manifest, encode_manifest
 from .shard_files import check_shard_length
 from .staging import StagingArea
-from .storage.base import Storage
-from .storage.locations import open_storage
+from .storage import Storage, open_storage
+
+
+class ManifestStore:
+    """The manifests of one dataset. Safe to use from several threads and processes.
+
+    Every method raises `DatasetError` if the storage cannot be read or written.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage of the dataset.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        """The storage of the dataset."""
+
+    def list_versions(self) -> list[int]:
+        """Return the numbers of the existing versions in ascending order."""
+        versions = (
+            parse_manifest_name(entry.name) for entry in self.storage.list_objects(VERSIONS)
+        )
+        return sorted(version for version in versions if version is not None)
+
+    def load(self, version: int) -> Manifest | None:
+        """Return the manifest of a version; None if the version does not exist.
+
+        Raises
+        ------
+        DatasetError
+            If the manifest is malformed, or is that of another version.
+        """
+        name = format_manifest_name(version)
+        data = self.storage.read(name)
+        if data is None:
+            return None
+        label = f"{self.storage.location}/{name}"
+        manifest = decode_manifest(data, label)
+        if manifest.version != version:
+            raise DatasetError(
+                f"{label} is not a valid manifest: version is {manifest.version}; "
+                f"expected {version}"
+            )
+        return manifest
+
+    def load_current(self) -> Manifest | None:
+        """Return the manifest of the current version; None if there is no version."""
+        while versions := self.list_versions():
+            manifest = self.load(versions[-1])
+            if manifest is not None:  # not pruned since the versions were listed
+                return manifest
+        return None
+
+    def create(self, manifest: Manifest) -> bool:
+        """Create the manifest of a new version.
+
+        Returns
+        -------
+        bool
+            Whether it was created. If not, the version exists already.
+        """
+        name = format_manifest_name(manifest.version)
+        return self.storage.create(name, encode_manifest(manifest))
+
+    def find_job(self, job: str, after: int = 0) -> tuple[int, Manifest | None]:
+        """Find the version that a job committed.
+
+        Parameters
+        ----------
+        job : str
+            The job.
+        after : int
+            Look only at versions with a higher number.
+
+        Returns
+        -------
+        version : int
+            The version that the job committed. If there is none, the highest version.
+        manifest : Manifest or None
+            The manifest of the version that the job committed.
+        """
+        highest = after
+        for version in self.list_versions():
+            if version > after:
+                highest = version
+                data = self.storage.read(format_manifest_name(version))
+                if data is not None and job.encode() in data:
+                    manifest = self.load(version)
+                    if manifest is not None and manifest.job == job:
+                        return version, manifest
+        return highest, None
+
+
+def prune_versions(
+    manifests: ManifestStore, locks: VersionLocks, keep: int, protected: Collection[int]
+) -> list[int]:
+    """Remove old versions that no reader uses; see `VersionStore.prune`."""
+    removed: list[int] = []
+    storage = manifests.storage
+    for version in manifests.list_versions()[:-keep]:
+        if version in protected:
+            continue
+        name = format_manifest_name(version)
+        with locks.try_lock_exclusively(name) as locked:
+            if locked and storage.get_size(name) is not None:
+                storage.move(name, f"{PRUNED}/{version:08d}.json")
+                removed.append(version)
+    _delete_unreferenced_shards(manifests)
+    return removed
+
+
+def _delete_unreferenced_shards(manifests: ManifestStore) -> None:
+    """Delete the shards that only pruned manifests name, and then these manifests."""
+    storage = manifests.storage
+    pruned = storage.list_objects(PRUNED)
+    if not pruned:
+        return
+    referenced: set[str] = set()
+    for version in manifests.list_versions():
+        manifest = manifests.load(version)
+        referenced.update(shard.path for shard in (manifest.shards if manifest else ()))
+    for entry in pruned:
+        data = storage.read(entry.name)
+        if data is not None:
+            manifest = decode_manifest(data, f"{storage.location}/{entry.name}")
+            storage.delete(s.path for s in manifest.shards if s.path not in referenced)
+        storage.delete([entry.name])
+
+
+def commit_version(
+    manifests: ManifestStore, staging: StagingArea, new: Manifest, *, append: bool
+) -> Manifest:
+    """Commit a job; see `VersionStore.commit`.
+
+    Parameters
+    ----------
+    manifests : ManifestStore
+        The versions of the dataset.
+    staging : StagingArea
+        The staged shards of the job.
+    new : Manifest
+        The manifest for an empty dataset: version 1 with the shards of the job.
+    append : bool
+        Whether the new version also has the shards of the current one, before its own.
+    """
+    highest, committed = manifests.find_job(new.job)
+    if committed is None:
+        staging.promote_shards(new.job, new.shards)
+    while committed is None:
+        highest, committed = manifests.find_job(new.job, after=highest)
+        if committed is None:
+            committed = _try_create(manifests, highest, new, append=append)
+    staging.discard_staged(new.job)
+    return committed
+
+
+def _try_create(
+    manifests: ManifestStore, highest: int, new: Manifest, *, append: bool
+) -> Manifest | None:
+    """Create the version after `highest`; return None if another writer was faster."""
+    base = manifests.load(highest) if highest else None
+    if highest and base is None:
+        return None  # pruned meanwhile, so a higher version exists
+    manifest = _build_on(base, new, append=append)
+    return manifest if manifests.create(manifest) else None
+
+
+def _build_on(base: Manifest | None, new: Manifest, *, append: bool) -> Manifest:
+    """Return the manifest of the version after `base`."""
+    if base is None:
+        return new
+    if not append:
+        return replace(new, version=base.version + 1)
+    difference = describe_difference(base.schema, new.schema)
+    if difference is not None:
+        raise DatasetError(
+            f"cannot append: the schema differs from that of version {base.version}: {difference}"
+        )
+    shifted = [replace(shard, ordinal=shard.ordinal + base.shards_total) for shard in new.shards]
+    return replace(
+        new,
+        version=base.version + 1,
+        schema=base.schema,
+        shards=(*base.shards, *shifted),
+        shards_total=base.shards_total + new.shards_total,
+    )
 
 
 class VersionStore:

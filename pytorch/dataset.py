@@ -2,31 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from ..client.connect import connect
 from ..errors import UsageError
 from ..protocol.uri import DataUri
-from ..transport.tls.options import TlsOptions
-from .arguments import check_columns, check_seed, check_transport, find_rank
-from .block_rows import Rows
-from .blocks import BatchPlan, BlockReader
-from .device import check_device, find_memory_device, move
-from .device_tensors import check_device_schema, wait_for_stream
-from .loader_state import find_dataset_state
+from ..transport.registry import list_schemes
+from ..transport.tls_options import TlsOptions
+from .blocks import BatchPlan, BlockReader, Rows
+from .device_tensors import (
+    check_device,
+    check_device_schema,
+    find_memory_device,
+    move,
+    wait_for_stream,
+)
 from .order import Division, EpochOrder, Even, Share
-from .plan import DatasetPlan, Selection
-from .planning import plan_dataset
-from .position import Order, Position, Progress
+from .plan import DatasetPlan, Selection, plan_dataset
+from .position import Order, Position, Progress, find_dataset_state
 from .shared_batch import SharedBatch, pass_regions
 from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch
-from .threads import map_in_threads
 from .torch_module import torch
+
+_OTHER_TRANSPORTS = ("auto", "flight")
+
+
+def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the columns to read; None for all.
+
+    Raises
+    ------
+    UsageError
+        If there are none.
+    """
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names:
+        raise UsageError("columns is empty; expected one column or more, or None for all")
+    return names
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an integer.
+
+    Raises
+    ------
+    UsageError
+        If it is not one.
+    """
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise UsageError(f"seed is {seed!r}; expected an integer") from None
+
+
+def check_transport(transport: str) -> str:
+    """Return the name of a transport.
+
+    Raises
+    ------
+    UsageError
+        If no transport has this name.
+    """
+    known = [*_OTHER_TRANSPORTS, *list_schemes()]
+    if transport not in known:
+        raise UsageError(f"transport is {transport!r}; expected {', '.join(known)}")
+    return transport
+
+
+def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return the rank and the number of ranks.
+
+    Raises
+    ------
+    UsageError
+        If one of them is given without the other, or the rank does not exist.
+    """
+    if (rank is None) != (world_size is None):
+        raise UsageError("rank and world_size belong together; pass both or neither")
+    if rank is None or world_size is None:
+        rank, world_size = _detect_rank()
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank is {rank}; expected 0 to {world_size - 1} for {world_size} ranks")
+    return rank, world_size
+
+
+def _detect_rank() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return _read_number("RANK", 0), _read_number("WORLD_SIZE", 1)
+
+
+def _read_number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UsageError(f"the variable {name} is {text!r}; expected a number")
+    return int(text)
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Iterator[Item], threads: int
+) -> Generator[Result]:
+    """Yield the results of a function in the order of the items.
+
+    Closing the generator waits for the calls that are running, and drops the others.
+
+    Parameters
+    ----------
+    function : callable
+        It must be thread-safe if there are several threads. Its exceptions arrive in order.
+    items : iterator
+        The items. The caller's thread takes them, at most `threads` ahead.
+    threads : int
+        The number of threads. With 0, the caller's thread calls the function.
+    """
+    if not threads:
+        for item in items:
+            result = function(item)
+            del item  # it may refer to leased memory
+            yield result
+            del result
+        return
+    pool = ThreadPoolExecutor(threads, "splitarrow-convert")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            del item
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""

@@ -1,14 +1,29 @@
-"""Tensors in regions that a daemon shares: where they are, and how another process builds them."""
+"""Tensors in regions that a daemon shares: where they are, and the batches that hold them.
+
+Another process builds such a tensor from its place. The worker of a loader holds its batches while
+the trainer uses their tensors.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import secrets
+import socket
 import struct
+import threading
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ..transport.memory.region_directory import REGIONS
+from ..errors import SplitArrowError
+from ..transport.memory.mapped_region import REGIONS
+from ..transport.memory.pages import view_bytes
+from ..transport.memory.sealed import SealedMemoryWriter
+from ..transport.shm import get_peer_credentials
 from .torch_module import torch
 
 MAX_MESSAGE = 64 << 10
@@ -81,3 +96,142 @@ def unpack_message(message: bytes) -> tuple[MessageKind, tuple[int, ...]]:
     """Return the kind of a message and its numbers."""
     numbers = struct.unpack(f"={len(message) // 8}Q", message[1:])
     return MessageKind(message[:1]), numbers
+
+
+class HeldBatches:
+    """The batches that other processes use, and the socket at which these release them.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[int, tuple[Sequence[Any], Sequence[MappedPlace]]] = {}
+        self._numbers = itertools.count()
+        # It has no file, which a worker that is killed would leave.
+        self.address = f"\0splitarrow-batches-{os.getpid()}-{secrets.token_hex(8)}"
+        """The address of the socket, in the abstract namespace."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(self.address)
+        self._socket.listen()
+        self._connections: set[socket.socket] = set()
+        threading.Thread(target=self._accept, name="splitarrow-batches", daemon=True).start()
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
+
+    def hold(self, tensors: Sequence[Any], places: Sequence[MappedPlace]) -> int:
+        """Keep tensors until another process releases them; return their number."""
+        number = next(self._numbers)
+        self._batches[number] = (tensors, places)
+        return number
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            if get_peer_credentials(connection)[1] not in (0, os.geteuid()):
+                connection.close()
+                continue
+            self._connections.add(connection)
+            threading.Thread(
+                target=self._serve, args=(connection,), name="splitarrow-batches", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer the messages of one process until it ends."""
+        with connection:
+            try:
+                while message := connection.recv(MAX_MESSAGE):
+                    kind, numbers = unpack_message(message)
+                    if kind is MessageKind.RELEASE:
+                        for number in numbers:
+                            self._batches.pop(number, None)
+                    elif kind is MessageKind.REGION:
+                        self._send_region(connection, *numbers)
+                    else:
+                        self._send_copy(connection, *numbers)
+            except OSError:
+                pass  # the process has ended
+            self._connections.discard(connection)
+
+    def _send_region(self, connection: socket.socket, number: int) -> None:
+        region = REGIONS.get(number)
+        if region is not None:
+            try:
+                with region.hold_descriptors() as descriptors:
+                    socket.send_fds(connection, [MessageKind.REGION.pack()], descriptors)
+                return
+            except SplitArrowError:
+                pass  # the file is being changed, or its server is gone
+        connection.send(MessageKind.LOST.pack())
+
+    def _send_copy(self, connection: socket.socket, number: int) -> None:
+        tensors, places = self._batches[number]
+        writer = SealedMemoryWriter("a batch")
+        offsets: list[int] = []
+        try:
+            for tensor, place in zip(tensors, places, strict=True):
+                memory = view_bytes(tensor.data_ptr(), place.nbytes)
+                offsets.append(writer.append(b"", [memory], place.nbytes))
+            copy = writer.seal()
+        except SplitArrowError:  # the host has no memory left
+            connection.send(MessageKind.LOST.pack())
+            return
+        message = MessageKind.COPY.pack(copy.size, *offsets)
+        socket.send_fds(connection, [message], [copy.fileno()])
+
+    def close(self) -> None:
+        """Release all batches, and end the threads."""
+        for open_socket in (self._socket, *self._connections):
+            with contextlib.suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+        self.detach()
+
+    def detach(self) -> None:
+        """Release all batches of a forked process, whose parent listens at the socket."""
+        self._socket.close()
+        self._batches.clear()
+
+
+class CurrentBatches:
+    """The held batches of this process, which exist once they are needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: HeldBatches | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return 0 if self._batches is None else self._batches.count
+
+    def open(self) -> HeldBatches:
+        """Return the held batches."""
+        with self._lock:
+            if self._batches is None:
+                self._batches = HeldBatches()
+            return self._batches
+
+    def close(self) -> None:
+        """Release all batches and stop listening."""
+        with self._lock:
+            batches, self._batches = self._batches, None
+            if batches is not None:
+                batches.close()
+
+    def after_fork(self) -> None:
+        """Start anew in a forked process."""
+        self._lock = threading.Lock()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.detach()
+
+
+HELD = CurrentBatches()
+"""The held batches of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HELD.after_fork)

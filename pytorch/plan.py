@@ -1,17 +1,67 @@
-"""The plan of a dataset: its blocks, which are read and shuffled as a whole, and its categories."""
+"""The plan of a dataset: its blocks, which are read and shuffled as a whole, and its categories.
+
+A loader can fork the trainer safely only while the trainer does not use gRPC. Where loaders fork,
+a process of its own makes the plan.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from ..client.connect import AnyClient
-from ..errors import UsageError
-from .device_table import DeviceTable
+from ..errors import ConnectionLostError, SplitArrowError, UsageError
+from ..grpc_usage import GRPC_USAGE
+from ..pandas_import import prevent_pandas_import
+
+if TYPE_CHECKING:
+    from ..memory.device_batch import DeviceBatch
+
+
+class DeviceTable:
+    """Record batches on a device, with those methods of ``pyarrow.Table`` that reads need.
+
+    Parameters
+    ----------
+    batches : iterable of DeviceBatch
+        The record batches.
+    """
+
+    def __init__(self, batches: Iterable[DeviceBatch]) -> None:
+        self._batches = [batch for batch in batches if batch.num_rows]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return sum(batch.num_rows for batch in self._batches)
+
+    def to_batches(self) -> list[DeviceBatch]:
+        """Return the record batches that have rows."""
+        return self._batches
+
+    def get_total_buffer_size(self) -> int:
+        """Return the size of the buffers in bytes."""
+        return sum(batch.get_total_buffer_size() for batch in self._batches)
+
+    def slice(self, offset: int, length: int) -> DeviceTable:
+        """Return the record batches that begin in a range of the rows."""
+        ends = accumulate(batch.num_rows for batch in self._batches)
+        return DeviceTable(
+            batch
+            for batch, end in zip(self._batches, ends, strict=True)
+            if offset <= end - batch.num_rows < offset + length
+        )
+
 
 Categories = Mapping[str, Any]
 """The values that the codes of dictionary columns refer to, by column."""
@@ -193,3 +243,86 @@ def _find_categories(
             values = pa.chunked_array(dictionaries, fields[name].type.value_type)
             found[name] = values.unique().drop_null()
     return found
+
+
+Connect = Callable[[], AnyClient]
+"""Connects to the control planes. It can be pickled."""
+Task = tuple[Connect, Selection, int, Mapping[str, Sequence[Any]]]
+"""How to connect, and the other arguments of `make_plan`."""
+
+_PROGRAM = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from splitarrow.pytorch.plan import run_task
+run_task()
+"""
+
+
+def plan_dataset(
+    connect: Connect,
+    selection: Selection,
+    window_rows: int,
+    categories: Mapping[str, Sequence[Any]],
+) -> DatasetPlan:
+    """Return what `make_plan` returns, in a process of its own if loaders fork by default.
+
+    Parameters
+    ----------
+    connect : callable
+        Connects to the control planes. It can be pickled, and so can the other arguments.
+    selection, window_rows, categories
+        As in `make_plan`.
+
+    Raises
+    ------
+    ConnectionLostError
+        If the process ends without a result.
+    SplitArrowError
+        As `splitarrow.connect` and `make_plan` do.
+    """
+    if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
+        with connect() as client:
+            return make_plan(client, selection, window_rows, categories)
+    return _plan_in_process((connect, selection, window_rows, categories))
+
+
+def default_start_method() -> str:
+    """Return how loaders start their workers by default."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def _plan_in_process(task: Task) -> DatasetPlan:
+    name = task[1].name
+    process = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        input=pickle.dumps(sys.path) + pickle.dumps(task),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if process.returncode:
+        raise ConnectionLostError(
+            f"the process that plans {name!r} ended with status {process.returncode}; "
+            "its standard error names the reason",
+            stream=name,
+        )
+    result: DatasetPlan | SplitArrowError = pickle.loads(process.stdout)
+    if isinstance(result, SplitArrowError):
+        raise result
+    return result
+
+
+def run_task() -> None:
+    """Plan the dataset that standard input describes, and write the result to standard output."""
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
+    task: Task = pickle.load(sys.stdin.buffer)
+    prevent_pandas_import()  # which has no effect if the task contains objects of pandas
+    connect, selection, window_rows, categories = task
+    try:
+        with connect() as client:
+            result = make_plan(client, selection, window_rows, categories)
+    except SplitArrowError as error:
+        result = error
+    with open(output, "wb") as file:
+        file.write(pickle.dumps(result))

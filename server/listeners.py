@@ -10,7 +10,7 @@ from ..protocol.limits import Limits
 from ..protocol.uri import DataUri, Streams
 from ..transport.base import Listener, ListenOptions
 from ..transport.registry import find_transport
-from ..transport.tls.options import TlsServerOptions
+from ..transport.tls_options import TlsServerOptions
 from .auth.access_control import AccessControl
 from .config import DEFAULT_LISTEN, ServerSettings
 from .config.uris import listener_uri

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from ..errors import ConfigError, SplitArrowError
-from ..transport.tls.options import TlsServerOptions, build_server_context
+from ..transport.tls_options import TlsServerOptions, build_server_context
 from .auth.access_control import AccessControl
 from .catalog.catalog import open_dataset
 from .catalog.published.object_cache import open_object_cache

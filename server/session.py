@@ -33,10 +33,9 @@ from ..errors import (
     TransportError,
     UnavailableError,
 )
-from ..protocol.bodies import parse_offsets
 from ..protocol.frames import IncomingFrame, ReceivedFrame
-from ..protocol.keep_alive import parse_interval
 from ..protocol.lease_table import LeaseTable
+from ..protocol.payloads import parse_interval, parse_offsets
 from ..protocol.states import SERVER, Machine, ServerEvent, ServerState
 from ..protocol.tags import BodyType
 from ..protocol.trace_context import TraceContext, parse_payload

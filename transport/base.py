@@ -20,7 +20,7 @@ from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri
 from .memory.files import SourceFile
 from .memory.mapped_region import MappedRegion
-from .tls.options import TlsOptions, TlsServerOptions
+from .tls_options import TlsOptions, TlsServerOptions
 
 FileMapper = Callable[[SourceFile], MappedRegion | None]
 """Returns the mapping of a file in this process, or None if the file cannot be mapped."""

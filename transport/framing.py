@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import LimitError
-from ..protocol.frame_run import FrameRun
 from ..protocol.frames import OutgoingFrame, UntaggedFrame
 from ..protocol.limits import Limits
-from ..protocol.messages import PREFIX
+from ..protocol.messages import PREFIX, FrameRun
 from ..protocol.tags import pack_body_tag
 
 PREFACE = b"SPLTARW\x01"

@@ -1,20 +1,20 @@
 """Limits for the connections of a port that a library accepts by itself.
 
-UCX and gRPC accept connections on threads of their own, without a limit and, in the case of UCX,
-without a time limit for the handshake. A guard finds the sockets of such a port among the
-descriptors of the process, and disconnects some of them. The library then sees that its peer has
-left.
+The guard counts the connections of each client. In a flood, it attaches a filter of the kernel to
+the listening socket, which then ignores a part of the new clients.
 """
 
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import ipaddress
 import os
 import resource
 import socket
 import stat
+import struct
 import termios
 import time
 from collections import Counter
@@ -22,7 +22,52 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from .syn_filter import set_admitted_share
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_INSTRUCTION = struct.Struct("@HBBI")
+_PROGRAM = struct.Struct("@HP")
+# Instructions of classic BPF (linux/filter.h).
+_LOAD_BYTE, _LOAD_WORD, _AND = 0x30, 0x20, 0x54
+_JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x15, 0x35, 0x06
+_FLAGS_OFFSET, _SYN = 13, 0x02
+_RANDOM = 0xFFFFF000 + 56
+_WHOLE_PACKET = 0xFFFFFFFF
+
+
+def set_admitted_share(listener: socket.socket, share: float) -> None:
+    """Let a listening TCP socket admit a random part of its new clients.
+
+    Its connections are not affected, although they inherit the filter: they get no SYN.
+
+    Parameters
+    ----------
+    listener : socket.socket
+        The socket.
+    share : float
+        The share of SYN packets to admit, from 0 to 1. With 1, the filter is removed.
+
+    Raises
+    ------
+    OSError
+        If the kernel does not support filters, or there is none to remove.
+    """
+    if share >= 1:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        return
+    least = min(int((1 - share) * (1 << 32)), (1 << 32) - 1)
+    instructions = [
+        (_LOAD_BYTE, 0, 0, _FLAGS_OFFSET),
+        (_AND, 0, 0, _SYN),
+        (_JUMP_EQUAL, 3, 0, 0),
+        (_LOAD_WORD, 0, 0, _RANDOM),
+        (_JUMP_GREATER_EQUAL, 1, 0, least),
+        (_RETURN, 0, 0, 0),
+        (_RETURN, 0, 0, _WHOLE_PACKET),
+    ]
+    code = b"".join(_INSTRUCTION.pack(*instruction) for instruction in instructions)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _PROGRAM.pack(len(instructions), ctypes.addressof(buffer))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
 
 Address = tuple[bytes, int]
 """An address and a port; see `make_address`."""

@@ -29,7 +29,7 @@ ENTRY_POINT_GROUP = "splitarrow.transports"
 _MODULES: Mapping[str, str] = {
     "inproc": ".inproc",
     "tcp": ".tcp",
-    "tcp+tls": ".tls.transport",
+    "tcp+tls": ".tls",
     "shm": ".shm",
     "ucx": ".ucx",
 }

@@ -16,7 +16,7 @@ from ...errors import MissingExtraError
 from ...protocol.uri import DataUri
 from ...server.config.arguments import ServeArguments
 from ...transport.registry import find_transport
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..consumer import Consumer
 from ..dataset import Dataset
 from ..options import Validate

@@ -23,7 +23,7 @@ from ...errors import (
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...representation import describe_lines, html_list
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..dataset.backoff import draw_pause
 from ..dataset.base_client import BaseClient
 from ..dataset.client import Client

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ...errors import ClosedError, NotFoundError, SplitArrowError, UsageError
 from ...protocol.uri import DataUri
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..dataset.client import Client
 
 _MAX_THREADS = 32

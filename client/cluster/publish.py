@@ -20,7 +20,7 @@ from ...errors import (
     UsageError,
 )
 from ...protocol.uri import DataUri
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..dataset.client import Client
 from ..dataset.requests import check_name
 from ..rpc.control_uri import parse_control_uris

@@ -15,7 +15,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...representation import describe_lines, html_lines
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..rpc.channel import FlightChannel
 from ..rpc.control_uri import parse_control_uri
 from ..rpc.info import DatasetInfo, parse_info, parse_schema

@@ -19,7 +19,7 @@ from ...formats.flight_data import KEEP_ALIVE_HEADER
 from ...grpc_usage import GRPC_USAGE
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from ..stream.tracing import current_context
 from .errors import convert_grpc_error
 from .probe import explain_listener

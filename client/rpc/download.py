@@ -16,10 +16,10 @@ from ...formats.arrow.framing import encapsulate
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
 from ...proto import Flight_pb2 as flight
-from ...protocol.duplicates import DuplicateCounter
 from ...protocol.frames import ReceivedBody
-from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT
+from ...protocol.limits import DuplicateCounter
 from ...protocol.messages import Message
+from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.tags import BodyType
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, open_decoder

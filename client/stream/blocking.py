@@ -17,7 +17,7 @@ from ...protocol.uri import DataUri
 from ...transport import blocking as driver
 from ...transport.base import ConnectOptions
 from ...transport.registry import find_transport
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 from .batch_stream import BatchStream
 from .custom_metadata import CustomMetadata
 from .format_choice import AUTO, choose_for_uris

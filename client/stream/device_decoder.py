@@ -18,12 +18,12 @@ from ...memory.body_decoder import BodyDecoder, can_decode_on_device
 from ...memory.device_batch import DeviceBatch
 from ...memory.device_bodies import DeviceBodies
 from ...memory.device_region import DeviceRegion
-from ...protocol.bodies import parse_spans
 from ...protocol.devices import DeviceBody, StagingAllocator
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.memory import ReceivedBody
 from ...protocol.messages import Message
+from ...protocol.payloads import parse_spans
 from ...protocol.regions import RemoteBody
 from ...protocol.tags import BodyType
 from ...transport.base import Channel

@@ -16,9 +16,9 @@ import threading
 import time
 
 from ...errors import SplitArrowError
-from ...protocol.bodies import pack_offsets
 from ...protocol.frames import TaggedFrame
 from ...protocol.lease_table import FreedOffsets
+from ...protocol.payloads import pack_offsets
 from ...transport import blocking
 from ...transport.base import Channel
 

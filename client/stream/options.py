@@ -10,7 +10,7 @@ from ...errors import UsageError
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from ...transport.base import ConnectOptions
-from ...transport.tls.options import TlsOptions
+from ...transport.tls_options import TlsOptions
 
 Validation = Literal["strict", "full", "cheap", "off"]
 """How thoroughly decoded record batches are checked."""

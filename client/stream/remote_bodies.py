@@ -28,7 +28,6 @@ from ...formats.arrow.message import (
     read_batch_layout,
     read_message_info,
 )
-from ...protocol.bodies import Span, parse_spans
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.memory import (
@@ -38,6 +37,7 @@ from ...protocol.memory import (
     ReceivedBody,
 )
 from ...protocol.messages import Message
+from ...protocol.payloads import Span, parse_spans
 from ...protocol.regions import Region, RemoteBody
 from ...protocol.tags import BodyType
 from .lease_returns import Lease, LeaseReturns

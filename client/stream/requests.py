@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.frames import TaggedFrame
-from ...protocol.keep_alive import KEEP_ALIVES_PER_TIMEOUT, pack_interval
+from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT, pack_interval
 from ...protocol.trace_context import TraceContext
 from ...protocol.uri import DataUri
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import anyio
 
 from ...errors import ExhaustedError
-from ...protocol.bodies import Span
 from ...protocol.lease_table import LeaseTable
+from ...protocol.payloads import Span
 from ..shm.region_source import RegionSource
 from ..shm.shared_regions import SharedRegions
 

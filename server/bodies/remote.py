@@ -16,9 +16,9 @@ from anyio.lowlevel import checkpoint
 
 from ...errors import ProtocolError, SplitArrowError
 from ...formats.arrow.buffer_spans import BufferLocator
-from ...protocol.bodies import Span, pack_spans
 from ...protocol.frames import OutgoingFrame, TaggedFrame
 from ...protocol.messages import MetadataType
+from ...protocol.payloads import Span, pack_spans
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import SourceFile

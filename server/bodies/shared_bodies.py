@@ -7,8 +7,8 @@ from typing import Any
 
 from ...formats.arrow.buffer_spans import BufferLocator
 from ...memory.exports import DeviceExport
-from ...protocol.bodies import Span
 from ...protocol.memory import DeviceSpan
+from ...protocol.payloads import Span
 from ...protocol.regions import RegionAnnouncement
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage

@@ -15,7 +15,7 @@ from ...formats.arrow.tensors import AnyTensor, convert_to_tensor
 from ...memory.imports import find_staging, import_device_data
 from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
-from ...publication.storage.locations import is_object_url, is_storage_url, open_storage
+from ...publication.storage import is_object_url, is_storage_url, open_storage
 from ..config import ServerSettings
 from .cache_uses import CacheUses
 from .dataset import Dataset, Writers

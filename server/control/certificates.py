@@ -10,7 +10,7 @@ import grpc
 
 from ...errors import ConfigError
 from ...reloadable import Reloadable
-from ...transport.tls.options import TlsServerOptions, build_server_context
+from ...transport.tls_options import TlsServerOptions, build_server_context
 from ..logs import get_logger
 
 

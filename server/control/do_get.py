@@ -16,7 +16,7 @@ from anyio import to_thread
 from ...errors import ExhaustedError, LimitError, remote_error
 from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_flight_data
 from ...proto import Flight_pb2 as flight
-from ...protocol.keep_alive import MIN_INTERVAL
+from ...protocol.payloads import MIN_INTERVAL
 from ...protocol.splitter import SourceMessage
 from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan

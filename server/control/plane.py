@@ -15,7 +15,7 @@ from ...errors import ConfigError, MissingExtraError
 from ...grpc_usage import GRPC_USAGE
 from ...protocol.uri import DataUri
 from ...transport.port_guard import PortGuard
-from ...transport.tls.options import TlsServerOptions
+from ...transport.tls_options import TlsServerOptions
 from ..auth.exposure import list_unencrypted_addresses
 from ..context import ServerContext
 from ..logs import get_logger

@@ -13,7 +13,7 @@ import uvicorn
 from ...errors import ConfigError
 from ...protocol.uri import DataUri
 from ...transport.tcp import bind_socket
-from ...transport.tls.options import TlsServerOptions, load_server_context
+from ...transport.tls_options import TlsServerOptions, load_server_context
 from ..auth.exposure import is_exposed
 from ..config import ServerSettings
 from ..context import ServerContext

@@ -20,8 +20,12 @@ from pathlib import Path
 import anyio
 
 from ...errors import DatasetError
-from ...transport.memory.file_leases import describe_refusal, holds_file_lease, take_file_lease
-from ...transport.memory.files import SourceFile
+from ...transport.memory.files import (
+    SourceFile,
+    describe_refusal,
+    holds_file_lease,
+    take_file_lease,
+)
 from ..logs import get_logger
 
 _POLL_SECONDS = 0.05
@@ -78,7 +82,7 @@ class FileGuards:
         socket.socket
             The reader's end of the revocation socket. The caller hands it to the reader and
             closes its own copy. At its end of file the reader has to release the file, and
-            closes the socket when it has. See `splitarrow.transport.memory.revocation`.
+            closes the socket when it has. See `splitarrow.transport.memory.mapped_region`.
 
         Raises
         ------

@@ -12,8 +12,7 @@ import pyarrow as pa
 from ...atomic_files import write_atomic
 from ...errors import DatasetError, RemoteError, SplitArrowError, remote_error
 from ...publication.layout import DATA, STAGING, format_data_folder
-from ...publication.manifest import Manifest, ShardEntry
-from ...publication.manifest_json import decode_manifest, encode_manifest
+from ...publication.manifest import Manifest, ShardEntry, decode_manifest, encode_manifest
 from ...publication.version_store import VersionStore
 from .publish_request import PublishRequest, ShardKey
 

@@ -12,7 +12,7 @@ import pytest
 import splitarrow
 from helpers.pki import Pki
 from splitarrow.errors import ConnectError, DeniedError, NotAPeerError, UsageError
-from splitarrow.publication.storage.credentials import check_credentials
+from splitarrow.publication.storage import check_credentials
 
 TABLE = pa.table({"n": [1]})
 TOKENS = '[[tokens]]\nname = "anna"\ntoken = "a-long-token-of-anna"\ndatasets = ["*"]\n'

@@ -20,7 +20,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import blocking, registry
 from splitarrow.transport.base import Channel, ListenOptions
 from splitarrow.transport.registry import find_transport
-from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions
+from splitarrow.transport.tls_options import TlsOptions, TlsServerOptions
 
 LISTEN = {
     "tcp": "tcp://127.0.0.1:0",

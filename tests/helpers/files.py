@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from helpers.waiting import wait_until
 from splitarrow.server import waiting_writers
-from splitarrow.transport.memory.file_leases import holds_file_lease
-from splitarrow.transport.memory.files import list_leased_files
+from splitarrow.transport.memory.files import holds_file_lease, list_leased_files
 
 Data = pa.Table | Iterable[pa.RecordBatch]
 

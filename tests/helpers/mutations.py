@@ -53,7 +53,6 @@ from splitarrow.formats.arrow.message import (
 )
 from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.formats.arrow.validation import validate_memory
-from splitarrow.protocol.bodies import pack_offsets, pack_spans, parse_offsets, parse_spans
 from splitarrow.protocol.frames import MessageRun, OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import (
@@ -64,6 +63,7 @@ from splitarrow.protocol.messages import (
     parse_failure,
     parse_metadata_prefix,
 )
+from splitarrow.protocol.payloads import pack_offsets, pack_spans, parse_offsets, parse_spans
 from splitarrow.protocol.reassembler import Reassembler
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.splitter import SourceMessage

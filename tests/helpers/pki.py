@@ -10,9 +10,8 @@ import trustme
 
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.base import ConnectOptions, ListenOptions
-from splitarrow.transport.tls.channel import TlsChannel
-from splitarrow.transport.tls.options import TlsOptions, TlsServerOptions
-from splitarrow.transport.tls.transport import TlsListener, TlsTransport
+from splitarrow.transport.tls import TlsChannel, TlsListener, TlsTransport
+from splitarrow.transport.tls_options import TlsOptions, TlsServerOptions
 
 
 class TlsWithDefaults(TlsTransport):

@@ -13,8 +13,7 @@ from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.base import Channel, ConnectOptions, Listener
 from splitarrow.transport.registry import find_transport
-from splitarrow.transport.ucx.reader_channel import UcxReaderChannel
-from splitarrow.transport.ucx.server_channel import UcxServerChannel
+from splitarrow.transport.ucx.channel import UcxReaderChannel, UcxServerChannel
 
 ADDRESS = "ucx://127.0.0.1:0"
 

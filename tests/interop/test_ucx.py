@@ -19,7 +19,7 @@ from splitarrow.errors import NotFoundError, ProtocolError
 from splitarrow.protocol.frames import OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.splitter import Splitter
 from splitarrow.protocol.uri import DataUri
-from splitarrow.transport.ucx.request_tags import find_remote_request_tag
+from splitarrow.transport.ucx.uri import find_remote_request_tag
 
 if shutil.which("gcc") is None:
     pytest.skip("gcc is not installed: no C program can be made", allow_module_level=True)

@@ -19,10 +19,10 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file
 from helpers.reader_process import Checksum
 from helpers.waiting import wait_until
+from splitarrow import testing as daemon_module
 from splitarrow.client.cluster.publish import publish_shards
 from splitarrow.errors import SplitArrowError
 from splitarrow.testing import Daemon
-from splitarrow.testing import daemon as daemon_module
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 

@@ -62,7 +62,7 @@ def trips(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def datasets(trips: Daemon) -> Datasets:
     """The datasets of each rank, for each way to read and number of ranks."""
     with pytest.MonkeyPatch.context() as patch:  # without a process for each
-        patch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "spawn")
+        patch.setattr("splitarrow.pytorch.plan.default_start_method", lambda: "spawn")
         return {(way, number): open_ranks(trips, number, way) for way in WAYS for number in RANKS}
 
 

@@ -169,7 +169,7 @@ def test_batches_on_the_device_are_served(memory: CudaMemory, scheme: str) -> No
 
 def test_ucx_knows_the_memory_of_the_device() -> None:
     context = importlib.import_module("splitarrow.transport.ucx.context")
-    device_memory = importlib.import_module("splitarrow.transport.ucx.device_memory")
+    device_memory = importlib.import_module("splitarrow.transport.ucx.memory")
     CudaMemory()
     assert {1, 2} <= device_memory.list_device_types(context.get_context(loopback=True))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from splitarrow import errors
-from splitarrow.pipeline.spark import java
+from splitarrow.pipeline import java
 
 
 def write_fake_java(home: Path, version: str) -> Path:

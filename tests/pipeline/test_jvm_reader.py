@@ -23,7 +23,7 @@ from helpers.waiting import wait_until
 from splitarrow.errors import ConfigError
 from splitarrow.pipeline import register
 from splitarrow.pipeline.jvm import FORMAT
-from splitarrow.pipeline.spark import jvm_reader
+from splitarrow.pipeline.jvm import reader as jvm_reader
 
 ROWS, SHARDS, COLUMNS = 5000, 4, 20
 

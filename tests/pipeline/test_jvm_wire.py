@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from helpers.wire_writer import HEADER, TAGGED, WANT_DATA, Manners, Writer, messages_of
 from splitarrow.pipeline import register
 from splitarrow.pipeline.jvm import FORMAT
-from splitarrow.pipeline.spark.jvm_reader import DRIVER_PYTHON
+from splitarrow.pipeline.jvm.reader import DRIVER_PYTHON
 from splitarrow.pipeline.types import spark_schema
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)

@@ -6,7 +6,7 @@ import pytest
 
 from splitarrow import errors
 from splitarrow.pipeline.options import Options, parse_bytes, parse_names
-from splitarrow.transport.tls.options import TlsOptions
+from splitarrow.transport.tls_options import TlsOptions
 
 NAMES = ("limit", "seconds", "size", "columns", "pushdown", "token", "tls_ca", "tls_key")
 

@@ -15,11 +15,10 @@ from pyarrow import csv, orc
 import splitarrow
 from helpers.publication import read_version
 from splitarrow import errors
-from splitarrow.pipeline.publish import PublishJob, publish
-from splitarrow.pipeline.publish.inputs import detect_format
+from splitarrow.pipeline.publish import PublishJob, detect_format, publish
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
-from splitarrow.transport.tls.options import TlsOptions
+from splitarrow.transport.tls_options import TlsOptions
 
 ROWS = 2000
 

@@ -18,8 +18,8 @@ from pyspark.sql import datasource as ds
 import splitarrow
 from splitarrow.errors import DatasetError
 from splitarrow.pipeline.options import Options
-from splitarrow.pipeline.sink.shards import WriteJob, write_shards
-from splitarrow.pipeline.sink.writer import OPTIONS, ShardWriter, plan_write
+from splitarrow.pipeline.shards import WriteJob, write_shards
+from splitarrow.pipeline.writer import WRITE_OPTIONS, ShardWriter, plan_write
 from splitarrow.publication.version_store import VersionStore
 
 ROWS = 10_000
@@ -262,7 +262,9 @@ def test_a_worker_killed_while_it_writes_a_shard_is_replaced(spark, tmp_path):
             return "killing_sink"
 
         def writer(self, schema, overwrite):
-            return KillingWriter(plan_write(Options(self.options, OPTIONS), schema), overwrite)
+            return KillingWriter(
+                plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite
+            )
 
     spark.dataSource.register(Source)
     frame.write.format("killing_sink").option("rows_per_shard", 100).mode("append").save(

@@ -14,7 +14,7 @@ from helpers.files import write_file, write_shards
 from splitarrow.errors import UsageError
 from splitarrow.pipeline import filter_option
 from splitarrow.pipeline.datasource import SplitArrowDataSource
-from splitarrow.pipeline.source.reader import DatasetReader
+from splitarrow.pipeline.reader import DatasetReader
 
 ROWS = 1000
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 import splitarrow
 from splitarrow import variant
-from splitarrow.pipeline.publish.job import PublishJob
-from splitarrow.pipeline.publish.run import publish
+from splitarrow.pipeline.publish import PublishJob, publish
 
 READERS = ("jvm", "python")
 ROWS: list[Any] = [

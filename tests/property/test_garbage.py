@@ -19,9 +19,9 @@ from splitarrow.formats.arrow.message import (
     read_message_info,
 )
 from splitarrow.formats.arrow.schema import read_schema
-from splitarrow.protocol.bodies import parse_offsets, parse_spans
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import parse_failure, parse_metadata_prefix
+from splitarrow.protocol.payloads import parse_offsets, parse_spans
 from splitarrow.protocol.tags import parse_body_tag
 
 PARSERS: list[Callable[[bytes], Any]] = [

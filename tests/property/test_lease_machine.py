@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from splitarrow.errors import LimitError
-from splitarrow.protocol.bodies import pack_offsets, pack_spans, parse_offsets, parse_spans
 from splitarrow.protocol.lease_table import FreedOffsets, LeaseTable
+from splitarrow.protocol.payloads import pack_offsets, pack_spans, parse_offsets, parse_spans
 
 REGION = 64
 SPANS = st.lists(st.integers(0, 7), max_size=6).map(

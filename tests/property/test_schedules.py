@@ -24,9 +24,8 @@ from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFra
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.messages import Message, MetadataType, pack_metadata
 from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.protocol.sequence import MAX_SEQUENCE, advance
 from splitarrow.protocol.splitter import SourceMessage, Splitter
-from splitarrow.protocol.tags import BodyType
+from splitarrow.protocol.tags import MAX_SEQUENCE, BodyType, advance
 from splitarrow.protocol.uri import Streams
 
 SCHEMA_METADATA = schema_of_ints(["n"])

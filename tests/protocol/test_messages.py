@@ -24,7 +24,7 @@ from splitarrow.protocol.messages import (
     parse_failure,
     parse_metadata_prefix,
 )
-from splitarrow.protocol.sequence import MAX_SEQUENCE
+from splitarrow.protocol.tags import MAX_SEQUENCE
 
 
 @pytest.mark.parametrize("kind", list(MetadataType))

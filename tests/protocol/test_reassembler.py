@@ -30,9 +30,8 @@ from splitarrow.protocol.messages import (
     pack_metadata,
 )
 from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.splitter import Splitter
-from splitarrow.protocol.tags import BodyType, pack_body_tag
+from splitarrow.protocol.tags import MAX_SEQUENCE, BodyType, pack_body_tag
 from splitarrow.protocol.uri import Streams
 
 SCHEMA_METADATA = schema_of_ints(["n"])

@@ -30,8 +30,8 @@ from splitarrow.protocol.messages import (
     pack_metadata,
 )
 from splitarrow.protocol.reassembler import Reassembler
-from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.splitter import Splitter
+from splitarrow.protocol.tags import MAX_SEQUENCE
 from splitarrow.transport.frame_decoder import FrameDecoder
 from splitarrow.transport.framing import HEADER, PREFACE, encode_frames
 

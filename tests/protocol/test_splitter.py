@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from splitarrow.errors import ProtocolError
-from splitarrow.protocol.bodies import pack_spans
 from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import MetadataType, pack_metadata, parse_failure
-from splitarrow.protocol.sequence import MAX_SEQUENCE
+from splitarrow.protocol.payloads import pack_spans
 from splitarrow.protocol.splitter import SourceMessage, Splitter
-from splitarrow.protocol.tags import BodyType, pack_body_tag
+from splitarrow.protocol.tags import MAX_SEQUENCE, BodyType, pack_body_tag
 from splitarrow.protocol.uri import Streams
 
 SCHEMA = SourceMessage(b"schema", None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from splitarrow.errors import ProtocolError
-from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.tags import (
     FREE_DATA,
     KEEP_ALIVE,
+    MAX_SEQUENCE,
     RESERVED_MASK,
     SEQUENCE_MASK,
     WANT_DATA,

@@ -30,8 +30,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.server.catalog.dataset import GROUP_BYTES
 from splitarrow.server.catalog.messages.message_index import REGION_BYTES
 from splitarrow.transport.early_connections import DEFAULT_PORT
-from splitarrow.transport.expected_run import RUN_BYTES
-from splitarrow.transport.frame_decoder import DIRECT_BYTES, FrameDecoder
+from splitarrow.transport.frame_decoder import DIRECT_BYTES, RUN_BYTES, FrameDecoder
 from splitarrow.transport.framing import HEADER, PREFACE, TAGGED, UNTAGGED
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text()

@@ -16,8 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import DatasetError, InvalidDataError
-from splitarrow.publication.manifest import ColumnRange, Manifest, ShardEntry
-from splitarrow.publication.manifest_json import decode_manifest, encode_manifest
+from splitarrow.publication.manifest import (
+    ColumnRange,
+    Manifest,
+    ShardEntry,
+    decode_manifest,
+    encode_manifest,
+)
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.dictionary(pa.int8(), pa.string()))])
 CREATED = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)

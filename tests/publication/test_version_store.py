@@ -17,8 +17,7 @@ import pytest
 from helpers.publication import numbers, publish, read_version, stage
 from splitarrow.errors import DatasetError, InvalidDataError, MissingExtraError, UsageError
 from splitarrow.publication.layout import format_manifest_name
-from splitarrow.publication.manifest import ColumnRange, Manifest
-from splitarrow.publication.manifest_json import encode_manifest
+from splitarrow.publication.manifest import ColumnRange, Manifest, encode_manifest
 from splitarrow.publication.version_store import VersionStore
 
 

@@ -21,4 +21,4 @@ collect_ignore = [] if find_spec("torch") else NEED_TORCH
 @pytest.fixture
 def plans_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Describe datasets as where loaders do not fork, which takes less time for many of them."""
-    monkeypatch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "spawn")
+    monkeypatch.setattr("splitarrow.pytorch.plan.default_start_method", lambda: "spawn")

@@ -362,7 +362,7 @@ planning.run_task()
 def test_the_process_that_plans_does_not_import_pandas(
     server: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splitarrow.pytorch.planning.default_start_method", lambda: "fork")
+    monkeypatch.setattr("splitarrow.pytorch.plan.default_start_method", lambda: "fork")
     program = "import pickle, sys\nsys.path[:] = pickle.load(sys.stdin.buffer)\n" + NO_PANDAS
-    monkeypatch.setattr("splitarrow.pytorch.planning._PROGRAM", program)
+    monkeypatch.setattr("splitarrow.pytorch.plan._PROGRAM", program)
     assert open_dataset(server, filter="n < 1000").rows == 1000

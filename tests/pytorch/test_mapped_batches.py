@@ -21,12 +21,11 @@ from helpers.files import write_file
 from helpers.shm import Mapping, list_mappings
 from helpers.waiting import wait_until
 from splitarrow.pytorch import StreamDataset
-from splitarrow.pytorch.held_batches import HELD
-from splitarrow.pytorch.mapped_tensors import find_place
+from splitarrow.pytorch.mapped_tensors import HELD, find_place
 from splitarrow.pytorch.shared_batch import SharedBatch, pass_regions
 from splitarrow.pytorch.tensors import TensorOptions, convert_batch
 from splitarrow.testing import Daemon
-from splitarrow.transport.memory.region_directory import REGIONS
+from splitarrow.transport.memory.mapped_region import REGIONS
 
 torch: Any = import_module("torch")
 data: Any = import_module("torch.utils.data")

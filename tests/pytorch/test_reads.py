@@ -14,9 +14,8 @@ import pytest
 from helpers.files import write_file
 from splitarrow import errors
 from splitarrow.pytorch import StreamDataset
-from splitarrow.pytorch.batch_tensors import BatchTensors
 from splitarrow.pytorch.plan import Block, BlockTable, Selection
-from splitarrow.pytorch.tensors import TensorOptions, convert_batch
+from splitarrow.pytorch.tensors import BatchTensors, TensorOptions, convert_batch
 from splitarrow.testing import Daemon
 
 torch: Any = import_module("torch")

@@ -14,7 +14,7 @@ import splitarrow
 from helpers.files import write_file
 from helpers.wire_reader import HEADER, PREFACE, TAGGED
 from splitarrow.errors import RemoteError
-from splitarrow.protocol.keep_alive import pack_interval
+from splitarrow.protocol.payloads import pack_interval
 from splitarrow.protocol.uri import DataUri
 
 TABLE = pa.table({"n": range(1000)})

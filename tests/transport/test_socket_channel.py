@@ -35,7 +35,7 @@ from splitarrow.protocol.frames import (
 from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.messages import expand_frames, pack_metadata
 from splitarrow.transport import aio, blocking, socket_channel
-from splitarrow.transport.expected_run import RUN_BYTES
+from splitarrow.transport.frame_decoder import RUN_BYTES
 from splitarrow.transport.framing import HEADER, PREFACE
 from splitarrow.transport.memory.files import FileSpan, SourceFile, list_leased_files
 from splitarrow.transport.socket_channel import SocketChannel

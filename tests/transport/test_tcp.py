@@ -17,7 +17,7 @@ from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.uri import DataUri, Streams
 from splitarrow.transport import tcp
 from splitarrow.transport.base import ConnectOptions, ListenOptions, Traits
-from splitarrow.transport.tls.transport import TRANSPORT as TLS
+from splitarrow.transport.tls import TRANSPORT as TLS
 
 LOOPBACK = DataUri("tcp", "127.0.0.1", 0, want_data=1 << 40)
 

@@ -1,14 +1,58 @@
-"""Files that datasets are read from, and spans of them as parts of outgoing bodies."""
+"""Files that datasets are read from, their leases, and spans of them as parts of outgoing bodies.
+
+With a file lease, the kernel guarantees that no process can write to the file.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import threading
 import weakref
 from pathlib import Path
 
 from ...errors import DatasetError, exhausted_error
-from .file_leases import describe_refusal, drop_file_lease, holds_file_lease, take_file_lease
+
+_F_SETSIG = 10
+
+
+def take_file_lease(descriptor: int) -> None:
+    """Take a read lease on a file, which is open for reading.
+
+    Raises
+    ------
+    BlockingIOError
+        If a process has the file open for writing, or waits to open it.
+    OSError
+        If there are no leases on this file; see `describe_refusal`.
+    """
+    # The kernel reports a conflicting open by a signal. Its default, SIGIO, ends the process;
+    # SIGURG is ignored.
+    fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+
+
+def drop_file_lease(descriptor: int) -> None:
+    """Give a lease up, even if other descriptors share it. No lease is no error."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        pass  # the kernel has taken it away
+
+
+def holds_file_lease(descriptor: int) -> bool:
+    """Return whether a lease holds, and no process waits to write to the file."""
+    return fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+
+
+def describe_refusal(error: OSError) -> str:
+    """Return the reason why the kernel refused a lease."""
+    if isinstance(error, BlockingIOError):
+        return "another process has it open for writing"
+    if isinstance(error, PermissionError):
+        return "it belongs to another user, and the server lacks CAP_LEASE"
+    return f"its file system does not support file leases ({error.strerror})"
 
 
 class SourceFile:

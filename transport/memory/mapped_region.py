@@ -1,4 +1,8 @@
-"""Read-only mappings of memory that another process shares: sealed memory, or a file."""
+"""Read-only mappings of memory that another process shares: sealed memory, or a file.
+
+A directory finds the regions that this process can pass to another one, by address. One thread
+revokes the mapped files of the process before they change.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,186 @@ import fcntl
 import itertools
 import mmap
 import os
+import select
 import stat
 import threading
+import weakref
 from collections.abc import Generator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import (
-    ConnectionLostError,
-    DatasetError,
-    LimitError,
-    ProtocolError,
-    SplitArrowError,
-)
+from ...errors import ConnectionLostError, DatasetError, LimitError, ProtocolError, SplitArrowError
 from ...protocol.devices import ClosableMemory
 from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
-from .region_directory import REGIONS
-from .revocation import REVOCATIONS
+
+
+class PassableRegion(Protocol):
+    """A mapped region; see `splitarrow.transport.memory.mapped_region.MappedRegion`."""
+
+    size: int
+
+    @property
+    def address(self) -> int:
+        """The address in this process; 0 once the region is not mapped any more."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the region was revoked, so that no other process can map it."""
+        ...
+
+    def hold_descriptors(self) -> AbstractContextManager[list[int]]:
+        """Return the descriptors that another process needs to map the region."""
+        ...
+
+
+class RegionDirectory:
+    """The mapped regions of a process, if it passes tensors or arrays in them to another one.
+
+    Regions that are mapped before `open` are not in it. Each region in it keeps its descriptor
+    open. A region that is collected leaves it.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        """Whether new regions are added."""
+        self._regions: dict[int, weakref.ref[PassableRegion]] = {}
+        self._numbers = itertools.count()
+
+    def open(self) -> None:
+        """Add each region that this process maps from now on."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Add no more regions."""
+        self.is_open = False
+
+    def add(self, region: PassableRegion) -> int:
+        """Add a region and return its number, which no other region of this process gets."""
+        number = next(self._numbers)
+        self._regions[number] = weakref.ref(region)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a region. Finalizers may call this: it takes no lock."""
+        self._regions.pop(number, None)
+
+    def get(self, number: int) -> PassableRegion | None:
+        """Return the region with a number, or None if it is gone."""
+        reference = self._regions.get(number)
+        return None if reference is None else reference()
+
+    def find(self, address: int, nbytes: int) -> tuple[int, PassableRegion] | None:
+        """Return the region that contains a span, and its number.
+
+        Returns
+        -------
+        (int, PassableRegion) or None
+            None if no region contains the span, or the region was revoked.
+        """
+        for number, reference in list(self._regions.items()):
+            region = reference()
+            if region is None or not region.address:
+                continue
+            begin = region.address
+            if begin <= address and address + nbytes <= begin + region.size:
+                return None if region.is_lost else (number, region)
+        return None
+
+
+REGIONS = RegionDirectory()
+"""The directory of this process."""
+
+
+_END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
+"""The events by which a socket ends. `select.poll` uses the same numbers."""
+
+
+class RevocableRegion(Protocol):
+    """A region of a guarded file."""
+
+    def revoke(self, *, server_gone: bool) -> None:
+        """Copy the pages in use into memory of this process and close the revocation socket."""
+        ...
+
+
+class RevocationWatcher:
+    """Waits for the ends of revocation sockets, on a thread that starts with the first one."""
+
+    def __init__(self) -> None:
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._lock = threading.Lock()
+        self._epoll: select.epoll | None = None
+        self._regions: dict[int, weakref.ref[RevocableRegion]] = {}
+
+    def add(self, descriptor: int, region: RevocableRegion) -> None:
+        """Revoke `region` when the socket `descriptor` ends; at once if it has ended already.
+
+        The caller keeps ownership of both, and calls `remove` before it closes the socket.
+        """
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(
+                    target=self._run, args=(self._epoll,), name="splitarrow-watch", daemon=True
+                ).start()
+            self._regions[descriptor] = weakref.ref(region)
+            self._epoll.register(descriptor, _END_OF_SOCKET)
+        # The caller may use the region before the thread runs.
+        poll = select.poll()
+        poll.register(descriptor, _END_OF_SOCKET)
+        for _, events in poll.poll(0):
+            self._handle_end(descriptor, events)
+
+    def remove(self, descriptor: int) -> None:
+        """Forget a socket. Finalizers may call this: it takes no lock."""
+        self._regions.pop(descriptor, None)
+        if self._epoll is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(descriptor)
+
+    def after_fork(self) -> None:
+        """Start again in a forked child, which inherits the regions but not the thread."""
+        inherited = list(self._regions.items())
+        epoll = self._epoll
+        self._start_empty()
+        if epoll is not None:
+            epoll.close()
+        for descriptor, reference in inherited:
+            region = reference()
+            if region is not None:
+                self.add(descriptor, region)
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            try:
+                ended = epoll.poll()
+            except (OSError, ValueError):
+                return
+            for descriptor, events in ended:
+                self._handle_end(descriptor, events)
+
+    def _handle_end(self, descriptor: int, events: int) -> None:
+        reference = self._regions.get(descriptor)
+        region = None if reference is None else reference()
+        if region is None:
+            self.remove(descriptor)
+        else:
+            # A server that revokes the file ends one direction; a server that dies ends both.
+            region.revoke(server_gone=bool(events & select.EPOLLHUP))
+
+
+REVOCATIONS = RevocationWatcher()
+"""The watcher of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=REVOCATIONS.after_fork)
+
 
 F_GET_SEALS = 1034
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16

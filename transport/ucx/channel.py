@@ -1,24 +1,35 @@
 """Channels over UCX: a worker, an endpoint, a sender and a receiver.
 
-`UcxChannel` implements what both ends share. `server_channel` and `reader_channel` implement the
-rest.
+`UcxChannel` implements what both ends share. The reader's end requests remote bodies and frees
+them. The server's end maps files, announces regions and sends the farewell.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ...errors import ConnectionLostError, ProtocolError
-from ...protocol.frames import IncomingFrame, OutgoingFrame
-from ..base import Capabilities
+from ...protocol.devices import DeviceAllocator
+from ...protocol.frames import IncomingFrame, OutgoingFrame, TaggedFrame
+from ...protocol.limits import Limits
+from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from ...protocol.messages import MetadataType
+from ...protocol.payloads import pack_offsets
+from ...protocol.regions import RegionAnnouncement
+from ..base import Capabilities, FileMapper
+from ..memory.files import SourceFile
+from ..memory.mapped_region import MappedRegion
 from .endpoint import list_lanes
 from .ffi import ERR_CONNECTION_RESET, OK, StatusError, describe
-from .idle_links import Link
-from .linger import linger, retain
+from .lanes import lanes_pin_memory
+from .links import IDLE_LINKS, Link, ServerKey, linger, retain
+from .memory import list_device_types, register
 from .receiving import Receiver
 from .sending import Sender
-from .wakeup import Wakeup
+from .uri import RemoteTags
+from .worker import Wakeup
 
 REMOTE_CAPABILITIES = Capabilities(offset_bodies=True, remote_reads=True)
 """The capabilities of a connection whose bodies may be remote."""
@@ -280,3 +291,192 @@ class UcxChannel:
     def __del__(self) -> None:
         if not self._closed:
             self.abort()
+
+
+_MAX_FREED_OFFSETS = 1 << 14
+"""The offsets in one message of freed offsets."""
+
+
+class UcxReaderChannel(UcxChannel):
+    """The reader's end of a connection.
+
+    Parameters
+    ----------
+    link : Link
+        The connection.
+    limits : Limits
+        Limits on received messages.
+    remote_tags : RemoteTags, optional
+        The tags of the server's remote bodies; None to request packed bodies.
+    allocator : Allocator
+        Supplies the memory of received bodies.
+    device : DeviceAllocator, optional
+        Supplies the memory of a device that the library knows, for packed bodies.
+    key : ServerKey, optional
+        By what another reader finds the connection that this one has closed. Without it, or before
+        the stream has ended, the connection ends with the channel.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        limits: Limits,
+        remote_tags: RemoteTags | None = None,
+        allocator: Allocator = DEFAULT_ALLOCATOR,
+        device: DeviceAllocator | None = None,
+        key: ServerKey | None = None,
+    ) -> None:
+        self._link = link
+        self._key = key
+        self._remote_tags = remote_tags
+        self._device = device
+        receiver = Receiver(
+            link.worker,
+            link.endpoint,
+            limits,
+            expects_farewell=True,
+            announcement_tag=None if remote_tags is None else remote_tags.announcement,
+            allocator=allocator,
+            device=device,
+        )
+        super().__init__(link, Sender(link.worker, link.endpoint), receiver)
+        if remote_tags is not None:
+            self.capabilities = REMOTE_CAPABILITIES
+        elif device is not None:
+            self.capabilities = Capabilities(devices=frozenset({device.type_code}))
+        if link.is_reused:
+            self.capabilities = replace(self.capabilities, is_reused=True)
+
+    def receive_on_device(self, *, enabled: bool) -> None:
+        """Choose where the packed bodies that arrive from now on are received."""
+        self._receiver.uses_device = enabled
+
+    def receive_some(self) -> list[IncomingFrame]:
+        """Return the frames that have arrived; see `Channel.receive_some`."""
+        if self._device is None or not self._receiver.uses_device:
+            return super().receive_some()
+        with self._device.current():
+            return super().receive_some()
+
+    def send_some(self) -> bool:
+        """Send queued frames within the window; see `Channel.send_some`."""
+        if self._device is None or not self._receiver.uses_device:
+            return super().send_some()
+        with self._device.current():
+            return super().send_some()
+
+    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
+        """Queue frames. A data request gets the tag that requests remote bodies."""
+        tags = self._remote_tags
+        if tags is not None:
+            frames = [
+                frame._replace(tag=tags.request)
+                if isinstance(frame, TaggedFrame) and frame.tag == tags.announcement
+                else frame
+                for frame in frames
+            ]
+        super().queue(frames)
+
+    def _handle_received(self) -> None:
+        """Free the remote bodies that have been read."""
+        tags = self._remote_tags
+        if tags is None:
+            return
+        offsets = self._receiver.take_freed()
+        if offsets:
+            for begin in range(0, len(offsets), _MAX_FREED_OFFSETS):
+                payload = pack_offsets(offsets[begin : begin + _MAX_FREED_OFFSETS])
+                self._sender.send_free_data(tags.free_data, payload)
+            self._sender.reap()
+
+    def _retire(self) -> None:
+        """Keep the connection for another reader if its only stream has ended, or close it."""
+        if self._key is None or not self._has_ended:
+            self._destroy()
+            return
+        self._destroyed = True
+        self._sender.abandon()
+        self._receiver.abandon()  # It has no message, but the keys of regions.
+        if not IDLE_LINKS.put(self._key, self._link):
+            self._worker.close_endpoint(self._endpoint)
+            self._worker.destroy()
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the only stream of this channel has ended, and nothing is left of it."""
+        receiver = self._receiver
+        return (
+            self._pending_error is None
+            and not self._interrupted
+            and [end[0] for end in receiver.ends] == [MetadataType.END_OF_STREAM]
+            and receiver.at_boundary
+            and not receiver.has_work
+            and not receiver.has_farewell
+        )
+
+
+class UcxServerChannel(UcxChannel):
+    """The server's end of a connection.
+
+    Parameters
+    ----------
+    link : Link
+        The connection.
+    limits : Limits
+        Limits on received messages.
+    map_file : callable, optional
+        Maps files that are sent; see `Sender`.
+    offers_remote_bodies : bool
+        Whether the listener offers remote bodies.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        limits: Limits,
+        *,
+        map_file: FileMapper | None = None,
+        offers_remote_bodies: bool = False,
+    ) -> None:
+        self._map_file = map_file
+        self._pins_memory: bool | None = None
+        mapper = None if map_file is None else self._map_unless_pinned
+        sender = Sender(link.worker, link.endpoint, mapper)
+        receiver = Receiver(link.worker, link.endpoint, limits, expects_farewell=False)
+        super().__init__(link, sender, receiver)
+        remote = offers_remote_bodies
+        self.capabilities = Capabilities(
+            offset_bodies=remote,
+            remote_reads=remote,
+            devices=list_device_types(link.worker.context),
+        )
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether the lanes read the physical pages that were registered, or may do so.
+
+        Such memory must not be a file that could change: replacing its pages has no effect.
+        """
+        if self._pins_memory is None and self.lanes:
+            self._pins_memory = lanes_pin_memory(self.lanes)
+        return self._pins_memory is not False
+
+    def _map_unless_pinned(self, file: SourceFile) -> MappedRegion | None:
+        if self._map_file is None or self.pins_memory:
+            return None
+        return self._map_file(file)
+
+    def announce(self, region: MappedRegion) -> RegionAnnouncement:
+        """Return the message that lets the reader read a region. It keeps the region mapped.
+
+        Raises
+        ------
+        TransportError
+            If the region cannot be registered.
+        """
+        registration = register(region, self._worker.context)
+        return RegionAnnouncement(registration.announcement(), (region,))
+
+    def _say_farewell(self) -> None:
+        if self._worker.events.error == OK:
+            self._sender.send_farewell()

@@ -1,27 +1,68 @@
-"""The UCX contexts of a process, each with its own settings.
+"""The UCX contexts of a process, each with its own settings, and the log of the library.
 
-UCX refuses a connection whose client has chosen lanes that the server, with other settings, would
-not choose. So there are contexts for two kinds of peers: those that run this package and share
-its settings, and plain ones that may be any UCP program.
-
-Each kind also has a context for the loopback only. UCX examines every device of a context several
-times for each connection, which is most of the cost of connecting.
-
-Settings go to the context, never into the environment. A ``UCX_…`` variable of the user overrides
-a setting of this package.
+The library logs to the logger ``splitarrow.ucx``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import TransportError
-from . import library_log
-from .ffi import API_MAJOR, API_MINOR, NULL, OK, describe, ffi, ucp, ucs
+from ...log_limiter import LogLimiter
+from .ffi import API_MAJOR, API_MINOR, NULL, OK, describe, ffi, libc, ucp, ucs
 from .lanes import list_rdma_adapters
+
+_LEVELS = {0: logging.CRITICAL, 1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO}
+"""The levels of the library that have one here; all others are for debugging."""
+_STOP, _CONTINUE = 0, 1
+_MAX_BYTES = 1000
+_MAX_FAST_REPEATS = 100
+_PAUSE_SECONDS = 0.01
+
+_log = logging.getLogger("splitarrow.ucx")
+_limiter = LogLimiter()
+
+
+@ffi.callback("ucs_log_func_t")
+def _handle(
+    file: Any, line: int, function: Any, level: int, component: Any, format: Any, arguments: Any
+) -> int:
+    del function, component
+    place = (ffi.string(file), line)
+    left_out = _limiter.admit(place)
+    if left_out is None:
+        # The library repeats an operation that fails on a thread of its own. Pausing that thread
+        # leaves the processor to those that can help.
+        if _limiter.left_out(place) > _MAX_FAST_REPEATS and _is_library_thread():
+            time.sleep(_PAUSE_SECONDS)
+    else:
+        text = ffi.new("char[]", _MAX_BYTES)
+        libc.vsnprintf(text, _MAX_BYTES, format, arguments)
+        message = ffi.string(text).decode(errors="replace")
+        repeats = f" ({left_out} more times before)" if left_out else ""
+        _log.log(_LEVELS.get(level, logging.DEBUG), "%s%s", message, repeats)
+    return _CONTINUE if _has_own_output() else _STOP
+
+
+def _is_library_thread() -> bool:
+    """Return whether the current thread was not started by Python."""
+    return threading.current_thread().name.startswith("Dummy-")
+
+
+def _has_own_output() -> bool:
+    """Return whether the user has configured the library's own log."""
+    return "UCX_LOG_LEVEL" in os.environ or "UCX_LOG_FILE" in os.environ
+
+
+def install_log_handler() -> None:
+    """Let the library report its events here. Call this once."""
+    ucs.ucs_log_push_handler(_handle)
+
 
 SETTINGS = {
     # With error handling, an endpoint uses only lanes that can report a failure. Shared memory
@@ -110,7 +151,7 @@ def _has_only_tcp_lanes(loopback: bool) -> bool:
 
 def _create(settings: Mapping[str, str], features: int) -> Any:
     if not _contexts:
-        library_log.install()
+        install_log_handler()
     if "UCX_LOG_LEVEL" not in os.environ:
         # Below this level, the library logs what this package raises as an error.
         ucs.ucs_global_opts_set_value(b"LOG_LEVEL", _LOG_LEVEL.encode())

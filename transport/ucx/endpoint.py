@@ -1,4 +1,4 @@
-"""UCX endpoints: either side's handle of a connection.
+"""UCX endpoints: either side's handle of a connection, and the socket addresses that they use.
 
 UCX refuses a connection whose two sides differ in their error handling mode. Here the client asks
 for error handling, and the server adopts the client's mode. In both cases the socket that made the
@@ -7,10 +7,83 @@ connection stays open beside the lanes and reports a peer that has died.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+import struct
 from typing import Any
 
 from .ffi import OK, ffi, ucp
 from .worker import Worker, on_error
+
+_IPV4 = struct.Struct("=H2s4s8x")
+_IPV6 = struct.Struct("=H2s4x16sI")
+_DISCARD_PORT = 9
+
+
+def resolve_address(host: str, port: int) -> tuple[str, int]:
+    """Return the first address of a host, as text, and the port.
+
+    Raises
+    ------
+    OSError
+        If the name cannot be resolved.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return str(found[0][4][0]), port
+
+
+def pack_address(host: str, port: int) -> bytes:
+    """Return an address as a ``sockaddr``."""
+    address, _, scope = host.partition("%")
+    parsed = ipaddress.ip_address(address)
+    number = port.to_bytes(2, "big")
+    if parsed.version == 4:
+        return _IPV4.pack(socket.AF_INET, number, parsed.packed)
+    scope_id = socket.if_nametoindex(scope) if scope else 0
+    return _IPV6.pack(socket.AF_INET6, number, parsed.packed, scope_id)
+
+
+def unpack_address(storage: Any) -> tuple[str, int]:
+    """Return the host and the port of a ``sockaddr_storage``; ("?", 0) for another family."""
+    data = bytes(ffi.buffer(ffi.addressof(storage)))
+    (family,) = struct.unpack_from("=H", data)
+    if family == socket.AF_INET:
+        _, port, packed = _IPV4.unpack_from(data)
+        return str(ipaddress.IPv4Address(packed)), int.from_bytes(port, "big")
+    if family == socket.AF_INET6:
+        _, port, packed, _ = _IPV6.unpack_from(data)
+        return str(ipaddress.IPv6Address(packed)), int.from_bytes(port, "big")
+    return "?", 0
+
+
+def format_address(host: str, port: int) -> str:
+    """Return an address for logs and errors."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_local_address(host: str) -> bool:
+    """Return whether an address belongs to this host."""
+    address = _parse_address(host)
+    if address.is_loopback:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _DISCARD_PORT))  # chooses a route, and sends nothing
+            return probe.getsockname()[0].partition("%")[0] == str(address)
+    except OSError:
+        return False
+
+
+def is_loopback_address(host: str) -> bool:
+    """Return whether an address is on the loopback, which other hosts cannot reach."""
+    return _parse_address(host).is_loopback
+
+
+def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
 
 _FIELD_ERROR_MODE, _FIELD_ERROR_HANDLER = 1 << 1, 1 << 2
 _FIELD_SOCKADDR, _FIELD_FLAGS, _FIELD_REQUEST = 1 << 4, 1 << 5, 1 << 6
@@ -20,7 +93,7 @@ _QUERY_TRANSPORTS = 1 << 3
 _MAX_LANES = 16
 
 
-def connect(worker: Worker, sockaddr: bytes) -> tuple[int, Any]:
+def connect_endpoint(worker: Worker, sockaddr: bytes) -> tuple[int, Any]:
     """Start to connect to a listener; return a status and, if it is OK, the endpoint."""
     params = _params(worker)
     address = ffi.from_buffer(sockaddr)
@@ -32,7 +105,7 @@ def connect(worker: Worker, sockaddr: bytes) -> tuple[int, Any]:
     return _create(worker, params)
 
 
-def accept(worker: Worker, connection_request: Any) -> tuple[int, Any]:
+def accept_endpoint(worker: Worker, connection_request: Any) -> tuple[int, Any]:
     """Accept a client of a listener; return a status and, if it is OK, the endpoint."""
     params = _params(worker)
     params.field_mask |= _FIELD_REQUEST

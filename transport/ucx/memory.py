@@ -1,10 +1,4 @@
-"""Registered memory: what a peer may read, and what it needs to read it.
-
-The server announces a region by a message with the tag ``want_data``, before the first body whose
-offsets count from it::
-
-    u64 address | u64 size in bytes | the packed remote key
-"""
+"""Registered memory: what a peer may read, and what it needs to read it; types of device memory."""
 
 from __future__ import annotations
 
@@ -16,6 +10,24 @@ from typing import Any
 from ...errors import ProtocolError, TransportError
 from ..memory.mapped_region import MappedRegion
 from .ffi import OK, describe, ffi, ucp
+
+MEMORY_TYPES = {1: 0, 2: 1, 13: 2}
+"""The memory types of UCX by those of DLPack: the processor's, CUDA's, and CUDA's managed."""
+_FIELD_MEMORY_TYPES = 1 << 2
+
+
+def list_device_types(context: Any) -> frozenset[int]:
+    """Return the types of memory, as in DLPack, that a context can send from and receive into.
+
+    Those of CUDA are among them if the library has found its modules and a driver.
+    """
+    attributes = ffi.new("ucp_context_attr_t *")
+    attributes.field_mask = _FIELD_MEMORY_TYPES
+    if ucp.ucp_context_query(context, attributes) != OK:
+        return frozenset()
+    known = int(attributes.memory_types)
+    return frozenset(code for code, number in MEMORY_TYPES.items() if known >> number & 1)
+
 
 _FIELDS = 1 | 1 << 1 | 1 << 3 | 1 << 4  # address, length, protection, memory type
 _PROTECTION_READ = 1 | 1 << 8  # by this process, and by peers

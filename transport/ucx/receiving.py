@@ -15,7 +15,6 @@ from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator, BodyPool, ReceivedBody
 from ...protocol.tags import BodyType
 from ..framing import check_body_size
-from .device_memory import MEMORY_TYPES
 from .ffi import (
     IN_PROGRESS,
     NULL,
@@ -26,7 +25,7 @@ from .ffi import (
     get_status,
     ucp,
 )
-from .memory import AnnouncedRegion
+from .memory import MEMORY_TYPES, AnnouncedRegion
 from .remote_reads import RemoteReads
 from .sending import END_TYPES, FAREWELL
 from .worker import Worker

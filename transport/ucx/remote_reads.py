@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ...errors import LimitError, ProtocolError
-from ...protocol.bodies import Span, pack_spans, parse_spans
 from ...protocol.frames import IncomingFrame, make_received_frame
 from ...protocol.limits import Limits
 from ...protocol.memory import BodyPool, ReceivedBody
+from ...protocol.payloads import Span, pack_spans, parse_spans
 from ...protocol.regions import RemoteBody
 from .ffi import IN_PROGRESS, NULL, OK, StatusError, ffi, get_status, ucp
 from .memory import AnnouncedRegion

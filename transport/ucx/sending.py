@@ -16,7 +16,6 @@ from ...protocol.messages import MetadataType
 from ...protocol.regions import RegionAnnouncement
 from ..base import FileMapper
 from ..memory.files import FileSpan
-from .device_memory import MEMORY_TYPES
 from .ffi import (
     IN_PROGRESS,
     NULL,
@@ -28,6 +27,7 @@ from .ffi import (
     get_status,
     ucp,
 )
+from .memory import MEMORY_TYPES
 from .worker import METADATA_ID, Worker
 
 WINDOW_BYTES = 8 << 20

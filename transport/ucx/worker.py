@@ -1,12 +1,19 @@
-"""A UCX worker: the queues and events of one connection, or of one listener."""
+"""A UCX worker: the queues and events of one connection, or of one listener.
+
+A `Wakeup` is a descriptor that becomes readable when the worker has events, or after a time.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import threading
+import time
 from collections import deque
 from typing import Any
+
+import cffi
 
 from ...errors import LimitError, TransportError
 from .context import get_context
@@ -21,7 +28,109 @@ from .ffi import (
     get_status,
     ucp,
 )
-from .wakeup import Wakeup
+
+_ffi: Any = cffi.FFI()
+_ffi.cdef("""
+struct timespec { long tv_sec; long tv_nsec; };
+struct itimerspec { struct timespec it_interval; struct timespec it_value; };
+int timerfd_create(int clock, int flags);
+int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old);
+""")
+_libc: Any = _ffi.dlopen(None)
+
+
+def create_timer() -> int:
+    """Return the descriptor of a new timer, which is not started. The caller closes it.
+
+    Raises
+    ------
+    OSError
+        If the process has no descriptors left.
+    """
+    timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    if timer < 0:
+        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+    return timer
+
+
+def start_timer(timer: int, nanoseconds: int) -> None:
+    """Make the descriptor readable after a time; 0 stops the timer and makes it unreadable."""
+    value = _ffi.new("struct itimerspec *")
+    value.it_value.tv_sec, value.it_value.tv_nsec = divmod(nanoseconds, 1_000_000_000)
+    _libc.timerfd_settime(timer, 0, value, _ffi.NULL)
+
+
+_MIN_PAUSE, _MAX_PAUSE = 20_000, 2_000_000
+"""The pauses of `Wakeup.set_later`, in nanoseconds."""
+
+
+class Wakeup:
+    """A descriptor to wait for: readable when the worker has events, or when it is set.
+
+    UCX lets a worker sleep only if no message of it waits for room in shared memory, because shared
+    memory does not report room. A channel with such a message sets the wakeup to a short time and
+    tries again. The pause doubles until the worker makes progress.
+
+    Parameters
+    ----------
+    events : int
+        The worker's descriptor. The worker keeps ownership of it.
+
+    Raises
+    ------
+    OSError
+        If the process has no descriptors left.
+    """
+
+    def __init__(self, events: int) -> None:
+        self._is_set = False
+        self._pause = _MIN_PAUSE
+        self._timer = create_timer()
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            os.close(self._timer)
+            raise
+        self._epoll.register(self._timer, select.EPOLLIN)
+        self._epoll.register(events, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor, or -1 once closed."""
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the descriptor is readable, or will be after a delay."""
+        return self._is_set
+
+    def set(self, delay: int = 1) -> None:
+        """Make the descriptor readable in `delay` nanoseconds. Any thread may call this."""
+        self._is_set = True
+        if self._timer >= 0:
+            start_timer(self._timer, delay)
+
+    def set_later(self) -> None:
+        """Make the descriptor readable after a pause, which doubles until `reset_pause`."""
+        self.set(self._pause)
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+
+    def reset_pause(self) -> None:
+        """Make the next pause short again: the worker has made progress."""
+        self._pause = _MIN_PAUSE
+
+    def clear(self) -> None:
+        """Undo `set`."""
+        if self._is_set:
+            self._is_set = False
+            start_timer(self._timer, 0)
+
+    def close(self) -> None:
+        """Close the descriptors. Idempotent."""
+        timer, self._timer = self._timer, -1
+        if timer >= 0:
+            os.close(timer)
+            self._epoll.close()
+
 
 METADATA_ID = 0
 """The ID of active messages that carry metadata messages."""

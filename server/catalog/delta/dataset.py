@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from ....errors import DatasetError, remote_error
 from ....protocol.request import Request
-from ....publication.storage.locations import is_object_url
-from ....publication.storage.object_store import ObjectStorage
+from ....publication.storage import ObjectStorage, is_object_url
 from ...logs import get_logger
 from ..dataset import Encoding, Shard
 from ..files.concatenated import ConcatenatedFiles

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ....errors import DatasetError, MissingExtraError
-from ....publication.storage.credentials import check_credentials
+from ....publication.storage import check_credentials
 
 LOG_FOLDER = "_delta_log"
 """The folder that makes a folder a Delta table."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ....errors import DatasetError, exhausted_error
 from ....publication.patterns import compile_pattern, split_pattern
-from ....publication.storage.object_store import ObjectStorage
+from ....publication.storage import ObjectStorage
 from .origins import FileOrigin, LocalOrigin, ObjectOrigin
 
 _LISTING_SECONDS = 1.0

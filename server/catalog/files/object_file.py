@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ....publication.storage.base import StoredObject
-from ....publication.storage.object_store import ObjectStorage
+from ....publication.storage import ObjectStorage, StoredObject
 from ....transport.memory.files import SourceFile
 
 _FIRST_WINDOW = 64 << 10

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from ....publication.storage.base import StoredObject
-from ....publication.storage.object_store import ObjectStorage
+from ....publication.storage import ObjectStorage, StoredObject
 from ....transport.memory.files import SourceFile
 from .file_access import Identity, read_identity
 from .object_file import ObjectFile, identify_object

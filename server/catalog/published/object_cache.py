@@ -14,7 +14,7 @@ from ....atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ....errors import DatasetError
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length, hash_file
-from ....publication.storage.base import Storage
+from ....publication.storage import Storage
 from ...config import ServerSettings
 from ..cache_uses import CacheUses
 

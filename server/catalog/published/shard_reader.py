@@ -17,7 +17,7 @@ from ....protocol.request import Request
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length
 from ....publication.shard_pruning import prune_by_boxes, prune_shards
-from ....publication.storage.base import Storage
+from ....publication.storage import Storage
 from ..dataset import Encoding
 from ..files.arrow_file import ArrowFileDataset
 from ..files.concatenated import ConcatenatedFiles

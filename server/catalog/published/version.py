@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from ....errors import DatasetError
 from ....protocol.request import Request
-from ....publication.manifest import Manifest, ShardEntry
-from ....publication.manifest_json import encode_manifest, encode_ranges
+from ....publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
 from ....publication.version_store import VersionStore
 from ..dataset import Encoding, Shard
 from ..messages.generator_source import GeneratorSource

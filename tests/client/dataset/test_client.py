@@ -28,7 +28,7 @@ from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.auth.authenticator import Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
-from splitarrow.transport.tls.options import TlsOptions
+from splitarrow.transport.tls_options import TlsOptions
 
 CANARY = "canary-token-of-anna"
 TOKENS = f"""

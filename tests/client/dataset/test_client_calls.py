@@ -18,7 +18,7 @@ from splitarrow.errors import ConnectError, UsageError
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
-from splitarrow.transport.tls.options import TlsOptions
+from splitarrow.transport.tls_options import TlsOptions
 
 SCHEMA = pa.schema([("n", pa.int64())])
 PLAN = ReadPlan(ReadOptions())

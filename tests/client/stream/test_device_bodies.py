@@ -16,7 +16,8 @@ from helpers.trap_library import TrapLibrary
 from splitarrow import errors
 from splitarrow.memory import DeviceBatch, stand_in
 from splitarrow.server.embedded import Server
-from splitarrow.transport.ucx import device_memory, receiving, transport
+from splitarrow.transport.ucx import memory as device_memory
+from splitarrow.transport.ucx import receiving, transport
 from splitarrow.transport.ucx.ffi import ucp
 
 ROWS, BATCH_ROWS = 200_000, 20_000

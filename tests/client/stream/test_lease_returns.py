@@ -13,7 +13,7 @@ from helpers.waiting import wait_until
 from splitarrow.client.stream import lease_returns
 from splitarrow.client.stream.lease_returns import LeaseReturns, track_leases
 from splitarrow.errors import ConnectionLostError
-from splitarrow.protocol.bodies import parse_offsets
+from splitarrow.protocol.payloads import parse_offsets
 
 FREE_DATA = 0x10000000002
 

@@ -17,10 +17,10 @@ from splitarrow.client.stream.remote_bodies import RemoteBodies
 from splitarrow.errors import DatasetError, SplitArrowError
 from splitarrow.formats.arrow.framing import encapsulate
 from splitarrow.formats.arrow.message import read_batch_layout
-from splitarrow.protocol.bodies import pack_spans
 from splitarrow.protocol.frames import MessageRun
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import Message, expand_messages
+from splitarrow.protocol.payloads import pack_spans
 from splitarrow.protocol.tags import BodyType
 
 BATCHES = [

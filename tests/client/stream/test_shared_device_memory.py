@@ -20,11 +20,8 @@ from splitarrow.memory.c_structures import DLManagedTensor, find_pointer
 from splitarrow.protocol.regions import DeviceHandles
 from splitarrow.server.catalog import device_table
 from splitarrow.server.embedded import Server
-from splitarrow.transport.shm import channel
-from splitarrow.transport.shm.announcement import (
-    pack_device_announcement,
-    parse_device_announcement,
-)
+from splitarrow.transport import shm
+from splitarrow.transport.shm import pack_device_announcement, parse_device_announcement
 
 ROWS = 5000
 FIXED: dict[str, Any] = {
@@ -221,7 +218,7 @@ def test_memory_that_cannot_be_opened_is_staged(
 
 
 def test_other_users_do_not_get_the_memory(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "get_peer_credentials", lambda sock: (1, 4711))
+    monkeypatch.setattr(shm, "get_peer_credentials", lambda sock: (1, 4711))
     with setup.serve(NUMBERS) as server:
         assert setup.read(server) == pa.table(NUMBERS)
     assert not setup.memory.device.opened

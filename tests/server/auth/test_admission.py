@@ -26,7 +26,7 @@ from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
 from splitarrow.server.auth.ticket_keys import TicketKeys
 from splitarrow.server.auth.tickets import TicketSigner
-from splitarrow.transport.tls.options import TlsOptions
+from splitarrow.transport.tls_options import TlsOptions
 
 TABLE = pa.table({"n": list(range(1000)), "s": [f"row {n}" for n in range(1000)]})
 CANARY = "canary-0123456789"

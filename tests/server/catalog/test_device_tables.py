@@ -21,7 +21,8 @@ from splitarrow.protocol.request import Request
 from splitarrow.server.catalog import device_table
 from splitarrow.server.catalog.catalog import find_device_type, open_dataset
 from splitarrow.server.catalog.dataset import Encoding
-from splitarrow.transport.ucx import device_memory, sending, server_channel
+from splitarrow.transport.ucx import channel, sending
+from splitarrow.transport.ucx import memory as device_memory
 from splitarrow.transport.ucx.ffi import ucp
 
 ARRAYS = make_arrays_of_all_types()
@@ -151,7 +152,7 @@ def sending_memory(
     if request.param == "trap":
         monkeypatch.setitem(device_memory.MEMORY_TYPES, TRAP, TrapLibrary.memory_type)
         types = frozenset({TRAP})
-        monkeypatch.setattr(server_channel, "list_device_types", lambda _: types)
+        monkeypatch.setattr(channel, "list_device_types", lambda _: types)
         monkeypatch.setattr(sending, "ucp", TrapLibrary(memory.device, ucp))
         yield memory
         return

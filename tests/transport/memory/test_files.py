@@ -17,8 +17,12 @@ import pytest
 
 from helpers.files import changing
 from splitarrow.errors import DatasetError, ExhaustedError
-from splitarrow.transport.memory.file_leases import holds_file_lease
-from splitarrow.transport.memory.files import FileSpan, SourceFile, list_leased_files
+from splitarrow.transport.memory.files import (
+    FileSpan,
+    SourceFile,
+    holds_file_lease,
+    list_leased_files,
+)
 
 
 @pytest.fixture

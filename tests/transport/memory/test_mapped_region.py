@@ -15,9 +15,7 @@ import pytest
 
 from splitarrow.errors import ConnectionLostError, DatasetError, LimitError, ProtocolError
 from splitarrow.transport.memory import mapped_region, pages
-from splitarrow.transport.memory.mapped_region import MappedRegion
-from splitarrow.transport.memory.region_directory import REGIONS
-from splitarrow.transport.memory.revocation import REVOCATIONS
+from splitarrow.transport.memory.mapped_region import REGIONS, REVOCATIONS, MappedRegion
 
 PAGE = mmap.PAGESIZE
 DATA = bytes(range(256)) * (4 * PAGE // 256)

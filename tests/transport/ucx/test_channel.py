@@ -19,14 +19,15 @@ from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport.base import Capabilities
 from splitarrow.transport.ucx import channel as channels
-from splitarrow.transport.ucx import linger, reader_channel, sending, server_channel, wakeup
-from splitarrow.transport.ucx.channel import UcxChannel
+from splitarrow.transport.ucx import channel as reader_channel
+from splitarrow.transport.ucx import channel as server_channel
+from splitarrow.transport.ucx import links, sending
+from splitarrow.transport.ucx import worker as wakeup
+from splitarrow.transport.ucx.channel import UcxChannel, UcxReaderChannel, UcxServerChannel
 from splitarrow.transport.ucx.ffi import OK, StatusError
-from splitarrow.transport.ucx.idle_links import Link
-from splitarrow.transport.ucx.reader_channel import UcxReaderChannel
-from splitarrow.transport.ucx.request_tags import RemoteTags
-from splitarrow.transport.ucx.server_channel import UcxServerChannel
-from splitarrow.transport.ucx.wakeup import Wakeup
+from splitarrow.transport.ucx.links import Link
+from splitarrow.transport.ucx.uri import RemoteTags
+from splitarrow.transport.ucx.worker import Wakeup
 
 FAILED = Header.UCS_ERR_NO_MEMORY
 RESET = Header.UCS_ERR_CONNECTION_RESET
@@ -436,7 +437,7 @@ def test_a_channel_that_is_garbage_is_aborted(
     assert worker.closed == ["endpoint", "worker"]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
-    assert linger._closing == []
+    assert links._closing == []
 
 
 # The reader's end.

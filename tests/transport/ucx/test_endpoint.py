@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.ucx_header import Header, read_numbers
-from splitarrow.transport.ucx import addresses, endpoint
+from splitarrow.transport.ucx import endpoint
 from splitarrow.transport.ucx.ffi import OK, ffi
 from splitarrow.transport.ucx.worker import on_error
 
@@ -47,8 +47,8 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_a_client_asks_for_error_handling(created: list[dict[str, Any]]) -> None:
     worker: Any = SimpleNamespace(handle="worker", callback_argument=ffi.cast("void *", 64))
-    address = addresses.pack("127.0.0.1", 8817)
-    status, handle = endpoint.connect(worker, address)
+    address = endpoint.pack_address("127.0.0.1", 8817)
+    status, handle = endpoint.connect_endpoint(worker, address)
     assert (status, number_of(handle)) == (OK, 4096)
     assert created == [
         {
@@ -65,12 +65,12 @@ def test_a_client_asks_for_error_handling(created: list[dict[str, Any]]) -> None
             "request": 0,
         }
     ]
-    assert endpoint.connect(worker, address) == (FAILED, None)
+    assert endpoint.connect_endpoint(worker, address) == (FAILED, None)
 
 
 def test_a_server_adopts_the_mode_of_its_client(created: list[dict[str, Any]]) -> None:
     worker: Any = SimpleNamespace(handle="worker", callback_argument=ffi.cast("void *", 64))
-    status, handle = endpoint.accept(worker, ffi.cast("ucp_conn_request_h", 128))
+    status, handle = endpoint.accept_endpoint(worker, ffi.cast("ucp_conn_request_h", 128))
     assert (status, number_of(handle)) == (OK, 4096)
     assert created == [
         {
@@ -83,7 +83,7 @@ def test_a_server_adopts_the_mode_of_its_client(created: list[dict[str, Any]]) -
             "request": 128,
         }
     ]
-    assert endpoint.accept(worker, ffi.cast("ucp_conn_request_h", 128)) == (FAILED, None)
+    assert endpoint.accept_endpoint(worker, ffi.cast("ucp_conn_request_h", 128)) == (FAILED, None)
 
 
 def test_each_lane_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,7 @@ import pytest
 
 from helpers.ucx_header import Header, read_numbers
 from splitarrow.errors import ProtocolError, TransportError
-from splitarrow.transport.ucx import (
-    device_memory,
-    memory,
-)
+from splitarrow.transport.ucx import memory
 from splitarrow.transport.ucx.ffi import OK, ffi
 from splitarrow.transport.ucx.memory import AnnouncedRegion, Registration, register
 
@@ -144,7 +141,7 @@ def test_a_malformed_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_memory_of_devices_has_the_types_of_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
     """See `DLDeviceType`: 1 is the processor, 2 is CUDA, and 13 is CUDA's managed memory."""
-    assert device_memory.MEMORY_TYPES == {
+    assert memory.MEMORY_TYPES == {
         1: Header.UCS_MEMORY_TYPE_HOST,
         2: Header.UCS_MEMORY_TYPE_CUDA,
         13: Header.UCS_MEMORY_TYPE_CUDA_MANAGED,
@@ -157,16 +154,16 @@ def test_the_memory_of_devices_has_the_types_of_dlpack(monkeypatch: pytest.Monke
         attributes.memory_types = types
         return status
 
-    monkeypatch.setattr(device_memory, "ucp", SimpleNamespace(ucp_context_query=query))
-    assert device_memory.list_device_types("context") == {1}
+    monkeypatch.setattr(memory, "ucp", SimpleNamespace(ucp_context_query=query))
+    assert memory.list_device_types("context") == {1}
     types = 0b0011
-    assert device_memory.list_device_types("context") == {1, 2}
+    assert memory.list_device_types("context") == {1, 2}
     types = 0b0111
-    assert device_memory.list_device_types("context") == {1, 2, 13}
+    assert memory.list_device_types("context") == {1, 2, 13}
     types = 0b1000
-    assert device_memory.list_device_types("context") == frozenset()
+    assert memory.list_device_types("context") == frozenset()
     status, types = FAILED, 0b111
-    assert device_memory.list_device_types("context") == frozenset()
+    assert memory.list_device_types("context") == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.ucx_header import Header, read_numbers
 from splitarrow.errors import LimitError, ProtocolError, UsageError
-from splitarrow.protocol.bodies import pack_spans
 from splitarrow.protocol.frames import ReceivedFrame, UntaggedFrame
 from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.payloads import pack_spans
 from splitarrow.protocol.regions import RemoteBody
 from splitarrow.protocol.tags import BodyType, pack_body_tag
 from splitarrow.transport.ucx import memory, receiving, remote_reads

@@ -32,9 +32,9 @@ from splitarrow.errors import (
     UriError,
     UsageError,
 )
-from splitarrow.protocol.bodies import parse_offsets
 from splitarrow.protocol.frames import ReceivedFrame, TaggedFrame
 from splitarrow.protocol.limits import Limits
+from splitarrow.protocol.payloads import parse_offsets
 from splitarrow.protocol.regions import RegionAnnouncement, RemoteBody
 from splitarrow.protocol.tags import BodyType, pack_body_tag
 from splitarrow.protocol.uri import DataUri
@@ -43,9 +43,8 @@ from splitarrow.transport.base import ListenOptions
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.memory.mapped_region import MappedRegion
 from splitarrow.transport.ucx import UcxTransport
-from splitarrow.transport.ucx.options import UcxOptions
-from splitarrow.transport.ucx.request_tags import find_remote_request_tag
 from splitarrow.transport.ucx.sending import get_address
+from splitarrow.transport.ucx.uri import UcxOptions, find_remote_request_tag
 
 TAG = pack_body_tag(7, BodyType.OFFSETS)
 

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.ucx_requests import Library
 from splitarrow.errors import LimitError, ProtocolError
-from splitarrow.protocol.bodies import pack_spans, parse_spans
 from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.memory import BodyPool, ReceivedBody
+from splitarrow.protocol.payloads import pack_spans, parse_spans
 from splitarrow.transport.ucx import (
     remote_reads,
 )

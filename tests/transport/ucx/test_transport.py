@@ -40,11 +40,9 @@ from splitarrow.transport.base import ConnectOptions, ListenOptions
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.registry import find_transport
 from splitarrow.transport.ucx import ffi as ucx_library
-from splitarrow.transport.ucx import linger
-from splitarrow.transport.ucx.channel import UcxChannel
-from splitarrow.transport.ucx.reader_channel import UcxReaderChannel
+from splitarrow.transport.ucx import links
+from splitarrow.transport.ucx.channel import UcxChannel, UcxReaderChannel, UcxServerChannel
 from splitarrow.transport.ucx.sending import WINDOW_BYTES
-from splitarrow.transport.ucx.server_channel import UcxServerChannel
 
 
 def connect(
@@ -229,7 +227,7 @@ def test_closing_takes_bounded_time(pair: tuple[UcxChannel, UcxChannel]) -> None
     assert time.monotonic() - began < 0.5
     wait_until(lambda: server._destroyed)
     assert 0.5 < time.monotonic() - began < 5
-    wait_until(lambda: linger._thread is None)
+    wait_until(lambda: links._thread is None)
 
 
 def test_a_slow_reader_slows_its_server_down(pair: tuple[UcxChannel, UcxChannel]) -> None:
@@ -368,7 +366,7 @@ def test_hundreds_of_connections_leak_nothing() -> None:
 
         read(0)
         wait_until(lambda: server.stats()["connections"] == 0)
-        wait_until(lambda: linger._thread is None)
+        wait_until(lambda: links._thread is None)
         before, memory = descriptors(), 0
         for turn in range(2):
             with ThreadPoolExecutor(8) as pool:
@@ -376,7 +374,7 @@ def test_hundreds_of_connections_leak_nothing() -> None:
             if not turn:
                 memory = resident()
         wait_until(lambda: server.stats()["connections"] == 0)
-        wait_until(lambda: linger._thread is None)
+        wait_until(lambda: links._thread is None)
         wait_until(lambda: descriptors() <= before)
         assert resident() - memory < 100 << 20
 

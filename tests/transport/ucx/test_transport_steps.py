@@ -15,11 +15,12 @@ from splitarrow.errors import ConnectError, TransportError, UriError
 from splitarrow.protocol.limits import Limits
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.base import ConnectOptions, Diagnosis, ListenOptions
-from splitarrow.transport.ucx import addresses, transport
+from splitarrow.transport.ucx import endpoint as addresses
+from splitarrow.transport.ucx import transport
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, OK, version
-from splitarrow.transport.ucx.idle_links import IDLE_LINKS, ServerKey
-from splitarrow.transport.ucx.request_tags import RemoteTags
+from splitarrow.transport.ucx.links import IDLE_LINKS, ServerKey
 from splitarrow.transport.ucx.transport import UcxTransport
+from splitarrow.transport.ucx.uri import RemoteTags
 
 FAILED = Header.UCS_ERR_NO_MEMORY
 WANT, FREE = (1 << 40) + 5, (1 << 40) + 6
@@ -96,7 +97,7 @@ def test_a_connection_is_made(world: World) -> None:
     assert (its_limits, tags) == (limits, TAGS)
     assert (allocator, device, key) == (ConnectOptions().allocator, None, None)
     assert (world.waits, world.calls) == ([2.5], [])
-    assert world.addresses == [addresses.pack("127.0.0.1", 8817)]
+    assert world.addresses == [addresses.pack_address("127.0.0.1", 8817)]
     (worker,) = world.workers
     assert (worker.limit, worker.options) == (77, {"plain": False, "loopback": True})
 
@@ -104,7 +105,7 @@ def test_a_connection_is_made(world: World) -> None:
 def test_the_peer_may_be_any_program_and_anywhere(world: World) -> None:
     connect(DataUri("ucx", "192.0.2.1", want_data=WANT))
     assert world.workers[0].options == {"plain": True, "loopback": False}
-    assert world.addresses == [addresses.pack("192.0.2.1", 8817)]  # the default port
+    assert world.addresses == [addresses.pack_address("192.0.2.1", 8817)]  # the default port
     assert world.waits == [10]
     assert world.channels[0][2] is None
 
@@ -114,7 +115,7 @@ def test_only_servers_that_may_expect_it_get_a_second_stream_on_a_connection(
 ) -> None:
     connect(OFFER, reuse=True)
     connect(URI, reuse=True)
-    key = ServerKey(addresses.pack("127.0.0.1", 8817), WANT, HANDLE)
+    key = ServerKey(addresses.pack_address("127.0.0.1", 8817), WANT, HANDLE)
     assert [arguments[5] for arguments in world.channels] == [key, None]
 
 

@@ -18,7 +18,7 @@ from helpers.sources import encode_filter
 from helpers.waiting import wait_until
 from splitarrow.errors import DatasetError, RemoteError, UsageError
 from splitarrow.protocol.request import Request
-from splitarrow.publication.storage.object_store import ObjectStorage
+from splitarrow.publication.storage import ObjectStorage
 from splitarrow.server.catalog.catalog import Catalog, find_writers, open_dataset
 from splitarrow.server.catalog.dataset import Dataset
 from splitarrow.server.catalog.files import listings

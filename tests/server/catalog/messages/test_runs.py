@@ -20,8 +20,8 @@ from helpers.streams import encode_wire_bytes
 from splitarrow.errors import DatasetError
 from splitarrow.formats.arrow.file import BLOCK, Blocks, find_footer, read_footer
 from splitarrow.protocol.request import Request
-from splitarrow.protocol.sequence import MAX_SEQUENCE
 from splitarrow.protocol.splitter import PackedRun, SourceMessage, Splitter, count_rows
+from splitarrow.protocol.tags import MAX_SEQUENCE
 from splitarrow.protocol.uri import Streams
 from splitarrow.server.catalog.files.arrow_file import ArrowFileDataset
 from splitarrow.server.catalog.messages.runs import MAX_BODY_BYTES, split_runs

@@ -18,7 +18,7 @@ from helpers.publication import numbers, publish
 from helpers.waiting import wait_until
 from splitarrow.errors import RemoteError, SplitArrowError
 from splitarrow.protocol.request import Request
-from splitarrow.publication.storage.object_store import ObjectStorage
+from splitarrow.publication.storage import ObjectStorage
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.published import dataset as published_dataset
 from splitarrow.server.catalog.published.dataset import PublishedDataset

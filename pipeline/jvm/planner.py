@@ -1,0 +1,343 @@
+"""Answers to what the reader in the JVM asks of the control plane, as JSON objects.
+
+They include the files of a published dataset that Spark's tasks may map instead of asking a daemon
+for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from ...client.cluster.client import ClusterClient
+from ...client.cluster.daemon_info import MergedDataset, ReplicaInfo
+from ...client.connect import AnyClient
+from ...client.dataset.requests import pin_version
+from ...client.rpc.info import DatasetInfo, Endpoint
+from ...errors import DatasetError, SplitArrowError, UsageError
+from ...protocol.request import Request
+from ...protocol.uri import DataUri, Streams
+from ...publication.layout import format_shard_name
+from ...publication.manifest import ShardEntry
+from ...publication.storage import is_object_url
+from ...publication.version_store import VersionStore
+from ...transport.tls_options import TlsOptions
+from ..filters import PushedFilter, push_predicates
+from ..options import Options
+from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
+from ..types import arrow_schema, check_readable
+from .aggregates import compute_aggregates
+
+_VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
+
+
+class LocalShards:
+    """The shards that one folder has of the versions to read.
+
+    Parameters
+    ----------
+    location : str
+        The folder of the published dataset.
+    versions : iterable of str
+        The versions to read, as the daemons name them.
+
+    Raises
+    ------
+    UsageError
+        If the location is no folder, or has none of the versions.
+    """
+
+    def __init__(self, location: str, versions: Iterable[str]) -> None:
+        if is_object_url(location):
+            raise UsageError(f"the option folder is {location}; only a local folder can be mapped")
+        store = VersionStore(location)
+        self._folder = Path(store.location)
+        self._shards: Mapping[str, ShardEntry] = _read_manifests(store, set(versions))
+
+    def find(self, endpoint: Endpoint) -> dict[str, Any] | None:
+        """Return the path and the size of a shard's file; None if the folder does not have it.
+
+        The size and the SHA-256 of the manifest must be those that the daemon reports, and the
+        name of the file contains the beginning of that SHA-256.
+        """
+        shard = self._shards.get(endpoint.sha256)
+        if shard is None or shard.nbytes != endpoint.nbytes:
+            return None
+        if format_shard_name("", shard.sha256) not in shard.path.rpartition("/")[2]:
+            return None
+        return {"path": str(self._folder / shard.path), "bytes": shard.nbytes}
+
+
+def _read_manifests(store: VersionStore, versions: set[str]) -> dict[str, ShardEntry]:
+    """Return the shards of versions by their SHA-256."""
+    numbers = {int(match[1]) for match in map(_VERSION.fullmatch, versions) if match}
+    try:
+        manifests = [store.load(number) for number in sorted(numbers)]
+    except DatasetError as error:
+        raise UsageError(f"the option folder: {error.message}") from None
+    found = [manifest for manifest in manifests if manifest is not None]
+    if not found:
+        raise UsageError(
+            f"the option folder is {store.location!r}, which is not the folder of this dataset: "
+            f"it has no version {', '.join(sorted(versions)) or 'at all'}"
+        )
+    return {shard.sha256: shard for manifest in found for shard in manifest.shards}
+
+
+_TRANSPORTS = ("tcp", "tcp+tls")
+_DEFAULT_PORT = 8816
+_MEMORY_LIMIT = 1 << 30
+"""The default of the option ``memory_limit``, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request of the reader in the JVM."""
+
+    values: Mapping[str, Any]
+    options: Options
+    dataset: RemoteDataset
+
+    def text(self, name: str) -> str | None:
+        """Return a text of the request; None if it is absent or empty."""
+        return self.values.get(name) or None
+
+    def request(self, **selection: Any) -> Request:
+        """Return a request for the columns and the filter of the query."""
+        return Request(
+            self.dataset.name,
+            columns=tuple(self.values.get("columns") or ()) or None,
+            filter=self.text("filter") or self.options.text("filter"),
+            **selection,
+        )
+
+
+def answer(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request of the reader in the JVM.
+
+    Parameters
+    ----------
+    values : mapping
+        The request: ``operation``, ``options`` (those of the data source), and what the operation
+        needs.
+
+    Raises
+    ------
+    SplitArrowError
+        If an option is wrong, or the control plane refuses.
+    """
+    settings = {name: text for name, text in values["options"].items() if text is not None}
+    options = Options(settings, READ_OPTIONS)
+    question = _Question(values, options, RemoteDataset.from_options(options))
+    return _OPERATIONS[values["operation"]](question)
+
+
+def _describe(question: _Question) -> dict[str, Any]:
+    """Describe the dataset that the options name, in the version to read."""
+    options, dataset = question.options, question.dataset
+    limit = options.count("limit", minimum=0)
+    options.count("shards_per_partition")
+    info = dataset.info(options.text("version"))
+    schema = dataset_schema(info, options.names("columns"))
+    filter_text = options.text("filter")
+    filtered = filter_text is not None
+    if filter_text is not None:
+        PushedFilter.from_text(filter_text)
+    rows = -1 if filtered or info.rows is None else info.rows
+    if limit is not None and rows >= 0:
+        rows = min(limit, rows)
+    return {
+        "dataset": dataset.name,
+        "problem": _find_problem(info, schema, dataset),
+        "schema": schema.jsonValue(),
+        "version": info.version,
+        "rows": rows,
+        "bytes": -1 if info.bytes is None else info.bytes,
+        "pushdown": options.flag("pushdown", True) and not filtered and limit is None,
+        "connect_millis": int(dataset.connect_timeout * 1000),
+        "stall_millis": int(dataset.stall_timeout * 1000),
+        "memory_limit": options.nbytes("memory_limit", _MEMORY_LIMIT),
+    }
+
+
+def _find_problem(info: DatasetInfo, schema: st.StructType, dataset: RemoteDataset) -> str | None:
+    """Return why the reader in the JVM cannot read a dataset; None if it can."""
+    if dataset.transport not in ("auto", *_TRANSPORTS):
+        return f"the option transport is {dataset.transport!r}"
+    try:
+        check_readable(schema)
+    except SplitArrowError as error:
+        return error.message
+    if len(set(schema.names)) < len(schema.names):
+        return "two columns have the same name"
+    if not schema.names:
+        return "it has no columns"
+    for endpoint in info.endpoints:
+        addresses = list(_addresses(endpoint, dataset))
+        if not addresses:
+            return "the daemon does not listen on tcp"
+        if any(address["tls"] is not None for address in addresses):
+            return _find_key_problem(dataset.tls or TlsOptions.from_environment())
+    return None
+
+
+def _find_key_problem(tls: TlsOptions) -> str | None:
+    """Return why Java cannot use the key of a client's certificate; None if it can."""
+    path = tls.key_file or tls.cert_file
+    if path is None or b"-----BEGIN PRIVATE KEY-----" in Path(path).read_bytes():
+        return None
+    return f"the key in {os.fspath(path)} is not in the form PKCS #8, unencrypted"
+
+
+def _push(question: _Question) -> dict[str, Any]:
+    """Choose the predicates that the daemon evaluates."""
+    info = question.dataset.info(question.text("version"))
+    columns = dataset_schema(info, question.options.names("columns"))
+    accepted, text = push_predicates(question.values["predicates"], _exportable(columns))
+    return {"accepted": accepted, "filter": text}
+
+
+def _exportable(schema: st.StructType) -> pa.Schema:
+    """Return the columns that a filter can use, with the types that Spark gives them."""
+    simple = (st.AtomicType, st.NumericType)
+    return arrow_schema(
+        st.StructType([field for field in schema if isinstance(field.dataType, simple)])
+    )
+
+
+def _aggregate(question: _Question) -> dict[str, Any]:
+    """Return the values of aggregates over all rows, if the manifest has them."""
+    with question.dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(version=question.text("version")))
+    target = _exportable(dataset_schema(merged.info, question.options.names("columns")))
+    aggregates = question.values["aggregates"]
+    return {"values": compute_aggregates(question.dataset, merged, aggregates, target)}
+
+
+def _plan(question: _Question) -> dict[str, Any]:
+    """Divide the shards of one version among tasks, with tickets for all of their replicas."""
+    limit = question.options.count("limit", minimum=0)
+    size = question.options.count("shards_per_partition") or 1
+    with question.dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(version=question.text("version")))
+    ordinals = shard_ordinals(merged.info)
+    files = _find_files(question, merged)
+    shards = [
+        {
+            "ordinal": ordinal,
+            "rows": -1 if endpoint.rows is None else endpoint.rows,
+            "replicas": [
+                _encode_replica(replica, question.dataset) for replica in _rotate(replicas, index)
+            ],
+            "file": files.find(endpoint) if files else None,
+        }
+        for index, (ordinal, endpoint, replicas) in enumerate(
+            zip(ordinals, merged.info.endpoints, merged.replicas, strict=True)
+        )
+    ]
+    if limit is not None:
+        return {"partitions": [shards], "limit": limit}
+    starts = range(0, len(shards), size)
+    return {"partitions": [shards[start : start + size] for start in starts], "limit": -1}
+
+
+def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
+    """Return the files that the tasks may map; None if the daemon has to send the rows.
+
+    The daemon evaluates the filters, and the files have all rows.
+    """
+    folder = question.options.text("folder")
+    if folder is None or question.text("filter") or question.options.text("filter"):
+        return None
+    versions = {replica.version for replicas in merged.replicas for replica in replicas}
+    return LocalShards(folder, versions)
+
+
+def _renew(question: _Question) -> dict[str, Any]:
+    """Request a new ticket for the rest of a shard at one daemon."""
+    values = question.values
+    dataset = replace(question.dataset, uri=values["control"])
+    selection = {
+        name: values[name]
+        for name in ("offset", "limit", "shard", "version")
+        if values.get(name) not in (None, "")
+    }
+    with dataset.connect() as client:
+        merged = _describe_replicas(client, question.request(**selection))
+    ((replica,),) = merged.replicas
+    return {"replica": _encode_replica(replica, dataset)}
+
+
+def _describe_replicas(client: AnyClient, request: Request) -> MergedDataset:
+    if isinstance(client, ClusterClient):
+        return client.describe_replicas(request)
+    info = client.describe(request)
+    several = len(info.endpoints) > 1
+    replicas = tuple(
+        (ReplicaInfo(client.uri, info.version, index if several else request.shard, endpoint),)
+        for index, endpoint in enumerate(info.endpoints)
+    )
+    return MergedDataset(info, replicas)
+
+
+def _rotate(replicas: tuple[ReplicaInfo, ...], index: int) -> tuple[ReplicaInfo, ...]:
+    """Return the replicas, beginning with another one for each shard."""
+    start = index % len(replicas)
+    return (*replicas[start:], *replicas[:start])
+
+
+def _encode_replica(replica: ReplicaInfo, dataset: RemoteDataset) -> dict[str, Any]:
+    endpoint = pin_version(replica.endpoint, replica.version)
+    return {
+        "control": replica.address,
+        "version": replica.version,
+        "shard": replica.shard,
+        "ticket": base64.b64encode(endpoint.ticket).decode(),
+        "addresses": list(_addresses(endpoint, dataset)),
+    }
+
+
+def _addresses(endpoint: Endpoint, dataset: RemoteDataset) -> Iterator[dict[str, Any]]:
+    """Yield the addresses that carry both streams over TCP. Numbers of 64 bits are texts."""
+    for text in endpoint.locations:
+        if text.partition(":")[0] not in _transports(dataset):
+            continue
+        uri = DataUri.parse(text)
+        if uri.stream is Streams.BOTH and uri.want_data is not None:
+            yield {
+                "host": uri.host,
+                "port": uri.port or _DEFAULT_PORT,
+                "want_data": str(uri.want_data),
+                "keep_alive": None if uri.keep_alive is None else str(uri.keep_alive),
+                "tls": _encode_tls(dataset.tls) if uri.scheme != "tcp" else None,
+            }
+
+
+def _transports(dataset: RemoteDataset) -> tuple[str, ...]:
+    return _TRANSPORTS if dataset.transport == "auto" else (dataset.transport,)
+
+
+def _encode_tls(tls: TlsOptions | None) -> dict[str, str | None]:
+    """Return the files that options name. Without any, the executor's variables apply."""
+    if tls is None:
+        return {}
+    files = {"ca": tls.ca_file, "cert": tls.cert_file, "key": tls.key_file}
+    named = {name: os.fspath(path) for name, path in files.items() if path is not None}
+    return {**named, "server_name": tls.server_name}
+
+
+_OPERATIONS: dict[str, Callable[[_Question], dict[str, Any]]] = {
+    "describe": _describe,
+    "push": _push,
+    "aggregate": _aggregate,
+    "plan": _plan,
+    "renew": _renew,
+}

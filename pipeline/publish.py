@@ -1,0 +1,528 @@
+"""The publishing job: rows that Spark can read become datasets that daemons serve.
+
+1. `read_source` opens the source as a DataFrame.
+2. `select_rows`, `split_rows` and `order_rows` filter, select, cast, split and order the rows.
+3. `publish_to_folder` and `publish_to_daemons` write each dataset with the sink of this package: to
+   a folder or an object store, or to a staging folder, from which the driver uploads the shards to
+   daemons.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from ..client.cluster.publish import ShardProgress
+from ..errors import DatasetError, UsageError
+from ..publication.layout import format_data_folder
+from ..publication.manifest import Manifest
+from ..publication.version_store import VersionStore
+from ..transport.tls_options import TlsOptions
+from .batch_limits import batch_limits
+from .dictionaries import dictionary_columns
+from .folder_publication import publish_folder
+from .spark_errors import translate_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+FORMATS = ("parquet", "csv", "json", "orc", "table")
+"""The formats of a source; ``table`` is a table of Spark's catalog."""
+_FORMATS_BY_SUFFIX = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".orc": "orc",
+}
+_COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
+
+
+def read_source(spark: SparkSession, source: str, format: str | None = None) -> DataFrame:
+    """Return the rows of a source. Spark raises when it reaches a malformed row.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        The session.
+    source : str
+        A file or folder, a URL that Spark can read, or the name of a table.
+    format : str, optional
+        One of `FORMATS`. The default is detected by the file names.
+
+    Raises
+    ------
+    UsageError
+        If the format cannot be detected.
+    """
+    format = format or detect_format(source)
+    if format == "table":
+        return spark.table(source)
+    reader = spark.read.option("mode", "FAILFAST")
+    if format == "csv":
+        reader = reader.option("header", "true").option("inferSchema", "true")
+    return reader.format(format).load(source)
+
+
+def detect_format(source: str) -> str:
+    """Return the format of a file or folder by the suffixes of its file names.
+
+    Raises
+    ------
+    UsageError
+        If no suffix is known, or the files of a folder have several formats.
+
+    Examples
+    --------
+    >>> detect_format("trips.csv.gz"), detect_format("s3a://bucket/trips.parquet")
+    ('csv', 'parquet')
+    """
+    path = Path(source)
+    files = [path]
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+    formats = {_format_by_suffix(file) for file in files} - {None}
+    if len(formats) == 1:
+        return str(formats.pop())
+    problem = (
+        f"has files of {' and '.join(sorted(map(str, formats)))}"
+        if formats
+        else ("has no known suffix")
+    )
+    raise UsageError(
+        f"cannot detect the format of {source!r}: it {problem}; set the format to one of "
+        f"{', '.join(FORMATS)}"
+    )
+
+
+def _format_by_suffix(file: Path) -> str | None:
+    if file.name.startswith(("_", ".")):
+        return None  # Spark ignores these files
+    suffixes = file.suffixes
+    if suffixes and suffixes[-1] in _COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return _FORMATS_BY_SUFFIX.get(suffixes[-1]) if suffixes else None
+
+
+Progress = Callable[[str], None]
+"""Called with what a job does at the moment, in a few words."""
+MODES = ("append", "overwrite", "error", "ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishJob:
+    """The settings of a publishing job. They are consistent once the object exists.
+
+    Raises
+    ------
+    UsageError
+        If settings contradict each other, or one has a wrong value.
+    """
+
+    source: str
+    """A file or folder, a URL that Spark can read, or the name of a table."""
+    name: str
+    """The name of the dataset."""
+    to: Sequence[str]
+    """The folder, or the URL in an object store, that contains the dataset's folder; or the
+    control planes of daemons."""
+    format: str | None = None
+    """The format of the source, one of `FORMATS`; None detects it by the file names."""
+    select: str | None = None
+    """The columns: the expressions after SELECT in SQL."""
+    filter: str | None = None
+    """The condition on the rows: the expression after WHERE in SQL."""
+    cast: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Spark types by column. A value that does not fit fails the job."""
+    repartition: int | None = None
+    """The number of tasks that write; None leaves it to Spark."""
+    sort: Sequence[str] = ()
+    """The columns to sort by. The prefix ``-`` means descending order."""
+    shuffle_seed: int | None = None
+    """Orders the rows by a hash of this seed and the row; None does not shuffle."""
+    split: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of the rows by name, such as ``{"train": 0.9}``. Each is published as a dataset
+    ``NAME-SHARE``."""
+    split_by: Sequence[str] = ()
+    """Rows with equal values in these columns fall into the same share. The default is all
+    columns."""
+    rows_per_shard: int | None = None
+    """The number of rows of a shard."""
+    bytes_per_shard: str | None = None
+    """The size of a shard, such as ``128MiB``."""
+    compression: str = "none"
+    """``none``, ``lz4`` or ``zstd``."""
+    dictionary: str = "none"
+    """The columns to dictionary-encode: ``none``, names separated by commas, or ``auto`` to
+    choose them by a sample."""
+    mode: str = "error"
+    """The action if the dataset exists: one of `MODES`."""
+    job_id: str | None = None
+    """The identifier of the publication. A second job with the same identifier publishes
+    nothing. None generates one."""
+    replicas: int = 1
+    """The number of daemons that store each shard."""
+    token: str | None = field(default=None, repr=False)
+    """The token that authenticates the publisher at the daemons."""
+    tls: TlsOptions | None = None
+    """The TLS settings for daemons at ``grpc+tls://``; None takes them from the environment."""
+    staging: str | None = None
+    """The folder for shards on their way to daemons. The driver and all tasks must share it. None
+    uses a temporary folder of this machine."""
+
+    def __post_init__(self) -> None:
+        """Check everything that does not depend on the data."""
+        if self.mode not in MODES:
+            raise UsageError(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}")
+        if self.format not in (None, *FORMATS):
+            raise UsageError(f"format is {self.format!r}; it must be one of {', '.join(FORMATS)}")
+        self._check_destinations()
+        self._check_split()
+        if self.sort and self.shuffle_seed is not None:
+            raise UsageError("sort and shuffle_seed exclude each other")
+
+    @property
+    def targets_daemons(self) -> bool:
+        """Whether the destinations are daemons, and not a folder."""
+        return is_control_uri(self.to[0])
+
+    def _check_destinations(self) -> None:
+        if not self.to:
+            raise UsageError("no destination; pass a folder or the control planes of daemons")
+        controls = [uri for uri in self.to if is_control_uri(uri)]
+        if len(self.to) > 1 and len(controls) < len(self.to):
+            raise UsageError(
+                f"the destinations are {', '.join(self.to)}; pass either one folder or only "
+                "control planes (grpc://…)"
+            )
+        if controls and self.mode in ("error", "ignore"):
+            raise UsageError(
+                f"mode is {self.mode!r}; for daemons it must be 'append' or 'overwrite'"
+            )
+
+    def _check_split(self) -> None:
+        for share, fraction in self.split.items():
+            if not math.isfinite(fraction) or fraction <= 0:
+                raise UsageError(f"the share {share!r} of the split is {fraction}; it must be > 0")
+        total = sum(self.split.values())
+        if total > 1 + 1e-9:
+            raise UsageError(f"the shares of the split add up to {total:g}; the maximum is 1")
+        if self.split_by and not self.split:
+            raise UsageError("split_by requires a split")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishJobResult:
+    """One dataset that a job published."""
+
+    name: str
+    """The name of the dataset."""
+    location: str
+    """Its path or URL, or the daemons that received shards, separated by commas."""
+    version: int | None
+    """Its version; None for daemons, which number their versions themselves."""
+    rows: int
+    """The number of rows that the job published."""
+    shards: int
+    """The number of shards that the job published."""
+    nbytes: int
+    """The size of these shards in bytes. With daemons, it includes replicas."""
+
+
+def is_control_uri(destination: str) -> bool:
+    """Return whether a destination is the URI of a control plane."""
+    return destination.partition(":")[0].lower().startswith("grpc")
+
+
+_HASH_BUCKETS = 1_000_000
+"""The resolution of a split: shares are multiples of a millionth."""
+_UNHASHABLE_TYPES = ("map<", "variant", "geometry", "geography")
+
+
+def select_rows(spark: SparkSession, frame: DataFrame, job: PublishJob) -> DataFrame:
+    """Return the rows and columns that the job's filter, select and casts describe.
+
+    Raises
+    ------
+    UsageError
+        If a cast names a column that does not exist.
+    """
+    if job.filter:
+        frame = frame.where(job.filter)
+    if job.select:
+        frame = spark.sql(f"SELECT {job.select} FROM {{frame}}", frame=frame)
+    for name, type_name in job.cast.items():
+        (column,) = _columns(frame, [name])
+        frame = frame.withColumn(name, column.cast(type_name))
+    return frame
+
+
+def split_rows(frame: DataFrame, job: PublishJob) -> Iterator[tuple[str, DataFrame]]:
+    """Yield the name and the rows of each dataset: one per share, or a single one.
+
+    A hash of the `split_by` columns decides on the share of a row, so equal rows never fall into
+    different shares, and each run of the job splits in the same way.
+    """
+    if not job.split:
+        yield job.name, frame
+        return
+    keys = _columns(frame, job.split_by) if job.split_by else _hashable_columns(frame)
+    bucket = sf.pmod(sf.xxhash64(sf.lit("split"), *keys), sf.lit(_HASH_BUCKETS))
+    for share, (begin, end) in _bucket_ranges(job.split).items():
+        yield f"{job.name}-{share}", frame.where((bucket >= begin) & (bucket < end))
+
+
+def _bucket_ranges(shares: Mapping[str, float]) -> dict[str, tuple[int, int]]:
+    """Return the half-open range of hash buckets of each share."""
+    ranges: dict[str, tuple[int, int]] = {}
+    begin = 0.0
+    for share, fraction in shares.items():
+        end = begin + fraction
+        ranges[share] = round(begin * _HASH_BUCKETS), round(end * _HASH_BUCKETS)
+        begin = end
+    return ranges
+
+
+def order_rows(frame: DataFrame, job: PublishJob) -> DataFrame:
+    """Return the rows sorted or shuffled, in as many partitions as the job asks for."""
+    keys = _sort_keys(frame, job)
+    if job.repartition is None:
+        return frame.orderBy(*keys) if keys else frame
+    if not keys:
+        return frame.repartition(job.repartition)
+    return frame.repartitionByRange(job.repartition, *keys).sortWithinPartitions(*keys)
+
+
+def _sort_keys(frame: DataFrame, job: PublishJob) -> list[Column]:
+    if job.sort:
+        columns = _columns(frame, [name.removeprefix("-") for name in job.sort])
+        return [
+            column.desc() if name.startswith("-") else column.asc()
+            for name, column in zip(job.sort, columns, strict=True)
+        ]
+    if job.shuffle_seed is not None:
+        return [sf.xxhash64(sf.lit(job.shuffle_seed), *_hashable_columns(frame))]
+    return []
+
+
+def _columns(frame: DataFrame, names: Sequence[str]) -> list[Column]:
+    for name in names:
+        if name not in frame.columns:
+            raise UsageError(f"no column {name!r}; the columns are {', '.join(frame.columns)}")
+    return [frame[f"`{name}`"] for name in names]
+
+
+def _hashable_columns(frame: DataFrame) -> list[Column]:
+    names = [field.name for field in frame.schema.fields if _is_hashable(field.dataType)]
+    if not names:
+        raise UsageError(
+            "Spark cannot hash any of the columns; select other columns, or do not split or shuffle"
+        )
+    return _columns(frame, names)
+
+
+def _is_hashable(data_type: st.DataType) -> bool:
+    name = data_type.simpleString()
+    return not any(unhashable in name for unhashable in _UNHASHABLE_TYPES)
+
+
+def publish_to_folder(
+    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
+) -> PublishJobResult:
+    """Publish rows as the next version of a dataset in a folder or an object store.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        The rows.
+    name : str
+        The name of the dataset: the name of its folder below the destination.
+    job : PublishJob
+        The settings.
+    job_id : str
+        The identifier of the publication. A version that has it already is returned as the
+        result; nothing is published then.
+    progress : callable, optional
+        Not called: Spark shows the tasks.
+
+    Raises
+    ------
+    DatasetError
+        If the dataset exists and the mode is ``error``, or the dataset cannot be written.
+    """
+    del progress
+    location = f"{job.to[0].rstrip('/')}/{name}"
+    store = VersionStore(location)
+    # An identifier that was generated for this run cannot have a version yet.
+    manifest = _version_of_job(store, job_id) if job.job_id else None
+    if manifest is None and job.mode in ("error", "ignore"):
+        manifest = store.load()
+        if manifest is not None and job.mode == "error":
+            raise DatasetError(
+                f"{location} exists, in version {manifest.version}; "
+                "use the mode 'append' or 'overwrite'"
+            )
+    if manifest is None:
+        _write(frame, location, job, job_id, overwrite=job.mode == "overwrite")
+        manifest = _version_of_job(store, job_id)
+    if manifest is None:
+        raise DatasetError(
+            f"{location}: the version of the job {job_id} was removed right after it was published"
+        )
+    return _result(name, location, manifest)
+
+
+def publish_to_daemons(
+    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
+) -> PublishJobResult:
+    """Write rows to shards in the staging folder, and upload these to daemons.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        The rows.
+    name : str
+        The name of the dataset at the daemons.
+    job : PublishJob
+        The settings.
+    job_id : str
+        The identifier of the publication.
+    progress : callable, optional
+        Called with the number of uploaded shards after each upload.
+
+    Raises
+    ------
+    DatasetError
+        If the shards cannot be written, or a daemon does not commit them.
+    """
+    with _staging_folder(job) as folder:
+        location = f"{folder}/{job_id}/{name}"
+        _write(frame, location, job, job_id, overwrite=True)
+        result = publish_folder(
+            location,
+            name,
+            list(job.to),
+            replicas=job.replicas,
+            mode=job.mode,
+            token=job.token,
+            tls=job.tls,
+            progress=_count_uploads(name, location, job.replicas, progress),
+        )
+    nbytes = sum(published.bytes for published in result.daemons.values())
+    daemons = ",".join(result.daemons)
+    return PublishJobResult(name, daemons, None, result.rows, result.shards, nbytes)
+
+
+def _count_uploads(
+    name: str, location: str, replicas: int, progress: Progress | None
+) -> ShardProgress | None:
+    """Return a callback that counts the uploaded copies of the shards at a location."""
+    manifest = VersionStore(location).load()
+    if progress is None or manifest is None:
+        return None
+    counter, total = count(1), len(manifest.shards) * replicas
+    return lambda _: progress(f"{name}: {next(counter)} of {total} shards uploaded")
+
+
+@contextmanager
+def _staging_folder(job: PublishJob) -> Generator[str]:
+    if job.staging is not None:
+        yield job.staging.rstrip("/")
+        return
+    with tempfile.TemporaryDirectory(prefix="splitarrow-publish-") as folder:
+        yield folder
+
+
+def _write(
+    frame: DataFrame, location: str, job: PublishJob, job_id: str, *, overwrite: bool
+) -> None:
+    options: dict[str, Any] = {
+        "rows_per_shard": job.rows_per_shard,
+        "bytes_per_shard": job.bytes_per_shard,
+        "compression": job.compression,
+        "dictionary": job.dictionary,
+        "job_id": job_id,
+    }
+    writer = frame.write.format("splitarrow").mode("overwrite" if overwrite else "append")
+    for name, value in options.items():
+        if value is not None:
+            writer = writer.option(name, value)
+    writer.save(location)
+
+
+def _version_of_job(store: VersionStore, job_id: str) -> Manifest | None:
+    for version in reversed(store.list_versions()):
+        manifest = store.load(version)
+        if manifest is not None and manifest.job == job_id:
+            return manifest
+    return None
+
+
+def _result(name: str, location: str, manifest: Manifest) -> PublishJobResult:
+    folder = f"{format_data_folder(manifest.job)}/"
+    own = [shard for shard in manifest.shards if shard.path.startswith(folder)]
+    return PublishJobResult(
+        name,
+        location,
+        manifest.version,
+        rows=sum(shard.rows for shard in own),
+        shards=len(own),
+        nbytes=sum(shard.nbytes for shard in own),
+    )
+
+
+def publish(
+    spark: SparkSession, job: PublishJob, progress: Progress | None = None
+) -> list[PublishJobResult]:
+    """Read a source, prepare its rows, and publish them as one dataset, or one per share.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        A session in which the data source is registered, such as that of `session`.
+    job : PublishJob
+        The settings.
+    progress : callable, optional
+        Called with the name of each dataset before it is published, and with its name and the
+        number of uploaded shards after each upload to a daemon.
+
+    Returns
+    -------
+    list of PublishJobResult
+        The published datasets.
+
+    Raises
+    ------
+    UsageError
+        If a setting names a column that does not exist, or an expression is malformed.
+    DatasetError
+        If the source cannot be read, a value does not fit its type, or a dataset cannot be
+        written.
+    """
+    job_id = job.job_id or uuid.uuid4().hex
+    publish_dataset = publish_to_daemons if job.targets_daemons else publish_to_folder
+    results: list[PublishJobResult] = []
+    with translate_errors(job.source):
+        source = read_source(spark, job.source, job.format)
+        frame = select_rows(spark, source, job)
+        if job.dictionary == "auto":
+            job = replace(job, dictionary=",".join(dictionary_columns(frame)) or "none")
+        with batch_limits(spark, source):
+            for name, rows in split_rows(frame, job):
+                if progress is not None:
+                    progress(name)
+                ordered = order_rows(rows, job)
+                results.append(publish_dataset(ordered, name, job, job_id, progress))
+    return results

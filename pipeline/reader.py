@@ -1,0 +1,560 @@
+"""Reading datasets: the driver plans one task per shard of one version, and each reads its own.
+
+Three callers share the tasks: the reader of batch queries, the reader of streaming queries, which
+reads each row of each new version once, and `read`, which reads record batches with
+``mapInArrow``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import datasource as ds
+from pyspark.sql import types as st
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from ..client.connect import AnyClient, connect
+from ..client.rpc.info import DatasetInfo
+from ..client.stream.filters import serialize_filter
+from ..errors import UsageError, remote_error
+from ..protocol.request import Request
+from ..transport.tls_options import TlsOptions
+from .casting import Caster
+from .filters import PushedFilter, combine_filters, referenced_columns, translate_filter
+from .options import TLS_OPTIONS, Options
+from .types import arrow_schema, check_readable, spark_schema
+from .workers import Portable, check_workers, use_worker_python
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDataset:
+    """A dataset, where it is served, and the settings for reading it. Every task gets a copy."""
+
+    uri: str
+    """The URI of the control plane, or several URIs separated by commas."""
+    name: str
+    """The name of the dataset."""
+    token: str | None = field(default=None, repr=False)
+    """The token that authenticates the reader; None sends no token."""
+    tls: TlsOptions | None = None
+    """The TLS settings; None takes them from the environment."""
+    transport: str = "auto"
+    """The transport of the data. ``auto`` prefers shared memory on the daemon's host."""
+    connect_timeout: float = 10.0
+    """The longest time to connect, in seconds."""
+    stall_timeout: float = 30.0
+    """The longest time without data from a daemon, in seconds."""
+    window_bytes: int = 32 << 20
+    """The number of bytes that each task prefetches; 0 disables prefetching."""
+
+    @classmethod
+    def from_options(cls, options: Options) -> RemoteDataset:
+        """Return the dataset that the options of a reader name.
+
+        Raises
+        ------
+        UsageError
+            If an option is missing or has a wrong value.
+        """
+        settings: dict[str, Any] = {
+            "token": options.token(),
+            "tls": options.tls(),
+            "transport": options.text("transport"),
+            "connect_timeout": options.seconds("connect_timeout"),
+            "stall_timeout": options.seconds("stall_timeout"),
+            "window_bytes": options.nbytes("window_bytes"),
+        }
+        return cls(
+            options.require("uri", "grpc://host:8815"),
+            options.text("path") or options.require("dataset", "flights"),
+            **{name: value for name, value in settings.items() if value is not None},
+        )
+
+    def connect(self) -> AnyClient:
+        """Connect to the control plane. Raises the errors of `splitarrow.connect`."""
+        return connect(self.uri, self.token, tls=self.tls, connect_timeout=self.connect_timeout)
+
+    def info(self, version: str | None = None) -> DatasetInfo:
+        """Return the control plane's description of the dataset.
+
+        Parameters
+        ----------
+        version : str, optional
+            The version to describe. The default is the current version.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if the daemon no longer has the version.
+        """
+        with self.connect() as client:
+            return client.describe(Request(self.name, version=version or None))
+
+
+_MAX_SLICE_BYTES = 16 << 20
+"""The maximum size of a batch for Spark, in bytes. Spark copies each batch once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """The shards of one version that one Spark task reads."""
+
+    version: str
+    """The version, as the control plane names it; empty for an unversioned dataset."""
+    shards: tuple[int, ...] | None
+    """The ordinals of the shards; None reads all rows."""
+    limit: int | None = None
+    """The maximum number of rows; None reads all of them."""
+
+
+def plan_read(
+    info: DatasetInfo, shards: Sequence[int], shards_per_task: int, limit: int | None
+) -> list[ReadTask]:
+    """Divide shards among read tasks.
+
+    Parameters
+    ----------
+    info : DatasetInfo
+        The control plane's description of the version to read.
+    shards : sequence of int
+        The ordinals of the shards to read.
+    shards_per_task : int
+        The maximum number of shards of a task.
+    limit : int or None
+        The maximum number of rows of the whole read. With a limit, a single task reads the
+        dataset in order.
+    """
+    if limit is not None:
+        return [ReadTask(info.version, None, limit)]
+    if len(info.endpoints) == 1 and shards:
+        return [ReadTask(info.version, None)]
+    return [
+        ReadTask(info.version, tuple(shards[start : start + shards_per_task]))
+        for start in range(0, len(shards), shards_per_task)
+    ]
+
+
+def shard_ordinals(info: DatasetInfo) -> list[int]:
+    """Return the ordinals of a dataset's shards: by default their positions."""
+    return [
+        position if endpoint.ordinal is None else endpoint.ordinal
+        for position, endpoint in enumerate(info.endpoints)
+    ]
+
+
+def read_batches(
+    dataset: RemoteDataset, task: ReadTask, filter: PushedFilter | None, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a read task with the schema that Spark expects.
+
+    Parameters
+    ----------
+    dataset : RemoteDataset
+        The dataset.
+    task : ReadTask
+        The shards to read.
+    filter : PushedFilter or None
+        The filter that the daemon applies; None reads all rows.
+    schema : pyarrow.Schema
+        The columns to read, and the types to cast them to.
+
+    Raises
+    ------
+    SplitArrowError
+        If the data cannot be read to its end, or a value does not fit its type.
+    """
+    with (
+        dataset.connect() as client,
+        client.read(
+            dataset.name,
+            columns=schema.names or None,
+            filter=filter,
+            limit=task.limit,
+            transport=dataset.transport,
+            connect_timeout=dataset.connect_timeout,
+            stall_timeout=dataset.stall_timeout,
+            prefetch_bytes=dataset.window_bytes,
+            window_bytes=max(1, dataset.window_bytes),
+            parallel=2,
+            shards=task.shards,
+            version=task.version or None,
+        ) as stream,
+    ):
+        caster = Caster(stream.schema, schema)
+        for batch in stream:
+            for part in slice_batch(batch):
+                yield caster.cast(part)
+
+
+def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield slices of about 16 MiB or less. An empty batch yields none."""
+    rows = batch.num_rows
+    if not rows:
+        return
+    count = -(-batch.nbytes // _MAX_SLICE_BYTES) or 1
+    slice_rows = -(-rows // count)
+    for start in range(0, rows, slice_rows):
+        yield batch if slice_rows >= rows else batch.slice(start, slice_rows)
+
+
+READ_OPTIONS = (
+    "uri",
+    "dataset",
+    "columns",
+    "limit",
+    "version",
+    "transport",
+    "shards_per_partition",
+    "pushdown",
+    "filter",
+    "window_bytes",
+    "connect_timeout",
+    "stall_timeout",
+    "token",
+    *TLS_OPTIONS,
+    "path",
+    "reader",
+    "memory_limit",
+    "folder",
+)
+"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
+
+The last three are those of the reader in the JVM.
+"""
+READERS = ("auto", "jvm", "python")
+"""The values of the option ``reader``."""
+
+_PUSHDOWN_IS_SAFE = hasattr(ds.DataSourceReader, "pushLimit")
+"""Whether Spark keeps the pushed filters of a query apart from other queries of the DataFrame.
+
+Up to version 4.3 the other queries apply those filters as well, and miss rows.
+"""
+
+
+class ReadPartition(ds.InputPartition):
+    """A read task as a partition of Spark."""
+
+    def __init__(self, task: ReadTask) -> None:
+        super().__init__(task)
+
+
+class DatasetReader(Portable, ds.DataSourceReader):
+    """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
+
+    Parameters
+    ----------
+    options : Options
+        The options of ``spark.read``.
+    schema : pyspark.sql.types.StructType
+        The columns to read.
+    version : str or None
+        The version to read if the options name none; None reads the current version.
+    """
+
+    def __init__(self, options: Options, schema: st.StructType, version: str | None) -> None:
+        check_readable(schema)
+        self._dataset = RemoteDataset.from_options(options)
+        self._schema = arrow_schema(schema)
+        self._version = options.text("version") or version
+        self._limit = options.count("limit", minimum=0)
+        self._shards_per_task = options.count("shards_per_partition") or 1
+        self._pushdown = options.flag("pushdown", _PUSHDOWN_IS_SAFE)
+        filter_text = options.text("filter")
+        self._filter = None if filter_text is None else PushedFilter.from_text(filter_text)
+        # PySpark refuses a reader that overrides this method while pushdown is disabled. Such a
+        # session must work too: the reader returns all rows, and Spark filters them.
+        self.pushFilters: Any = _FilterPushdown(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the tasks need: they push no filters."""
+        return {name: value for name, value in self.__dict__.items() if name != "pushFilters"}
+
+    def push_filters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
+        """Accept the filters that the daemon can apply, and return the others."""
+        if not self._pushdown or self._limit is not None or self._filter is not None:
+            return filters
+        accepted: list[tuple[Any, list[str]]] = []
+        rejected: list[ds.Filter] = []
+        for candidate in filters:
+            expression = translate_filter(candidate, self._schema)
+            if expression is None:
+                rejected.append(candidate)
+            else:
+                accepted.append((expression, referenced_columns(candidate)))
+        if accepted:
+            self._filter = combine_filters(accepted, self._schema)
+        return rejected
+
+    def partitions(self) -> Sequence[ds.InputPartition]:
+        """Return one partition per ``shards_per_partition`` shards."""
+        info = self._dataset.info(self._version)
+        tasks = plan_read(info, shard_ordinals(info), self._shards_per_task, self._limit)
+        return [ReadPartition(task) for task in tasks]
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        if not isinstance(partition, ReadPartition):
+            return iter(())  # the placeholder of PySpark for a read without partitions
+        return read_batches(self._dataset, partition.value, self._filter, self._schema)
+
+
+class _FilterPushdown:
+    """The method ``pushFilters`` of a reader, in a form that PySpark takes for the inherited one.
+
+    PySpark compares ``reader.pushFilters.__func__`` with the function of the base class.
+    """
+
+    def __init__(self, reader: DatasetReader) -> None:
+        self.__func__ = ds.DataSourceReader.pushFilters
+        self._reader = reader
+
+    def __call__(self, filters: list[ds.Filter]) -> list[ds.Filter]:
+        return self._reader.push_filters(filters)
+
+
+def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
+    """Return the Spark schema of a dataset.
+
+    Parameters
+    ----------
+    info : DatasetInfo
+        The control plane's description of the dataset.
+    columns : sequence of str, optional
+        The columns to select, in order. The default is all columns.
+
+    Raises
+    ------
+    UsageError
+        If the dataset has no such column.
+    InvalidDataError
+        If a column has a type that Spark cannot hold.
+    """
+    schema = info.schema
+    if columns is not None:
+        missing = [name for name in columns if name not in schema.names]
+        if missing:
+            raise UsageError(
+                f"dataset {info.name!r} has no column {missing[0]!r}; "
+                f"its columns are {', '.join(schema.names)}"
+            )
+        schema = pa.schema([schema.field(name) for name in columns])
+    return spark_schema(schema)
+
+
+Offset = dict[str, Any]
+"""The keys ``shards`` (count), ``digest`` (of these shards, hex) and ``version``.
+
+Checkpoints contain offsets as JSON.
+"""
+_INITIAL_OFFSET: Offset = {"shards": 0, "digest": "", "version": ""}
+
+
+class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Finds new versions on the driver, and reads their new shards in the tasks.
+
+    Parameters
+    ----------
+    options : Options
+        The options of ``spark.readStream``.
+    schema : pyspark.sql.types.StructType
+        The columns to read.
+
+    Raises
+    ------
+    UsageError
+        If the options contain a limit, a filter or a version, or one has a wrong value.
+    """
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        check_readable(schema)
+        for name in ("limit", "filter", "version"):
+            if options.text(name):
+                raise UsageError(f"a streaming read does not support the option {name!r}")
+        self._dataset = RemoteDataset.from_options(options)
+        self._schema = arrow_schema(schema)
+        self._shards_per_task = options.count("shards_per_partition") or 1
+        self._final_offset: Offset | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the current version as the last one that this query reads."""
+        self._final_offset = end_offset(self._dataset.info())
+
+    def initialOffset(self) -> Offset:
+        """Return the offset before the first row."""
+        return _INITIAL_OFFSET
+
+    def latestOffset(self, start: Offset, limit: Any) -> Offset:
+        """Return the offset after the last row of the current version."""
+        del start, limit  # a micro-batch reads everything that is new
+        return self._final_offset or end_offset(self._dataset.info())
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
+        """Return partitions for the shards between two offsets.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if the dataset was overwritten and the daemon no
+            longer has the version of `end`.
+        """
+        if start["digest"] == end["digest"] and start["shards"] == end["shards"]:
+            return []
+        info = self._dataset.info()
+        if not has_prefix(info, end):
+            info = self._dataset.info(end["version"])
+        if not has_prefix(info, end):
+            raise remote_error(
+                "FAILED_PRECONDITION",
+                f"dataset {info.name!r} was overwritten before the query read its version "
+                f"{end['version']}; start the query again with a new checkpoint",
+                stream=info.name,
+            )
+        shards = shard_ordinals(info)[: end["shards"]]
+        if has_prefix(info, start):
+            shards = shards[start["shards"] :]
+        return [
+            ReadPartition(task) for task in plan_read(info, shards, self._shards_per_task, None)
+        ]
+
+    def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        return read_batches(self._dataset, partition.value, None, self._schema)
+
+
+def end_offset(info: DatasetInfo) -> Offset:
+    """Return the offset after the last row of a version."""
+    shards = len(info.endpoints)
+    return {"shards": shards, "digest": _shards_digest(info, shards), "version": info.version}
+
+
+def has_prefix(info: DatasetInfo, offset: Offset) -> bool:
+    """Return whether a version begins with the shards that an offset covers."""
+    shards: int = offset["shards"]
+    if not shards:
+        return True
+    return shards <= len(info.endpoints) and _shards_digest(info, shards) == offset["digest"]
+
+
+def _shards_digest(info: DatasetInfo, shards: int) -> str:
+    """Return a digest of the first `shards` shards of a version, or an empty string for 0.
+
+    Raises
+    ------
+    UsageError
+        If the daemon does not report the checksums of the shards: the dataset is not published.
+    """
+    if not shards:
+        return ""
+    digest = hashlib.sha256()
+    for endpoint in info.endpoints[:shards]:
+        if not endpoint.sha256:
+            raise UsageError(
+                f"dataset {info.name!r} is not a published dataset; a streaming read needs versions"
+            )
+        digest.update(endpoint.sha256.encode())
+    return digest.hexdigest()
+
+
+_ARGUMENTS = ("columns", "filter", "folder", "limit", "memory_limit", "path", "pushdown", "reader")
+"""The options of ``spark.read`` that are arguments here, or have no meaning."""
+
+
+def read(
+    spark: SparkSession,
+    uri: str | Sequence[str],
+    dataset: str,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: Any = None,
+    limit: int | None = None,
+    **options: str | int | float,
+) -> DataFrame:
+    """Return the rows of a dataset as a DataFrame, with the types of the data source.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        The session.
+    uri : str or sequence of str
+        The control plane, or several.
+    dataset : str
+        The name of the dataset.
+    columns : sequence of str, optional
+        The columns to read, in order. The default is all columns.
+    filter : str, tuples, or expression, optional
+        The condition on the rows, as `splitarrow.Client.read` takes it. The daemon applies it.
+    limit : int, optional
+        The largest number of rows; one task reads them.
+    **options
+        Other options of ``spark.read.format("splitarrow")``, such as ``version``, ``transport``,
+        ``shards_per_partition`` and ``token``.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        One partition per ``shards_per_partition`` shards. The frame keeps the version that is
+        current now.
+
+    Raises
+    ------
+    UsageError
+        If an option has a wrong value, the dataset has no such column, or the filter does not
+        fit it.
+    InvalidDataError
+        If Spark cannot hold a column.
+    ConfigError
+        If the interpreter on an executor lacks a package.
+    """
+    uris = uri if isinstance(uri, str) else ",".join(uri)
+    values = {"uri": uris, "dataset": dataset, **{name: str(v) for name, v in options.items()}}
+    settings = Options(values, [name for name in READ_OPTIONS if name not in _ARGUMENTS])
+    remote = RemoteDataset.from_options(settings)
+    info = remote.info(settings.text("version"))
+    schema = dataset_schema(info, columns)
+    check_readable(schema)
+    pushed = None
+    if filter is not None:
+        pushed = PushedFilter.from_text(serialize_filter(dataset, info.schema, filter))
+    shards_per_task = settings.count("shards_per_partition") or 1
+    tasks = plan_read(info, shard_ordinals(info), shards_per_task, limit)
+    if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
+        use_worker_python(spark)
+        check_workers(spark)
+    parts = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    reader = PartReader(remote, tuple(tasks), pushed, arrow_schema(schema))
+    return parts.mapInArrow(_make_function(reader), schema)
+
+
+@dataclass
+class PartReader(Portable):
+    """The parts, of which each task reads those whose numbers it gets."""
+
+    dataset: RemoteDataset
+    tasks: tuple[ReadTask, ...]
+    filter: PushedFilter | None
+    schema: pa.Schema
+
+    def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the parts whose numbers are in the first column of the batches."""
+        for batch in numbers:
+            numbers_of_batch: Any = batch.column(0).to_pylist()
+            for number in numbers_of_batch:
+                yield from read_batches(self.dataset, self.tasks[number], self.filter, self.schema)
+
+
+def _make_function(
+    reader: PartReader,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for ``mapInArrow``. It is pickled by value, since it is nested."""
+
+    def read_parts(numbers: Any) -> Any:
+        return reader.read(numbers)
+
+    return read_parts

@@ -1,0 +1,248 @@
+"""Writing shards: a task turns its record batches into staged shard files.
+
+A staged shard is invisible to readers until the driver commits it. A task holds about two record
+batches in memory, whatever the size of the shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import DatasetError
+from ..formats.arrow.aligned import AlignedFileWriter
+from ..publication.column_ranges import RangeTracker
+from ..publication.layout import format_data_folder, format_shard_name, format_staging_folder
+from ..publication.manifest import ShardEntry
+from ..publication.version_store import VersionStore
+from .casting import Caster
+from .dictionaries import DictionaryEncoder
+
+TARGET_BATCH_BYTES = 4 << 20
+"""The approximate size of the record batches of a shard, in bytes."""
+_FILE_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """The settings of a write. The driver plans it, and every task gets a copy."""
+
+    location: str
+    """The dataset: a path, or the URL of an object store."""
+    job_id: str
+    """The identifier of the job. The dataset gets one version per identifier."""
+    schema: pa.Schema
+    """The schema of the rows, before dictionary encoding."""
+    rows_per_shard: int | None = None
+    """The number of rows after which a new shard begins; None sets no limit."""
+    bytes_per_shard: int | None = None
+    """The file size in bytes after which a new shard begins; None sets no limit."""
+    compression: str | None = None
+    """``lz4``, ``zstd`` or None."""
+    dictionary: tuple[str, ...] = ()
+    """The names of the columns to dictionary-encode."""
+
+    @property
+    def shard_schema(self) -> pa.Schema:
+        """The schema of the shards, after dictionary encoding."""
+        return DictionaryEncoder(self.schema, self.dictionary).schema
+
+
+def write_shards(
+    job: WriteJob, attempt: str, batches: Iterable[pa.RecordBatch]
+) -> list[ShardEntry]:
+    """Write the rows of a task to staged shards.
+
+    Parameters
+    ----------
+    job : WriteJob
+        The settings of the write.
+    attempt : str
+        The identifier of this attempt of the task, unique within the job. File names begin with
+        it, so that attempts of one task do not overwrite each other's files.
+    batches : iterable of pyarrow.RecordBatch
+        The rows.
+
+    Returns
+    -------
+    list of ShardEntry
+        The shards in the order of the rows, without ordinals. Empty if there are no rows.
+
+    Raises
+    ------
+    DatasetError
+        If the dataset cannot be written, or the job's staging folder does not exist; see
+        `VersionStore.create_staging`.
+    InvalidDataError
+        If a value does not fit the schema.
+    """
+    store = VersionStore(job.location)
+    try:
+        with _scratch_folder(store, job.job_id) as folder:
+            shards = _ShardSequence(job, attempt, store, folder)
+            try:
+                for batch in _cast(_coalesce(batches, job.rows_per_shard), job.schema):
+                    shards.add(batch)
+                shards.stage()
+            finally:
+                shards.discard()
+    except OSError as error:
+        raise DatasetError(f"cannot write shards to {job.location}: {error.strerror}") from None
+    return shards.staged
+
+
+class _ShardSequence:
+    """The shards of one task. At most one is open."""
+
+    def __init__(self, job: WriteJob, attempt: str, store: VersionStore, folder: Path) -> None:
+        self._job = job
+        self._attempt = attempt
+        self._store = store
+        self._folder = folder
+        self._open: _ShardFile | None = None
+        self.staged: list[ShardEntry] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write a batch. Where a shard becomes full, stage it and begin the next one."""
+        begin = 0
+        while begin < batch.num_rows:
+            if self._open is None:
+                self._open = _ShardFile(self._job, self._folder / f"{self._stem}.part")
+            rows = batch.slice(begin, self._open.remaining_rows)
+            self._open.add(rows)
+            begin += rows.num_rows
+            if self._open.is_full:
+                self.stage()
+
+    def stage(self) -> None:
+        """Stage the open shard, if there is one."""
+        if self._open is not None:
+            self.staged.append(self._open.stage(self._store, f"{self._stem}.arrow"))
+            self._open = None
+
+    def discard(self) -> None:
+        """Delete the open shard, if there is one."""
+        if self._open is not None:
+            self._open.discard()
+
+    @property
+    def _stem(self) -> str:
+        return f"{self._attempt}-{len(self.staged):05}"
+
+
+class _ShardFile:
+    """A shard that is being written to a local file."""
+
+    def __init__(self, job: WriteJob, path: Path) -> None:
+        self._job = job
+        self._path = path
+        self._dictionaries = DictionaryEncoder(job.schema, job.dictionary)
+        self._format = AlignedFileWriter(self._dictionaries.schema, job.compression)
+        self._ranges = RangeTracker(job.schema)
+        self._digest = hashlib.sha256()
+        self._rows = 0
+        self._file = path.open("xb", buffering=_FILE_BUFFER_BYTES)
+        self._write(self._format.begin())
+
+    @property
+    def is_full(self) -> bool:
+        max_rows, max_bytes = self._job.rows_per_shard, self._job.bytes_per_shard
+        return (max_rows is not None and self._rows >= max_rows) or (
+            max_bytes is not None and self._format.position >= max_bytes
+        )
+
+    @property
+    def remaining_rows(self) -> int | None:
+        max_rows = self._job.rows_per_shard
+        return None if max_rows is None else max_rows - self._rows
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._ranges.add(batch)
+        self._write(self._format.add(self._dictionaries.encode(batch)))
+        self._rows += batch.num_rows
+
+    def stage(self, store: VersionStore, name: str) -> ShardEntry:
+        """Finish the file, and move or upload it to the staging folder of the job."""
+        self._write(self._format.end())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        sha256, job_id = self._digest.hexdigest(), self._job.job_id
+        name = format_shard_name(name, sha256)
+        store.storage.put(f"{format_staging_folder(job_id)}/{name}", self._path)
+        nbytes, ranges = self._format.position, self._ranges.ranges()
+        return ShardEntry(
+            f"{format_data_folder(job_id)}/{name}", self._rows, nbytes, sha256, ranges
+        )
+
+    def discard(self) -> None:
+        self._file.close()
+        with suppress(OSError):
+            self._path.unlink()
+
+    def _write(self, buffers: Sequence[Any]) -> None:
+        for buffer in buffers:
+            self._digest.update(buffer)
+            self._file.write(buffer)
+
+
+@contextmanager
+def _scratch_folder(store: VersionStore, job_id: str) -> Generator[Path]:
+    """Yield a local folder for open shards: the staging folder itself, if it is local.
+
+    A task does not create the staging folder: one that still runs after its job was aborted
+    would leave a new one behind.
+    """
+    root = store.storage.folder
+    if root is None:
+        with TemporaryDirectory(prefix="splitarrow-shards-") as temporary:
+            yield Path(temporary)
+        return
+    staging = root / format_staging_folder(job_id)
+    if not staging.is_dir():
+        raise DatasetError(
+            f"{staging} does not exist: either the job was aborted, or this machine does not "
+            "share the folder with the driver"
+        )
+    yield staging
+
+
+def _cast(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Cast batches to a schema."""
+    caster: Caster | None = None
+    for batch in batches:
+        caster = caster or Caster(batch.schema, schema)
+        yield caster.cast(batch)
+
+
+def _coalesce(batches: Iterable[pa.RecordBatch], max_rows: int | None) -> Iterator[pa.RecordBatch]:
+    """Concatenate small batches to about `TARGET_BATCH_BYTES` bytes or `max_rows` rows.
+
+    Spark passes batches of few rows, so whatever happens to each one of them takes much time.
+    """
+    pending: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        pending.append(batch)
+        rows += batch.num_rows
+        nbytes += batch.get_total_buffer_size()
+        if nbytes >= TARGET_BATCH_BYTES or (max_rows is not None and rows >= max_rows):
+            yield _concatenate(pending)
+            pending, rows, nbytes = [], 0, 0
+    if pending:
+        yield _concatenate(pending)
+
+
+def _concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    arrow: Any = pa  # the stubs lack this function
+    return batches[0] if len(batches) == 1 else arrow.concat_batches(batches)

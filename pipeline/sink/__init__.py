@@ -1,1 +1,0 @@
-"""The sink: writing shards in the tasks, and committing them on the driver."""

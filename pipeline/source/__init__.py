@@ -1,1 +1,0 @@
-"""The data source: planning a read on the driver, and reading in the tasks."""

@@ -1,1 +1,0 @@
-"""Starting Spark: Java, the session and its settings."""

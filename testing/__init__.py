@@ -1,7 +1,0 @@
-"""Run a real daemon in a test."""
-
-from __future__ import annotations
-
-from .daemon import Daemon
-
-__all__ = ["Daemon"]

@@ -1,1 +1,0 @@
-"""The scheme ``tcp+tls``: the frames of ``tcp`` over TLS 1.3."""
