@@ -29,12 +29,13 @@ from ..auth.principal import ANYONE, Permission, Principal
 from ..logs import get_logger
 from ..report import StreamReport, is_operator
 from .address import HostNames
-from .connections import HAS_CERTIFICATE
 from .exposition import render_metrics
 from .history import History
 from .page import Page, StreamChoice
 from .service import Service
 
+HAS_CERTIFICATE = "has_certificate"
+"""The key in the state of a request: whether the client has a certificate that was verified."""
 _MAX_FORM_BYTES = 4096
 _MAX_THREADS = 8
 """The requests that are answered at a time. The others wait."""

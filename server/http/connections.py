@@ -7,6 +7,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .application import HAS_CERTIFICATE
+
 MAX_CONNECTIONS = 64
 """The number of connections. Further ones are closed at once."""
 REQUEST_SECONDS = 10.0
@@ -15,8 +17,6 @@ KEEP_ALIVE_SECONDS = 75.0
 """The time after which a connection without a request is closed, in seconds."""
 RESPONSE_SECONDS = 60.0
 """The time for a response to be made and taken by the client, in seconds."""
-HAS_CERTIFICATE = "has_certificate"
-"""The key in the state of a request: whether the client has a certificate that was verified."""
 _CHECK_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 """The time for a client to close its end of a connection, in seconds."""

@@ -14,7 +14,7 @@ from opentelemetry.trace import (
     SpanKind,
     Status,
     StatusCode,
-    Tracer,
+    Tracer as OpenTelemetryTracer,
     format_trace_id,
     set_span_in_context,
 )
@@ -31,7 +31,7 @@ class _BoundSpan:
 
     Parameters
     ----------
-    tracer : Tracer
+    tracer : OpenTelemetryTracer
         Starts the spans below it.
     span : Span
         The span.
@@ -39,7 +39,7 @@ class _BoundSpan:
         The address of the client.
     """
 
-    def __init__(self, tracer: Tracer, span: Span, peer: str) -> None:
+    def __init__(self, tracer: OpenTelemetryTracer, span: Span, peer: str) -> None:
         self._tracer = tracer
         self._span = span
         self._context = set_span_in_context(span, Context())
@@ -71,7 +71,7 @@ class _BoundSpan:
 class CallSpan(_BoundSpan):
     """The span of a call of the control plane; see `Tracer.call`."""
 
-    def __init__(self, tracer: Tracer, span: Span, method: str, peer: str) -> None:
+    def __init__(self, tracer: OpenTelemetryTracer, span: Span, method: str, peer: str) -> None:
         super().__init__(tracer, span, peer)
         span.set_attribute("rpc.system.name", "grpc")
         span.set_attribute("rpc.method", method)
@@ -102,7 +102,7 @@ class StreamSpan(_BoundSpan):
 
     Parameters
     ----------
-    tracer : Tracer
+    tracer : OpenTelemetryTracer
         Starts the spans.
     parent : Context
         The span above it.
@@ -115,7 +115,12 @@ class StreamSpan(_BoundSpan):
     """
 
     def __init__(
-        self, tracer: Tracer, parent: Context, transport: str, peer: str, kind: SpanKind
+        self,
+        tracer: OpenTelemetryTracer,
+        parent: Context,
+        transport: str,
+        peer: str,
+        kind: SpanKind,
     ) -> None:
         attributes = {"splitarrow.transport": transport}
         self._started = time.time_ns()
