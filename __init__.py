@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .formats.arrow.tensors.sparse_tensor import SparseTensor
     from .formats.arrow.tensors.tensor import Tensor
     from .protocol.limits import Limits
-    from .server.config.arguments import ServeArguments
+    from .server.config.settings import ServeArguments
     from .server.embedded import Server, serve
     from .transport.tls_options import TlsOptions
 
@@ -71,7 +71,7 @@ _MODULES = {
     "DatasetStream": ".client.dataset.dataset_stream",
     "Endpoint": ".client.rpc.info",
     "Limits": ".protocol.limits",
-    "ServeArguments": ".server.config.arguments",
+    "ServeArguments": ".server.config.settings",
     "Server": ".server.embedded",
     "SparseTensor": ".formats.arrow.tensors.sparse_tensor",
     "Stream": ".client.stream.blocking",

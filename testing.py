@@ -53,7 +53,7 @@ class Daemon:
     timeout : float
         The longest time to wait for the daemon to become ready or to exit, in seconds.
     **settings
-        Fields of `ServerSettings`, as in ``compression="zstd"``, or ``writable=folder``.
+        Fields of `Settings`, as in ``compression="zstd"``, or ``writable=folder``.
 
     Examples
     --------

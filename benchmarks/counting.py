@@ -26,8 +26,7 @@ from ..errors import SplitArrowError
 from ..server.data_stream import DataStream
 from ..server.embedded import serve
 from ..server.metrics import Metrics
-from ..server.reader_waits import ReaderWaits
-from ..server.streams import StreamRegistry
+from ..server.streams import ReaderWaits, StreamRegistry
 from .dataset import make_dataset
 from .formatting import format_size
 

@@ -25,7 +25,7 @@ def check_config(
 
     [dim]splitarrow check-config splitarrow.toml[/dim]
     """
-    from ..server.preflight import check_configuration
+    from ..server.reload import check_configuration
 
     settings, problems = check_configuration(Configuration(file))
     for problem in problems:

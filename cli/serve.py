@@ -12,14 +12,14 @@ import typer
 
 from ..errors import ConfigError, UsageError
 from ..publication.patterns import has_wildcards
-from ..server.config import Configuration, Declaration, Group, ServerSettings, declarations
+from ..server.config import Configuration, Declaration, Group, Settings, declarations
 from .options import as_markup, option, with_parameters
 from .terminal import is_terminal
 
 
 def _parameters() -> Iterator[Parameter]:
     """Yield the parameters of the command: the datasets, the settings and ``--config``."""
-    for declaration in declarations(ServerSettings):
+    for declaration in declarations(Settings):
         if declaration.name == "datasets":
             yield _parameter("datasets", list[str], _datasets_argument(declaration))
         else:
@@ -121,7 +121,7 @@ def _name_dataset(location: str) -> str:
     return Path("/".join(parts)).resolve().stem
 
 
-def _shows_banner(settings: ServerSettings) -> bool:
+def _shows_banner(settings: Settings) -> bool:
     """Return whether a person reads the output; a program reads the log and the ready file."""
     if settings.log_format == "auto":
         return is_terminal(sys.stdout)

@@ -49,7 +49,7 @@ def new(
 
     [dim]splitarrow token new tokens.toml training --datasets 'trips/*' > training.token[/dim]
     """
-    from ..server.auth.new_tokens import add_token
+    from ..server.auth.token_file import add_token
 
     is_new = not file.exists()
     token = add_token(file, name, datasets or [], write or [])

@@ -21,7 +21,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
     prefix = "SPLITARROW_"
     if all(name.removeprefix(prefix) in _COMMON for name in environ if name.startswith(prefix)):
         return
-    from ..server.config.variables import unknown_variables
+    from ..server.config.configuration import unknown_variables
 
     problems = unknown_variables(environ)
     if problems:

@@ -12,14 +12,13 @@ from ..protocol.uri import DataUri
 from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Encoding
-from .config import ServerSettings
-from .filter_slots import FilterSlots
+from .config import Settings
+from .drain import ReadsInProgress
 from .metrics import DaemonMetrics, Metrics
-from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .report import Reporter
 from .shm.shared_regions import SharedRegions
-from .streams import StreamRegistry
+from .streams import FilterSlots, StreamRegistry
 from .tracing import Tracer
 from .usage import Usage
 
@@ -30,7 +29,7 @@ class ServerContext:
 
     catalog: Catalog
     """The datasets."""
-    settings: ServerSettings
+    settings: Settings
     """The settings."""
     limits: Limits
     """Limits on what readers and clients send."""

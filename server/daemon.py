@@ -15,37 +15,68 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskStatus
 
+from ..errors import MissingExtraError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri
 from ..transport.base import Channel, Listener
 from ..transport.registry import find_transport
-from .acceptor import Acceptor
+from .addresses import http_uri
 from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Budget, Encoding
 from .catalog.published.version_watcher import VersionWatcher
-from .config import Configuration, ServerSettings
+from .config import Configuration, Settings
 from .context import ServerContext
-from .daemon_reporter import DaemonReporter
-from .filter_slots import FilterSlots
-from .listeners import bind_listeners, schemes_of, select_listener
+from .drain import ReadsInProgress
+from .listeners import Acceptor, bind_listeners, schemes_of, select_listener
 from .logs import get_logger
 from .metrics import DaemonMetrics, Labelled, Metrics
-from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .reload import Reloader
-from .report import MAIN, ProcessReport, StreamReport, has_free_descriptors, measure_process
-from .session import Session
+from .report import (
+    MAIN,
+    DaemonReporter,
+    ProcessReport,
+    StreamReport,
+    has_free_descriptors,
+    measure_process,
+)
+from .session import Session, StallWatch, yield_to_writers
 from .shm.shared_regions import SharedRegions
-from .stalls import StallWatch
-from .streams import StreamRegistry
+from .streams import FilterSlots, StreamRegistry
 from .tracing import open_tracer
 from .usage import LocalUsage, Usage
-from .waiting_writers import yield_to_writers
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
+    from .http.listener import HttpListener
+
+
+def open_http_listener(settings: Settings) -> HttpListener | None:
+    """Return the HTTP listener of a server, which serves already; None if it has none.
+
+    Raises
+    ------
+    ConfigError
+        If its address cannot be used.
+    MissingExtraError
+        If the extra ``http`` is not installed.
+    """
+    uri = http_uri(settings)
+    if uri is None:
+        return None
+    try:
+        from .http.listener import HttpListener
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("splitarrow"):
+            raise
+        raise MissingExtraError(
+            f"http: the HTTP listener needs the package {error.name}, which is not installed; "
+            "run: pip install 'splitarrow[http]'"
+        ) from None
+    return HttpListener(settings, uri)
+
 
 _WORKER_THREADS = 16
 
@@ -59,7 +90,7 @@ class Daemon:
     ----------
     catalog : Catalog
         The datasets. They may change while the daemon runs.
-    settings : ServerSettings
+    settings : Settings
         The settings.
     limits : Limits
         Bounds on what readers and clients may send.
@@ -97,7 +128,7 @@ class Daemon:
     def __init__(
         self,
         catalog: Catalog,
-        settings: ServerSettings,
+        settings: Settings,
         limits: Limits = DEFAULT_LIMITS,
         access: AccessControl | None = None,
         configuration: Configuration | None = None,
@@ -146,7 +177,7 @@ class Daemon:
         self._log = get_logger("daemon")
 
     @property
-    def settings(self) -> ServerSettings:
+    def settings(self) -> Settings:
         """The settings. A reload replaces them."""
         return self._context.settings
 

@@ -32,14 +32,13 @@ from .catalog.dataset import Dataset, Source
 from .catalog.query.row_spans import resolve_rows
 from .catalog.vortex_dataset import VORTEX, VortexDataset
 from .context import ServerContext
-from .filter_slots import FilterSlot
 from .logs import get_logger
 from .prefetch import Prefetch
-from .reader_errors import describe_for_reader
-from .streams import Outcome, RunningStream
+from .refusals import describe_for_reader
+from .streams import FilterSlot, Outcome, RunningStream
 
 if TYPE_CHECKING:
-    from .tracing.spans import StreamSpan
+    from .spans import StreamSpan
 
 _YIELD_BYTES = 4 << 20
 """The bytes after which a stream lets other tasks run, even if its reader never makes it wait."""

@@ -14,9 +14,8 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..representation import describe_lines, html_list
 from .catalog.catalog import open_catalog
 from .config import load_settings
-from .config.arguments import ServeArguments
-from .daemon import Daemon
-from .http.opening import open_http_listener
+from .config.settings import ServeArguments
+from .daemon import Daemon, open_http_listener
 
 if TYPE_CHECKING:
     from .http.listener import HttpListener

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,18 +21,59 @@ from ..atomic_files import write_atomic
 from ..errors import ConfigError, SplitArrowError
 from ..pandas_import import prevent_pandas_import
 from .catalog.catalog import Catalog, open_catalog
-from .config import Configuration, ServerSettings
-from .daemon import Daemon
-from .http.opening import open_http_listener
+from .config import Configuration, Settings
+from .daemon import Daemon, open_http_listener
 from .logs import configure_logs, get_logger
-from .notify import notify, watchdog_seconds
-from .shared_usage import SharedUsage, UsageTable
 from .signals import Drainable, run_until_signalled
-from .supervisor import Supervisor
-from .workers import WorkerPool, bind_shared_sockets
+from .usage import SharedUsage, UsageTable
+from .workers import Supervisor, WorkerPool, bind_shared_sockets
 
 if TYPE_CHECKING:
     from .http.listener import HttpListener
+
+
+_SOCKET = "NOTIFY_SOCKET"
+_WATCHDOG_TIMEOUT = "WATCHDOG_USEC"
+_WATCHDOG_PID = "WATCHDOG_PID"
+
+
+def notify(state: str) -> bool:
+    """Send a state such as ``READY=1`` to the service manager.
+
+    Returns
+    -------
+    bool
+        Whether it was sent. False if there is no service manager or it does not read: neither
+        is a reason to stop serving.
+    """
+    address = os.environ.get(_SOCKET, "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket, which has no file
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.connect(address)
+            sender.send(state.encode())
+    except OSError:
+        return False
+    return True
+
+
+def watchdog_seconds() -> float | None:
+    """Return the interval for sending ``WATCHDOG=1``, or None if this process has no watchdog.
+
+    It is half of the watchdog's timeout, in seconds.
+    """
+    timeout = os.environ.get(_WATCHDOG_TIMEOUT, "")
+    pid = os.environ.get(_WATCHDOG_PID, "")
+    if not (timeout.isascii() and timeout.isdigit() and int(timeout)):
+        return None
+    if pid and pid != str(os.getpid()):
+        return None
+    return int(timeout) / 2_000_000
+
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -81,7 +123,7 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
 
 
 def _make_supervisor(
-    catalog: Catalog, settings: ServerSettings, configuration: Configuration
+    catalog: Catalog, settings: Settings, configuration: Configuration
 ) -> tuple[Daemon, Supervisor]:
     """Return the daemon of this process, and what runs it together with worker processes."""
     usage = UsageTable(settings.workers + 1)

@@ -1,19 +1,99 @@
-"""Reloading: applying a changed configuration to a running daemon."""
+"""Reloading: checking a changed configuration, and applying it to a running daemon.
+
+SIGHUP and the action ``reload`` apply all changes or none. ``splitarrow check-config`` makes the
+same checks and starts nothing.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, SplitArrowError
 from ..reloadable import check_files_now
-from .config import Configuration, Reload, ServerSettings, declarations
+from ..transport.tls_options import TlsServerOptions, build_server_context
+from .addresses import control_uri, http_uri
+from .auth.access_control import AccessControl
+from .catalog.catalog import open_dataset
+from .catalog.published.object_cache import open_object_cache
+from .config import Configuration, Reload, Settings, declarations
+from .config.settings import listener_uri
 from .context import ServerContext
 from .logs import get_logger, set_log_level
-from .preflight import check_services, describe_error
+from .tracing import check_endpoint
+
+
+def check_configuration(configuration: Configuration) -> tuple[Settings | None, list[str]]:
+    """Return the settings, and every problem that a server would meet when it starts.
+
+    It opens the datasets and reads the tokens, keys and certificates. It binds no address.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The sources of the settings.
+
+    Returns
+    -------
+    tuple
+        The settings, or None if they cannot be loaded; and one sentence for each problem.
+    """
+    try:
+        settings = configuration.load()
+    except ConfigError as error:
+        return None, [error.message]
+    return settings, list(_find_problems(settings, configuration))
+
+
+def check_services(settings: Settings) -> None:
+    """Read the tokens, keys and certificates, and check that the addresses are protected.
+
+    Raises
+    ------
+    ConfigError, UriError, MissingExtraError
+        If something that the settings name cannot be used.
+    """
+    with closing(AccessControl.from_settings(settings)) as access:
+        if settings.tls_cert is not None:
+            build_server_context(
+                TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            )
+        access.check_exposure(
+            [listener_uri(text) for text in settings.listen],
+            control_uri(settings),
+            client_certificates=settings.tls_client_ca is not None,
+            insecure=settings.insecure,
+        )
+        http_uri(settings)
+        check_endpoint(settings)
+
+
+def describe_error(error: SplitArrowError, configuration: Configuration) -> str:
+    """Return the sentence for an error; for a dataset's, with the place that names the dataset."""
+    if error.stream is None:
+        return str(error)
+    return f"{configuration.locate('datasets', error.stream)}: {error.message}"
+
+
+def _find_problems(settings: Settings, configuration: Configuration) -> Iterator[str]:
+    if not settings.datasets and settings.writable is None:
+        yield f"{configuration.file}: nothing to serve: name a dataset under [datasets]"
+    try:
+        check_services(settings)
+    except SplitArrowError as error:
+        yield str(error)
+    cache = open_object_cache(settings)
+    for name, source in settings.datasets.items():
+        try:
+            open_dataset(source, cache, refuse_writers=not settings.allow_writers).close()
+        except SplitArrowError as error:
+            error.stream = name
+            yield describe_error(error, configuration)
+
 
 _ACCESS = ("token_file", "jwks", "ticket_key_file")
 """Settings whose value may change on a reload, as long as they stay set or stay unset."""
@@ -56,7 +136,7 @@ class Reloader:
         self._log = get_logger("daemon")
         self.listeners: list[Callable[[], None]] = []
         """Called after each reload, on its thread."""
-        self.followers: list[Callable[[ServerSettings], None]] = []
+        self.followers: list[Callable[[Settings], None]] = []
         """Called with the checked settings before they apply here. They apply them elsewhere."""
 
     def reload(self) -> ReloadReport:
@@ -96,7 +176,7 @@ class Reloader:
         if succeeded:
             metrics.last_reload_success_timestamp_seconds = time.time()
 
-    def apply(self, settings: ServerSettings) -> ReloadReport:
+    def apply(self, settings: Settings) -> ReloadReport:
         """Apply other settings; see `reload`.
 
         Raises
@@ -107,7 +187,7 @@ class Reloader:
         with self._lock:
             return self._apply(settings)
 
-    def _apply(self, settings: ServerSettings) -> ReloadReport:
+    def _apply(self, settings: Settings) -> ReloadReport:
         before, context = self._context.settings, self._context
         restart, applied = _split_changes(before, settings)
         after = before.model_copy(update={name: getattr(settings, name) for name in applied})
@@ -135,11 +215,11 @@ class Reloader:
         return report
 
 
-def _split_changes(before: ServerSettings, after: ServerSettings) -> tuple[list[str], list[str]]:
+def _split_changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:
     """Return the names of changed settings: those that need a restart, and the others."""
     restart: list[str] = []
     applied: list[str] = []
-    for declaration in declarations(ServerSettings):
+    for declaration in declarations(Settings):
         name, when = declaration.name, declaration.setting.reload
         old, new = getattr(before, name), getattr(after, name)
         if old == new:

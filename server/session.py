@@ -1,23 +1,15 @@
-"""The server's side of one connection.
+"""The server's side of one connection, and the tasks that end sessions which take too long.
 
-A session moves through the states of `splitarrow.protocol.states.SERVER`::
-
-    PREFACE     the reader's first frames arrive            -> IDLE
-    IDLE        a request arrives                           -> STREAMING
-    STREAMING   the end is sent, and offsets are leased     -> LEASED
-    STREAMING   the end is sent, or a failure               -> IDLE
-    LEASED      the last offset is freed                    -> IDLE
-    LEASED      a request arrives                           -> STREAMING
-
-One task receives: it starts a stream for each request, and ends leases when the reader frees
-offsets. Its own task sends each stream, because the reader frees offsets while it reads.
+`StallWatch` disconnects readers that take nothing of their stream. `yield_to_writers` ends the
+streams of a file that another process waits to write to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NoReturn
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -41,11 +33,57 @@ from ..protocol.tags import BodyType
 from ..protocol.trace_context import TraceContext, parse_payload
 from ..transport import aio
 from ..transport.base import Channel, Listener
+from ..transport.memory.files import list_leased_files
 from .auth.tickets import TicketClaims
 from .bodies import Connection, ConnectionLeases, FrameWriter
 from .context import ServerContext
 from .data_stream import DataStream
 from .logs import bind_trace, get_logger
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 2.0
+
+
+class FileSender(Protocol):
+    """A session, as this module sees it."""
+
+    @property
+    def delays_writer(self) -> bool:
+        """Whether a process waits to write to a file that the reader may not have read yet."""
+        ...
+
+    def reset(self) -> None:
+        """Reset the connection."""
+        ...
+
+
+async def yield_to_writers(list_senders: Callable[[], Iterable[FileSender]]) -> None:
+    """Let waiting processes write to served files, until cancelled.
+
+    Parameters
+    ----------
+    list_senders : callable
+        Returns the open sessions.
+    """
+    log = get_logger("files")
+    deadlines: dict[FileSender, float] = {}
+    while True:
+        await anyio.sleep(_POLL_SECONDS)
+        is_delayed = False
+        for file in list_leased_files():
+            file.yield_to_writers()
+            is_delayed = is_delayed or file.delays_writer
+        if not is_delayed:
+            deadlines.clear()
+            continue
+        now = anyio.current_time()
+        delaying = [sender for sender in list_senders() if sender.delays_writer]
+        deadlines = {sender: deadlines.get(sender, now + _GRACE_SECONDS) for sender in delaying}
+        for sender, deadline in deadlines.items():
+            if now >= deadline:
+                log.warning("connection reset: another process waits to write to a file it reads")
+                sender.reset()
+
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
@@ -341,3 +379,45 @@ def _leaves(errors: BaseExceptionGroup[BaseException]) -> Iterator[BaseException
             yield from _leaves(error)
         else:
             yield error
+
+
+_CHECKS_PER_LIMIT = 4
+_MAX_INTERVAL_SECONDS = 10.0
+
+
+class StallWatch:
+    """Ends streams whose reader takes nothing for the setting ``stall_seconds``.
+
+    One task looks at all streams now and then, so that sending data costs nothing more. A reader
+    that takes data slowly makes progress, and may go on.
+
+    Parameters
+    ----------
+    context : ServerContext
+        The state of the server.
+    sessions : iterable of Session
+        The sessions that run now.
+    """
+
+    def __init__(self, context: ServerContext, sessions: Iterable[Session]) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._log = get_logger("daemon")
+
+    async def run(self) -> None:
+        """Check all streams from time to time, until cancelled."""
+        while True:
+            seconds = self._context.settings.stall_seconds
+            await anyio.sleep(min(seconds / _CHECKS_PER_LIMIT, _MAX_INTERVAL_SECONDS))
+            for session in list(self._sessions):
+                session.check_progress(anyio.current_time(), seconds)
+            self._check_calls(seconds)
+
+    def _check_calls(self, seconds: float) -> None:
+        """End the streams of DoGet whose client takes no message."""
+        now = time.monotonic()
+        for stream in self._context.streams:
+            since = stream.writing_since
+            if since is not None and now - since >= seconds:
+                self._log.warning("reader takes nothing", peer=stream.peer, dataset=stream.dataset)
+                stream.cancel()

@@ -1,4 +1,8 @@
-"""The registry of running streams, over every transport."""
+"""The registry of running streams, over every transport.
+
+A stream counts what it sends and how long it waits for its reader. A principal evaluates a few
+filters at a time (`FilterSlots`).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,79 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Any
+from weakref import WeakValueDictionary
+
+from anyio import CapacityLimiter
 
 from ..errors import ExhaustedError
+from ..protocol.request import Request
 from .metrics import LabelCap, Labelled, Metrics
-from .reader_waits import ReaderWaits
 from .usage import LocalUsage, Usage
+
+
+class ReaderWaits:
+    """Measures how long a stream cannot go on until its reader or the network takes data.
+
+    A wait costs two readings of the clock. Data that is taken at once costs nothing.
+    """
+
+    __slots__ = ("_seconds", "_since")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time of all waits, the current one included, in seconds. Any thread may read it."""
+        since = self._since
+        return self._seconds if since is None else self._seconds + time.monotonic() - since
+
+    def begin(self) -> None:
+        """Begin a wait."""
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """End the wait."""
+        if self._since is not None:
+            self._seconds += time.monotonic() - self._since
+            self._since = None
+
+
+FilterSlot = AbstractAsyncContextManager[Any, Any]
+"""Holds a slot, if one is needed, while it is entered. It may be entered again and again."""
+
+
+class FilterSlots:
+    """Bounds the filters that one principal evaluates at a time.
+
+    Each evaluation takes a worker thread, memory and a processor. A stream with a filter waits for
+    a slot of its principal before it takes a worker thread, so threads stay free for others.
+
+    Parameters
+    ----------
+    limit : int
+        The number of slots of each principal.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._limiters: WeakValueDictionary[str, CapacityLimiter] = WeakValueDictionary()
+
+    def slot_for(self, request: Request, principal: str) -> FilterSlot:
+        """Return the slot that a stream has to hold while it reads its dataset."""
+        if request.filter is None:
+            return nullcontext()
+        limiter = self._limiters.get(principal)
+        if limiter is None:
+            limiter = self._limiters[principal] = CapacityLimiter(self._limit)
+        return limiter
+
 
 MAX_DATASETS = 100
 """The number of datasets whose names are labels of metrics. The others share one."""

@@ -1,10 +1,25 @@
-"""What a process of a server uses of the limits that all of its processes share."""
+"""What a process of a server uses of the limits that all of its processes share.
+
+`SharedUsage` keeps the numbers in memory that the processes share. `LocalUsage` is for a server
+with one process.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
+import threading
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import count
-from typing import Protocol
+from multiprocessing.context import assert_spawning
+from multiprocessing.reduction import DupFd
+from typing import Any, Protocol
+
+import numpy as np
 
 
 class Counts(Protocol):
@@ -90,3 +105,186 @@ class LocalUsage:
 
     def set_load(self, connections: int | None) -> None:
         """Do nothing: there is no other process."""
+
+
+_BUCKET_ROWS = 64
+_KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
+_ABSENT = -1
+"""The load of a process that accepts no connections."""
+
+
+class UsageTable:
+    """The usage of all processes of a server, in an anonymous memory file.
+
+    The kernel allocates only the pages that were written. A process that dies at any point leaves
+    the table consistent; `clear` then removes what it used.
+
+    Parameters
+    ----------
+    processes : int
+        The number of processes. An index below it identifies one.
+    capacity : int
+        The number of keys that may be in use at a time, 16 bytes and 4 for each process. The table
+        can be full a little earlier, when one of its buckets is.
+
+    Notes
+    -----
+    A table pickles only for a worker process that is being started. Both processes then share it.
+    """
+
+    def __init__(
+        self, processes: int, capacity: int = 1 << 16, *, _descriptor: int | None = None
+    ) -> None:
+        self.processes = processes
+        self._capacity = capacity
+        self._buckets = -(-capacity // _BUCKET_ROWS)
+        layout: Any = [("number", "<u8"), ("loads", "<i4", (processes,)), ("padding", "<u4")]
+        header = np.dtype(layout)
+        row: Any = [("key", _KEY), ("counts", "<u4", (processes,))]
+        rows = np.dtype(row)
+        nbytes = header.itemsize + self._buckets * _BUCKET_ROWS * rows.itemsize
+        is_new = _descriptor is None
+        if _descriptor is None:
+            _descriptor = os.memfd_create("splitarrow-usage", os.MFD_CLOEXEC)
+            os.ftruncate(_descriptor, nbytes)
+        self._descriptor = _descriptor
+        self._memory = mmap.mmap(_descriptor, nbytes)
+        self._header: Any = np.frombuffer(self._memory, header, count=1)
+        self._rows: Any = np.frombuffer(self._memory, rows, offset=header.itemsize)
+        self._lock = threading.Lock()
+        if is_new:
+            self._header["loads"] = _ABSENT
+
+    def make_number(self) -> int:
+        """Return a number that no process got before, from 1."""
+        with self._locked():
+            self._header["number"] += 1
+            return int(self._header["number"][0])
+
+    def take(self, key: bytes, process: int, limit: float) -> bool:
+        """Count one more for a key; see `Counts.take`. A full table refuses."""
+        digest = _hash(key)
+        with self._locked():
+            rows = self._find_bucket(digest)
+            found = np.flatnonzero(rows["key"] == digest)
+            if found.size:
+                row = found[0]
+                if rows["counts"][row].sum() >= limit:
+                    return False
+            else:
+                free = np.flatnonzero(~rows["counts"].any(axis=1))
+                if not free.size or limit < 1:
+                    return False
+                row = free[0]
+                rows["key"][row] = digest
+            rows["counts"][row, process] += 1
+            return True
+
+    def release(self, key: bytes, process: int) -> None:
+        """Count one less for a key."""
+        digest = _hash(key)
+        with self._locked():
+            rows = self._find_bucket(digest)
+            for row in np.flatnonzero(rows["key"] == digest)[:1]:
+                if rows["counts"][row, process]:
+                    rows["counts"][row, process] -= 1
+
+    def set_load(self, process: int, connections: int | None) -> None:
+        """Set the number of connections that a process serves; None if it accepts none."""
+        self._header["loads"][0, process] = _ABSENT if connections is None else connections
+
+    def is_busier(self, process: int) -> bool:
+        """Return whether another process that accepts connections serves fewer of them."""
+        loads = self._header["loads"][0]
+        return bool(((loads != _ABSENT) & (loads < loads[process])).any())
+
+    def clear(self, process: int) -> None:
+        """Remove what a process used that has ended."""
+        with self._locked():
+            self._header["loads"][0, process] = _ABSENT
+            self._rows["counts"][:, process] = 0
+
+    def _find_bucket(self, digest: Any) -> Any:
+        start = int(digest["high"]) % self._buckets * _BUCKET_ROWS
+        return self._rows[start : start + _BUCKET_ROWS]
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        with self._lock:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert_spawning(self)
+        return _unpickle, (self.processes, self._capacity, DupFd(self._descriptor))
+
+
+class SharedCounts:
+    """The counts of one kind, as one process uses them; see `Counts`.
+
+    Parameters
+    ----------
+    table : UsageTable
+        The table.
+    kind : bytes
+        The kind of the keys.
+    process : int
+        The index of the process.
+    """
+
+    def __init__(self, table: UsageTable, kind: bytes, process: int) -> None:
+        self._table = table
+        self._kind = kind
+        self._process = process
+
+    def take(self, key: str, limit: float) -> bool:
+        """Count one more; see `Counts.take`."""
+        return self._table.take(self._kind + key.encode(), self._process, limit)
+
+    def release(self, key: str) -> None:
+        """Count one less."""
+        self._table.release(self._kind + key.encode(), self._process)
+
+
+class SharedUsage:
+    """The usage of one of several processes; see `Usage`.
+
+    Parameters
+    ----------
+    table : UsageTable
+        The usage of all processes.
+    process : int
+        The index of this process. That of the parent is 0: it shares no listener with the others.
+    """
+
+    def __init__(self, table: UsageTable, process: int) -> None:
+        self._table = table
+        self._process = process
+        self.processes = table.processes
+        self.streams = SharedCounts(table, b"stream ", process)
+        self.addresses = SharedCounts(table, b"address ", process)
+
+    def make_number(self) -> int:
+        """Return the number of a new stream."""
+        return self._table.make_number()
+
+    def set_load(self, connections: int | None) -> None:
+        """Let the other processes know how many connections this one serves; None: no new ones."""
+        if self._process:
+            self._table.set_load(self._process, connections)
+
+    @property
+    def is_busier(self) -> bool:
+        """Whether another process that accepts connections serves fewer of them."""
+        return bool(self._process) and self._table.is_busier(self._process)
+
+
+def _hash(key: bytes) -> Any:
+    return np.frombuffer(blake2b(key, digest_size=_KEY.itemsize).digest(), _KEY)[0]
+
+
+def _unpickle(processes: int, capacity: int, descriptor: Any) -> UsageTable:
+    return UsageTable(processes, capacity, _descriptor=descriptor.detach())

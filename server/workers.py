@@ -1,4 +1,8 @@
-"""Worker processes: several daemons that accept connections on the same sockets."""
+"""Worker processes: several daemons that accept connections on the same sockets.
+
+`WorkerPool` starts and restarts them. `Supervisor` runs, drains and ends them together with the
+daemon of the parent.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,14 @@ from anyio.abc import TaskGroup, TaskStatus
 from ..errors import ConfigError, remote_error
 from ..transport.registry import find_transport
 from ..transport.tcp import bind_socket
-from .config import ServerSettings
-from .config.uris import listener_uri
+from .config import Settings
+from .config.settings import listener_uri
 from .daemon import Daemon
-from .daemon_reporter import DaemonReporter, responds
 from .logs import get_logger
 from .metrics import MetricType, Sample, merge_samples
-from .report import ProcessReport
-from .shared_usage import UsageTable
-from .worker_link import (
+from .report import MAIN, DaemonReporter, ProcessReport, responds
+from .usage import UsageTable
+from .worker_process import (
     RESPONSE_SECONDS,
     CancelRequest,
     CancelTicketRequest,
@@ -39,8 +42,11 @@ from .worker_link import (
     ReportRequest,
     Request,
     WorkerLink,
+    WorkerStart,
+    name_worker,
+    run_worker,
+    settings_of_worker,
 )
-from .worker_process import WorkerStart, name_worker, run_worker, settings_of_worker
 
 _RESTART_SECONDS = 1.0
 """The time between the death of a worker and the start of the next one."""
@@ -50,7 +56,7 @@ _DATASET_SECONDS = 10.0
 """The time in which a worker opens an uploaded dataset unless it hangs."""
 
 
-def bind_shared_sockets(settings: ServerSettings) -> dict[str, socket]:
+def bind_shared_sockets(settings: Settings) -> dict[str, socket]:
     """Bind a socket for each listener that processes can share, for all workers to accept on.
 
     Returns
@@ -133,7 +139,7 @@ class WorkerPool:
 
     # Changes
 
-    def reload(self, settings: ServerSettings) -> None:
+    def reload(self, settings: Settings) -> None:
         """Let every worker apply changed settings, also those that start later."""
         with self._changes:
             self._settings = settings_of_worker(settings, self._settings.listen)
@@ -353,3 +359,74 @@ def _is_total(sample: Sample) -> bool:
     """Return whether a value counts for the daemon, even if its process has ended."""
     metric = sample.metric
     return metric.type is not MetricType.GAUGE and "process" not in metric.labels
+
+
+_EXCHANGE_SECONDS = 0.1
+"""The time between two exchanges of the reads in progress. It is short beside `LINGER_SECONDS`."""
+_END_SECONDS = 5.0
+"""The time after the end of a drain, or after a cut, in which a worker ends by itself."""
+
+
+class Supervisor:
+    """A daemon and its workers; see `Drainable`.
+
+    The daemon of this process has the control plane, the uploads, and the listeners that processes
+    cannot share. The workers serve the readers of the others. They all drain together: as long as a
+    read of several parts is in progress at one of them, the others serve its further parts.
+
+    Parameters
+    ----------
+    daemon : Daemon
+        The daemon of this process.
+    pool : WorkerPool
+        The workers.
+    """
+
+    def __init__(self, daemon: Daemon, pool: WorkerPool) -> None:
+        self._daemon = daemon
+        self._pool = pool
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
+        self._draining, self._cut = anyio.Event(), anyio.Event()
+        async with anyio.create_task_group() as background:
+            background.start_soon(self._wait_for_cut)
+            async with anyio.create_task_group() as serving:
+                # Before the first worker starts, because workers serve the uploads that it finds.
+                await serving.start(self._daemon.run)
+                await serving.start(self._pool.run)
+                task_status.started()
+                await self._draining.wait()
+                await self._drain_all()
+            background.cancel_scope.cancel()
+
+    def drain(self) -> None:
+        """Refuse new reads. `run` returns when those in progress have ended."""
+        self._draining.set()
+
+    def cut(self) -> None:
+        """End every stream now. Readers see broken connections."""
+        self._draining.set()
+        self._cut.set()
+
+    async def _drain_all(self) -> None:
+        """Drain all processes. Until the workers have ended, exchange the reads in progress."""
+        reads = self._daemon.context.reads
+        kill_at = anyio.current_time() + self._daemon.settings.drain_seconds + _END_SECONDS
+        found = await to_thread.run_sync(self._pool.find_reads)
+        while not self._pool.has_ended:
+            reads.set_elsewhere(frozenset[str]().union(*found.values()))
+            self._daemon.drain()
+            elsewhere = {**found, MAIN: reads.names()}
+            found = await to_thread.run_sync(self._pool.drain, elsewhere)
+            if anyio.current_time() >= kill_at:
+                self._pool.kill()
+            await anyio.sleep(_EXCHANGE_SECONDS)
+        reads.set_elsewhere(())
+
+    async def _wait_for_cut(self) -> None:
+        await self._cut.wait()
+        self._daemon.cut()
+        await to_thread.run_sync(self._pool.cut)
+        await anyio.sleep(_END_SECONDS)
+        self._pool.kill()

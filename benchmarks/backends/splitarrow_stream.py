@@ -14,7 +14,7 @@ from ... import aio, serve
 from ... import open as open_stream
 from ...errors import MissingExtraError
 from ...protocol.uri import DataUri
-from ...server.config.arguments import ServeArguments
+from ...server.config.settings import ServeArguments
 from ...transport.registry import find_transport
 from ...transport.tls_options import TlsOptions
 from ..consumer import Consumer

@@ -1,15 +1,275 @@
-"""JSON Web Tokens: an issuer names a principal and the datasets that it may use."""
+"""JSON Web Tokens: an issuer names a principal and the datasets that it may use.
+
+The public keys of the issuer (JSON Web Key Sets) come from a file or a URL.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from ...errors import ConfigError, DeniedError
+from ...errors import ConfigError, DeniedError, MissingExtraError, SplitArrowError
+from ...reloadable import Reloadable
+from ..addresses import is_loopback
 from ..logs import get_logger
-from .jwks import KeySource, import_joserfc
 from .principal import Grants, Principal, is_principal_name, parse_globs, unauthenticated
+
+MAX_BYTES = 1 << 20
+"""The largest key set, in bytes."""
+_KEY_TYPES = ("RSA", "EC", "OKP")
+_FETCH_TIMEOUT_SECONDS = 5.0
+_MAX_AGE_SECONDS = 300.0
+_RETRY_SECONDS = 10.0
+
+
+class KeySource(Protocol):
+    """A source of public keys."""
+
+    @property
+    def refresh_due(self) -> bool:
+        """Whether to call `refresh`."""
+        ...
+
+    def current(self) -> Any:
+        """Return the keys, without blocking."""
+        ...
+
+    def report_unknown_key(self) -> None:
+        """Record that a token names a key that is missing, so that a refresh is due earlier."""
+        ...
+
+    def refresh(self) -> None:
+        """Load the keys again, which can take seconds. After a failure, keep the old ones."""
+        ...
+
+
+def open_key_source(location: str) -> KeySource:
+    """Return the key source for a URL or for the path of a file.
+
+    Raises
+    ------
+    ConfigError
+        If the keys cannot be read or fetched.
+    """
+    return UrlKeys(location) if "://" in location else FileKeys(Path(location))
+
+
+class FileKeys:
+    """The keys of a file. It is read again after a change.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or holds no key.
+    """
+
+    refresh_due = False
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        def read() -> Any:
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from None
+            return parse_key_set(data, str(path))
+
+        self._file = Reloadable([path], read, on_failure=_log_failed_reload, clock=clock)
+
+    def current(self) -> Any:
+        """Return the keys."""
+        return self._file.current()
+
+    def report_unknown_key(self) -> None:
+        """Do nothing: `current` notices a change of the file."""
+
+    def refresh(self) -> None:
+        """Do nothing: `current` notices a change of the file."""
+
+
+class UrlKeys:
+    """Keys that are fetched from a URL.
+
+    A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
+    token named an unknown key.
+
+    Parameters
+    ----------
+    url : str
+        An ``https`` URL. ``http`` is allowed for this host only.
+    clock : callable
+        Returns the time in seconds, from any epoch.
+    fetch : callable, optional
+        Returns the content of a URL.
+
+    Raises
+    ------
+    ConfigError
+        If the URL is refused, or the keys cannot be fetched.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        fetch: Callable[[str], bytes] | None = None,
+    ) -> None:
+        check_url(url)
+        self._url = url
+        self._clock = clock
+        self._fetch = fetch_url if fetch is None else fetch
+        self._lock = threading.Lock()
+        self._key_missing = False
+        self._fetched_at = clock()
+        self._keys = parse_key_set(self._fetch(url), url)
+
+    @property
+    def refresh_due(self) -> bool:
+        """Whether the keys are old, or a token named an unknown key."""
+        age = self._clock() - self._fetched_at
+        return age >= (_RETRY_SECONDS if self._key_missing else _MAX_AGE_SECONDS)
+
+    def current(self) -> Any:
+        """Return the keys that were fetched last."""
+        return self._keys
+
+    def report_unknown_key(self) -> None:
+        """Record that a token names a key that is missing."""
+        self._key_missing = True
+
+    def refresh(self) -> None:
+        """Fetch the keys if a refresh is still due. A failure is logged and keeps the old keys."""
+        with self._lock:
+            if not self.refresh_due:
+                return
+            self._fetched_at = self._clock()
+            self._key_missing = False
+            try:
+                self._keys = parse_key_set(self._fetch(self._url), self._url)
+            except SplitArrowError as error:
+                self._key_missing = True
+                _log_failed_reload(str(error))
+
+
+def _log_failed_reload(reason: str) -> None:
+    get_logger("auth").error(
+        "cannot reload the keys of JSON Web Tokens; keeping the old ones", reason=reason
+    )
+
+
+def import_joserfc(module: str) -> Any:
+    """Import a module of joserfc.
+
+    Raises
+    ------
+    MissingExtraError
+        If joserfc is not installed.
+    """
+    try:
+        return import_module(f"joserfc.{module}")
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "JSON Web Tokens need the package 'joserfc': pip install 'splitarrow[jwt]'"
+        ) from None
+
+
+def parse_key_set(data: bytes, source: str) -> Any:
+    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out.
+
+    Parameters
+    ----------
+    data : bytes
+        The key set as JSON.
+    source : str
+        The origin of the data, for the error message.
+
+    Raises
+    ------
+    ConfigError
+        If the data is malformed, too large, or has no key that can verify a signature.
+    """
+    jwk = import_joserfc("jwk")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{source}: the JSON Web Key Set has more than {MAX_BYTES} bytes")
+    keys: Any = None
+    problem = "has no public key for signatures"
+    try:
+        public = [
+            key
+            for key in json.loads(data)["keys"]
+            if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"
+        ]
+        if public:
+            keys = jwk.KeySet.import_key_set({"keys": public})
+    except Exception:
+        problem = "is malformed"
+    if keys is None:
+        # Raised here, outside the handler: the context of an exception would quote the keys.
+        raise ConfigError(f"{source}: the JSON Web Key Set {problem}")
+    return keys
+
+
+def check_url(url: str) -> None:
+    """Raise unless a URL is safe to fetch keys from: ``https``, or on this host.
+
+    Raises
+    ------
+    ConfigError
+        If it is not.
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = None, ""
+    if parts is None or not host or parts.username is not None:
+        raise ConfigError("the URL of the keys is malformed, or has a user name in it")
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)):
+        return
+    raise ConfigError(f"{parts.scheme}://{host}: the URL of the keys must use https")
+
+
+def fetch_url(url: str) -> bytes:
+    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`.
+
+    Raises
+    ------
+    ConfigError
+        If the server does not answer within five seconds, or answers with an error.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class CheckedRedirects(HTTPRedirectHandler):
+        def redirect_request(
+            self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+        ) -> Request | None:
+            try:
+                check_url(newurl)
+            except ConfigError:
+                fp.close()
+                raise
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    try:
+        with build_opener(CheckedRedirects).open(url, timeout=_FETCH_TIMEOUT_SECONDS) as response:
+            return response.read(MAX_BYTES + 1)
+    except HTTPError as error:
+        with error:
+            reason = f"status {error.code}"
+    except OSError as error:
+        reason = str(getattr(error, "reason", None) or error)
+    except (HTTPException, ValueError) as error:
+        reason = type(error).__name__
+    raise ConfigError(f"cannot fetch the keys from {url}: {reason}")
+
 
 ALGORITHMS = (
     "RS256",

@@ -1,31 +1,301 @@
 """Signed tickets: what one principal may read once, before a certain time.
 
-A signed ticket is ``sa1.PAYLOAD.MAC``. The payload is JSON with the fields of the request, the
-principal (``p``), the expiry in seconds since 1970 (``e``) and a nonce (``n``). The MAC is
-HMAC-SHA256 over ``sa1.PAYLOAD``. Both are base64url without padding. Clients treat a ticket as
-opaque.
+`TicketKeys` are the keys that sign them. All workers of a server share the `ReplayCache` of used
+tickets.
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import hmac
 import json
 import math
+import mmap
+import os
 import re
 import secrets
+import struct
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from multiprocessing.context import assert_spawning
+from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidRequestError, UsageError
+from ...errors import ConfigError, ExhaustedError, InvalidRequestError, UnavailableError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.uri import Streams
+from ...reloadable import Reloadable, is_world_readable
+from ..logs import get_logger
 from .principal import is_principal_name, unauthenticated
-from .replay_cache import NONCE_BYTES, ReplayCache
-from .ticket_keys import TicketKeys
+
+NONCE_BYTES = 16
+"""The size of a nonce, in bytes."""
+_SLOT = struct.Struct("<16sQQ")
+"""The nonce of a ticket, its expiry in seconds, and the bits of the streams that were read."""
+_BUCKET_SLOTS = 64
+_BUCKET_BYTES = _BUCKET_SLOTS * _SLOT.size
+_STREAM_BITS = {Streams.METADATA: 1, Streams.BODY: 2, Streams.BOTH: 3}
+
+
+class ReplayCache:
+    """Remembers used tickets until they expire.
+
+    The table is an anonymous memory file. The kernel allocates only the pages that were written.
+    A process that dies at any point leaves the table consistent.
+
+    Parameters
+    ----------
+    capacity : int
+        The number of tickets to remember, 32 bytes each. The table can be full a little earlier,
+        when one of its buckets is. It never forgets a ticket that has not expired.
+
+    Notes
+    -----
+    A cache pickles only for a worker process that is being started. Both processes then share it.
+    """
+
+    def __init__(self, capacity: int = 1 << 18, *, _descriptor: int | None = None) -> None:
+        if capacity < 1:
+            raise UsageError(f"capacity={capacity}: a replay cache needs at least 1")
+        self._buckets = -(-capacity // _BUCKET_SLOTS)
+        nbytes = self._buckets * _BUCKET_BYTES
+        if _descriptor is None:
+            _descriptor = os.memfd_create("splitarrow-tickets", os.MFD_CLOEXEC)
+            os.ftruncate(_descriptor, nbytes)
+        self._descriptor = _descriptor
+        self._table = mmap.mmap(_descriptor, nbytes)
+        self._lock = threading.Lock()
+        self._close = weakref.finalize(self, os.close, _descriptor)
+
+    def add(self, nonce: bytes, stream: Streams, expires: int, now: float) -> bool:
+        """Record the use of a ticket, and return whether this is its first use for the stream.
+
+        Parameters
+        ----------
+        nonce : bytes
+            The 16 random bytes that identify the ticket.
+        stream : Streams
+            The stream to read. ``BOTH`` uses the ticket for the metadata and for the body stream.
+        expires : int
+            The time at which to forget the ticket, in seconds.
+        now : float
+            The current time on the same clock, in seconds.
+
+        Raises
+        ------
+        ExhaustedError
+            If the table is full.
+        UnavailableError
+            After `close`.
+        """
+        bits = _STREAM_BITS[stream]
+        bucket = int.from_bytes(nonce[:8], "little") % self._buckets
+        with self._lock:
+            if not self._close.alive:
+                raise UnavailableError("the server is shutting down")
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                return self._add(bucket * _BUCKET_BYTES, nonce, bits, expires, now)
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _add(self, start: int, nonce: bytes, bits: int, expires: int, now: float) -> bool:
+        bucket = self._table[start : start + _BUCKET_BYTES]
+        free: int | None = None
+        for offset in range(0, _BUCKET_BYTES, _SLOT.size):
+            slot_nonce, slot_expires, used = _SLOT.unpack_from(bucket, offset)
+            if slot_nonce == nonce and used and slot_expires > now:
+                if used & bits:
+                    return False
+                _SLOT.pack_into(self._table, start + offset, nonce, slot_expires, used | bits)
+                return True
+            if free is None and slot_expires <= now:
+                free = offset
+            if not used:
+                break  # slots are filled from the front and never emptied
+        if free is None:
+            raise ExhaustedError("too many tickets are in use; retry after some have expired")
+        _SLOT.pack_into(self._table, start + free, nonce, expires, bits)
+        return True
+
+    def close(self) -> None:
+        """Release the table. Idempotent."""
+        with self._lock:
+            if self._close.alive:
+                self._table.close()
+                self._close()
+
+    def __repr__(self) -> str:
+        return f"<ReplayCache {self._buckets * _BUCKET_SLOTS} tickets>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert_spawning(self)
+        return _unpickle_cache, (self._buckets * _BUCKET_SLOTS, DupFd(self._descriptor))
+
+
+def _unpickle_cache(capacity: int, descriptor: Any) -> ReplayCache:
+    return ReplayCache(capacity, _descriptor=descriptor.detach())
+
+
+MIN_KEY_BYTES = 32
+"""The shortest key, in bytes."""
+_MAX_FILE_BYTES = 64 << 10
+_MIN_DISTINCT_BYTES = 8
+_MAKE_ONE = "make one with: openssl rand -hex 32"
+
+
+class TicketKeys:
+    """Signing keys of one server, or of several that accept each other's tickets.
+
+    The first key signs. All keys verify.
+
+    Parameters
+    ----------
+    keys : sequence of bytes, optional
+        Keys of at least 32 bytes each. By default, one random key.
+    path : Path, optional
+        A file with keys, instead of `keys`. It is read again after a change; see `read_keys`.
+    clock : callable
+        Returns the time in seconds, from any epoch.
+
+    Raises
+    ------
+    ConfigError
+        If a key is too short or not random, or the file cannot be read.
+
+    Notes
+    -----
+    Keys pickle only as arguments of a ``multiprocessing.Process`` that is being started, so that
+    all workers of a server sign and verify alike.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[bytes] | None = None,
+        *,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._file: Reloadable[tuple[bytes, ...]] | None = None
+        self._keys: tuple[bytes, ...] = ()
+        if path is not None:
+            self._file = Reloadable(
+                [path], lambda: read_keys(path), on_failure=_log_failed_reload, clock=clock
+            )
+        else:
+            self._keys = (secrets.token_bytes(MIN_KEY_BYTES),) if keys is None else tuple(keys)
+            if not self._keys:
+                raise ConfigError("signing tickets needs at least one key")
+            for key in self._keys:
+                check_key(key, "a ticket key")
+
+    def current(self) -> tuple[bytes, ...]:
+        """Return the keys; the first one signs."""
+        return self._keys if self._file is None else self._file.current()
+
+    def __repr__(self) -> str:
+        return f"<TicketKeys {self._path or 'of this process'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert_spawning(self)
+        return _unpickle_keys, (self._path, self._keys)
+
+
+def _unpickle_keys(path: Path | None, keys: tuple[bytes, ...]) -> TicketKeys:
+    return TicketKeys(keys) if path is None else TicketKeys(path=path)
+
+
+def _log_failed_reload(reason: str) -> None:
+    get_logger("auth").error("cannot reload the ticket keys; keeping the old ones", reason=reason)
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """Return the keys of a file.
+
+    A binary file is one key. A text file has one key per line, in hex or base64; blank lines and
+    lines that begin with ``#`` are ignored. A file that every user can read causes a warning.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or holds no valid key. The error never quotes the file.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the ticket keys in {path}: {error.strerror}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{path} has {len(data)} bytes; a file of ticket keys has at most {_MAX_FILE_BYTES}"
+        )
+    if is_world_readable(path):
+        get_logger("auth").warning("every user can read the ticket keys", path=str(path))
+    if not data.isascii() or not _is_text(data):
+        check_key(data, str(path))
+        return (data,)
+    keys: list[bytes] = []
+    for number, line in enumerate(data.decode("ascii").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            key = _decode_key(text)
+        except ValueError:
+            raise ConfigError(
+                f"{path}, line {number}: a ticket key must be hex or base64"
+            ) from None
+        check_key(key, f"{path}, line {number}")
+        keys.append(key)
+    if not keys:
+        raise ConfigError(f"{path} holds no ticket key; {_MAKE_ONE}")
+    return tuple(keys)
+
+
+def check_key(key: bytes, source: str) -> None:
+    """Raise if a key is too short or has too few distinct bytes to be random.
+
+    Parameters
+    ----------
+    key : bytes
+        The key.
+    source : str
+        The origin of the key, for the error message.
+
+    Raises
+    ------
+    ConfigError
+        The error never quotes the key.
+    """
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(
+            f"{source}: the ticket key has {len(key)} bytes; it needs at least {MIN_KEY_BYTES}; "
+            f"{_MAKE_ONE}"
+        )
+    if len(set(key)) < _MIN_DISTINCT_BYTES:
+        raise ConfigError(f"{source}: the ticket key is not random; {_MAKE_ONE}")
+
+
+def _is_text(data: bytes) -> bool:
+    return all(32 <= byte < 127 or byte in b"\t\r\n" for byte in data)
+
+
+def _decode_key(text: str) -> bytes:
+    """Return the key of a line; raise ValueError if it is neither hex nor base64."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        pass
+    padded = text.rstrip("=").replace("+", "-").replace("/", "_")
+    padded += "=" * (-len(padded) % 4)
+    return base64.b64decode(padded, altchars=b"-_", validate=True)
+
 
 TICKET_BYTES = 64 << 10
 """The largest ticket, in bytes, that readers and servers accept."""

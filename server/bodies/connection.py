@@ -13,8 +13,8 @@ from ...transport import aio
 from ...transport.base import Channel
 from ..catalog.dataset import Encoding
 from ..metrics import Metrics
-from ..reader_waits import ReaderWaits
 from ..shm.shared_regions import SharedRegions
+from ..streams import ReaderWaits
 from .connection_leases import ConnectionLeases
 
 

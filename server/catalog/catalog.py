@@ -16,7 +16,7 @@ from ...memory.imports import find_staging, import_device_data
 from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
 from ...publication.storage import is_object_url, is_storage_url, open_storage
-from ..config import ServerSettings
+from ..config import Settings
 from .cache_uses import CacheUses
 from .dataset import Dataset, Writers
 from .delta.dataset import DeltaDataset
@@ -158,7 +158,7 @@ def find_device_type(dataset: Dataset) -> int | None:
 
 
 def open_catalog(
-    sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: ServerSettings
+    sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: Settings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
     refuse_writers = not settings.allow_writers

@@ -20,7 +20,7 @@ from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 
 if TYPE_CHECKING:
-    from ..config import ServerSettings
+    from ..config import Settings
 
 GROUP_BYTES = 512 << 10
 """The largest size of a group of several messages, in bytes. A larger message has its own group."""
@@ -38,7 +38,7 @@ class Budget:
     """How to read values for which Parquet leaves a choice."""
 
     @classmethod
-    def from_settings(cls, settings: ServerSettings) -> Budget:
+    def from_settings(cls, settings: Settings) -> Budget:
         """Return the budget that a server's settings describe."""
         options = ReadOptions(settings.parquet_int96, settings.parquet_keys)
         return cls(settings.filter_seconds, settings.parquet_bytes, options)

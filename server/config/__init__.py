@@ -1,4 +1,4 @@
-"""The server's settings: each is declared once, in `ServerSettings`.
+"""The server's settings: each is declared once, in `Settings`.
 
 Options of ``splitarrow serve``, ``SPLITARROW_…`` variables, keys of the TOML file and the table
 in the documentation follow from the declaration.
@@ -6,9 +6,9 @@ in the documentation follow from the declaration.
 
 from __future__ import annotations
 
+from .configuration import Configuration, load_settings
 from .declaration import Declaration, Group, Reload, Setting, declarations
-from .loading import Configuration, load_settings
-from .settings import DEFAULT_LISTEN, ServerSettings
+from .settings import DEFAULT_LISTEN, Settings
 
 __all__ = [
     "DEFAULT_LISTEN",
@@ -16,7 +16,7 @@ __all__ = [
     "Declaration",
     "Group",
     "Reload",
-    "ServerSettings",
+    "Settings",
     "Setting",
     "declarations",
     "load_settings",

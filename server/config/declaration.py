@@ -58,7 +58,7 @@ class Reload(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The documentation of a field of `ServerSettings`. Annotate the field's type with it."""
+    """The documentation of a field of `Settings`. Annotate the field's type with it."""
 
     help: str
     """The description: plain text, with code in backticks."""
@@ -77,7 +77,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A field of `ServerSettings`, as command line and documentation present it."""
+    """A field of `Settings`, as command line and documentation present it."""
 
     name: str
     """The field's name, which is also its TOML key."""

@@ -19,7 +19,7 @@ from ...errors import (
 from ...formats.flight_data import FlightData, parse_flight_data
 from ...proto import Flight_pb2 as flight
 from ..auth.principal import Permission
-from ..uploads.publish_request import ShardKey
+from ..uploads.publication import ShardKey
 from ..uploads.store import UploadStore
 from ..uploads.upload import Upload
 from .call import NO_UPLOADS, Call, parse_message

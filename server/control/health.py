@@ -9,8 +9,7 @@ import grpc
 
 from ...errors import ExhaustedError, SplitArrowError
 from ...formats.flight_data import iter_protobuf_fields
-from .address_calls import AddressCalls
-from .call import Context
+from .call import AddressCalls, Context
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE_FIELD = 1

@@ -1,27 +1,73 @@
 """Everything that a call of the Flight service needs around its method.
 
-A call goes through four steps: it is refused if its client has too many, or if the server drains
-and no read in progress needs it; its caller is authenticated; the method runs; and an error becomes
-a gRPC status.
+It authenticates the caller, limits and counts calls, and turns errors into gRPC statuses.
 """
 
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
 import anyio
 import grpc
 
-from ...errors import SplitArrowError, UnavailableError, exhausted_error
+from ...errors import (
+    ClosedError,
+    ConfigError,
+    SplitArrowError,
+    UnavailableError,
+    UsageError,
+    exhausted_error,
+    status_name,
+)
 from ..auth.principal import ANYONE
 from ..context import ServerContext
 from ..logs import get_logger
-from .address_calls import AddressCalls
-from .call import Call, Context
-from .errors import flatten_errors, grpc_status
+from ..refusals import describe_for_reader
+from .call import AddressCalls, Call, Context
+
+_MAX_MESSAGE_CHARACTERS = 1000
+"""gRPC sends the message in a header. It drops headers over 8 KiB, and the status with them."""
+
+
+def grpc_status(
+    error: SplitArrowError, subject: str | None, location: str | None = None
+) -> tuple[grpc.StatusCode, str]:
+    """Return the status code and the message for an error.
+
+    Parameters
+    ----------
+    error : SplitArrowError
+        The error.
+    subject : str or None
+        The dataset of the call. The message names it.
+    location : str or None
+        The path or URL of that dataset. The message does not name it.
+    """
+    if isinstance(error, ClosedError):
+        code = "UNAVAILABLE"
+    elif isinstance(error, ConfigError):
+        code = "FAILED_PRECONDITION"
+    elif isinstance(error, UsageError):
+        code = "INVALID_ARGUMENT"
+    else:
+        code = status_name(error)
+    text = describe_for_reader(error, error.stream or subject, location)
+    if len(text) > _MAX_MESSAGE_CHARACTERS:
+        text = text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
+    return getattr(grpc.StatusCode, code, grpc.StatusCode.UNKNOWN), text
+
+
+def flatten_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, or the errors in a group and in the groups within it."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from flatten_errors(inner)
+    else:
+        yield error
+
 
 UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
 """A method with one request and one response."""

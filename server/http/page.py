@@ -1,10 +1,15 @@
-"""The status page: rendered on the server, without scripts."""
+"""The status page: rendered on the server, without scripts.
+
+`History` keeps the rates of the last minutes, which the page plots.
+"""
 
 from __future__ import annotations
 
 import platform
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +20,118 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ...protocol.uri import DataUri
 from ...units import format_bytes, format_size
 from ..auth.principal import Principal
-from ..config import Declaration, ServerSettings, declarations
-from ..metrics import Sample
-from ..report import StreamReport, is_operator, package_version
-from .history import POINTS, History
+from ..config import Declaration, Settings, declarations
+from ..metrics import Sample, merge_samples
+from ..report import ProcessReport, StreamReport, is_operator, package_version
 from .service import Service
-from .sparkline import Sparkline, draw_sparkline
+
+WIDTH, HEIGHT = 120.0, 28.0
+"""The size of the coordinate system in which a path is drawn."""
+_TOP = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """A line plot of values."""
+
+    line: str
+    """The path of the line; empty if there are too few values."""
+    area: str
+    """The path of the area below the line."""
+    peak: float
+    """The largest value."""
+
+
+def draw_sparkline(values: Sequence[float], points: int) -> Sparkline:
+    """Return a sparkline of values, the last one at the right edge.
+
+    Parameters
+    ----------
+    values : sequence of float
+        The values, none of which is negative, the oldest first.
+    points : int
+        The number of values that take the whole width.
+
+    Examples
+    --------
+    >>> draw_sparkline([0, 5, 10], 3).line
+    'M0,28 L60,15 L120,2'
+    """
+    peak = max(values, default=0.0)
+    if len(values) < 2:
+        return Sparkline("", "", peak)
+    step = WIDTH / (points - 1)
+    left = WIDTH - step * (len(values) - 1)
+    scale = (HEIGHT - _TOP) / peak if peak else 0.0
+    places = [
+        f"{left + step * index:.4g},{HEIGHT - value * scale:.4g}"
+        for index, value in enumerate(values)
+    ]
+    line = "M" + " L".join(places)
+    return Sparkline(line, f"{line} L{WIDTH:g},{HEIGHT:g} L{left:.4g},{HEIGHT:g} Z", peak)
+
+
+POINTS = 60
+"""The number of rates that are kept for each dataset."""
+_BYTES = ("sent_bytes", "mapped_bytes")
+
+
+class History:
+    """The bytes per second of each dataset, one rate for each call of `record`.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rates: dict[str, deque[float]] = {}
+        self._before: dict[str, float] | None = None
+        self._time = 0.0
+
+    def record(self, collect: Callable[[], list[ProcessReport]]) -> None:
+        """Record the rates since the last call.
+
+        Parameters
+        ----------
+        collect : callable
+            Returns the reports of all processes.
+        """
+        totals, now = _sum_bytes(collect()), self._clock()
+        with self._lock:
+            before, seconds = self._before, now - self._time
+            self._before, self._time = totals, now
+            if before is None or seconds <= 0:
+                return
+            for label in totals.keys() | self._rates.keys():
+                rates = self._rates.setdefault(label, deque(maxlen=POINTS))
+                sent = totals.get(label, 0.0) - before.get(label, 0.0)
+                rates.append(max(0.0, sent) / seconds)
+
+    def rates(self, label: str) -> list[float]:
+        """Return the rates of a dataset in bytes per second, the oldest first."""
+        with self._lock:
+            return list(self._rates.get(label, ()))
+
+    def total(self) -> list[float]:
+        """Return the rates of all datasets together, the oldest first."""
+        with self._lock:
+            rates = [[*each] for each in self._rates.values()]
+        length = max(map(len, rates), default=0)
+        padded = [[0.0] * (length - len(each)) + each for each in rates]
+        return [sum(values) for values in zip(*padded, strict=True)]
+
+
+def _sum_bytes(reports: list[ProcessReport]) -> dict[str, float]:
+    totals = Counter[str]()
+    for metric, labels, value in merge_samples(report.samples for report in reports):
+        if metric.name in _BYTES and isinstance(value, (int, float)):
+            totals[labels[0]] += value  # pyright: ignore[reportArgumentType]
+    return dict(totals)
+
 
 REFRESH_SECONDS = 10
 """The time after which a browser loads the page again, in seconds."""
@@ -182,12 +293,12 @@ def _list_datasets(
         )
 
 
-def _list_settings(settings: ServerSettings) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+def _list_settings(settings: Settings) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
     """Yield the groups of settings: the name, the value as text, and whether it was changed."""
     groups: dict[str, list[tuple[str, str, bool]]] = {}
-    for declaration in declarations(ServerSettings):
+    for declaration in declarations(Settings):
         value = getattr(settings, declaration.name)
-        changed = value != ServerSettings.model_fields[declaration.name].default
+        changed = value != Settings.model_fields[declaration.name].default
         text = describe_setting(declaration, value)
         groups.setdefault(declaration.setting.group.value, []).append(
             (declaration.name, text, changed)

@@ -18,7 +18,7 @@ from .region_source import RegionSource, open_region_at_once, open_region_source
 from .region_store import RegionStore
 
 if TYPE_CHECKING:
-    from ..config import ServerSettings
+    from ..config import Settings
 
 _DEFAULT_CAPACITY_SHARE = 4
 """By default sealed memory takes at most one part in so many of the host's memory."""
@@ -33,14 +33,14 @@ class SharedRegions:
 
     Parameters
     ----------
-    settings : ServerSettings
+    settings : Settings
         The settings of the server. Those on shared memory, leases and budgets apply.
     processes : int
         The number of processes that divide the memory for datasets in the format Vortex. One of
         them serves all readers that map data, so that copies for these are not divided.
     """
 
-    def __init__(self, settings: ServerSettings, processes: int = 1) -> None:
+    def __init__(self, settings: Settings, processes: int = 1) -> None:
         capacity = settings.shm_cache
         if capacity is None:
             capacity = (

@@ -6,7 +6,7 @@ import pytest
 
 from splitarrow.benchmarks import counting
 from splitarrow.server.data_stream import DataStream
-from splitarrow.server.reader_waits import ReaderWaits
+from splitarrow.server.streams import ReaderWaits
 
 
 def test_groups_are_compared_and_the_server_is_restored(

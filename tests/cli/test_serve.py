@@ -18,7 +18,7 @@ from helpers.files import write_file
 from helpers.waiting import wait_until
 from splitarrow.cli.serve import parse_datasets
 from splitarrow.errors import UsageError
-from splitarrow.server.config import ServerSettings
+from splitarrow.server.config import Settings
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_names_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_help_shows_the_defaults(run: Run) -> None:
-    defaults = ServerSettings.model_fields
+    defaults = Settings.model_fields
     shown: dict[str, Any] = {
         "--listen": f"{defaults['listen'].default[0]}, and shared memory for readers on this host",
         "--drain-seconds": defaults["drain_seconds"].default,

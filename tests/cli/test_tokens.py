@@ -14,9 +14,8 @@ import pytest
 import splitarrow
 from helpers.cli import Run
 from splitarrow.errors import ConfigError
-from splitarrow.server.auth.new_tokens import add_token
 from splitarrow.server.auth.principal import Grants
-from splitarrow.server.auth.token_file import TokenFile, read_tokens
+from splitarrow.server.auth.token_file import TokenFile, add_token, read_tokens
 
 GRANT = ("--datasets", "*", "--write", "*")
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from helpers.service_manager import PATIENCE, Manager
-from splitarrow.server.notify import notify, watchdog_seconds
+from splitarrow.server.process import notify, watchdog_seconds
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from helpers.waiting import wait_until
-from splitarrow.server import waiting_writers
+from splitarrow.server import session
 from splitarrow.transport.memory.files import holds_file_lease, list_leased_files
 
 Data = pa.Table | Iterable[pa.RecordBatch]
@@ -77,7 +77,7 @@ def changing(change: Callable[[], object]) -> Generator[None]:
         leases = [holds_file_lease(file.fileno()) for file in list_leased_files()]
         return not (thread.is_alive() and all(leases))
 
-    with patch.object(waiting_writers, "list_leased_files", return_value=[]):
+    with patch.object(session, "list_leased_files", return_value=[]):
         thread.start()
         wait_until(has_begun)
         yield

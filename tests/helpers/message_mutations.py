@@ -24,7 +24,7 @@ from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.messages import Message
 from splitarrow.protocol.tags import BodyType
-from splitarrow.server.uploads.decoder import UploadDecoder
+from splitarrow.server.uploads.upload import UploadDecoder
 
 LIMITS = Limits(decoded_bytes=1 << 24)
 KINDS = ("schema", "record batch", "dictionary batch", "compressed batch", "footer")

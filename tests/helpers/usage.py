@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from splitarrow.server.shared_usage import SharedUsage, UsageTable
-from splitarrow.server.usage import Counts
+from splitarrow.server.usage import Counts, SharedUsage, UsageTable
 
 
 def fill(counts: Counts, key: str, limit: int) -> int:

@@ -14,18 +14,17 @@ from pydantic_settings import BaseSettings
 from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
 from splitarrow.protocol.tags import WANT_DATA
+from splitarrow.server.addresses import control_uri
 from splitarrow.server.config import (
     Configuration,
-    ServerSettings,
+    Settings,
     declarations,
     load_settings,
 )
-from splitarrow.server.config.arguments import ServeArguments
+from splitarrow.server.config.configuration import find_line
 from splitarrow.server.config.declaration import Count
-from splitarrow.server.config.page import settings_page
-from splitarrow.server.config.toml_lines import find_line
-from splitarrow.server.config.uris import listener_uri
-from splitarrow.server.control.address import control_uri
+from splitarrow.server.config.settings import ServeArguments, listener_uri
+from splitarrow.server.documentation import settings_page
 from splitarrow.transport.early_connections import DEFAULT_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +50,7 @@ def test_arguments_win_over_variables_and_variables_win_over_the_file(
 
 
 def test_serve_declares_the_types_of_all_settings() -> None:
-    fields = {name: field.annotation for name, field in ServerSettings.model_fields.items()}
+    fields = {name: field.annotation for name, field in Settings.model_fields.items()}
     for name in ("datasets", "listen", "control", "http"):  # parameters of their own
         del fields[name]
     hints = get_type_hints(ServeArguments)
@@ -188,7 +187,7 @@ def test_settings_reach_worker_processes_unchanged(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_help_text_and_a_value_name() -> None:
-    for declaration in declarations(ServerSettings):
+    for declaration in declarations(Settings):
         help = declaration.setting.help
         assert help.endswith("."), declaration.name
         assert help[0].isupper() or help[0] == "`", declaration.name
@@ -197,22 +196,22 @@ def test_every_setting_has_a_help_text_and_a_value_name() -> None:
 
 
 def test_every_setting_is_an_option_of_the_command_line() -> None:
-    names = [one.name for one in declarations(ServerSettings)]
-    assert names == list(ServerSettings.model_fields)
+    names = [one.name for one in declarations(Settings)]
+    assert names == list(Settings.model_fields)
     assert set(inspect.signature(serve).parameters) == {*names, "config"}
 
 
 def test_the_settings_page_is_up_to_date() -> None:
     page = settings_page()
     assert (ROOT / "docs" / "settings.md").read_text() == page, (
-        "run: python -m splitarrow.server.config.page > docs/settings.md"
+        "run: python -m splitarrow.server.documentation > docs/settings.md"
     )
-    for declaration in declarations(ServerSettings):
+    for declaration in declarations(Settings):
         assert f"\n| `{declaration.name}` |" in page
 
 
 def test_the_settings_of_a_group_are_declared_together() -> None:
-    groups = [key for key, _ in groupby(one.setting.group for one in declarations(ServerSettings))]
+    groups = [key for key, _ in groupby(one.setting.group for one in declarations(Settings))]
     assert len(groups) == len(set(groups))
 
 

@@ -15,18 +15,22 @@ import splitarrow
 from helpers.package import ROOT
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError
+from splitarrow.server import metrics as label_cap
+from splitarrow.server import metrics as registry
+from splitarrow.server.documentation import metrics_page
 from splitarrow.server.metrics import (
     DaemonMetrics,
     Histogram,
+    Merge,
     Metric,
     Metrics,
     MetricType,
-    label_cap,
+    Registry,
+    counter,
+    gauge,
+    histogram,
     merge_samples,
-    registry,
 )
-from splitarrow.server.metrics.page import metrics_page
-from splitarrow.server.metrics.registry import Merge, Registry, counter, gauge, histogram
 
 STATS = [
     "connections",
@@ -159,7 +163,7 @@ def test_the_exported_names_are_unique() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), (
-        "run: python -m splitarrow.server.metrics.page > docs/metrics.md"
+        "run: python -m splitarrow.server.documentation > docs/metrics.md"
     )
 
 

@@ -158,7 +158,7 @@ def test_another_protocol_in_a_variable_is_a_warning(
 def test_a_missing_package_names_the_extra(
     variables: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("splitarrow.server.tracing.tracer", "splitarrow.server.tracing.spans"):
+    for name in ("splitarrow.server.spans", "splitarrow.server.spans"):
         variables.delitem(sys.modules, name, raising=False)
     variables.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(MissingExtraError, match=r"otlp: .*pip install 'splitarrow\[otel\]'"):

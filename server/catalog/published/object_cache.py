@@ -15,20 +15,20 @@ from ....errors import DatasetError
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length, hash_file
 from ....publication.storage import Storage
-from ...config import ServerSettings
+from ...config import Settings
 from ..cache_uses import CacheUses
 
 
-def open_object_cache(settings: ServerSettings | None = None) -> ObjectCache:
+def open_object_cache(settings: Settings | None = None) -> ObjectCache:
     """Return the cache that the settings describe.
 
     Parameters
     ----------
-    settings : ServerSettings, optional
-        The settings. Default: the defaults of `ServerSettings`, with the folder
+    settings : Settings, optional
+        The settings. Default: the defaults of `Settings`, with the folder
         ``splitarrow/objects`` in the user's cache folder.
     """
-    chosen = settings or ServerSettings.model_construct()
+    chosen = settings or Settings.model_construct()
     folder = chosen.object_cache
     if folder is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -24,8 +24,7 @@ from splitarrow.client.dataset.client import Client
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.control_uri import parse_control_uri
 from splitarrow.client.rpc.errors import convert_grpc_error
-from splitarrow.server.auth.access_control import AccessControl
-from splitarrow.server.auth.authenticator import Authenticator
+from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.transport.tls_options import TlsOptions

@@ -19,11 +19,9 @@ from splitarrow.errors import (
 )
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri, Streams
-from splitarrow.server.auth.access_control import AccessControl
-from splitarrow.server.auth.authenticator import Authenticator
+from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.principal import ANYONE, Grants
-from splitarrow.server.auth.ticket_keys import TicketKeys
-from splitarrow.server.auth.tickets import TicketSigner
+from splitarrow.server.auth.tickets import TicketKeys, TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.server.config import load_settings
 

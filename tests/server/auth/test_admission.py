@@ -24,8 +24,7 @@ from splitarrow.errors import (
 )
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
-from splitarrow.server.auth.ticket_keys import TicketKeys
-from splitarrow.server.auth.tickets import TicketSigner
+from splitarrow.server.auth.tickets import TicketKeys, TicketSigner
 from splitarrow.transport.tls_options import TlsOptions
 
 TABLE = pa.table({"n": list(range(1000)), "s": [f"row {n}" for n in range(1000)]})

@@ -26,11 +26,17 @@ from joserfc import jwk, jwt
 
 from helpers.clock import Clock
 from splitarrow.errors import ConfigError, DeniedError, MissingExtraError
-from splitarrow.server.auth import jwks
-from splitarrow.server.auth.access_control import AccessControl
-from splitarrow.server.auth.authenticator import Authenticator
-from splitarrow.server.auth.jwks import FileKeys, UrlKeys, check_url, fetch_url, open_key_source
-from splitarrow.server.auth.jwt import ALGORITHMS, JwtVerifier
+from splitarrow.server.auth import jwt as jwks
+from splitarrow.server.auth.access_control import AccessControl, Authenticator
+from splitarrow.server.auth.jwt import (
+    ALGORITHMS,
+    FileKeys,
+    JwtVerifier,
+    UrlKeys,
+    check_url,
+    fetch_url,
+    open_key_source,
+)
 from splitarrow.server.auth.principal import Grants, Principal
 from splitarrow.server.config import load_settings
 

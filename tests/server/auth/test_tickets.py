@@ -39,8 +39,7 @@ from splitarrow.protocol.request import (
     Request,
 )
 from splitarrow.protocol.uri import Streams
-from splitarrow.server.auth.replay_cache import ReplayCache
-from splitarrow.server.auth.tickets import TICKET_BYTES, TicketClaims, TicketSigner
+from splitarrow.server.auth.tickets import TICKET_BYTES, ReplayCache, TicketClaims, TicketSigner
 
 KEY = bytes(range(32))
 OTHER = bytes(range(100, 140))

@@ -19,8 +19,7 @@ from helpers.waiting import wait_until
 from splitarrow.client.connect import connect
 from splitarrow.errors import ConfigError, DeniedError
 from splitarrow.proto import Flight_pb2 as pb
-from splitarrow.server.auth.access_control import AccessControl
-from splitarrow.server.auth.authenticator import Authenticator
+from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
 

@@ -14,8 +14,7 @@ from grpc_health.v1 import health_pb2
 from pyarrow import flight
 
 from helpers.control_plane import Running, running
-from splitarrow.server.auth.access_control import AccessControl
-from splitarrow.server.auth.authenticator import Authenticator
+from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile
 

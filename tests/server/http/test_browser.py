@@ -27,7 +27,7 @@ from helpers.waiting import wait_until
 from splitarrow.errors import RemoteError, SplitArrowError
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.http import listener
-from splitarrow.server.http.history import POINTS
+from splitarrow.server.http.page import POINTS
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,9 @@ import pytest
 
 import splitarrow
 from helpers.http_requests import request
-from splitarrow.server.http import address, page, sparkline
-from splitarrow.server.http.history import POINTS, History
+from splitarrow.server import addresses
+from splitarrow.server.http import page
+from splitarrow.server.http.page import POINTS, History
 from splitarrow.server.metrics import Metrics
 from splitarrow.server.report import ProcessReport
 
@@ -141,13 +142,13 @@ def test_rates_are_kept_for_a_time() -> None:
         now = float(step)
         history.record(lambda step=step: report(step * step))
     assert len(history.rates("data")) == POINTS
-    line = sparkline.draw_sparkline(history.rates("data"), POINTS)
+    line = page.draw_sparkline(history.rates("data"), POINTS)
     assert line.line.startswith("M0,")
     assert line.line.endswith("L120,2")
     assert line.peak == history.rates("data")[-1]
 
 
-@pytest.mark.parametrize("module", [address, page, sparkline], ids=["address", "page", "sparkline"])
+@pytest.mark.parametrize("module", [addresses, page, page], ids=["address", "page", "sparkline"])
 def test_examples(module: ModuleType) -> None:
     results = doctest.testmod(module)
     assert results.attempted > 0
