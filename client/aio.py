@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from ..protocol.uri import DataUri
 from ..transport.tls_options import TlsOptions
-from .cluster.aio_client import AsyncClusterClient
-from .cluster.client import ClusterClient
-from .dataset.aio_client import AsyncClient
 from .dataset.client import Client
 from .rpc.control_uri import parse_control_uris
+
+if TYPE_CHECKING:
+    from .cluster.aio_client import AsyncClusterClient
+    from .dataset.aio_client import AsyncClient
 
 
 @overload
@@ -72,6 +73,9 @@ def connect(
     """
     uris = parse_control_uris(uri)
     if len(uris) > 1:
+        from .cluster.aio_client import AsyncClusterClient
+        from .cluster.client import ClusterClient
+
         return AsyncClusterClient(
             partial(
                 ClusterClient,
@@ -82,6 +86,8 @@ def connect(
                 timeout=timeout,
             )
         )
+    from .dataset.aio_client import AsyncClient
+
     return AsyncClient(
         partial(Client, uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
     )

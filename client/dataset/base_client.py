@@ -17,13 +17,13 @@ from ..stream.memory_argument import find_allocator, move_to_memory
 from ..stream.options import ReadOptions, check_validation
 from ..stream.tracing import trace_plan, trace_read
 from ..stream.uris import check_spans, column_names
-from .dataset import Dataset
 from .format_choice import resolve_format
 from .listing import DatasetListing
 from .read_plan import AUTO, ReadPlan
 from .requests import build_request
 
 if TYPE_CHECKING:
+    from .dataset import Dataset
     from .dataset_stream import DatasetStream
     from .resumable_endpoint import ResumableEndpoint
 
@@ -41,6 +41,8 @@ class BaseClient(DatasetListing):
         NotFoundError
             If no such dataset exists.
         """
+        from .dataset import Dataset  # needed by reads alone
+
         return Dataset(self.read, self.info(name))
 
     def __getitem__(self, name: str) -> Dataset:

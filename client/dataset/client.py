@@ -26,7 +26,6 @@ from ..rpc.upload import Progress, read_batches, upload_dataset
 from .base_client import BaseClient
 from .descriptions import Descriptions
 from .read_plan import ReadPlan
-from .replicas import Replica
 from .requests import check_name, encode_command, pin_version, select_span
 from .shards import list_ordinals, select_endpoints
 
@@ -157,6 +156,7 @@ class Client(BaseClient):
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
         info = self.describe(request)
+        from .replicas import Replica
         from .resumable_endpoint import ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1
@@ -175,6 +175,7 @@ class Client(BaseClient):
         self, request: Request, shards: frozenset[int], plan: ReadPlan
     ) -> tuple[pa.Schema, list[ResumableEndpoint]]:
         """Plan to read a part of one shard, with a known ticket if possible."""
+        from .replicas import Replica
         from .resumable_endpoint import ResumableEndpoint
 
         info = self._descriptions.get(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ProtocolError
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
-from .channel import FlightChannel
+
+if TYPE_CHECKING:
+    from .channel import FlightChannel
 
 
 @dataclass(frozen=True, slots=True)

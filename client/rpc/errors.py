@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from ...errors import (
     ClosedError,
@@ -17,6 +15,9 @@ from ...errors import (
     remote_error,
 )
 from .connect_failures import explain_connect_failure, remove_address
+
+if TYPE_CHECKING:
+    import grpc
 
 # gRPC reports a status only. The text of its details tells the causes apart.
 _CONNECT_FAILURES = (
@@ -71,11 +72,10 @@ def convert_grpc_error(
         Whether this side ended the call.
     """
     call: Any = error
-    code: Any = call.code() if hasattr(call, "code") else grpc.StatusCode.UNKNOWN
+    status: str = call.code().name if hasattr(call, "code") else "UNKNOWN"
     details = str(call.details() or "") if hasattr(call, "details") else ""
     if secret:
         details = details.replace(secret, "…")
-    status: str = code.name
     if closed:
         return ClosedError("the stream was cancelled", stream=dataset)
     if status == "DEADLINE_EXCEEDED":

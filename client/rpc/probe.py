@@ -6,7 +6,6 @@ import contextlib
 import socket
 
 from ...protocol.uri import DataUri
-from ...transport.framing import PREFACE
 
 _SECONDS = 1.0
 """How long each attempt may take, in seconds."""
@@ -35,6 +34,8 @@ def explain_listener(uri: DataUri) -> str | None:
 
 
 def _speaks_splitarrow(uri: DataUri) -> bool:
+    from ...transport.framing import PREFACE
+
     with _connect(uri) as sock, contextlib.suppress(OSError):
         sock.sendall(PREFACE)
         return sock.recv(len(PREFACE), socket.MSG_WAITALL) == PREFACE

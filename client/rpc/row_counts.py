@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ProtocolError
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
-from .channel import FlightChannel
+
+if TYPE_CHECKING:
+    from .channel import FlightChannel
 
 RowCounts = dict[int, list[int]]
 """For each shard, the rows of its record batches."""

@@ -23,7 +23,7 @@ from ...errors import (
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...protocol.uri import DataUri
 from ...representation import describe_object
-from ...transport import aio as driver
+from ...transport import aio as async_driver
 from ...transport.base import ConnectOptions
 from ...transport.registry import find_transport
 from .async_batch_stream import AsyncBatchStream
@@ -123,7 +123,7 @@ class AsyncStream(AsyncBatchStream):
         reader.begin()
         for uri in reader.uris:
             channel = await to_thread.run_sync(find_transport(uri).connect, uri, options)
-            await driver.send(channel, reader.attach(channel, uri), stall_timeout)
+            await async_driver.send(channel, reader.attach(channel, uri), stall_timeout)
         reader.start()
 
     async def __aexit__(
@@ -185,7 +185,7 @@ class AsyncStream(AsyncBatchStream):
         """Wait for frames and pass them to the reader, which records errors."""
         stream, channel = self._reader.next_channel()
         try:
-            frames = await driver.receive(channel, self._options.stall_timeout)
+            frames = await async_driver.receive(channel, self._options.stall_timeout)
         except SplitArrowError as error:
             if self._cancelled and isinstance(error, TransportError):
                 error = ClosedError("the stream was cancelled")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ...memory.copier import DeviceCopier
-from ...memory.device_batch import DeviceBatch
-from ...memory.device_memory import DeviceMemory
 from ...representation import describe_as_html, describe_object
 from .async_batch_stream import AsyncBatchStream
 from .batch_stream import BatchStream
+
+if TYPE_CHECKING:
+    from ...memory.copier import DeviceCopier
+    from ...memory.device_batch import DeviceBatch
+    from ...memory.device_memory import DeviceMemory
 
 
 class DeviceStream:
@@ -71,7 +73,7 @@ class DeviceStream:
         except StopIteration:
             self._copier.close()
             raise
-        return batch if isinstance(batch, DeviceBatch) else self._copier.copy(batch)
+        return self._copier.copy(batch) if isinstance(batch, pa.RecordBatch) else batch
 
     def close(self) -> None:
         """Close the stream. Batches that were returned stay valid. Idempotent."""
@@ -132,7 +134,7 @@ class AsyncDeviceStream:
     async def __anext__(self) -> DeviceBatch:
         """Return the next record batch; see `DeviceStream`."""
         batch: Any = await anext(self.source)
-        return batch if isinstance(batch, DeviceBatch) else self._copier.copy(batch)
+        return self._copier.copy(batch) if isinstance(batch, pa.RecordBatch) else batch
 
     def close(self) -> None:
         """Close the stream. Batches that were returned stay valid. Idempotent."""

@@ -11,7 +11,6 @@ from ...errors import InvalidRequestError, UriError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
 from ...protocol.uri import DataUri, Streams
-from ...transport.registry import find_transport
 
 UNKNOWN_NAME = "?"
 """The name of a dataset that an opaque ticket requests."""
@@ -112,6 +111,8 @@ def complete_uri(uri: str | DataUri) -> DataUri:
     >>> complete_uri("tcp://host/flights").ticket
     b'flights'
     """
+    from ...transport.registry import find_transport
+
     parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
     traits = find_transport(parsed).traits
     name = parsed.path.strip("/")
