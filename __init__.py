@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from .client.cluster.client import ClusterClient
     from .client.connect import connect
     from .client.dataset.client import Client
-    from .client.dataset.dataset import Dataset
-    from .client.dataset.dataset_stream import DatasetStream
+    from .client.dataset.dataset import Dataset, DatasetStream
     from .client.open import open
     from .client.rpc.info import DatasetInfo, Endpoint, TensorInfo
-    from .client.stream.blocking import Stream
+    from .client.stream.stream import Stream
     from .formats.arrow.tensors.sparse_tensor import SparseTensor
     from .formats.arrow.tensors.tensor import Tensor
     from .protocol.limits import Limits
@@ -68,13 +67,13 @@ _MODULES = {
     "ClusterClient": ".client.cluster.client",
     "Dataset": ".client.dataset.dataset",
     "DatasetInfo": ".client.rpc.info",
-    "DatasetStream": ".client.dataset.dataset_stream",
+    "DatasetStream": ".client.dataset.dataset",
     "Endpoint": ".client.rpc.info",
     "Limits": ".protocol.limits",
     "ServeArguments": ".server.config.settings",
     "Server": ".server.embedded",
     "SparseTensor": ".formats.arrow.tensors.sparse_tensor",
-    "Stream": ".client.stream.blocking",
+    "Stream": ".client.stream.stream",
     "Tensor": ".formats.arrow.tensors.tensor",
     "TensorInfo": ".client.rpc.info",
     "TlsOptions": ".transport.tls_options",

@@ -6,13 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client.aio import connect
-    from .client.aio_open import open
-    from .client.cluster.aio_client import AsyncClusterClient
-    from .client.dataset.aio_client import AsyncClient
-    from .client.dataset.aio_dataset import AsyncDataset
-    from .client.dataset.aio_stream import AsyncDatasetStream
-    from .client.stream.aio import AsyncStream
+    from .client.cluster.client import AsyncClusterClient
+    from .client.dataset.aio import AsyncClient, AsyncDataset, AsyncDatasetStream
+    from .client.stream.stream import AsyncStream
 
 __all__ = [
     "AsyncClient",
@@ -25,13 +21,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncClient": ".client.dataset.aio_client",
-    "AsyncClusterClient": ".client.cluster.aio_client",
-    "AsyncDataset": ".client.dataset.aio_dataset",
-    "AsyncDatasetStream": ".client.dataset.aio_stream",
-    "AsyncStream": ".client.stream.aio",
-    "connect": ".client.aio",
-    "open": ".client.aio_open",
+    "AsyncClient": ".client.dataset.aio",
+    "AsyncClusterClient": ".client.cluster.client",
+    "AsyncDataset": ".client.dataset.aio",
+    "AsyncDatasetStream": ".client.dataset.aio",
+    "AsyncStream": ".client.stream.stream",
+    "connect": ".client.connect",
+    "open": ".client.open",
 }
 
 
@@ -40,6 +36,7 @@ def __getattr__(name: str) -> Any:
     module_name = _MODULES.get(name)
     if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module_name, __package__), name)
+    module = import_module(module_name, __package__)
+    value = getattr(module, f"{name}_async" if name.islower() else name)
     globals()[name] = value
     return value

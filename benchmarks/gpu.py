@@ -23,8 +23,8 @@ from rich.table import Table
 from ..client.open import open as open_stream
 from ..errors import SplitArrowError, UsageError
 from ..memory import CudaMemory, DeviceMemory
-from ..memory.c_structures import read_tensor
 from ..memory.device_batch import DeviceBatch
+from ..memory.interfaces import read_tensor
 from ..server.catalog.device_table import BATCH_BYTES as BATCH_LIMIT
 from ..server.embedded import serve
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..atomic_files import AtomicFile
 from ..errors import UsageError
+from ..publication.atomic_files import AtomicFile
 from .machine import machine_properties, software_versions
 from .statistics import Statistics
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..client.stream.filters import serialize_filter
+from ..client.filters import serialize_filter
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, wrap_footer
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple, cast
 
 from ..errors import UsageError
-from ..units import format_bytes
+from ..formats.text import format_bytes
 from .markdown import insert_between
 from .plot import check_plot
 from .spark_run import (

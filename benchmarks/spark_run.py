@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import pipeline
-from ..atomic_files import write_atomic
 from ..errors import SplitArrowError
 from ..pipeline.jvm import FORMAT
 from ..pipeline.workers import run_probe
+from ..publication.atomic_files import write_atomic
 from ..testing import Daemon
 from .machine import machine_properties, software_versions
 from .memory import MemorySampler, max_known

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..client.stream.uris import complete_uri
+from ..client.uris import complete_uri
 from ..errors import UriError
 from ..protocol.uri import DataUri, Streams
 from .formatting import escape_text, format_bytes, format_count, format_number

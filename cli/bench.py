@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from ..errors import UsageError
-from ..units import parse_size
+from ..formats.text import parse_size
 from . import signals
 from .options import flag, option
 from .terminal import is_terminal, standard_output

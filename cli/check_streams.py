@@ -33,13 +33,13 @@ def check_uri(
         "connect_timeout": connect_timeout,
     }
     if not is_control_uri(uri):
-        from ..client.stream.blocking import open as open_stream
-        from ..client.stream.uris import complete_uri
+        from ..client.stream.stream import open as open_stream
+        from ..client.uris import complete_uri
 
         name = complete_uri(uri).redacted()
         yield _read(name, partial(open_stream, uri, **options), progress)
         return
-    from ..client.rpc.control_uri import split_dataset
+    from ..client.uris import split_dataset
 
     address, name = split_dataset(uri)
     with open_client(address, token, connect_timeout) as client:

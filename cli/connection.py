@@ -53,9 +53,9 @@ Quiet = Annotated[bool, flag("-q", "--quiet", help="Show no progress and no summ
 
 def is_control_uri(uri: str) -> bool:
     """Return whether a URI is that of a control plane, or of a dataset of one."""
-    from ..client.rpc import control_uri
+    from ..client import uris
 
-    return control_uri.is_control_uri(uri)
+    return uris.is_control_uri(uri)
 
 
 def locate(uri: str, name: str | None, command: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def locate(uri: str, name: str | None, command: str) -> tuple[str, str]:
     UsageError
         If neither names a dataset, or both do.
     """
-    from ..client.rpc.control_uri import split_dataset
+    from ..client.uris import split_dataset
 
     address, found = split_dataset(uri)
     if name is not None and found is not None:

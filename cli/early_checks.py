@@ -60,8 +60,8 @@ def check_control_plane(uri: str, timeout: float) -> None:
     UriError
         If the URI is malformed.
     """
-    from ..client.rpc.connect_failures import explain_connect_failure
-    from ..client.rpc.control_uri import parse_control_uris
+    from ..client.rpc.errors import explain_connect_failure
+    from ..client.uris import parse_control_uris
 
     addresses = parse_control_uris(uri)
     if len(addresses) > 1 or any(name in os.environ for name in _PROXIES) or timeout <= 0:

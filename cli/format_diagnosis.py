@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..client.dataset.format_choice import choose_for_dataset
-from ..client.stream.format_choice import CHOOSER
+from ..client.stream.format_choice import CHOOSER, choose_for_dataset
 from ..errors import MissingExtraError, SplitArrowError
 
 

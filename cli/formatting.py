@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..units import format_bytes
+from ..formats.text import format_bytes
 
 __all__ = [
     "escape_text",

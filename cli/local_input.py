@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..client.stream.decoders import open_content_decoder
-from ..client.stream.filters import serialize_filter
-from ..client.stream.options import Validation
-from ..client.stream.tensor_decoder import TensorDecoder
+from ..client.arguments import Validation
+from ..client.filters import serialize_filter
+from ..client.stream.decoders import TensorDecoder, open_content_decoder
 from ..errors import DatasetError, UsageError
 from ..formats.arrow.footer_metadata import find_footer_metadata
 from ..formats.arrow.tensors import AnyTensor

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ..client.stream.kept_messages import find_messages
+from ..client.stream.decoders import find_messages
 from ..formats.arrow.encoder import MessageEncoder
 from ..formats.arrow.writing.batch_encoder import BatchEncoder
 

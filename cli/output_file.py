@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ..atomic_files import AtomicFile, sync_folder
+from ..publication.atomic_files import AtomicFile, sync_folder
 from . import signals
 
 

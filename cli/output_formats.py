@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from ..client.stream.custom_metadata import find_metadata
+from ..client.stream.batch_stream import find_metadata
 from ..errors import UsageError
 from .terminal import name_standard_output
 from .text_formats import CsvSink, JsonLinesSink

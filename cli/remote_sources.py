@@ -42,7 +42,7 @@ def query_source(
 def data_source(uris: list[str], ticket: str | None, options: dict[str, Any]) -> Generator[Source]:
     """Read from the URI of a dataset, or from a pair of URIs."""
     with connect_first(uris, ticket, options["connect_timeout"]):
-        from ..client.stream.blocking import open as open_stream
+        from ..client.stream.stream import open as open_stream
 
         yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **options)
 
@@ -55,7 +55,7 @@ def _dataset_name(uris: list[str], ticket: str | None) -> str:
     UriError
         If a URI is malformed or has an unknown scheme, or there is no ticket.
     """
-    from ..client.stream.uris import complete_uri, read_dataset_name
+    from ..client.uris import complete_uri, read_dataset_name
 
     parsed = [complete_uri(uri) for uri in uris]
     for uri in parsed:

@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
 
-from ..client.stream.decoders import open_decoder
-from ..client.stream.kept_messages import KeepingDecoder
-from ..client.stream.options import Validation
+from ..client.arguments import Validation
+from ..client.stream.decoders import KeepingDecoder, open_decoder
 from ..errors import DatasetError, UsageError
 from ..formats.arrow.framing import CONTINUATION, parse_prefix
 from ..formats.arrow.message import HeaderType, read_message_info

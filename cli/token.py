@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ..reloadable import is_world_readable
+from ..transport.credential_files import is_world_readable
 from .connection import AsJson
 from .formatting import escape_text
 from .options import Subcommands, option

@@ -1,21 +1,29 @@
-"""Opening a data stream: the URI of one, or a dataset of a control plane."""
+"""Opening a data stream, blocking or asynchronous.
+
+The target is the URI of a stream, or a dataset of a control plane.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UriError, UsageError
 from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..protocol.memory import DEFAULT_ALLOCATOR
 from ..protocol.uri import DataUri
 from ..transport.tls_options import TlsOptions
-from .rpc.control_uri import is_control_uri, split_dataset
-from .stream import blocking
-from .stream.blocking import Stream
-from .stream.memory_argument import find_allocator, move_to_memory
+from .arguments import ReadOptions, check_validation
+from .stream import stream as blocking
+from .stream.device_stream import find_allocator, move_to_memory
+from .stream.format_choice import AUTO_FORMAT, choose_for_uris
+from .stream.stream import AsyncStream, Stream
+from .uris import is_control_uri, resolve_uris, split_dataset
 
 if TYPE_CHECKING:
-    from .dataset.dataset_stream import DatasetStream
+    from .dataset.aio import AsyncDatasetStream
+    from .dataset.dataset import DatasetStream
 
 
 def open(
@@ -222,3 +230,109 @@ def check_no_token(token: str | None) -> None:
             "a token is for a control plane, as in grpc://host:8815/NAME; the ticket of a "
             "want_data URI already contains its authorization"
         )
+
+
+def open_async(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: str | Sequence[str] | None = None,
+    filter: Any = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+    format: str | None = None,
+    batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
+    validate: str | None = None,
+    connect_timeout: float = 10.0,
+    stall_timeout: float | None = 30.0,
+    prefetch_bytes: int | None = None,
+    max_decoded_bytes: int = 1 << 30,
+    require_transport: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    tls: TlsOptions | None = None,
+    token: str | None = None,
+    memory: Any = None,
+) -> AsyncStream | AsyncDatasetStream:
+    """Open a data stream for reading; the parameters are those of `splitarrow.open`.
+
+    Returns
+    -------
+    AsyncStream or AsyncDatasetStream
+        A stream that connects when it is entered with ``async with``. Entering it raises the
+        errors of `splitarrow.open`.
+
+    Raises
+    ------
+    UsageError
+        If an argument is invalid; `UriError` for the URI.
+
+    Examples
+    --------
+    >>> import anyio, pyarrow, splitarrow
+    >>> async def read_names(uri):
+    ...     async with splitarrow.aio.open(uri, columns=["name"]) as stream:
+    ...         async for batch in stream:
+    ...             print(batch.to_pydict())
+    >>> table = pyarrow.table({"n": [1, 2, 3], "name": ["a", "b", "c"]})
+    >>> with splitarrow.serve({"numbers": table}) as server:
+    ...     anyio.run(read_names, server.uri("numbers"))
+    {'name': ['a', 'b', 'c']}
+    """
+    host_memory = None if memory is None else find_allocator(memory)
+    if isinstance(uri, (str, DataUri)) and is_control_uri(uri):
+        locate_dataset(uri, ticket)
+        from .dataset.aio import AsyncDatasetStream
+
+        dataset_stream = AsyncDatasetStream(
+            partial(
+                open_dataset,
+                uri,
+                ticket,
+                token,
+                columns=columns,
+                filter=filter,
+                limit=limit,
+                batch_rows=batch_rows,
+                compression=compression,
+                format=format,
+                batches=batches,
+                rows=rows,
+                validate=validate,
+                connect_timeout=connect_timeout,
+                stall_timeout=stall_timeout,
+                prefetch_bytes=prefetch_bytes,
+                max_decoded_bytes=max_decoded_bytes,
+                require_transport=require_transport,
+                limits=limits,
+                tls=tls,
+                memory=host_memory,
+            )
+        )
+        return move_to_memory(dataset_stream, memory)
+    check_no_token(token)
+    uris = resolve_uris(
+        uri,
+        ticket,
+        columns=columns,
+        limit=limit,
+        batch_rows=batch_rows,
+        compression=compression,
+        format=None if format == AUTO_FORMAT else format,
+        batches=batches,
+        rows=rows,
+    )
+    choose = partial(choose_for_uris, Stream) if format == AUTO_FORMAT else None
+    options = ReadOptions(
+        validate=check_validation(validate),
+        connect_timeout=connect_timeout,
+        stall_timeout=stall_timeout,
+        prefetch_bytes=prefetch_bytes,
+        max_decoded_bytes=max_decoded_bytes,
+        require_transport=require_transport,
+        limits=limits,
+        tls=tls,
+        allocator=host_memory or DEFAULT_ALLOCATOR,
+    )
+    return move_to_memory(AsyncStream(uris, options, filter, choose), memory)

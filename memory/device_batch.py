@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from ..errors import SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import column_to_numpy, columns_to_numpy, require_numpy
-from ..representation import describe_as_html, describe_object
+from ..formats.text import describe_as_html, describe_object
 from .array_layout import ArrayLayout
 from .device import Device, Event
-from .imported_arrays import with_null_count
+from .imports import with_null_count
 from .interfaces import DeviceCapsules, array_interface, device_capsules, dlpack_capsule
 from .pool import Returnable
 

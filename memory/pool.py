@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ..units import format_bytes, format_size
+from ..formats.text import format_bytes, format_size
 
 _SMALLEST = 64 << 10
 _CLASSES_PER_DOUBLING = 4

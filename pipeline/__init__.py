@@ -50,8 +50,7 @@ from .java import Java, find_java
 from .spark_session import prepare_environment, register, require_pyspark, session
 
 if TYPE_CHECKING:
-    from ..client.cluster.publish import ClusterPublishResult, publish_shards
-    from ..client.cluster.rendezvous import assign_shards
+    from ..client.cluster.publication import ClusterPublishResult, assign_shards, publish_shards
     from ..publication.version_store import VersionStore
     from .dictionaries import dictionary_columns
     from .filters import filter_option
@@ -75,11 +74,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ClusterPublishResult": "..client.cluster.publish",
+    "ClusterPublishResult": "..client.cluster.publication",
     "VersionStore": "..publication.version_store",
-    "assign_shards": "..client.cluster.rendezvous",
+    "assign_shards": "..client.cluster.publication",
     "publish_folder": ".folder_publication",
-    "publish_shards": "..client.cluster.publish",
+    "publish_shards": "..client.cluster.publication",
 }
 """The modules of the names that are imported on first use."""
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.sql import datasource as ds
 
-from ..client.stream.filters import serialize_filter
+from ..client.filters import serialize_filter
 from ..errors import UsageError
 from ..protocol.request import MAX_FILTER_CHARS
 from .casting import CASTING_ERRORS

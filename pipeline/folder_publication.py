@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..client.cluster.publish import ClusterPublishResult, ShardProgress, publish_shards
+from ..client.cluster.publication import ClusterPublishResult, ShardProgress, publish_shards
 from ..errors import DatasetError
 from ..protocol.uri import DataUri
 from ..publication.manifest import Manifest, ShardEntry

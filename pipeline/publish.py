@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from ..client.cluster.publish import ShardProgress
+from ..client.cluster.publication import ShardProgress
 from ..errors import DatasetError, UsageError
 from ..publication.layout import format_data_folder
 from ..publication.manifest import Manifest

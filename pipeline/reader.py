@@ -18,8 +18,8 @@ from pyspark.sql import types as st
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..client.connect import AnyClient, connect
+from ..client.filters import serialize_filter
 from ..client.rpc.info import DatasetInfo
-from ..client.stream.filters import serialize_filter
 from ..errors import UsageError, remote_error
 from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions

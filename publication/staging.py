@@ -24,8 +24,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..atomic_files import new_temporary_name
 from ..errors import DatasetError
+from .atomic_files import new_temporary_name
 from .layout import check_name, format_data_folder, format_shard_name, format_staging_folder
 from .manifest import ShardEntry
 from .shard_files import inspect_shard_file, write_shard_file

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ..atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
 from ..errors import DatasetError, MissingExtraError, UsageError
+from .atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
 
 
 class StoredObject(NamedTuple):

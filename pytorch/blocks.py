@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow as pa
 
 from ..client.connect import AnyClient
-from ..client.dataset.backoff import draw_pause
-from ..client.dataset.replicas import TRANSIENT
+from ..client.dataset.endpoints import TRANSIENT, draw_pause
 from ..errors import DatasetError, SplitArrowError
 from .order import EpochOrder, Piece
 from .plan import Block, Categories, DatasetPlan, DeviceTable

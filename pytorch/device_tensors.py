@@ -17,7 +17,7 @@ import pyarrow as pa
 from ..errors import InvalidDataError, UsageError
 from ..memory.array_layout import ArrayLayout
 from ..memory.device_batch import DeviceBatch
-from ..memory.selection import DeviceMemory, select_memory
+from ..memory.device_memory import DeviceMemory, select_memory
 from .tensors import TensorOptions, Tensors, fill_value, prefix_field, torch_type
 from .torch_module import torch
 

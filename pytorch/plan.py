@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from ..client.connect import AnyClient
 from ..errors import ConnectionLostError, SplitArrowError, UsageError
-from ..grpc_usage import GRPC_USAGE
-from ..pandas_import import prevent_pandas_import
+from ..formats.arrow.numpy_arrays import prevent_pandas_import
+from ..transport.grpc_usage import GRPC_USAGE
 
 if TYPE_CHECKING:
     from ..memory.device_batch import DeviceBatch

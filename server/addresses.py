@@ -13,7 +13,7 @@ from ..errors import ConfigError, UriError
 from ..protocol.uri import DataUri
 from ..transport.base import Traits
 from ..transport.registry import find_transport
-from .config import ServerSettings
+from .config import Settings
 
 _SERVICE_SCHEMES = {
     "grpc": Traits(),
@@ -119,7 +119,7 @@ CONTROL_PORT = 8815
 _CONTROL_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 
 
-def control_uri(settings: ServerSettings) -> DataUri | None:
+def control_uri(settings: Settings) -> DataUri | None:
     """Return the URI of the control plane's listener; None if the server has no control plane.
 
     Raises
@@ -148,7 +148,7 @@ HTTP_PORT = 9816
 _HTTP_SCHEMES = ("http", "https")
 
 
-def http_uri(settings: ServerSettings) -> DataUri | None:
+def http_uri(settings: Settings) -> DataUri | None:
     """Return the URI of the HTTP listener; None if the server has none.
 
     Raises
@@ -185,7 +185,7 @@ def http_uri(settings: ServerSettings) -> DataUri | None:
     return uri
 
 
-def requires_token(settings: ServerSettings) -> bool:
+def requires_token(settings: Settings) -> bool:
     """Return whether the settings name tokens."""
     return settings.token_file is not None or settings.jwks is not None
 
@@ -214,7 +214,7 @@ class HostNames:
         self._names = {name.lower().rstrip(".") for name in known if name}
 
     @classmethod
-    def of(cls, settings: ServerSettings, uri: DataUri) -> HostNames:
+    def of(cls, settings: Settings, uri: DataUri) -> HostNames:
         """Return the names of a server."""
         return cls(uri.host, settings.advertise, *settings.http_hosts)
 

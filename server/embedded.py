@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from anyio.from_thread import start_blocking_portal
 
 from ..errors import UsageError
+from ..formats.text import describe_lines, html_list
 from ..protocol.limits import DEFAULT_LIMITS, Limits
-from ..representation import describe_lines, html_list
 from .catalog.catalog import open_catalog
 from .config import load_settings
 from .config.settings import ServeArguments

@@ -18,10 +18,10 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from ..errors import ConfigError, UsageError
-from ..log_limiter import LogLimiter
 from ..protocol.limits import Limits
 from ..protocol.uri import DataUri, Streams
 from ..transport.base import Channel, Listener, ListenOptions
+from ..transport.log_limiter import LogLimiter
 from ..transport.registry import find_transport
 from ..transport.tls_options import TlsServerOptions
 from .auth.access_control import AccessControl

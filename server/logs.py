@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from ..log_limiter import LogLimiter
+from ..transport.log_limiter import LogLimiter
 
 _MAX_EQUAL_EVENTS = 100
 """The number of events with the same text that are logged in a minute."""

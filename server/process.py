@@ -17,9 +17,9 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from ..atomic_files import write_atomic
 from ..errors import ConfigError, SplitArrowError
-from ..pandas_import import prevent_pandas_import
+from ..formats.arrow.numpy_arrays import prevent_pandas_import
+from ..publication.atomic_files import write_atomic
 from .catalog.catalog import Catalog, open_catalog
 from .config import Configuration, Settings
 from .daemon import Daemon, open_http_listener

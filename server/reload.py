@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, SplitArrowError
-from ..reloadable import check_files_now
+from ..transport.credential_files import check_files_now
 from ..transport.tls_options import TlsServerOptions, build_server_context
 from .addresses import control_uri, http_uri
 from .auth.access_control import AccessControl

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, MissingExtraError
-from .config import ServerSettings
+from .config import Settings
 from .logs import get_logger
 
 _PATH = "/v1/traces"
@@ -29,7 +29,7 @@ class Endpoint(NamedTuple):
     """The URL, with its path. None lets the exporter read it from the variable."""
 
 
-def check_endpoint(settings: ServerSettings) -> str | None:
+def check_endpoint(settings: Settings) -> str | None:
     """Return the URL that spans go to by the settings; None if they name none.
 
     As for OpenTelemetry's own variable, ``/v1/traces`` is added to the path.
@@ -60,7 +60,7 @@ def check_endpoint(settings: ServerSettings) -> str | None:
     return parts._replace(path=path).geturl()
 
 
-def find_endpoint(settings: ServerSettings) -> tuple[Endpoint | None, str | None]:
+def find_endpoint(settings: Settings) -> tuple[Endpoint | None, str | None]:
     """Return where spans go, and why they do not go where a variable says.
 
     Without the setting, the variables of OpenTelemetry decide. They often apply to all programs of
@@ -98,12 +98,12 @@ else:
     Tracer = object
 
 
-def open_tracer(settings: ServerSettings, process: str) -> Tracer | None:
+def open_tracer(settings: Settings, process: str) -> Tracer | None:
     """Return the tracer of a process; None if the server records no traces.
 
     Parameters
     ----------
-    settings : ServerSettings
+    settings : Settings
         The settings of the server.
     process : str
         The name of the process, as in metrics.

@@ -21,7 +21,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from ..errors import SplitArrowError
-from ..pandas_import import prevent_pandas_import
+from ..formats.arrow.numpy_arrays import prevent_pandas_import
 from .auth.access_control import AccessControl
 from .auth.tickets import TicketSigner
 from .catalog.catalog import Catalog, open_catalog

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import ConfigError, SplitArrowError, UsageError
-from ..reloadable import Reloadable
+from .credential_files import Reloadable
 
 _PREFIX = "SPLITARROW_TLS_"
 _log = logging.getLogger("splitarrow.tls")

@@ -1,16 +1,24 @@
-"""The client of several control planes that share datasets."""
+"""The client of several control planes that share datasets, blocking and asynchronous.
+
+It connects to a daemon when it first needs it, and calls all daemons at once.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from ...errors import (
+    ClosedError,
     ConnectError,
     DatasetError,
     DeniedError,
@@ -20,25 +28,231 @@ from ...errors import (
     UsageError,
     remote_error,
 )
+from ...formats.text import describe_lines, html_list
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
-from ...representation import describe_lines, html_list
 from ...transport.tls_options import TlsOptions
-from ..dataset.backoff import draw_pause
-from ..dataset.base_client import BaseClient
-from ..dataset.client import Client
-from ..dataset.descriptions import Descriptions
-from ..dataset.read_plan import ReadPlan
-from ..dataset.replicas import Replica
-from ..dataset.requests import check_name, pin_version
-from ..dataset.resumable_endpoint import ResumableEndpoint
-from ..dataset.shards import select_endpoints
+from ..arguments import ReadPlan
+from ..dataset.aio import AsyncBaseClient, AsyncClient, run_in_thread
+from ..dataset.client import BaseClient, Client
+from ..dataset.endpoints import TRANSIENT, Replica, ResumableEndpoint, draw_pause
+from ..dataset.requests import (
+    Descriptions,
+    check_name,
+    format_ranges,
+    list_ordinals,
+    pin_version,
+    select_endpoints,
+)
 from ..rpc.errors import restate_error
-from ..rpc.info import DatasetInfo
-from .daemon_info import DaemonInfo, MergedDataset, ReplicaInfo
-from .daemons import DaemonConnection, DaemonPool, select_errors
-from .merge import merge, merge_for_listing
-from .row_counts import count_merged_rows
+from ..rpc.info import DatasetInfo, count_rows
+from .info import DaemonInfo, MergedDataset, ReplicaInfo, merge, merge_for_listing
+
+_MAX_THREADS = 32
+_RECONNECT_TIMEOUT = 2.0
+"""The longest time limit to connect to a daemon after the first attempt, in seconds."""
+T = TypeVar("T")
+
+
+class DaemonConnection:
+    """A connection to one daemon, which is made when it is needed.
+
+    The parameters are those of `Client`.
+    """
+
+    def __init__(
+        self,
+        uri: DataUri,
+        token: str | None,
+        *,
+        tls: TlsOptions | None,
+        connect_timeout: float,
+        timeout: float,
+    ) -> None:
+        self.address = uri.address
+        """The control plane, as scheme, host and port."""
+        self.is_local = _is_local(uri.host)
+        """Whether the daemon runs on this host."""
+        self._uri = uri
+        self._token = token
+        self._tls = tls
+        self._connect_timeout = connect_timeout
+        self._timeout = timeout
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def client(self) -> Client:
+        """Return the client of the daemon; connect if there is none yet.
+
+        Raises
+        ------
+        ConnectError
+            If the daemon does not respond.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"the client of {self.address} is closed")
+            if self._client is None:
+                connect_timeout = self._connect_timeout
+                self._connect_timeout = min(connect_timeout, _RECONNECT_TIMEOUT)
+                self._client = Client(
+                    self._uri,
+                    self._token,
+                    tls=self._tls,
+                    connect_timeout=connect_timeout,
+                    timeout=self._timeout,
+                )
+            return self._client
+
+    def close(self) -> None:
+        """Close the connection, if there is one. Idempotent."""
+        with self._lock:
+            self._closed = True
+            if self._client is not None:
+                self._client.close()
+
+
+class DaemonPool:
+    """Calls all daemons of a cluster at once. Safe to use from several threads.
+
+    Parameters
+    ----------
+    connections : sequence of DaemonConnection
+        The daemons. The pool closes them.
+    """
+
+    def __init__(self, connections: Sequence[DaemonConnection]) -> None:
+        self.connections = {connection.address: connection for connection in connections}
+        """The daemons by their addresses."""
+        self.failures: dict[str, SplitArrowError] = {}
+        """The daemons that failed in the last call, and their errors. One that does not have
+        what the call names has not failed."""
+        self._executor = ThreadPoolExecutor(
+            min(len(connections), _MAX_THREADS), thread_name_prefix="splitarrow-cluster"
+        )
+        self._closed = False
+
+    def call_all(self, function: Callable[[Client], T]) -> dict[str, T | SplitArrowError]:
+        """Call a function with the client of each daemon; return the results or the errors.
+
+        Raises
+        ------
+        UsageError
+            If the function raises it: the arguments are then invalid at every daemon.
+        ClosedError
+            If the pool is closed.
+        """
+        if self._closed:
+            raise self._closed_error()
+
+        def call(connection: DaemonConnection) -> T | SplitArrowError:
+            try:
+                return function(connection.client())
+            except UsageError:
+                raise
+            except SplitArrowError as error:
+                return error
+
+        try:
+            futures = {
+                address: self._executor.submit(copy_context().run, call, connection)
+                for address, connection in self.connections.items()
+            }
+        except RuntimeError as error:
+            # Another thread closed the pool meanwhile.
+            raise self._closed_error() from error
+        results = {address: future.result() for address, future in futures.items()}
+        errors = select_errors(results)
+        self.failures = {
+            address: error
+            for address, error in errors.items()
+            if not isinstance(error, NotFoundError)
+        }
+        return results
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the client of {','.join(self.connections)} is closed")
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed = True
+        self._executor.shutdown(wait=False)
+        for connection in self.connections.values():
+            connection.close()
+
+
+def select_errors(results: Mapping[str, object]) -> dict[str, SplitArrowError]:
+    """Return the errors among the results of `DaemonPool.call_all`."""
+    return {
+        address: result
+        for address, result in results.items()
+        if isinstance(result, SplitArrowError)
+    }
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a host name denotes this host, without a DNS query."""
+    return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")
+
+
+def count_merged_rows(
+    pool: DaemonPool, merged: MergedDataset, request: Request, timeout: float
+) -> dict[int, list[int]]:
+    """Count the rows of each record batch of each shard, by ordinal.
+
+    A daemon counts all its shards. Another daemon is asked only for shards that are missing.
+
+    Parameters
+    ----------
+    pool : DaemonPool
+        The daemons.
+    merged : MergedDataset
+        The dataset as they have it together.
+    request : Request
+        The dataset and the filter.
+    timeout : float
+        The time limit for each daemon, in seconds.
+
+    Raises
+    ------
+    SplitArrowError
+        If a daemon refuses, or no daemon that holds a shard responds.
+    """
+    missing = dict(enumerate(list_ordinals(merged.info)))
+    counted: dict[int, list[int]] = {}
+    failure: SplitArrowError | None = None
+    for address, replicas in _list_holders(merged).items():
+        if not missing.keys() & replicas.keys():
+            continue
+        version = next(iter(replicas.values())).version
+        try:
+            client = pool.connections[address].client()
+            counts = count_rows(client.channel, replace(request, version=version), timeout)
+        except TRANSIENT as error:
+            failure = error
+            continue
+        for index, replica in replicas.items():
+            rows = counts.get(replica.shard or 0)
+            if index in missing and rows is not None:
+                counted[missing.pop(index)] = rows
+    if missing:
+        raise failure or DatasetError(
+            f"no daemon counted the rows of shard {format_ranges(missing.values())} of "
+            f"{request.dataset!r}",
+            stream=request.dataset,
+        )
+    return dict(sorted(counted.items()))
+
+
+def _list_holders(merged: MergedDataset) -> dict[str, dict[int, ReplicaInfo]]:
+    """Return the replicas that each daemon holds, by address and by the index of the endpoint."""
+    holders: dict[str, dict[int, ReplicaInfo]] = {}
+    for index, replicas in enumerate(merged.replicas):
+        for replica in replicas:
+            holders.setdefault(replica.address, {})[index] = replica
+    return holders
+
 
 _COMMIT_RETRIES = 4
 """The number of retries while the daemons commit a publication one after the other."""
@@ -397,3 +611,25 @@ def _no_response(errors: Mapping[str, SplitArrowError]) -> SplitArrowError:
 
 def _join_errors(errors: Mapping[str, SplitArrowError]) -> str:
     return "; ".join(f"{address}: {error}" for address, error in errors.items())
+
+
+class AsyncClusterClient(AsyncBaseClient[ClusterClient]):
+    """The asynchronous form of `ClusterClient`: an async context manager.
+
+    `splitarrow.aio.connect` returns it for several URIs. It connects when the context is entered.
+    """
+
+    @property
+    def uris(self) -> list[str]:
+        """The addresses of the control planes."""
+        return self._entered.uris
+
+    @property
+    def absent(self) -> Mapping[str, SplitArrowError]:
+        """The daemons that failed in the last call to all daemons, and their errors."""
+        return self._entered.absent
+
+    async def at(self, uri: str) -> AsyncClient:
+        """Return the client of one daemon, connected; see `ClusterClient.at`."""
+        client = await run_in_thread(partial(self._entered.at, uri))
+        return AsyncClient.of(client)

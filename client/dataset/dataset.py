@@ -1,17 +1,341 @@
-"""A dataset of a control plane, as an object: it can be read several times."""
+"""A dataset of a control plane, and the stream that reads it.
+
+The stream reads several endpoints in parallel, and returns their batches in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from ...errors import ClosedError, InvalidDataError, SplitArrowError, UsageError
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.text import describe_rows
+from ..rpc.channel import DatasetHold
+from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.info import DatasetInfo
+from ..stream.batch_stream import (
+    BatchStream,
+    CustomMetadata,
+    attach_metadata,
+    check_tensor_content,
+    find_metadata,
+)
+from ..stream.read_ahead import ThreadPrefetcher
+from ..stream.tracing import SpanScope
+from .endpoints import ResumableEndpoint
 
-if TYPE_CHECKING:
-    from .dataset_stream import DatasetStream
+_Item = TypeVar("_Item")
+
+
+class DatasetStream(BatchStream):
+    """A dataset being read: a context manager and an iterator of record batches.
+
+    `Client.read` returns it. The batches arrive in the order of the dataset, even though several
+    endpoints are read in parallel. After a broken connection, the read continues where it stopped.
+
+    The caller owns the batches. They stay valid after the stream is closed. One thread at a time
+    may read; any thread may call `cancel`.
+
+    Parameters
+    ----------
+    name : str
+        The dataset.
+    schema : pyarrow.Schema
+        The schema that the control plane reported. It applies if there are no endpoints.
+    endpoints : sequence of ResumableEndpoint
+        The endpoints, in order. The stream closes them.
+    parallel : int
+        The number of endpoints to read at a time.
+    window : int
+        The size of the batches to prefetch from all endpoints together, in bytes. 0 reads one
+        endpoint at a time, on the caller's thread.
+    limit : int, optional
+        The largest number of rows to return from all endpoints together.
+    holds : sequence of DatasetHold
+        The holds on the dataset at its servers. The stream releases them.
+    trace : SpanScope, optional
+        The span of the read. The stream ends it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: pa.Schema,
+        endpoints: Sequence[ResumableEndpoint],
+        parallel: int,
+        window: int,
+        *,
+        limit: int | None = None,
+        holds: Sequence[DatasetHold] = (),
+        trace: SpanScope | None = None,
+    ) -> None:
+        self._name = name
+        self._endpoints = list(endpoints)
+        self._holds = holds
+        self._parallel = parallel
+        self._window = window
+        self._prefetchers: deque[ThreadPrefetcher] = deque()
+        self._current = 0
+        """The index of the endpoint whose batches are returned."""
+        self._started = 0
+        """The number of endpoints that have, or had, a prefetcher."""
+        self._closed = self._cancelled = self._exhausted = False
+        self.on_close: Callable[[], None] | None = None
+        """Called when the stream is closed, or was read to its end."""
+        self._error: BaseException | None = None
+        self._limit = self._remaining = limit
+        self._schema = schema
+        self._schema_metadata: bytes | None = None
+        self._format = "arrow"
+        self._trace = trace
+        for endpoint in self._endpoints:
+            endpoint.trace_context = None if trace is None else trace.context
+        if self._endpoints:
+            try:
+                self._endpoints[0].open(first=True)
+            except BaseException as error:
+                self._end_trace(error)
+                self.close()
+                raise
+            self._schema = self._endpoints[0].schema
+            self._schema_metadata = self._endpoints[0].schema_metadata
+            self._format = self._endpoints[0].format
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+        return self._schema
+
+    @property
+    def error(self) -> SplitArrowError | None:
+        """The error that ended the stream; None if there was none."""
+        return self._error if isinstance(self._error, SplitArrowError) else None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+        return self._exhausted
+
+    @property
+    def footer_metadata(self) -> CustomMetadata | None:
+        """The custom metadata of the file's footer, if the dataset has one endpoint."""
+        return self._endpoints[0].footer_metadata if len(self._endpoints) == 1 else None
+
+    @property
+    def schema_metadata(self) -> bytes | None:
+        """The FlatBuffer of the schema message of the first part; None if there are no parts."""
+        return self._schema_metadata
+
+    def keep_messages(self) -> None:
+        """Keep the encapsulated messages of all batches; call this before reading the first.
+
+        `client.stream.kept_messages.find_messages` returns those of a batch.
+        """
+        for endpoint in self._endpoints:
+            endpoint.keep_messages()
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches of the first endpoint: ``arrow`` or ``vortex``."""
+        return self._format
+
+    @property
+    def transport(self) -> str:
+        """The transports in use, separated by commas: ``tcp``, ``shm``, ``flight`` and so on."""
+        used = [endpoint.transport for endpoint in self._endpoints if endpoint.transport]
+        return ",".join(dict.fromkeys(used)) or DO_GET
+
+    @property
+    def rows_received(self) -> int:
+        """The number of rows received and decoded so far."""
+        rows = sum(endpoint.rows for endpoint in self._endpoints)
+        return rows if self._limit is None else min(rows, self._limit)
+
+    @property
+    def bytes_received(self) -> int:
+        """The size of everything received so far, in bytes."""
+        return sum(endpoint.bytes_received for endpoint in self._endpoints)
+
+    @property
+    def resumed(self) -> int:
+        """The number of times that the read continued over a new connection."""
+        return sum(endpoint.resumed for endpoint in self._endpoints)
+
+    def __next__(self) -> pa.RecordBatch:
+        """Return the next record batch.
+
+        Raises
+        ------
+        StopIteration
+            At the proven end of all endpoints, and only there.
+        ProtocolError, RemoteError, TransportError
+            If the stream fails. All batches returned before are valid, but the data is incomplete.
+        ClosedError
+            If the stream was closed or cancelled.
+        """
+        batch = self._next_item(self._next_of_endpoint)
+        if batch is None:
+            raise StopIteration
+        return batch if self._remaining is None else self._limit_rows(batch)
+
+    def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the proven end of all endpoints.
+
+        A read of tensors does not continue after a broken connection.
+        """
+        check_tensor_content(self._schema)
+        return self._next_item(self._next_tensor_of_endpoint)
+
+    def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the proven end of all endpoints.
+
+        A read of arrays does not continue after a broken connection.
+        """
+        return self._next_item(self._next_array_of_endpoint)
+
+    def _next_item(self, read: Callable[[], _Item | None]) -> _Item | None:
+        """Return what `read` returns from the endpoints, one after the other; None at the end."""
+        if self._error is not None:
+            raise self._error
+        if self._exhausted:
+            return None
+        if self._closed:
+            raise ClosedError("the stream is closed", stream=self._name)
+        while self._current < len(self._endpoints) and self._remaining != 0:
+            try:
+                item = read()
+                if item is not None:
+                    return item
+            except (SplitArrowError, MemoryError) as error:
+                if isinstance(error, UsageError):
+                    raise
+                if self._cancelled and not isinstance(error, ClosedError):
+                    error = ClosedError("the stream was cancelled", stream=self._name)
+                self._error = error
+                self.close()
+                raise error from None
+            self._current += 1
+        self._exhausted = True
+        self.close()
+        return None
+
+    def _next_tensor_of_endpoint(self) -> AnyTensor | None:
+        """Return the next tensor of the current endpoint, or None at its end."""
+        endpoint = self._endpoints[self._current]
+        tensor = endpoint.next_tensor()
+        if tensor is None:
+            endpoint.close()
+        return tensor
+
+    def _next_array_of_endpoint(self) -> Any:
+        """Return the next array of the current endpoint, or None at its end."""
+        endpoint = self._endpoints[self._current]
+        array = endpoint.next_array()
+        if array is None:
+            endpoint.close()
+        return array
+
+    def _next_of_endpoint(self) -> pa.RecordBatch | None:
+        """Return the next batch of the current endpoint, or None at its end."""
+        endpoint = self._endpoints[self._current]
+        if not self._window:
+            batch = endpoint.next()
+        else:
+            self._start_prefetchers()
+            batch = self._prefetchers[0].next()
+            if batch is None:
+                self._prefetchers.popleft().stop()
+        if batch is None:
+            endpoint.close()
+        elif not batch.schema.equals(self._schema):
+            raise InvalidDataError(
+                "the endpoints of the dataset have different schemas", stream=self._name
+            )
+        return batch
+
+    def _start_prefetchers(self) -> None:
+        """Prefetch from the current endpoint and the ones after it."""
+        last = min(len(self._endpoints), self._current + self._parallel)
+        while self._started < last:
+            share = max(1, self._window // min(self._parallel, len(self._endpoints)))
+            endpoint = self._endpoints[self._started]
+            self._prefetchers.append(ThreadPrefetcher(endpoint.next, share))
+            self._started += 1
+
+    def _limit_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert self._remaining is not None
+        custom_metadata = find_metadata(batch)
+        batch = batch.slice(0, self._remaining)
+        attach_metadata(batch, custom_metadata)
+        self._remaining -= batch.num_rows
+        if not self._remaining:
+            self._release()
+        return batch
+
+    def cancel(self) -> None:
+        """Interrupt a read that waits in another thread: it raises `ClosedError`."""
+        self._cancelled = True
+        for endpoint in self._endpoints:
+            endpoint.cancel()
+
+    def close(self) -> None:
+        """Close all connections. Batches that were returned stay valid. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+            self._end_trace(self._error)
+            if self.on_close is not None:
+                self.on_close()
+
+    def _end_trace(self, error: BaseException | None) -> None:
+        if self._trace is None:
+            return
+        figures = {
+            "splitarrow.transport": self.transport,
+            "splitarrow.rows": self.rows_received,
+            "splitarrow.bytes": self.bytes_received,
+            "splitarrow.resumed": self.resumed,
+        }
+        self._trace.end(error, figures, is_complete=self._exhausted)
+
+    def _release(self) -> None:
+        """End all threads and close all connections."""
+        for endpoint in self._endpoints:
+            endpoint.cancel()
+        while self._prefetchers:
+            self._prefetchers.popleft().stop()
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._release_holds()
+
+    def _release_holds(self) -> None:
+        for hold in self._holds:
+            hold.release()
+
+    def __enter__(self) -> DatasetStream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _facts(self) -> list[str]:
+        state = "read to its end" if self._exhausted else "closed" if self._closed else "open"
+        parts = len(self._endpoints)
+        facts = [state, self.transport, describe_rows(self.rows_received, ended=self._exhausted)]
+        return [*facts, f"{parts:,} parts"] if parts > 1 else facts
+
+    def _title(self) -> str:
+        return f"DatasetStream {self._name!r}"
 
 
 class Dataset:

@@ -1,14 +1,20 @@
-"""Building requests to a control plane from the arguments of a read."""
+"""Requests to a control plane, and the parts of a dataset that they select.
+
+A client keeps the last descriptions of fixed versions, so that random access needs one call.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...errors import InvalidRequestError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
-from ..rpc.info import Endpoint
+from ..rpc.info import DatasetInfo, Endpoint
 
 
 def check_name(name: str) -> str:
@@ -96,3 +102,100 @@ def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint 
         limit=request.limit,
     )
     return replace(endpoint, ticket=part.ticket())
+
+
+_MAX_RANGES = 12
+
+
+def select_endpoints(info: DatasetInfo, shards: frozenset[int] | None) -> list[int]:
+    """Return the indices of the endpoints to read, in the order of the dataset.
+
+    Parameters
+    ----------
+    info : DatasetInfo
+        The dataset. An endpoint without an ordinal is selected by its index.
+    shards : frozenset of int, optional
+        The ordinals to select. `None` selects all endpoints.
+
+    Raises
+    ------
+    UsageError
+        If the dataset does not have one of the shards.
+    """
+    indices = list_ordinals(info)
+    if shards is None:
+        return list(indices.values())
+    missing = sorted(shards - set(indices))
+    if missing:
+        raise UsageError(f"{info.name!r} has no shard {format_ranges(missing)}", stream=info.name)
+    return [indices[shard] for shard in sorted(shards)]
+
+
+def list_ordinals(info: DatasetInfo) -> dict[int, int]:
+    """Return the indices of all endpoints by their ordinals, in the order of the dataset.
+
+    The ordinal of an endpoint that has none is its index.
+    """
+    return {
+        index if endpoint.ordinal is None else endpoint.ordinal: index
+        for index, endpoint in enumerate(info.endpoints)
+    }
+
+
+def format_ranges(ordinals: Iterable[int]) -> str:
+    """Return ordinals as text, with consecutive ones as a range. Long lists are shortened.
+
+    Examples
+    --------
+    >>> format_ranges([7, 1, 2, 3, 9])
+    '1-3, 7, 9'
+    """
+    ranges: list[list[int]] = []
+    for ordinal in sorted(ordinals):
+        if ranges and ordinal == ranges[-1][1] + 1:
+            ranges[-1][1] = ordinal
+        else:
+            ranges.append([ordinal, ordinal])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    omitted = len(texts) - _MAX_RANGES
+    return ", ".join(texts[:_MAX_RANGES]) + (f" and {omitted} more" if omitted > 0 else "")
+
+
+_MAX_DESCRIPTIONS = 8
+_T = TypeVar("_T")
+
+
+class Descriptions(Generic[_T]):
+    """Keeps the last descriptions of fixed versions, which do not change.
+
+    A reader that reads many parts of one version needs its description only once. Safe to use from
+    several threads.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Request, _T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, request: Request, describe: Callable[[Request], _T]) -> _T:
+        """Return the description for a request.
+
+        Parameters
+        ----------
+        request : Request
+            The request. Only the description of a request with a version is kept.
+        describe : callable
+            Requests the description. Its errors are raised.
+        """
+        if request.version is None:
+            return describe(request)
+        with self._lock:
+            known = self._known.get(request)
+            if known is not None:
+                self._known.move_to_end(request)
+                return known
+        description = describe(request)
+        with self._lock:
+            self._known[request] = description
+            if len(self._known) > _MAX_DESCRIPTIONS:
+                self._known.popitem(last=False)
+        return description

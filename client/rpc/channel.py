@@ -16,13 +16,12 @@ from ...errors import (
     UsageError,
 )
 from ...formats.flight_data import KEEP_ALIVE_HEADER
-from ...grpc_usage import GRPC_USAGE
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
+from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions
 from ..stream.tracing import current_context
-from .errors import convert_grpc_error
-from .probe import explain_listener
+from .errors import convert_grpc_error, explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _MAX_MESSAGE_BYTES = (1 << 31) - 1

@@ -21,10 +21,9 @@ from ...protocol.limits import DuplicateCounter
 from ...protocol.messages import Message
 from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.tags import BodyType
+from ..arguments import ReadOptions
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
-from ..stream.decoders import ARROW, Decoder, open_decoder
-from ..stream.kept_messages import KeepingDecoder
-from ..stream.options import ReadOptions
+from ..stream.decoders import ARROW, Decoder, KeepingDecoder, open_decoder
 from ..stream.tracing import StreamTrace, activate
 from .channel import FlightChannel
 

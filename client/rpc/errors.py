@@ -1,8 +1,15 @@
-"""Errors of calls, as exceptions of `splitarrow.errors`."""
+"""Errors of calls, as exceptions of `splitarrow.errors`.
+
+gRPC reports the cause of a failed connection as text only. This module reads that text, or asks the
+address what listens there, and adds a hint. It does not import gRPC.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import re
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import (
     ClosedError,
@@ -14,10 +21,171 @@ from ...errors import (
     StallError,
     remote_error,
 )
-from .connect_failures import explain_connect_failure, remove_address
+from ...protocol.uri import DataUri
 
 if TYPE_CHECKING:
     import grpc
+
+
+class _Failure(NamedTuple):
+    """A failure to connect."""
+
+    pattern: re.Pattern[str]
+    """Matches gRPC's text. The group ``reason``, if there is one, is part of the cause."""
+    cause: str
+    hint: str
+
+
+def _failure(pattern: str, cause: str, hint: str) -> _Failure:
+    return _Failure(re.compile(pattern, re.IGNORECASE), cause, hint)
+
+
+# The first one that matches counts.
+_FAILURES = (
+    _failure(
+        r"errors resolving|dns resolution|name resolution|lookup failed|domain name not found",
+        "the host name cannot be resolved",
+        "check the name",
+    ),
+    _failure(
+        r"connection refused",
+        "the connection was refused",
+        "check that the server runs, and the port",
+    ),
+    _failure(
+        r"(?P<reason>no route to host|network is unreachable|host is down)",
+        "{reason}",
+        "check the address and the network",
+    ),
+    _failure(
+        r"hostname verification check failed|peer name .* is not in peer certificate",
+        "the certificate of the server is for another name",
+        "set server_name or SPLITARROW_TLS_SERVER_NAME",
+    ),
+    _failure(
+        r"certificate_verify_failed: (?P<reason>certificate (has expired|is not yet valid))",
+        "the certificate of the server is not trusted: {reason}",
+        "renew it, and check the clocks",
+    ),
+    _failure(
+        r"certificate_verify_failed(: (?P<reason>[^:;]+))?",
+        "the certificate of the server is not trusted: {reason}",
+        "name its authority with ca_file or SPLITARROW_TLS_CA",
+    ),
+    _failure(
+        r"wrong_version_number|http_request",
+        "the server does not speak TLS",
+        "check the port, or use grpc:// instead of grpc+tls://",
+    ),
+    _failure(
+        r"handshake read failed|tls handshake failed",
+        "the TLS handshake failed",
+        "check that the port is that of a control plane with TLS",
+    ),
+    _failure(
+        r"timed out|before receiving settings",
+        "the server does not respond",
+        "check that the port is that of a control plane, and firewalls",
+    ),
+)
+_CLOSED = re.compile(
+    "socket closed|connection reset|endpoint closing|end of tcp stream|broken pipe|recvmsg|sendmsg",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"^(?:[A-Z_]+: )*(?:ipv[46]|unix|dns):\S+: ")
+
+
+def explain_connect_failure(details: str, *, encrypted: bool) -> str:
+    """Return the cause of a failure to connect and a hint, in one line.
+
+    Parameters
+    ----------
+    details : str
+        The text that gRPC reports.
+    encrypted : bool
+        Whether the client speaks TLS.
+
+    Examples
+    --------
+    >>> details = "last error: UNKNOWN: ipv4:10.0.0.1:8815: Failed to connect: Connection refused"
+    >>> explain_connect_failure(details, encrypted=False)
+    'the connection was refused; check that the server runs, and the port'
+    """
+    # gRPC joins the failures of all addresses that it tried.
+    reason = details.rpartition("last error: ")[2] or details
+    for failure in _FAILURES:
+        if match := failure.pattern.search(reason):
+            found = match.groupdict().get("reason") or "it cannot be verified"
+            return f"{failure.cause.format(reason=found.strip().lower())}; {failure.hint}"
+    if _CLOSED.search(reason):
+        if encrypted:
+            hint = "it may require a client certificate (cert_file, SPLITARROW_TLS_CERT)"
+        else:
+            hint = "it may require TLS (grpc+tls://)"
+        return f"the server closed the connection; {hint}, or the port is not a control plane's"
+    return remove_address(reason)
+
+
+def remove_address(details: str) -> str:
+    """Return gRPC's text in one line, without the address that it begins with."""
+    return " ".join(_ADDRESS.sub("", details).split())
+
+
+_SECONDS = 1.0
+"""How long each attempt may take, in seconds."""
+
+
+def explain_listener(uri: DataUri) -> str | None:
+    """Return what listens at an address, and which URI reaches it; None if that is unknown.
+
+    Parameters
+    ----------
+    uri : DataUri
+        The address that did not respond like a control plane.
+    """
+    try:
+        if _speaks_splitarrow(uri):
+            address = uri.replace(scheme="tcp").address
+            return (
+                f"a data listener is at this port; use {address}/NAME, or the port of the control "
+                "plane, which is 8815 by default"
+            )
+        if uri.scheme != "grpc+tls" and _speaks_tls(uri):
+            return f"the server requires TLS; use {uri.replace(scheme='grpc+tls').address}"
+    except OSError:
+        pass  # nothing listens
+    return None
+
+
+def _speaks_splitarrow(uri: DataUri) -> bool:
+    from ...transport.framing import PREFACE
+
+    with _connect(uri) as sock, contextlib.suppress(OSError):
+        sock.sendall(PREFACE)
+        return sock.recv(len(PREFACE), socket.MSG_WAITALL) == PREFACE
+    return False
+
+
+def _speaks_tls(uri: DataUri) -> bool:
+    import ssl  # takes time, and is rarely needed
+
+    # This finds out only whether the peer speaks TLS. Nothing is sent to it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with _connect(uri) as sock, contextlib.suppress(OSError):
+        try:
+            context.wrap_socket(sock, server_hostname=uri.host).close()
+        except ssl.SSLError as error:
+            # An alert is an answer in TLS: the server may require a certificate of the client.
+            return "ALERT" in (error.reason or "")
+        return True
+    return False
+
+
+def _connect(uri: DataUri) -> socket.socket:
+    return socket.create_connection((uri.host, uri.port or 0), _SECONDS)
+
 
 # gRPC reports a status only. The text of its details tells the causes apart.
 _CONNECT_FAILURES = (

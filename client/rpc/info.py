@@ -1,22 +1,29 @@
-"""Descriptions of datasets: Flight's FlightInfo, with the metadata that splitarrow adds."""
+"""What a server reports: descriptions of datasets, row counts, column ranges, results of uploads.
+
+A description is Flight's FlightInfo, with the metadata that splitarrow adds.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ...errors import InvalidDataError, ProtocolError, SplitArrowError
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.tensors.tensor import format_shape
+from ...formats.text import describe_as_html, describe_object, format_bytes
 from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
+from ...protocol.request import Request
 from ...protocol.uri import DataUri
-from ...representation import describe_as_html, describe_object
-from ...units import format_bytes
+
+if TYPE_CHECKING:
+    from .channel import FlightChannel
+
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection"
 """The scheme of the location that means DoGet on the channel of the control plane."""
@@ -250,3 +257,160 @@ def _redact(uri: str) -> str:
         return DataUri.parse(uri).redacted()
     except SplitArrowError:
         return uri.partition("?")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadResult:
+    """The result of an upload."""
+
+    name: str
+    """The name of the dataset."""
+    rows: int
+    """The number of rows."""
+    bytes: int
+    """The size of the dataset at the server, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardUploadResult:
+    """The result of the upload of a shard."""
+
+    name: str
+    """The name of the dataset."""
+    job: str
+    """The publication that the shard belongs to."""
+    ordinal: int
+    """The position of the shard in the dataset, from 0."""
+    rows: int
+    """The number of rows."""
+    bytes: int
+    """The size of the shard's file at the server, in bytes."""
+    sha256: str
+    """The checksum of the shard's file at the server, in hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """The result of a publication at one server."""
+
+    name: str
+    """The name of the dataset."""
+    version: int
+    """The number of the version that the server created."""
+    snapshot: str
+    """The identifier that this publication has at every server."""
+    shards: int
+    """The number of shards that the server holds."""
+    rows: int
+    """The number of rows in those shards."""
+    bytes: int
+    """The size of those shards in bytes."""
+
+
+RowCounts = dict[int, list[int]]
+"""For each shard, the rows of its record batches."""
+
+
+def count_rows(channel: FlightChannel, request: Request, timeout: float) -> RowCounts:
+    """Count the rows of each record batch of a dataset.
+
+    Parameters
+    ----------
+    channel : FlightChannel
+        The channel to the server.
+    request : Request
+        The dataset, its version and the filter.
+    timeout : float
+        The time limit in seconds.
+
+    Returns
+    -------
+    dict of int to list of int
+        The rows of the record batches of each shard, by the index of the shard at the server.
+
+    Raises
+    ------
+    ProtocolError
+        If the response is malformed.
+    RemoteError
+        If the server refuses.
+    """
+    action = flight.Action(type="count", body=request.ticket())
+    message = action.SerializeToString()
+    name = request.dataset
+    results = channel.call_stream("DoAction", message, dataset=name, timeout=timeout)
+    return dict(
+        _parse_row_counts(flight.Result.FromString(result).body, name) for result in results
+    )
+
+
+def _parse_row_counts(body: bytes, name: str) -> tuple[int, list[int]]:
+    try:
+        values: Any = json.loads(body)
+        shard, rows = values["shard"], values["rows"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise ProtocolError("the server sent malformed row counts", stream=name) from None
+    if not (isinstance(rows, list) and all(map(_is_count, [shard, *rows]))):
+        raise ProtocolError("the server sent malformed row counts", stream=name)
+    return shard, rows
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRanges:
+    """The ranges of the columns of one shard."""
+
+    rows: int
+    """The number of rows."""
+    columns: Mapping[str, Mapping[str, Any]]
+    """For each column, ``min``, ``max`` and ``nulls`` as a manifest has them. A bound may be
+    missing."""
+
+
+def read_ranges(
+    channel: FlightChannel, request: Request, timeout: float = 60.0
+) -> dict[int, ShardRanges]:
+    """Return the ranges of the columns of a published dataset.
+
+    Parameters
+    ----------
+    channel : FlightChannel
+        The channel to the server.
+    request : Request
+        The dataset, its version and the columns.
+    timeout : float
+        The time limit in seconds.
+
+    Returns
+    -------
+    dict of int to ShardRanges
+        The ranges by the index of the shard at the server.
+
+    Raises
+    ------
+    ProtocolError
+        If the response is malformed.
+    RemoteError
+        If the server refuses: with the code UNIMPLEMENTED if the dataset is not published, or the
+        server is an older one.
+    """
+    message = flight.Action(type="ranges", body=request.ticket()).SerializeToString()
+    name = request.dataset
+    results = channel.call_stream("DoAction", message, dataset=name, timeout=timeout)
+    return dict(_parse_ranges(flight.Result.FromString(result).body, name) for result in results)
+
+
+def _parse_ranges(body: bytes, name: str) -> tuple[int, ShardRanges]:
+    try:
+        values: Any = json.loads(body)
+        shard, rows, columns = values["shard"], values["rows"], values["columns"]
+        valid = _is_count(shard) and _is_count(rows)
+        valid = valid and all(isinstance(column, dict) for column in columns.values())
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        valid, shard, rows, columns = False, 0, 0, {}
+    if not valid:
+        raise ProtocolError("the server sent malformed column ranges", stream=name)
+    return shard, ShardRanges(rows, columns)

@@ -1,20 +1,119 @@
-"""The interface that all blocking streams of record batches share."""
+"""The interfaces of streams of record batches: blocking and asynchronous.
+
+Every stream has one of them. They convert tables for other libraries, and keep the custom metadata
+of a batch for as long as the batch lives.
+"""
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+from anyio import to_thread
 
-from ...errors import ClosedError, UsageError
+from ...errors import ClosedError, MissingExtraError, UsageError
 from ...formats.arrow.numpy_arrays import columns_to_numpy
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.arrow.tensors.sparse_tensor import AnyTensor
-from ...representation import describe_as_html, describe_object
-from .conversions import first_rows, table_to_duckdb, table_to_pandas, to_polars
-from .custom_metadata import BatchWithMetadata, CustomMetadata, find_metadata
+from ...formats.text import describe_as_html, describe_object
+
+CustomMetadata = dict[bytes, bytes]
+"""The pairs of keys and values of a message."""
+
+_METADATA: dict[int, tuple[weakref.ref[pa.RecordBatch], CustomMetadata]] = {}
+
+
+class BatchWithMetadata(NamedTuple):
+    """A record batch, and the custom metadata of its message."""
+
+    batch: pa.RecordBatch
+    """The batch."""
+    custom_metadata: CustomMetadata | None
+    """The custom metadata; None if the message has none."""
+
+
+def attach_metadata(batch: pa.RecordBatch, metadata: CustomMetadata | None) -> None:
+    """Remember the custom metadata of a batch until the batch is garbage collected."""
+    if metadata is not None:
+        key = id(batch)
+        reference = weakref.ref(batch, lambda _: _METADATA.pop(key, None))
+        _METADATA[key] = (reference, metadata)
+
+
+def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
+    """Return the custom metadata of a batch that was received; None if it has none."""
+    found = _METADATA.get(id(batch))
+    return None if found is None else found[1]
+
+
+def table_to_pandas(table: pa.Table, **options: Any) -> Any:
+    """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``.
+
+    Raises
+    ------
+    MissingExtraError
+        If pandas is not installed.
+    """
+    _require("pandas")
+    return table.to_pandas(**options)
+
+
+def to_polars(data: Any) -> Any:
+    """Return a ``polars.DataFrame`` of an Arrow C stream.
+
+    Raises
+    ------
+    MissingExtraError
+        If polars is not installed.
+    """
+    return _require("polars").DataFrame(data)
+
+
+def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
+    """Return a ``duckdb.DuckDBPyRelation`` over a table.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        The table.
+    connection : duckdb.DuckDBPyConnection, optional
+        The connection of the relation. `None` is DuckDB's default connection.
+
+    Raises
+    ------
+    MissingExtraError
+        If duckdb is not installed.
+    """
+    source = _require("duckdb") if connection is None else connection
+    return source.from_arrow(table)
+
+
+def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.Table:
+    """Return a table of the first rows. It takes no more batches than it needs."""
+    taken: list[pa.RecordBatch] = []
+    missing = rows
+    for batch in batches if rows > 0 else ():
+        taken.append(batch.slice(0, missing))
+        missing -= taken[-1].num_rows
+        if not missing:
+            break
+    return pa.Table.from_batches(taken, schema)
+
+
+def _require(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(
+            f"{package} is not installed; install it with: pip install {package}"
+        ) from None
 
 
 class BatchStream(ABC):
@@ -298,3 +397,114 @@ def check_unread(is_exhausted: bool) -> None:
     """
     if is_exhausted:
         raise ClosedError("the stream was already read to its end; open it again to read it again")
+
+
+class AsyncBatchStream(ABC):
+    """An asynchronous iterator of record batches that have one schema."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+
+    @property
+    @abstractmethod
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+
+    @property
+    @abstractmethod
+    def footer_metadata(self) -> CustomMetadata | None:
+        """The custom metadata of the file's footer; see `BatchStream.footer_metadata`."""
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches that arrive; see `BatchStream.format`."""
+        return "arrow"
+
+    @abstractmethod
+    async def __anext__(self) -> pa.RecordBatch:
+        """Return the next record batch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the stream."""
+
+    def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        return self
+
+    async def batches_with_metadata(self) -> AsyncIterator[BatchWithMetadata]:
+        """Iterate over the rest of the stream; see `BatchStream.batches_with_metadata`."""
+        async for batch in self:
+            yield BatchWithMetadata(batch, find_metadata(batch))
+
+    async def read_all(self) -> pa.Table:
+        """Read the rest of the stream into one table; see `BatchStream.read_all`."""
+        check_unread(self.is_exhausted)
+        return pa.Table.from_batches([batch async for batch in self], self.schema)
+
+    async def to_arrow(self) -> pa.Table:
+        """Read the rest of the stream into one table, as `read_all` does."""
+        return await self.read_all()
+
+    async def to_pandas(self, **options: Any) -> Any:
+        """Read the rest of the stream into a data frame; see `BatchStream.to_pandas`."""
+        table = await self.read_all()
+        return await to_thread.run_sync(partial(table_to_pandas, table, **options))
+
+    async def to_polars(self) -> Any:
+        """Read the rest of the stream into a data frame; see `BatchStream.to_polars`."""
+        return await to_thread.run_sync(to_polars, await self.read_all())
+
+    async def to_numpy(self) -> dict[str, Any]:
+        """Read the rest of the stream into NumPy arrays; see `BatchStream.to_numpy`."""
+        return await to_thread.run_sync(columns_to_numpy, await self.read_all())
+
+    async def to_duckdb(self, connection: Any = None) -> Any:
+        """Read the rest of the stream into a relation; see `BatchStream.to_duckdb`."""
+        return table_to_duckdb(await self.read_all(), connection)
+
+    async def next_tensor(self) -> AnyTensor | None:
+        """Return the next tensor, or None at the end; see `BatchStream.next_tensor`."""
+        raise refuse_tensors()
+
+    async def next_array(self) -> Any:
+        """Return the next Vortex array, or None at the end; see `BatchStream.next_array`."""
+        raise refuse_arrays()
+
+    async def arrays(self) -> AsyncIterator[Any]:
+        """Iterate over the arrays of the stream undecoded; see `BatchStream.arrays`."""
+        if self.format != "vortex":
+            raise refuse_arrays()
+        while (array := await self.next_array()) is not None:
+            yield array
+
+    async def tensors(self) -> AsyncIterator[AnyTensor]:
+        """Iterate over the tensors of the stream; see `BatchStream.tensors`."""
+        check_tensor_content(self.schema)
+        while (tensor := await self.next_tensor()) is not None:
+            yield tensor
+
+    async def read_tensor(self) -> AnyTensor:
+        """Return the only tensor of the stream; see `BatchStream.read_tensor`."""
+        check_tensor_content(self.schema)
+        check_unread(self.is_exhausted)
+        tensor = await self.next_tensor()
+        if tensor is None:
+            raise UsageError("the dataset holds no tensors")
+        if await self.next_tensor() is not None:
+            self.close()
+            raise refuse_several_tensors()
+        return tensor
+
+    async def head(self, rows: int = 5) -> pa.Table:
+        """Return the next rows as a table, and close the stream; see `BatchStream.head`."""
+        check_unread(self.is_exhausted)
+        taken: list[pa.RecordBatch] = []
+        while sum(batch.num_rows for batch in taken) < rows:
+            try:
+                taken.append(await self.__anext__())
+            except StopAsyncIteration:
+                break
+        self.close()
+        return first_rows(taken, self.schema, rows)

@@ -1,32 +1,117 @@
 """The decoder of a stream, chosen from the stream's first message.
 
-The first message of every stream is an Arrow schema message. Its custom metadata may name what
-the stream carries, under the key ``splitarrow:content``: ``tensor`` means tensors. Without the key,
-a stream carries record batches. The custom metadata of the message may name the format of the
-record batches, under the key ``splitarrow:format``: ``vortex`` means Vortex arrays.
+It returns record batches, arrays or tensors. It can keep the encapsulated messages of batches for a
+caller that passes them on.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, ProtocolError, UsageError
+from ...errors import InvalidDataError, ProtocolError, SplitArrowError, UsageError
 from ...formats.arrow.buffer_file import DECODING_ERRORS
 from ...formats.arrow.message import summarize_message
-from ...formats.arrow.schema import read_schema
+from ...formats.arrow.schema import is_native_endian, read_schema
+from ...formats.arrow.tensors.decoding import decode_tensor, make_tensor
 from ...formats.arrow.tensors.labels import is_tensor_content
+from ...formats.arrow.tensors.parsing import read_tensor_layout
+from ...formats.arrow.tensors.sparse_tensor import AnyTensor
 from ...formats.vortex.message import summarize_header
 from ...formats.vortex.schema_message import is_marked
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MessageFormat, MetadataType
-from .batch_decoder import BatchDecoder
-from .options import Validation
+from ...protocol.tags import BodyType
+from ..arguments import Validation
+from .batch_decoder import BatchDecoder, refuse_format
 from .remote_bodies import RemoteBodies
-from .tensor_decoder import TensorDecoder
+
+
+class TensorDecoder:
+    """Decodes the messages of one stream of tensors, in order.
+
+    The tensors share the memory of the received bodies, or of the server's regions, and keep it
+    alive.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The schema of the stream, which has no fields.
+    schema_message : Message
+        The first message of the stream. It declares the byte order.
+    limits : Limits
+        Bounds on the size of tensors whose bytes are swapped.
+    validate : {"strict", "full", "cheap", "off"}
+        Whether to check the indices of sparse tensors: all but ``off`` do.
+    stream : str, optional
+        The name of the stream, for errors.
+    remote_bodies : RemoteBodies, optional
+        Resolves bodies of offsets. Without it, they are a protocol error.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        schema_message: Message,
+        limits: Limits,
+        validate: Validation = "full",
+        stream: str | None = None,
+        remote_bodies: RemoteBodies | None = None,
+    ) -> None:
+        self.schema = schema
+        """The schema of the stream."""
+        self._limits = limits
+        self._checks_values = validate != "off"
+        self._stream = stream
+        self._remote_bodies = remote_bodies
+        self._swaps_bytes = not is_native_endian(schema_message.metadata)
+
+    def decode(self, message: Message) -> AnyTensor:
+        """Return the tensor of a message.
+
+        Raises
+        ------
+        ProtocolError
+            If the message is invalid. `LimitError` and `InvalidDataError` are subclasses.
+        DatasetError
+            If the body is in a file that has changed.
+        """
+        try:
+            return self._decode(message)
+        except SplitArrowError as error:
+            error.stream, error.sequence = self._stream, message.sequence
+            raise
+
+    def _decode(self, message: Message) -> AnyTensor:
+        if message.message_type != MetadataType.ARROW:
+            raise refuse_format(message, self._stream)
+        metadata, body, limit = message.metadata, message.body, self._limits.decoded_bytes
+        if message.body_type is BodyType.OFFSETS and self._remote_bodies is not None:
+            layout = read_tensor_layout(metadata)
+            buffers = self._remote_bodies.resolve_buffers(message, layout.buffers)
+            return make_tensor(
+                metadata,
+                layout,
+                buffers,
+                swap_bytes=self._swaps_bytes,
+                check_values=self._checks_values,
+                max_swapped_bytes=limit,
+            )
+        if body is None or message.body_type is not BodyType.PACKED:
+            raise ProtocolError("a tensor needs a packed body")
+        return decode_tensor(
+            metadata,
+            body.payload(),
+            swap_bytes=self._swaps_bytes,
+            check_values=self._checks_values,
+            max_swapped_bytes=limit,
+        )
+
 
 FORMATS: Mapping[MetadataType, MessageFormat] = {
     MetadataType.ARROW: summarize_message,
@@ -158,3 +243,82 @@ def find_item_decoder(
     if decode_array is not None:
         return VORTEX, decode_array
     return ARROW, decoder.decode if isinstance(decoder, TensorDecoder) else None
+
+
+_KEPT: dict[int, tuple[weakref.ref[pa.RecordBatch], KeptMessages]] = {}
+
+
+class KeptMessage(NamedTuple):
+    """A message as it arrived."""
+
+    metadata: bytes
+    """The FlatBuffer of the message."""
+    body: pa.Buffer
+    """Its packed body. It keeps the memory that it arrived in alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMessages:
+    """The messages that a record batch was decoded from."""
+
+    schema_metadata: bytes
+    """The FlatBuffer of the schema message of the stream."""
+    messages: tuple[KeptMessage, ...]
+    """The dictionaries that arrived before the batch, and the batch itself."""
+
+
+def find_messages(batch: pa.RecordBatch) -> KeptMessages | None:
+    """Return the messages of a received batch; None if the stream keeps none.
+
+    A slice of a batch has none either.
+    """
+    found = _KEPT.get(id(batch))
+    return None if found is None else found[1]
+
+
+class KeepingDecoder:
+    """A decoder that keeps the messages of each batch until the batch is garbage collected.
+
+    Parameters
+    ----------
+    decoder : Decoder
+        Decodes the messages.
+    schema_metadata : bytes
+        The FlatBuffer of the schema message of the stream.
+    remote_bodies : RemoteBodies, optional
+        Resolves bodies of type 1.
+    """
+
+    def __init__(
+        self, decoder: Decoder, schema_metadata: bytes, remote_bodies: RemoteBodies | None = None
+    ) -> None:
+        self._decoder = decoder
+        self._schema_metadata = schema_metadata
+        self._remote_bodies = remote_bodies
+        self._pending: list[KeptMessage] = []
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the record batches."""
+        return self._decoder.schema
+
+    def decode(self, message: Message) -> pa.RecordBatch | None:
+        """Return the record batch of a message; see `Decoder.decode`."""
+        if message.body_type is BodyType.OFFSETS and self._remote_bodies is not None:
+            message = self._remote_bodies.resolve(message)
+        batch = self._decoder.decode(message)
+        body = message.body
+        if body is not None:
+            self._pending.append(KeptMessage(message.metadata, body.payload()))
+        if batch is not None:
+            kept = KeptMessages(self._schema_metadata, tuple(self._pending))
+            self._pending.clear()
+            key = id(batch)
+            reference = weakref.ref(batch, lambda _: _KEPT.pop(key, None))
+            _KEPT[key] = (reference, kept)
+        return batch
+
+    def decode_run(self, run: MessageRun, batches: list[pa.RecordBatch]) -> bool:
+        """Return False: each message of a run is decoded on its own, to keep it."""
+        del run, batches
+        return False

@@ -14,9 +14,8 @@ from ...errors import InvalidDataError, ProtocolError
 from ...formats.arrow.body_layout import check_buffer_lengths, plan_packed_body
 from ...formats.arrow.buffer_file import DECODING_ERRORS
 from ...formats.arrow.message import read_batch_layout
-from ...memory.body_decoder import BodyDecoder, can_decode_on_device
 from ...memory.device_batch import DeviceBatch
-from ...memory.device_bodies import DeviceBodies
+from ...memory.device_bodies import BodyDecoder, DeviceBodies, can_decode_on_device
 from ...memory.device_region import DeviceRegion
 from ...protocol.devices import DeviceBody, StagingAllocator
 from ...protocol.frames import MessageRun
@@ -27,9 +26,9 @@ from ...protocol.payloads import parse_spans
 from ...protocol.regions import RemoteBody
 from ...protocol.tags import BodyType
 from ...transport.base import Channel
+from ..arguments import Validation
 from .batch_decoder import BatchDecoder
 from .decoders import Decoder
-from .options import Validation
 from .remote_bodies import RemoteBodies
 
 

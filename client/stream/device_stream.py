@@ -1,4 +1,7 @@
-"""Streams whose record batches land in the memory of a device."""
+"""Streams whose record batches land in the memory of a device, and the argument ``memory``.
+
+The package `memory` is imported only if a read gives the argument.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ...representation import describe_as_html, describe_object
-from .async_batch_stream import AsyncBatchStream
-from .batch_stream import BatchStream
+from ...formats.text import describe_as_html, describe_object
+from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
+from .batch_stream import AsyncBatchStream, BatchStream
 
 if TYPE_CHECKING:
-    from ...memory.copier import DeviceCopier
     from ...memory.device_batch import DeviceBatch
-    from ...memory.device_memory import DeviceMemory
+    from ...memory.device_memory import DeviceCopier, DeviceMemory
 
 
 class DeviceStream:
@@ -150,3 +152,51 @@ class AsyncDeviceStream:
         entered: Any = self.source
         await entered.__aexit__(*error)
         self._copier.close()
+
+
+def find_allocator(memory: Any) -> Allocator:
+    """Return the host memory that bodies are received into.
+
+    Parameters
+    ----------
+    memory : str, DeviceMemory, Allocator or None
+        The argument.
+
+    Raises
+    ------
+    UsageError
+        If the argument is invalid, or CUDA cannot be used.
+    """
+    if memory is None:
+        return DEFAULT_ALLOCATOR
+    from ...memory.device_memory import DeviceMemory, select_memory
+
+    selected = select_memory(memory)
+    return selected.open_allocator() if isinstance(selected, DeviceMemory) else selected
+
+
+def move_to_memory(stream: Any, memory: Any) -> Any:
+    """Return a stream whose batches land where the argument says.
+
+    Parameters
+    ----------
+    stream : BatchStream or AsyncBatchStream
+        A stream that receives into the host memory of `find_allocator`.
+    memory : str, DeviceMemory, Allocator or None
+        The argument.
+
+    Returns
+    -------
+    DeviceStream or AsyncDeviceStream
+        For the memory of a device. Otherwise, `stream`.
+    """
+    if memory is None:
+        return stream
+    from ...memory.device_memory import DeviceMemory, select_memory
+
+    selected = select_memory(memory)
+    if not isinstance(selected, DeviceMemory):
+        return stream
+    if isinstance(stream, BatchStream):
+        return DeviceStream(stream, selected)
+    return AsyncDeviceStream(stream, selected)

@@ -1,8 +1,6 @@
 """The choice of a format for a peer: Vortex where the link is slower than decoding.
 
-Arrays are smaller than record batches in Arrow, but have to be decoded. They pay where the link
-delivers Arrow more slowly than this process decodes arrays. The rate of decoding is measured once
-in a process, and the rate of a link once for each peer, by reading the beginning of a dataset.
+It applies to a stream of a URI and to a dataset of a control plane.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ import pyarrow as pa
 from ...errors import InvalidRequestError, MissingExtraError, RemoteError
 from ...protocol.request import SIGNED_PREFIX
 from ...protocol.uri import DataUri
+from ..arguments import ReadOptions
+from ..uris import resolve_uris
 from .batch_stream import BatchStream
-from .options import ReadOptions
-from .uris import resolve_uris
 
-AUTO = "auto"
+AUTO_FORMAT = "auto"
 """The format that is chosen for the peer."""
 _ARROW, _VORTEX = "arrow", "vortex"
 _LOCAL = ("shm", "inproc")
@@ -195,3 +193,29 @@ def _measure_decoding() -> float:
         count += 1
         seconds = perf_counter() - started
     return count * batch.nbytes / seconds
+
+
+def choose_for_dataset(client: Any, name: str, **options: Any) -> FormatChoice:
+    """Choose the format of a dataset; see `FormatChooser`.
+
+    Parameters
+    ----------
+    client : Client or ClusterClient
+        The client.
+    name : str
+        The dataset.
+    **options
+        Further arguments of ``read``. The transport is part of the peer.
+    """
+
+    def open_stream(data_format: str, limit: int | None) -> BatchStream:
+        return client.read(name, format=data_format, limit=limit, parallel=1, **options)
+
+    return CHOOSER.choose(f"{client.uri} {options.get('transport')}", open_stream)
+
+
+def resolve_format(client: Any, name: str, data_format: str | None, **options: Any) -> str | None:
+    """Return the format to request; ``auto`` is chosen as by `choose_for_dataset`."""
+    if data_format != AUTO_FORMAT:
+        return data_format
+    return choose_for_dataset(client, name, **options).format

@@ -1,7 +1,12 @@
-"""One data stream without waiting: the part that the blocking and the async stream share."""
+"""One data stream without waiting: the part that the blocking and the async stream share.
+
+A reader requests the stream, takes frames, and returns batches. It also decides whether a stream
+that could not be opened is opened once more.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,26 +24,87 @@ from ...errors import (
     UsageError,
 )
 from ...formats.arrow.footer_metadata import find_footer_metadata
+from ...formats.text import describe_rows
 from ...formats.vortex.schema_message import unmark_schema
 from ...protocol.devices import StagingAllocator
 from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
 from ...protocol.messages import Message, expand_messages
+from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT, pack_interval
 from ...protocol.reassembler import Reassembler
 from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
+from ...protocol.trace_context import TraceContext
 from ...protocol.uri import DataUri, Streams
-from ...representation import describe_rows
 from ...transport.base import Channel
-from .custom_metadata import CustomMetadata
-from .decoders import ARROW, FORMATS, Decoder, find_item_decoder, open_content_decoder
-from .kept_messages import KeepingDecoder
-from .lease_returns import LeaseReturns, track_leases
-from .options import ReadOptions
-from .progress import ProgressWatch
-from .remote_bodies import RemoteBodies
-from .requests import list_request_frames
-from .tensor_decoder import TensorDecoder
+from ..arguments import ReadOptions
+from ..uris import read_dataset_name
+from .batch_stream import CustomMetadata
+from .decoders import (
+    ARROW,
+    FORMATS,
+    Decoder,
+    KeepingDecoder,
+    TensorDecoder,
+    find_item_decoder,
+    open_content_decoder,
+)
+from .remote_bodies import LeaseReturns, RemoteBodies, track_leases
 from .tracing import StreamTrace
-from .uris import read_dataset_name
+
+
+class ProgressWatch:
+    """Finds out that the frames of the last seconds were duplicates.
+
+    Keep-alives show that the server works. The driver fails if no frame arrives.
+
+    Parameters
+    ----------
+    reassembler : Reassembler
+        Receives the frames of the stream.
+    timeout : float or None
+        The time limit in seconds. None disables it.
+    """
+
+    def __init__(self, reassembler: Reassembler, timeout: float | None) -> None:
+        self._reassembler = reassembler
+        self._timeout = timeout
+        self._progress: object = None
+        self._repeating_since: float | None = None
+
+    def is_stalled(self) -> bool:
+        """Return whether the time limit has passed. Call this after each of the frames."""
+        progress = (self._reassembler.position, self._reassembler.keep_alives.total)
+        if progress != self._progress or self._timeout is None:
+            self._progress, self._repeating_since = progress, None
+            return False
+        now = time.monotonic()
+        if self._repeating_since is None:
+            self._repeating_since = now
+        return now - self._repeating_since >= self._timeout
+
+
+def list_request_frames(
+    uri: DataUri, stall_timeout: float | None, context: TraceContext | None
+) -> list[TaggedFrame]:
+    """Return the frames to send, the data request last.
+
+    Parameters
+    ----------
+    uri : DataUri
+        The URI of the connection. A server whose URI names no tag for keep-alives or for contexts
+        gets none.
+    stall_timeout : float or None
+        The longest wait for data from the server, in seconds.
+    context : TraceContext or None
+        The context of the trace that the stream belongs to.
+    """
+    ticket = uri.ticket or b""
+    messages: list[tuple[int, bytes]] = []
+    if uri.trace is not None and context is not None:
+        messages.append((uri.trace, context.pack()))
+    if uri.keep_alive is not None and stall_timeout is not None:
+        messages.append((uri.keep_alive, pack_interval(stall_timeout / KEEP_ALIVES_PER_TIMEOUT)))
+    messages.append((uri.require_want_data(), ticket))
+    return [TaggedFrame(tag, len(payload), (payload,)) for tag, payload in messages]
 
 
 class Reader:
@@ -390,3 +456,16 @@ class Reader:
             channel.abort()
         else:
             channel.close()
+
+
+def allows_second_attempt(reader: Reader) -> bool:
+    """Return whether new connections may succeed where those of a reader were lost.
+
+    They may if a connection had carried a stream before, so that its server may have left since
+    then, or if the reader had requested memory of a device. It does not request that again. The
+    stream has to be read from its beginning, by another reader.
+    """
+    allocator = reader.options.allocator
+    if isinstance(allocator, StagingAllocator) and allocator.device.stop_sharing():
+        return True
+    return any(channel.capabilities.is_reused for channel in reader.channels.values())

@@ -20,8 +20,8 @@ from ...protocol.frames import MessageRun
 from ...protocol.messages import Message
 from ...protocol.trace_context import TraceContext
 from ...protocol.uri import DataUri
+from ..uris import UNKNOWN_NAME
 from .decoders import Decoder
-from .uris import UNKNOWN_NAME
 
 _API = "opentelemetry.trace"
 _CONTEXT_API = "opentelemetry.context"

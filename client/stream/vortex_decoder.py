@@ -22,9 +22,9 @@ from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MetadataType
 from ...protocol.tags import BodyType
+from ..arguments import Validation
 from .batch_decoder import BatchDecoder
-from .custom_metadata import attach_metadata, find_metadata
-from .options import Validation
+from .batch_stream import attach_metadata, find_metadata
 from .remote_bodies import RemoteBodies
 
 

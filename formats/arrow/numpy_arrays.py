@@ -1,8 +1,16 @@
-"""Columns as arrays of NumPy, which is optional."""
+"""Columns of record batches as NumPy arrays, and keeping pyarrow from importing pandas.
+
+pyarrow looks for pandas when it first turns a Python object into a scalar or an array, even if that
+object is a number. The import takes seconds and 60 MiB.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -110,3 +118,29 @@ def _find_shape(kind: Any) -> tuple[int, ...] | None:
             break
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return tuple(shape) if shape and is_number else None
+
+
+class _NoPandas(MetaPathFinder):
+    """A finder that finds no pandas."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Return None for all other modules, so that the next finder is used."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is not needed here", name=fullname)
+
+
+def prevent_pandas_import() -> None:
+    """Make pyarrow conclude that pandas is not installed, unless it has been imported.
+
+    Only a process of its own may do so: pyarrow remembers it, so that ``to_pandas`` fails.
+    """
+    if "pandas" in sys.modules:
+        return
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.scalar(0)
+    finally:
+        sys.meta_path.remove(finder)

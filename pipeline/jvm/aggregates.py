@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...client.cluster.daemon_info import MergedDataset, ReplicaInfo
-from ...client.dataset.replicas import TRANSIENT
-from ...client.rpc.column_ranges import ShardRanges, read_ranges
+from ...client.cluster.info import MergedDataset, ReplicaInfo
+from ...client.dataset.endpoints import TRANSIENT
+from ...client.rpc.info import ShardRanges, read_ranges
 from ...errors import SplitArrowError
 from ...protocol.request import Request
 from ...publication.column_ranges import decode_bound

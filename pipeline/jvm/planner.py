@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from ...client.cluster.client import ClusterClient
-from ...client.cluster.daemon_info import MergedDataset, ReplicaInfo
+from ...client.cluster.info import MergedDataset, ReplicaInfo
 from ...client.connect import AnyClient
 from ...client.dataset.requests import pin_version
 from ...client.rpc.info import DatasetInfo, Endpoint

@@ -195,9 +195,7 @@ class AccessControl:
         """Signs tickets; None if tickets are unsigned."""
 
     @classmethod
-    def from_settings(
-        cls, settings: Settings, signer: TicketSigner | None = None
-    ) -> AccessControl:
+    def from_settings(cls, settings: Settings, signer: TicketSigner | None = None) -> AccessControl:
         """Return the access control for the server's settings.
 
         Parameters

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ...errors import ConfigError, DeniedError, MissingExtraError, SplitArrowError
-from ...reloadable import Reloadable
+from ...transport.credential_files import Reloadable
 from ..addresses import is_loopback
 from ..logs import get_logger
 from .principal import Grants, Principal, is_principal_name, parse_globs, unauthenticated

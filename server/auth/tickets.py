@@ -30,7 +30,7 @@ from typing import Any
 from ...errors import ConfigError, ExhaustedError, InvalidRequestError, UnavailableError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.uri import Streams
-from ...reloadable import Reloadable, is_world_readable
+from ...transport.credential_files import Reloadable, is_world_readable
 from ..logs import get_logger
 from .principal import is_principal_name, unauthenticated
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...atomic_files import AtomicFile
 from ...errors import ConfigError, UsageError
-from ...reloadable import Reloadable, is_world_readable
+from ...publication.atomic_files import AtomicFile
+from ...transport.credential_files import Reloadable, is_world_readable
 from ..config.declaration import nearest
 from ..logs import get_logger
 from .principal import Grants, Principal, is_principal_name, parse_globs

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...formats.arrow.buffer_spans import BufferLocator
-from ...memory.exports import DeviceExport
+from ...memory.device_region import DeviceExport
 from ...protocol.memory import DeviceSpan
 from ...protocol.payloads import Span
 from ...protocol.regions import RegionAnnouncement

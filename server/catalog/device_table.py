@@ -15,10 +15,9 @@ from ...formats.arrow.encoder import MessageEncoder
 from ...formats.arrow.schema_difference import describe_difference
 from ...memory.array_layout import ArrayLayout
 from ...memory.device import Device
-from ...memory.exports import DeviceExport
-from ...memory.imported_arrays import BufferCopy, copy_buffer, fetch_array, with_null_count
-from ...memory.imports import DeviceData
-from ...memory.stand_in import encode_on_device, has_fixed_width
+from ...memory.device_bodies import encode_on_device, has_fixed_width
+from ...memory.device_region import DeviceExport
+from ...memory.imports import BufferCopy, DeviceData, copy_buffer, fetch_array, with_null_count
 from ...protocol.memory import Allocator, DeviceSpan
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage

@@ -16,8 +16,8 @@ __all__ = [
     "Declaration",
     "Group",
     "Reload",
-    "Settings",
     "Setting",
+    "Settings",
     "declarations",
     "load_settings",
 ]

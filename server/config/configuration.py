@@ -128,7 +128,7 @@ def ineffective_settings(settings: Settings) -> Iterator[tuple[str, Sequence[str
 
     Parameters
     ----------
-    settings : ServerSettings
+    settings : Settings
         The settings.
     """
     changed = [one for one in declarations(Settings) if _is_changed(settings, one.name)]
@@ -174,9 +174,9 @@ class Configuration:
     """
 
     file: Path | None = None
-    """A TOML file. Its keys are the fields of `ServerSettings`."""
+    """A TOML file. Its keys are the fields of `Settings`."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of `ServerSettings`. None is an argument that was not given."""
+    """Fields of `Settings`. None is an argument that was not given."""
     uses_options: bool = False
     """Whether the arguments are options of the command line, and errors name them so."""
 
@@ -274,9 +274,9 @@ def load_settings(config: Path | None = None, **arguments: Any) -> Settings:
     Parameters
     ----------
     config : Path, optional
-        A TOML file. Its keys are the fields of `ServerSettings`.
+        A TOML file. Its keys are the fields of `Settings`.
     **arguments
-        Fields of `ServerSettings`. None is an argument that was not given.
+        Fields of `Settings`. None is an argument that was not given.
 
     Raises
     ------

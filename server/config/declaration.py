@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from ...units import format_size, parse_size
+from ...formats.text import format_size, parse_size
 
 ENVIRONMENT_PREFIX = "SPLITARROW_"
 

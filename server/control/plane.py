@@ -17,9 +17,9 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from ...errors import ConfigError, MissingExtraError
-from ...grpc_usage import GRPC_USAGE
 from ...protocol.uri import DataUri
-from ...reloadable import Reloadable
+from ...transport.credential_files import Reloadable
+from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.port_guard import PortGuard
 from ...transport.tls_options import TlsServerOptions, build_server_context
 from ..addresses import control_uri, list_unencrypted_addresses

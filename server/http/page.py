@@ -17,8 +17,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ...formats.text import format_bytes, format_size
 from ...protocol.uri import DataUri
-from ...units import format_bytes, format_size
 from ..auth.principal import Principal
 from ..config import Declaration, Settings, declarations
 from ..metrics import Sample, merge_samples

@@ -10,7 +10,7 @@ from typing import Any
 from cryptography.x509 import load_pem_x509_certificate
 
 from ...errors import ConfigError, SplitArrowError
-from ...reloadable import Reloadable
+from ...transport.credential_files import Reloadable
 from ..auth.principal import Permission, Principal
 from ..catalog.dataset import Dataset
 from ..context import ServerContext

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...atomic_files import write_atomic
 from ...errors import (
     DatasetError,
     InvalidRequestError,
@@ -24,6 +23,7 @@ from ...errors import (
     remote_error,
 )
 from ...formats.arrow.schema import read_schema
+from ...publication.atomic_files import write_atomic
 from ...publication.layout import DATA, STAGING, check_name, format_data_folder
 from ...publication.manifest import Manifest, ShardEntry, decode_manifest, encode_manifest
 from ...publication.version_store import VersionStore

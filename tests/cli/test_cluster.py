@@ -13,7 +13,7 @@ import pytest
 from helpers.cluster import StartDaemons, find_shared_name, join_uris, make_numbered_shards
 from helpers.files import write_shards
 from splitarrow.cli.app import run as run_here
-from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.client.cluster.publication import publish_shards
 
 Say = Callable[..., tuple[int, str, str]]
 

@@ -18,7 +18,7 @@ FILTERS = {"sqlglot", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"}
 OTHERS = {"pandas", "polars", "duckdb", "torch", "obstore", "importlib.metadata"}
 READING = {
     "splitarrow.client.cluster.client",
-    "splitarrow.client.dataset.dataset_stream",
+    "splitarrow.client.dataset.dataset",
     "splitarrow.client.stream.reader",
 }
 EVERYTHING = SERVER | COMMANDS | CONTROL | FILTERS | OTHERS

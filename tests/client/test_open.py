@@ -11,7 +11,7 @@ import pytest
 
 import splitarrow
 from splitarrow import Server, aio
-from splitarrow.client.stream.uris import resolve_uris
+from splitarrow.client.uris import resolve_uris
 from splitarrow.errors import ClosedError, NotFoundError, UriError, UsageError
 
 TABLE = pa.table({"n": range(10), "name": [f"name {n}" for n in range(10)]})

@@ -11,9 +11,8 @@ import pytest
 
 import splitarrow
 from splitarrow import aio
-from splitarrow.client.dataset.read_plan import ReadPlan
-from splitarrow.client.stream import blocking
-from splitarrow.client.stream.options import ReadOptions
+from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.stream import stream
 
 PAIRS = [
     (splitarrow.Stream, aio.AsyncStream),
@@ -69,7 +68,7 @@ def test_functions_have_the_same_parameters(name: str) -> None:
 
 def test_each_option_has_one_default() -> None:
     functions: list[Callable[..., Any]] = [
-        *(splitarrow.open, aio.open, blocking.open, ReadOptions, ReadPlan),
+        *(splitarrow.open, aio.open, stream.open, ReadOptions, ReadPlan),
         *(splitarrow.Client.read, aio.AsyncClient.read),
         *(splitarrow.connect, aio.connect, splitarrow.ClusterClient),
     ]

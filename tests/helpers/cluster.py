@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.daemons import StartDaemon
-from splitarrow.client.cluster import rendezvous
+from splitarrow.client.cluster import publication
 from splitarrow.testing import Daemon
 
 StartDaemons = Callable[..., list[Daemon]]
@@ -47,7 +47,7 @@ def find_shared_name(shards: int, daemons: Sequence[Daemon], replicas: int = 1) 
     nodes = [daemon.control_uri for daemon in daemons]
     for number in range(1000):
         name = f"trips-{number}"
-        held = Counter(chain(*rendezvous.assign_shards(name, shards, nodes, replicas)))
+        held = Counter(chain(*publication.assign_shards(name, shards, nodes, replicas)))
         if all(0 < held[node] < shards for node in nodes):
             return name
     raise AssertionError(f"one daemon always gets all {shards} shards")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from splitarrow.client.arguments import Validation
 from splitarrow.client.stream.decoders import FORMATS, open_decoder
-from splitarrow.client.stream.options import Validation
 from splitarrow.formats.arrow.framing import parse_prefix
 from splitarrow.formats.arrow.message import read_message_info
 from splitarrow.protocol.frames import (

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from helpers.tensors import encapsulate_tensor, make_source, make_tensor
-from splitarrow.client.stream.tensor_decoder import TensorDecoder
+from splitarrow.client.stream.decoders import TensorDecoder
 from splitarrow.errors import ProtocolError
 from splitarrow.formats.arrow.tensors import SparseTensor, check_tensor_message, scan_tensors
 from splitarrow.formats.arrow.tensors.labels import TENSOR_SCHEMA

@@ -25,8 +25,7 @@ from splitarrow.formats.vortex.file_footer import read_file_footer
 from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message, MessageKind, build_message, read_header
 from splitarrow.formats.vortex.reader import StreamReader, read_messages
-from splitarrow.isolation.array_decoder import IsolatedDecoder
-from splitarrow.isolation.decoder_process import ProcessLimits
+from splitarrow.isolation.array_decoder import IsolatedDecoder, ProcessLimits
 
 Case = Callable[[random.Random], None]
 

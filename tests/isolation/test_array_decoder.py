@@ -22,8 +22,12 @@ from splitarrow.errors import InvalidDataError, LimitError, MissingExtraError
 from splitarrow.formats.vortex import decoding
 from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message, MessageKind, build_message
-from splitarrow.isolation.array_decoder import IsolatedDecoder, ProcessPool
-from splitarrow.isolation.decoder_process import DecoderProcess, ProcessLimits
+from splitarrow.isolation.array_decoder import (
+    DecoderProcess,
+    IsolatedDecoder,
+    ProcessLimits,
+    ProcessPool,
+)
 
 LIMITS = VortexLimits(decoded_bytes=64 << 20)
 NUMBERS = encode_arrow(pa.array([60, 75, None]))

@@ -20,7 +20,7 @@ from helpers.files import write_file
 from helpers.reader_process import Checksum
 from helpers.waiting import wait_until
 from splitarrow import testing as daemon_module
-from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.errors import SplitArrowError
 from splitarrow.testing import Daemon
 

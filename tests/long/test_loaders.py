@@ -21,7 +21,7 @@ from helpers.batteries import Battery
 from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
 from helpers.files import write_file, write_shards
 from helpers.waiting import wait_until
-from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.testing import Daemon
 
 pytestmark = [

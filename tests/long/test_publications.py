@@ -15,8 +15,8 @@ from helpers.cluster import StartDaemons, join_uris
 from helpers.files import write_file
 from helpers.reader_process import Checksum
 from helpers.readers import ReaderPool, run_together
-from splitarrow.client.cluster.publish import publish_shards
-from splitarrow.client.rpc.results import ShardUploadResult
+from splitarrow.client.cluster.publication import publish_shards
+from splitarrow.client.rpc.info import ShardUploadResult
 from splitarrow.errors import SplitArrowError
 from splitarrow.testing import Daemon
 

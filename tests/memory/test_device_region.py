@@ -9,8 +9,7 @@ import pytest
 
 from helpers.trap_device import TrapDevice
 from splitarrow.errors import ConnectError, ProtocolError, SplitArrowError, UsageError
-from splitarrow.memory.device_region import DeviceRegion
-from splitarrow.memory.exports import DeviceExport
+from splitarrow.memory.device_region import DeviceExport, DeviceRegion
 from splitarrow.protocol.regions import DeviceHandles
 
 

@@ -13,9 +13,9 @@ import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.files import write_file
 from splitarrow.benchmarks import gpu
-from splitarrow.client.stream import blocking
+from splitarrow.client.stream import stream as blocking
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
-from splitarrow.memory.cuda import call
+from splitarrow.memory.device import call
 from splitarrow.memory.device_bodies import DeviceBodies
 from splitarrow.testing import Daemon
 

@@ -20,7 +20,7 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_parquet, write_shards, write_stream
 from helpers.waiting import wait_until
 from splitarrow import errors
-from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.pytorch import StreamDataset
 from splitarrow.testing import Daemon
 

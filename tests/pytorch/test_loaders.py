@@ -22,7 +22,7 @@ from helpers.cluster import StartDaemons, join_uris, make_numbered_shards
 from helpers.files import write_file, write_shards
 from helpers.waiting import wait_until
 from splitarrow import errors
-from splitarrow.client.cluster.publish import publish_shards
+from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.pytorch import StreamDataset
 from splitarrow.pytorch.shared_batch import SharedBatch
 from splitarrow.testing import Daemon

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import TransportError
-from ...log_limiter import LogLimiter
+from ..log_limiter import LogLimiter
 from .ffi import API_MAJOR, API_MINOR, NULL, OK, describe, ffi, libc, ucp, ucs
 from .lanes import list_rdma_adapters
 

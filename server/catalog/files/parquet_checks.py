@@ -7,8 +7,8 @@ from typing import Any
 
 from ....errors import ExhaustedError, InvalidDataError, ProtocolError
 from ....formats.parquet.thrift import CompactReader
+from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
-from ....units import format_size
 from .object_file import ObjectFile
 
 _HEADER_BYTES = 256

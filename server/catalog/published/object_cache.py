@@ -10,8 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ....atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ....errors import DatasetError
+from ....publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ....publication.manifest import ShardEntry
 from ....publication.shard_files import check_shard_length, hash_file
 from ....publication.storage import Storage

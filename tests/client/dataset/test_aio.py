@@ -9,10 +9,10 @@ import pytest
 
 from helpers.control_plane import Running, running
 from splitarrow import errors
-from splitarrow.client.aio import connect
-from splitarrow.client.cluster.aio_client import AsyncClusterClient
+from splitarrow.client.cluster.client import AsyncClusterClient
 from splitarrow.client.connect import connect as connect_blocking
-from splitarrow.client.dataset.aio_client import AsyncClient
+from splitarrow.client.connect import connect_async
+from splitarrow.client.dataset.aio import AsyncClient
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 async def test_the_async_client_lists_reads_and_uploads(server: Running, table: pa.Table) -> None:
-    async with connect(server.uri) as client:
+    async with connect_async(server.uri) as client:
         assert {info.name for info in await client.datasets()} >= {"table", "many"}
         info = await client.info("many")
         assert info.schema == await client.schema("many") == table.schema
@@ -48,7 +48,7 @@ async def test_the_async_client_lists_reads_and_uploads(server: Running, table: 
 
 
 async def test_the_async_client_states_its_address(server: Running) -> None:
-    client = connect(server.uri)
+    client = connect_async(server.uri)
     with pytest.raises(errors.ClosedError):
         _ = client.uri
     async with client:
@@ -56,7 +56,7 @@ async def test_the_async_client_states_its_address(server: Running) -> None:
 
 
 async def test_a_client_or_stream_that_was_not_entered_is_closed(server: Running) -> None:
-    client = connect(server.uri)
+    client = connect_async(server.uri)
     with pytest.raises(errors.ClosedError):
         await client.datasets()
     async with client:
@@ -65,7 +65,7 @@ async def test_a_client_or_stream_that_was_not_entered_is_closed(server: Running
 
 
 async def test_a_cancelled_read_loses_no_rows(server: Running, table: pa.Table) -> None:
-    async with connect(server.uri) as client, client.read("many") as stream:
+    async with connect_async(server.uri) as client, client.read("many") as stream:
         batches: list[pa.RecordBatch] = []
         for _ in range(20):
             with anyio.CancelScope() as scope:
@@ -76,7 +76,7 @@ async def test_a_cancelled_read_loses_no_rows(server: Running, table: pa.Table) 
 
 
 async def test_reading_after_cancel_is_an_error(server: Running) -> None:
-    async with connect(server.uri) as client, client.read("many") as stream:
+    async with connect_async(server.uri) as client, client.read("many") as stream:
         await anext(stream)
         stream.cancel()
         with pytest.raises(errors.ClosedError):
@@ -86,13 +86,13 @@ async def test_reading_after_cancel_is_an_error(server: Running) -> None:
 async def test_a_cancelled_connection_attempt_ends_at_once(server: Running) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with connect(server.uri):
+        async with connect_async(server.uri):
             pass
     assert scope.cancelled_caught
 
 
 async def test_the_async_client_publishes_shards(server: Running, table: pa.Table) -> None:
-    async with connect(server.uri) as client:
+    async with connect_async(server.uri) as client:
         shard = await client.put_shard("published", table, job="one", ordinal=0)
         assert (shard.ordinal, shard.rows) == (0, table.num_rows)
         result = await client.publish("published", job="one", ordinals=[0])
@@ -111,7 +111,7 @@ async def test_the_async_client_of_a_cluster_reads_and_reaches_each_daemon(
     server: Running, table: pa.Table
 ) -> None:
     with running({"other": table}) as second:
-        async with connect([server.uri, second.uri]) as cluster:
+        async with connect_async([server.uri, second.uri]) as cluster:
             assert isinstance(cluster, AsyncClusterClient)
             assert cluster.uris == [server.uri, second.uri]
             assert cluster.absent == {}
@@ -128,11 +128,11 @@ async def test_the_async_client_of_a_cluster_reads_and_reaches_each_daemon(
 
 def test_a_malformed_uri_is_refused_before_the_client_is_entered() -> None:
     with pytest.raises(errors.UriError):
-        connect("tcp://host:1")
+        connect_async("tcp://host:1")
 
 
 async def test_a_client_names_its_servers(server: Running) -> None:
-    client = connect(server.uri)
+    client = connect_async(server.uri)
     assert repr(client) == "<splitarrow.AsyncClient not connected>"
     async with client:
         assert repr(client) == f"<splitarrow.AsyncClient of {server.uri}>"

@@ -22,8 +22,8 @@ from splitarrow import errors
 from splitarrow.client.connect import connect
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.rpc.channel import FlightChannel
-from splitarrow.client.rpc.control_uri import parse_control_uri
 from splitarrow.client.rpc.errors import convert_grpc_error
+from splitarrow.client.uris import parse_control_uri
 from splitarrow.server.auth.access_control import AccessControl, Authenticator
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.server.auth.token_file import TokenFile

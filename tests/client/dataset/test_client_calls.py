@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from splitarrow.client.arguments import ReadOptions, ReadPlan
 from splitarrow.client.dataset import client as module
 from splitarrow.client.dataset.client import Client
-from splitarrow.client.dataset.read_plan import ReadPlan
-from splitarrow.client.stream.options import ReadOptions
 from splitarrow.errors import ConnectError, UsageError
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.request import Request

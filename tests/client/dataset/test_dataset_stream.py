@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.dataset import dataset_stream
-from splitarrow.client.dataset.dataset_stream import DatasetStream
-from splitarrow.client.stream.custom_metadata import attach_metadata
+from splitarrow.client.dataset import dataset
+from splitarrow.client.dataset.dataset import DatasetStream
+from splitarrow.client.stream.batch_stream import attach_metadata
 from splitarrow.errors import ClosedError, ConnectionLostError, InvalidDataError
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -177,7 +177,7 @@ class Prefetcher:
 @pytest.fixture
 def prefetchers(monkeypatch: pytest.MonkeyPatch) -> list[Prefetcher]:
     Prefetcher.started = []
-    monkeypatch.setattr(dataset_stream, "ThreadPrefetcher", Prefetcher)
+    monkeypatch.setattr(dataset, "ThreadPrefetcher", Prefetcher)
     return Prefetcher.started
 
 

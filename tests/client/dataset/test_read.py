@@ -21,7 +21,7 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_shards
 from splitarrow import errors
 from splitarrow.client.connect import connect
-from splitarrow.client.dataset import backoff
+from splitarrow.client.dataset import endpoints as backoff
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.rpc.info import DatasetInfo
 from splitarrow.protocol.request import Request

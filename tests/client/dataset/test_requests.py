@@ -12,9 +12,10 @@ from splitarrow.client.dataset.requests import (
     build_request,
     check_name,
     encode_command,
+    format_ranges,
     pin_version,
+    select_endpoints,
 )
-from splitarrow.client.dataset.shards import format_ranges, select_endpoints
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
 from splitarrow.errors import UsageError
 from splitarrow.protocol.request import Request

@@ -12,9 +12,8 @@ import pytest
 
 import splitarrow
 from splitarrow import Client, aio
-from splitarrow.client.dataset.dataset_stream import DatasetStream
-from splitarrow.client.dataset.query_stream import QueryStream, check_no_selection
-from splitarrow.client.dataset.sql import run_query
+from splitarrow.client.dataset.dataset import DatasetStream
+from splitarrow.client.dataset.sql import QueryStream, check_no_selection, run_query
 from splitarrow.errors import (
     ClosedError,
     ConnectionLostError,

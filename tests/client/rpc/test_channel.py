@@ -13,7 +13,7 @@ import pytest
 from splitarrow import TlsOptions
 from splitarrow.client.rpc import channel as module
 from splitarrow.client.rpc.channel import FlightChannel
-from splitarrow.client.rpc.control_uri import parse_control_uri
+from splitarrow.client.uris import parse_control_uri
 from splitarrow.errors import (
     ClosedError,
     ConnectError,
@@ -22,9 +22,9 @@ from splitarrow.errors import (
     SplitArrowError,
     UsageError,
 )
-from splitarrow.grpc_usage import GRPC_USAGE
 from splitarrow.proto import Flight_pb2 as flight
 from splitarrow.protocol.uri import DataUri
+from splitarrow.transport.grpc_usage import GRPC_USAGE
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 

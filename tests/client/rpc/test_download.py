@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.streams import ipc_stream, split_messages
+from splitarrow.client.arguments import ReadOptions
 from splitarrow.client.rpc import download
 from splitarrow.client.rpc.download import FlightStream
-from splitarrow.client.stream.options import ReadOptions
 from splitarrow.errors import (
     ClosedError,
     InvalidDataError,

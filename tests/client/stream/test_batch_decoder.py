@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.streams import ipc_stream, schema_message, split_messages
+from splitarrow.client.arguments import Validation
 from splitarrow.client.stream.batch_decoder import BatchDecoder
 from splitarrow.client.stream.decoders import open_decoder
-from splitarrow.client.stream.options import Validation
 from splitarrow.client.stream.remote_bodies import EncapsulatedBody
 from splitarrow.errors import InvalidDataError, InvalidValueWarning, LimitError, ProtocolError
 from splitarrow.formats.arrow.framing import encapsulate

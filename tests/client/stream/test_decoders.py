@@ -29,8 +29,8 @@ from helpers.crafting import (
     schema_of_ints,
 )
 from helpers.streams import body_message, ipc_stream, schema_message, small_stream, split_messages
+from splitarrow.client.arguments import Validation, check_validation
 from splitarrow.client.stream.decoders import Decoder, open_decoder
-from splitarrow.client.stream.options import Validation, check_validation
 from splitarrow.errors import (
     InvalidDataError,
     InvalidValueWarning,

@@ -14,7 +14,7 @@ import splitarrow
 from helpers.trap_device import TrapDevice, TrapMemory
 from helpers.trap_library import TrapLibrary
 from splitarrow import errors
-from splitarrow.memory import DeviceBatch, stand_in
+from splitarrow.memory import DeviceBatch, device_bodies
 from splitarrow.server.embedded import Server
 from splitarrow.transport.ucx import memory as device_memory
 from splitarrow.transport.ucx import receiving, transport
@@ -55,7 +55,7 @@ def library(memory: TrapMemory, monkeypatch: pytest.MonkeyPatch) -> TrapLibrary:
     monkeypatch.setitem(device_memory.MEMORY_TYPES, code, library.memory_type)
     monkeypatch.setattr(transport, "list_device_types", lambda _: frozenset({code}))
     monkeypatch.setattr(receiving, "ucp", library)
-    monkeypatch.setattr(stand_in, "PROTECTION", 0)
+    monkeypatch.setattr(device_bodies, "PROTECTION", 0)
     return library
 
 

@@ -13,7 +13,7 @@ import pytest
 import splitarrow
 from helpers.clock import Clock
 from helpers.waiting import wait_until
-from splitarrow.client.stream import blocking
+from splitarrow.client.stream import stream as blocking
 from splitarrow.client.stream.read_ahead import Pace, ReadAhead, Run
 from splitarrow.errors import ClosedError, ConnectionLostError
 

@@ -15,8 +15,8 @@ import splitarrow
 from helpers.trap_device import TrapDevice, TrapMemory
 from helpers.waiting import wait_until
 from splitarrow import errors
-from splitarrow.memory import DeviceBatch, imports, stand_in
-from splitarrow.memory.c_structures import DLManagedTensor, find_pointer
+from splitarrow.memory import DeviceBatch, device_bodies, imports
+from splitarrow.memory.interfaces import DLManagedTensor, find_pointer
 from splitarrow.protocol.regions import DeviceHandles
 from splitarrow.server.catalog import device_table
 from splitarrow.server.embedded import Server
@@ -40,7 +40,7 @@ class Setup:
     """A server's device and a reader's, whose processes are the same here."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stand_in, "PROTECTION", 0)
+        monkeypatch.setattr(device_bodies, "PROTECTION", 0)
         monkeypatch.setattr(device_table, "BATCH_BYTES", 32 << 10)
         self.source = TrapMemory()
         monkeypatch.setitem(imports.DEVICES, TrapDevice.type_code, lambda _: self.source.device)

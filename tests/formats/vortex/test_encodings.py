@@ -32,7 +32,7 @@ from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import Message, MessageKind, build_message
 from splitarrow.formats.vortex.protobuf import read_fields
 from splitarrow.formats.vortex.reader import StreamReader
-from splitarrow.isolation.decoder_process import DecoderProcess, ProcessLimits
+from splitarrow.isolation.array_decoder import DecoderProcess, ProcessLimits
 
 LIMITS = VortexLimits()
 MESSAGES = make_messages()

@@ -14,7 +14,7 @@ from helpers.arrow_data import make_arrays_of_all_types
 from helpers.trap_device import HostDevice, TrapDevice, TrapMemory
 from helpers.trap_library import TrapLibrary
 from splitarrow.errors import ExhaustedError, UsageError
-from splitarrow.memory import DeviceBatch, imports, stand_in
+from splitarrow.memory import DeviceBatch, device_bodies, imports
 from splitarrow.memory.pool import BlockPool, wrap_block
 from splitarrow.protocol.memory import DeviceSpan
 from splitarrow.protocol.request import Request
@@ -109,7 +109,7 @@ def test_every_type_is_served_or_refused(memory: TrapMemory, name: str) -> None:
 def test_batches_of_fixed_width_are_sent_without_being_read(
     memory: TrapMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stand_in, "PROTECTION", 0)
+    monkeypatch.setattr(device_bodies, "PROTECTION", 0)
     dataset = open_dataset([move(NUMBERS, memory), move(NUMBERS, memory)])
     reads = memory.device.reads
     with_devices = Encoding(devices=frozenset({TRAP}))

@@ -100,7 +100,7 @@ def test_new_certificates_are_used_at_the_next_handshake(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("splitarrow.reloadable._CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("splitarrow.transport.credential_files._CHECK_SECONDS", 0.0)
     with running(
         {"a": table}, control=TLS, tls_cert=authority.cert, tls_key=authority.key
     ) as server:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.clock import Clock
-from splitarrow.log_limiter import LogLimiter
+from splitarrow.transport.log_limiter import LogLimiter
 from splitarrow.transport.ucx import context
 from splitarrow.transport.ucx.ffi import ffi
 

@@ -116,7 +116,7 @@ def test_rows_are_selected_exactly_by_their_boxes(servers, name):
 def read_groups(path: Path, box: Any) -> tuple[list[int], list[int]]:
     """Return the row groups that are read for a box, and the rows that pass."""
     from helpers.catalog import read_dataset
-    from splitarrow.client.stream.filters import serialize_filter
+    from splitarrow.client.filters import serialize_filter
     from splitarrow.server.catalog.files import parquet_reader
     from splitarrow.server.catalog.files.file_types import open_file
 

@@ -16,7 +16,7 @@ import splitarrow
 from helpers.catalog import read_dataset
 from helpers.publication import publish
 from splitarrow import variant
-from splitarrow.client.stream.filters import serialize_filter
+from splitarrow.client.filters import serialize_filter
 from splitarrow.errors import NotFoundError, UsageError
 from splitarrow.publication.column_ranges import compute_ranges
 from splitarrow.publication.version_store import VersionStore

@@ -1,0 +1,334 @@
+"""The URIs of data streams and of control planes, as users give them.
+
+A data stream has a ``want_data`` URI with a ticket. A control plane has the address
+``grpc://host:port`` or ``grpc+tls://host:port``.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+
+from ..errors import InvalidRequestError, UriError, UsageError
+from ..protocol.request import SIGNED_PREFIX, Request
+from ..protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
+from ..protocol.uri import DataUri, Streams
+
+UNKNOWN_NAME = "?"
+"""The name of a dataset that an opaque ticket requests."""
+
+
+def resolve_uris(
+    uri: str | DataUri | Sequence[str | DataUri],
+    ticket: bytes | str | None = None,
+    *,
+    columns: str | Sequence[str] | None = None,
+    filter: str | None = None,
+    limit: int | None = None,
+    batch_rows: int | None = None,
+    compression: str | None = None,
+    format: str | None = None,
+    batches: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
+) -> list[DataUri]:
+    """Return the one or two URIs of a data stream, each with the ticket to send.
+
+    The parameters are those of `splitarrow.open`, except that the filter is serialized. A URI such
+    as ``tcp://host/flights`` gets its tags and its ticket.
+
+    Raises
+    ------
+    UriError
+        If a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket, or if two
+        URIs are not a pair.
+    MissingExtraError
+        If a scheme needs a package that is not installed.
+    UsageError
+        If the selection is invalid, or the ticket is signed and cannot be combined with one.
+    """
+    items = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
+    uris = [complete_uri(item) for item in items]
+    _check_streams(uris)
+    selection = {
+        "columns": column_names(columns),
+        "filter": filter,
+        "limit": limit,
+        "batch_rows": batch_rows,
+        "compression": compression,
+        "format": format,
+        **check_spans(batches, rows),
+    }
+    selection = {name: value for name, value in selection.items() if value is not None}
+    given = ticket.encode() if isinstance(ticket, str) else ticket
+    resolved: list[DataUri] = []
+    for item in uris:
+        item.require_want_data()
+        found = _find_ticket(item, given, uris)
+        changed = _apply_selection(found, selection)
+        resolved.append(item if changed == item.ticket else item.replace(ticket=changed))
+    return resolved
+
+
+def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
+    """Return ranges of record batches or of rows as a request holds them.
+
+    Raises
+    ------
+    UsageError
+        If one is not a pair of integers, or both are given.
+    """
+    if batches is not None and rows is not None:
+        raise UsageError("batches and rows both select a part of the dataset; give one of them")
+    return {
+        "batches": _check_span("batches", "record batch", batches),
+        "rows": _check_span("rows", "row", rows),
+    }
+
+
+def _check_span(name: str, item: str, span: Any) -> tuple[int, int] | None:
+    if span is None:
+        return None
+    try:
+        first, end = (operator.index(number) for number in span)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"{name} is {span!r}; expected the first {item} and the one after the last, "
+            "such as (3, 7)"
+        ) from None
+    return first, end
+
+
+def complete_uri(uri: str | DataUri) -> DataUri:
+    """Parse a URI. If it has the form ``tcp://host/flights``, fill in its tags and its ticket.
+
+    Raises
+    ------
+    UriError
+        If the URI is malformed, or has an unknown scheme.
+    MissingExtraError
+        If the scheme needs a package that is not installed.
+
+    Examples
+    --------
+    >>> complete_uri("tcp://host/flights").ticket
+    b'flights'
+    """
+    from ..transport.registry import find_transport
+
+    parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
+    traits = find_transport(parsed).traits
+    name = parsed.path.strip("/")
+    if traits.default_port is None or not name or parsed.ticket is not None:
+        return parsed
+    tags = {"want_data": WANT_DATA, "keep_alive": KEEP_ALIVE}
+    if traits.leases_memory:
+        tags["free_data"] = FREE_DATA
+    missing = {tag: value for tag, value in tags.items() if getattr(parsed, tag) is None}
+    try:
+        ticket = Request(name).ticket()
+    except InvalidRequestError as error:
+        raise UriError(f"{parsed.address}: {error.message}") from None
+    return parsed.replace(path="", ticket=ticket, **missing)
+
+
+def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
+    """Return URIs that request all columns of the same dataset, but no rows.
+
+    Raises
+    ------
+    UsageError
+        If the ticket is signed, so that it cannot be changed.
+    """
+
+    def change(ticket: bytes) -> bytes:
+        _check_unsigned(ticket, "filter")
+        request = Request.parse(ticket)
+        return Request(request.dataset, version=request.version, limit=0).ticket()
+
+    return [uri.replace(ticket=change(uri.ticket or b"")) for uri in uris]
+
+
+def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return names of columns as a tuple. A single string is the name of one column."""
+    if isinstance(columns, str):
+        return (columns,)
+    return None if columns is None else tuple(columns)
+
+
+def _check_streams(uris: Sequence[DataUri]) -> None:
+    """Check that the URIs carry both streams, on one connection or as a pair."""
+    streams = [uri.stream for uri in uris]
+    if len(uris) == 1:
+        if streams[0] is not Streams.BOTH:
+            other = "body" if streams[0] is Streams.METADATA else "metadata"
+            raise UriError(
+                f"{uris[0].redacted()} carries only the {streams[0].value} stream; "
+                f"pass the URI with stream={other} as well"
+            )
+    elif len(uris) != 2:
+        raise UriError(f"got {len(uris)} URIs; expected one URI or a pair of URIs")
+    elif set(streams) != {Streams.METADATA, Streams.BODY}:
+        raise UriError(
+            "a pair needs one URI with stream=metadata and one with stream=body; "
+            f"got stream={streams[0].value} and stream={streams[1].value}"
+        )
+
+
+def _find_ticket(uri: DataUri, given: bytes | None, uris: Sequence[DataUri]) -> bytes:
+    """Return the ticket for a URI: its own, the given one, or that of the other URI."""
+    candidates = (uri.ticket, given, *(other.ticket for other in uris))
+    found = next((ticket for ticket in candidates if ticket is not None), None)
+    if not found:
+        raise UriError(f"{uri.redacted()} has no ticket; add &ticket=NAME to it, or pass ticket=")
+    return found
+
+
+def _apply_selection(ticket: bytes, selection: dict[str, Any]) -> bytes:
+    if not selection:
+        return ticket
+    _check_unsigned(ticket, ", ".join(selection))
+    try:
+        return replace(Request.parse(ticket), **selection).ticket()
+    except InvalidRequestError as error:
+        raise UsageError(error.message) from None
+
+
+def _check_unsigned(ticket: bytes, selection: str) -> None:
+    if ticket.startswith(SIGNED_PREFIX):
+        raise UsageError(
+            f"the ticket is signed, so {selection} cannot be changed; request another ticket from "
+            "the control plane"
+        )
+
+
+def read_dataset_name(ticket: bytes) -> str:
+    """Return the dataset that a ticket requests, for errors; ``?`` if the ticket is opaque."""
+    if ticket.startswith(SIGNED_PREFIX):
+        return UNKNOWN_NAME
+    try:
+        return Request.parse(ticket).dataset
+    except InvalidRequestError:
+        return UNKNOWN_NAME
+
+
+_BARE_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]+(/.*)?|\[[0-9A-Fa-f:.]+\]:[0-9]+(/.*)?")
+"""Matches ``host:8815`` and ``host:8815/flights``."""
+SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
+DEFAULT_PORT = 8815
+_EXPECTED = "expected grpc://host:port or grpc+tls://host:port"
+
+
+def is_control_uri(uri: str | DataUri) -> bool:
+    """Return whether a URI is that of a control plane, or of a dataset of one.
+
+    Examples
+    --------
+    >>> [is_control_uri(uri) for uri in ("grpc://host", "host:8815/flights", "tcp://host/flights")]
+    [True, True, False]
+    """
+    text = uri.scheme if isinstance(uri, DataUri) else uri
+    return text.partition(":")[0].lower().startswith("grpc") or _is_bare(text)
+
+
+def _is_bare(text: str) -> bool:
+    return _BARE_ADDRESS.fullmatch(text.partition(",")[0]) is not None
+
+
+def split_dataset(uri: str | DataUri) -> tuple[str, str | None]:
+    """Return the address of a control plane, and the name of the dataset that follows it.
+
+    Raises
+    ------
+    UriError
+        If the URI has parameters.
+
+    Examples
+    --------
+    >>> split_dataset("grpc://a,b:9000/flights"), split_dataset("host:8815")
+    (('grpc://a,b:9000', 'flights'), ('grpc://host:8815', None))
+    """
+    text = str(uri)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "grpc", text
+    if "?" in rest or "#" in rest:
+        raise UriError(f"{text.partition('?')[0]} has parameters; expected grpc://host:port/NAME")
+    address, _, name = rest.partition("/")
+    return f"{scheme}://{address}", unquote(name.strip("/")) or None
+
+
+def parse_control_uri(uri: str | DataUri) -> DataUri:
+    """Parse the URI of one control plane and fill in the default port.
+
+    Raises
+    ------
+    UriError
+        If the scheme is not a control plane's, the host is missing, or the URI has a path or
+        parameters. `split_dataset` separates the name of a dataset.
+
+    Examples
+    --------
+    >>> parse_control_uri("grpc://host").port
+    8815
+    """
+    if isinstance(uri, str) and _is_bare(uri):
+        uri = f"grpc://{uri}"
+    parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
+    if parsed.scheme not in SCHEMES:
+        raise UriError(f"{parsed.address} is not the URI of a control plane; {_EXPECTED}")
+    if not parsed.host:
+        raise UriError(f"{parsed.address} has no host; {_EXPECTED}")
+    if parsed.path.strip("/") and parsed.want_data is None and not parsed.extra:
+        bare = parsed.replace(path="").address
+        raise UriError(
+            f"{parsed.address} names a dataset; connect to {bare}, or pass the URI to open"
+        )
+    if parsed.want_data is not None or parsed.extra:
+        raise UriError(f"{parsed.address} has a path or parameters; {_EXPECTED}")
+    return parsed.replace(port=parsed.port or DEFAULT_PORT, path="")
+
+
+def parse_control_uris(uris: str | DataUri | Sequence[str | DataUri]) -> list[DataUri]:
+    """Parse the URIs of one or several control planes and remove duplicates.
+
+    Parameters
+    ----------
+    uris : str, DataUri, or a sequence of them
+        A string may list several hosts, separated by commas. The scheme of the first one
+        applies to those without a scheme.
+
+    Raises
+    ------
+    UriError
+        If there is no URI, or one is malformed.
+
+    Examples
+    --------
+    >>> [uri.address for uri in parse_control_uris("grpc://a,b:9000")]
+    ['grpc://a:8815', 'grpc://b:9000']
+    """
+    parsed: list[DataUri] = []
+    for item in [uris] if isinstance(uris, (str, DataUri)) else uris:
+        if isinstance(item, DataUri):
+            parsed.append(parse_control_uri(item))
+        else:
+            parsed.extend(parse_control_uri(uri) for uri in _split_hosts(item))
+    if not parsed:
+        raise UriError(f"no control plane was given; {_EXPECTED}")
+    return list(dict.fromkeys(parsed))
+
+
+def _split_hosts(text: str) -> list[str]:
+    """Split a comma-separated list of hosts into URIs."""
+    scheme, separator, _ = text.partition("://")
+    if not separator and not _is_bare(text):
+        raise UriError(f"{text!r} is not the URI of a control plane; {_EXPECTED}")
+    scheme = scheme if separator else "grpc"
+    hosts = [host.strip() for host in text.split(",")]
+    if not all(hosts):
+        raise UriError(f"{text!r}: an address is missing next to a comma")
+    return [host if "://" in host else f"{scheme}://{host}" for host in hosts]
