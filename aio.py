@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client.cluster.client import AsyncClusterClient
+    from .client.connect import connect_async as connect
     from .client.dataset.aio import AsyncClient, AsyncDataset, AsyncDatasetStream
+    from .client.open import open_async as open
     from .client.stream.stream import AsyncStream
 
 __all__ = [

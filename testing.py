@@ -1,4 +1,4 @@
-"""A ``splitarrow serve`` process for tests: start it, wait until it is ready, signal it, stop it."""
+"""Start a ``splitarrow serve`` process for a test, signal it and stop it."""
 
 from __future__ import annotations
 

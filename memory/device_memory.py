@@ -1,7 +1,7 @@
 """The memory of a device as the place where a stream's batches land.
 
-Batches are copied to it while the next ones arrive. `select_memory` reads the argument ``memory`` of
-a read.
+Batches are copied to it while the next ones arrive. `select_memory` reads the argument
+``memory`` of a read.
 """
 
 from __future__ import annotations

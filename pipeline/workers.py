@@ -1,4 +1,4 @@
-"""The Python workers of the executors: the objects sent to them, their interpreter, what it lacks."""
+"""The Python workers of the executors: their interpreter, and the objects sent to them."""
 
 from __future__ import annotations
 

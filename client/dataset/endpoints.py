@@ -1,7 +1,7 @@
 """One endpoint of a dataset, read to its end over as many connections as it takes.
 
-A read tries the replicas of an endpoint in order, and the locations of each replica. After a failure
-it pauses, and continues at the row where it stopped.
+A read tries the replicas of an endpoint in order, and the locations of each replica. After a
+failure it pauses, and continues at the row where it stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DoAction: operations beside reading and writing, such as ``status``, ``cancel`` and ``reload``."""
+"""DoAction: operations such as ``status``, ``cancel``, ``publish`` and ``reload``."""
 
 from __future__ import annotations
 

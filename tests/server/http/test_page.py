@@ -148,7 +148,7 @@ def test_rates_are_kept_for_a_time() -> None:
     assert line.peak == history.rates("data")[-1]
 
 
-@pytest.mark.parametrize("module", [addresses, page, page], ids=["address", "page", "sparkline"])
+@pytest.mark.parametrize("module", [addresses, page])
 def test_examples(module: ModuleType) -> None:
     results = doctest.testmod(module)
     assert results.attempted > 0
