@@ -29,7 +29,7 @@ from ..geo import intersects
 from ..protocol.request import Request
 from ..server.catalog.dataset import Encoding
 from ..server.catalog.files.parquet import ParquetDataset
-from ..server.catalog.query.selection import Selection
+from ..server.catalog.selection import Selection
 
 _SIDE = 20
 """The number of cells along each axis of the grid."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from .. import connect
 from .. import open as open_stream
 from ..errors import SplitArrowError
-from ..server.shm.file_guards import guard_refusal
+from ..server.shm.mapped_files import guard_refusal
 from ..testing import Daemon
 from .dataset import COLUMNS, make_dataset
 from .memory import host_memory_in_use, read_memory

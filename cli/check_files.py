@@ -201,7 +201,7 @@ def _check_other(
     """Check a file of another type that can be served: its metadata, or all of its data."""
     from ..server.catalog.files.file_types import open_file
     from ..server.catalog.files.tensor_files import TensorFileDataset
-    from ..server.catalog.query.selection import Selection
+    from ..server.catalog.selection import Selection
 
     with closing(open_file(path, refuse_writers=False)) as dataset:
         report.kind = dataset.kind

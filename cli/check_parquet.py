@@ -7,7 +7,7 @@ from typing import Any
 
 from ..formats.arrow.file_scan import Defect
 from ..formats.parquet.corrections import DEFAULT_OPTIONS
-from ..server.catalog.files.parquet_reader import inspect_parquet
+from ..server.catalog.files.parquet import inspect_parquet
 from ..transport.memory.files import SourceFile
 from .check_report import Progress, Report
 from .check_values import count_batches

@@ -36,7 +36,7 @@ def is_local(target: str) -> bool:
 
 def _list_files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, sorted, as a dataset has them."""
-    from ..server.catalog.files.listings import FolderListing
+    from ..server.catalog.files.directory import FolderListing
 
     for origin in FolderListing(folder).list_files():
         yield Path(origin.path)

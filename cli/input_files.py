@@ -40,7 +40,7 @@ def open_input(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | No
                 batches = map(reader.get_batch, range(reader.num_record_batches))
                 yield reader.schema, _read(path, batches), None
         elif magic[:4] == b"PAR1":
-            from ..server.catalog.files.parquet_reader import read_parquet
+            from ..server.catalog.files.parquet import read_parquet
 
             with read_parquet(path) as (schema, batches, rows):
                 yield schema, _read(path, batches), rows

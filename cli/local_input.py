@@ -26,7 +26,7 @@ from ..protocol.request import Request
 from ..protocol.tags import BodyType
 from ..server.catalog.catalog import open_dataset
 from ..server.catalog.dataset import Budget, Dataset, Encoding, Source
-from ..server.catalog.query.row_spans import open_rows
+from ..server.catalog.selection import open_rows
 from .message_input import InputMessage
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from .drain import ReadsInProgress
 from .metrics import DaemonMetrics, Metrics
 from .refusals import RefusalLog
 from .report import Reporter
-from .shm.shared_regions import SharedRegions
+from .shm.regions import SharedRegions
 from .streams import FilterSlots, StreamRegistry
 from .tracing import Tracer
 from .usage import Usage

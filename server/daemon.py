@@ -25,7 +25,7 @@ from .addresses import http_uri
 from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Budget, Encoding
-from .catalog.published.version_watcher import VersionWatcher
+from .catalog.published import VersionWatcher
 from .config import Configuration, Settings
 from .context import ServerContext
 from .drain import ReadsInProgress
@@ -43,7 +43,7 @@ from .report import (
     measure_process,
 )
 from .session import Session, StallWatch, yield_to_writers
-from .shm.shared_regions import SharedRegions
+from .shm.regions import SharedRegions
 from .streams import FilterSlots, StreamRegistry
 from .tracing import open_tracer
 from .usage import LocalUsage, Usage

@@ -29,8 +29,8 @@ from ..protocol.trace_context import TraceContext
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
 from .catalog.dataset import Dataset, Source
-from .catalog.query.row_spans import resolve_rows
-from .catalog.vortex_dataset import VORTEX, VortexDataset
+from .catalog.selection import resolve_rows
+from .catalog.vortex_encoding import VORTEX, VortexDataset
 from .context import ServerContext
 from .logs import get_logger
 from .prefetch import Prefetch

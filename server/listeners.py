@@ -29,7 +29,7 @@ from .config import DEFAULT_LISTEN, Settings
 from .config.settings import listener_uri
 from .context import ServerContext
 from .logs import get_logger
-from .shm.shared_regions import SharedRegions
+from .shm.regions import SharedRegions
 
 _UNLIMITED = 1 << 30
 _MIN_RESERVE = 16

@@ -461,3 +461,20 @@ def list_stats(samples: Iterable[Sample]) -> dict[str, int]:
         for sample in samples
         if not isinstance(sample.value, Histogram) and not sample.labels
     }
+
+
+@dataclass(slots=True)
+class CacheUses:
+    """The uses of a cache. Whoever counts holds the lock of the cache."""
+
+    hits: int = 0
+    """Uses that found the data."""
+    misses: int = 0
+    """Uses that did not."""
+
+    def count(self, *, is_hit: bool) -> None:
+        """Count a use."""
+        if is_hit:
+            self.hits += 1
+        else:
+            self.misses += 1

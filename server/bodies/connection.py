@@ -1,21 +1,146 @@
-"""The objects that the body senders of one connection share."""
+"""The objects that the body senders of one connection share, and its leases.
+
+The leases keep regions alive on the server until the reader returns them or disconnects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import anyio
 from anyio import CapacityLimiter
 
+from ...errors import ExhaustedError
 from ...protocol.frames import OutgoingFrame
+from ...protocol.lease_table import LeaseTable
+from ...protocol.payloads import Span
 from ...protocol.uri import DataUri
 from ...transport import aio
 from ...transport.base import Channel
 from ..catalog.dataset import Encoding
 from ..metrics import Metrics
-from ..shm.shared_regions import SharedRegions
+from ..shm.regions import RegionSource, SharedRegions
 from ..streams import ReaderWaits
-from .connection_leases import ConnectionLeases
+
+
+class ConnectionLeases:
+    """Grants offsets of regions to one reader, within the limit of its user.
+
+    A stream's source stays open until the reader holds none of its offsets, even if that is long
+    after the end of the stream.
+
+    Parameters
+    ----------
+    table : LeaseTable
+        The offsets that the reader holds.
+    regions : SharedRegions
+        The limit on leased bytes, and the event that reports freed ones.
+    leased_by_user : callable
+        Returns how many bytes the reader's user has leased, over all its connections.
+    """
+
+    def __init__(
+        self, table: LeaseTable, regions: SharedRegions, leased_by_user: Callable[[], int]
+    ) -> None:
+        self._table = table
+        self._regions = regions
+        self._leased_by_user = leased_by_user
+        self._protections: dict[int, object] = {}
+        self._sources: list[RegionSource] = []
+        self.limit = regions.max_leased
+        """The bytes that a user may lease at a time; None disables the limit."""
+
+    @property
+    def held(self) -> int:
+        """The number of leases that the reader holds."""
+        return self._table.held
+
+    def add_source(self, source: RegionSource) -> None:
+        """Keep a source open until `close_streams`."""
+        self._sources.append(source)
+
+    def would_exceed(self, nbytes: int) -> bool:
+        """Return whether `nbytes` more bytes are beyond the user's limit now."""
+        return self.limit is not None and self._leased_by_user() + nbytes > self.limit
+
+    async def wait_for_room(self, nbytes: int) -> None:
+        """Wait until the reader's user may lease `nbytes` more bytes.
+
+        Raises
+        ------
+        ExhaustedError
+            If that is more than the limit allows at all, or the reader frees nothing in time.
+        """
+        limit, seconds = self.limit, self._regions.lease_seconds
+        if limit is None:
+            return
+        if nbytes > limit:
+            raise ExhaustedError(
+                f"a message has {nbytes} bytes, but a reader may lease {limit} bytes at a time: "
+                "raise --max-leased, or read over tcp"
+            )
+        deadline = anyio.current_time() + seconds
+        while self._leased_by_user() + nbytes > limit:
+            if anyio.current_time() >= deadline:
+                raise ExhaustedError(
+                    f"the reader's user holds {self._leased_by_user()} of {limit} bytes "
+                    f"(--max-leased) and freed none for {seconds:g} s: drop batches while reading"
+                )
+            held = self._table.held
+            with anyio.CancelScope(deadline=deadline):
+                await self._regions.freed.wait()
+            if self._table.held != held:
+                deadline = anyio.current_time() + seconds
+
+    def grant(self, spans: Iterable[Span], protection: object, now: float) -> None:
+        """Lease the buffers of a body to the reader.
+
+        Parameters
+        ----------
+        spans : iterable of (offset, length)
+            The buffers, in bytes. Empty ones are not leased.
+        protection : object
+            An object that keeps their bytes unchanged while one of them is leased. None if the
+            bytes need no protection.
+        now : float
+            The time, by `time.monotonic`.
+        """
+        if protection is not None:
+            self._protections.update((offset, protection) for offset, length in spans if length)
+        self._table.grant(spans, now)
+
+    def grant_run(
+        self, offsets: Sequence[Sequence[int]], lengths: Sequence[int], now: float
+    ) -> None:
+        """Lease the buffers of a run to the reader; see `LeaseTable.grant_run`."""
+        self._table.grant_run(offsets, lengths, now)
+
+    def free(self, offsets: list[int]) -> None:
+        """End leases.
+
+        Raises
+        ------
+        LimitError
+            If the reader has freed too many offsets that it does not hold.
+        """
+        released = self._table.free(offsets)
+        if self._protections:
+            for offset in released:
+                self._protections.pop(offset, None)
+        self._regions.report_freed()
+
+    def close_streams(self) -> None:
+        """Release the sources of streams whose offsets the reader has all freed."""
+        self._protections.clear()
+        while self._sources:
+            self._sources.pop().release()
+
+    def close(self) -> None:
+        """End all leases: the reader is gone."""
+        self._table.free_all()
+        self.close_streams()
+        self._regions.report_freed()
 
 
 class FrameWriter:

@@ -1,34 +1,273 @@
 """Remote bodies: each stays in a region, and the reader gets the offsets of its buffers.
 
-The server announces a region before the first offsets that count from it. Every offset that it
-delivers is a lease, which lasts until the reader frees the offset or disconnects.
+A reader gets access to a region by a file descriptor or by remote reads. It opens memory of a
+device by a handle. The server announces a region before the first offsets that count from it.
+Every offset that it delivers is a lease, which lasts until the reader frees the offset or
+disconnects.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from ...errors import ProtocolError, SplitArrowError
+from ...errors import DatasetError, ProtocolError, SplitArrowError
 from ...formats.arrow.buffer_spans import BufferLocator
+from ...memory.device_region import DeviceExport
 from ...protocol.frames import OutgoingFrame, TaggedFrame
+from ...protocol.memory import DeviceSpan
 from ...protocol.messages import MetadataType
 from ...protocol.payloads import Span, pack_spans
+from ...protocol.regions import RegionAnnouncement
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage, Splitter
-from ...transport.memory.files import SourceFile
+from ...transport.memory.files import FileSpan, SourceFile
+from ...transport.memory.mapped_region import MappedRegion
+from ...transport.memory.sealed import SealedMemory
 from ..catalog.catalog import find_device_type
 from ..catalog.dataset import Dataset, Source
 from ..catalog.device_table import DeviceTable
-from ..catalog.messages.runs import RegionRun
-from .access import AccessMethod
+from ..catalog.messages.passthrough import RegionRun
+from ..shm.mapped_files import FileMappings
+from ..shm.regions import SharedRegions
 from .connection import Connection
-from .shared_bodies import SharedBodies, open_shared
+
+
+class AccessMethod(Protocol):
+    """How the readers of one transport get access to regions."""
+
+    @property
+    def announces_first(self) -> bool:
+        """Whether the first region has to arrive before anything else of a stream."""
+        ...
+
+    @property
+    def flush_bytes(self) -> int:
+        """The bytes of bodies after which frames are sent without waiting for more of a group."""
+        ...
+
+    @property
+    def min_body_bytes(self) -> int:
+        """The size of the smallest body that is delivered remotely, in bytes.
+
+        Smaller ones are sent packed.
+        """
+        ...
+
+    @property
+    def requires_copy(self) -> bool:
+        """Whether a region must be sealed memory, which needs no file guard."""
+        ...
+
+    @property
+    def shares_runs(self) -> bool:
+        """Whether the messages of a run can be delivered at once: no body needs protection."""
+        ...
+
+    def announce(self, file: SourceFile) -> RegionAnnouncement:
+        """Return the message that gives the reader access to a file.
+
+        Raises
+        ------
+        DatasetError
+            If the file cannot be guarded or mapped, or is about to change.
+        """
+        ...
+
+    def protect(self, body: FileSpan) -> object:
+        """Return an object that keeps the bytes of a body unchanged while it lives, or None."""
+        ...
+
+
+class DescriptorChannel(Protocol):
+    """A channel that passes file descriptors to its peer."""
+
+    def announce(self, size: int, descriptors: tuple[Any, ...]) -> RegionAnnouncement:
+        """Return the message that carries the descriptors of a region of `size` bytes."""
+        ...
+
+
+class RemoteMemoryChannel(Protocol):
+    """A channel whose peer reads memory of this process."""
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether registered memory stays at its physical address, even if the file changes."""
+        ...
+
+    def announce(self, region: MappedRegion) -> RegionAnnouncement:
+        """Return the message that lets the peer read a region."""
+        ...
+
+
+class _ReopenedFile:
+    """A file that was opened again. Its descriptor shares no file lease with the first one.
+
+    Whoever has a descriptor of the lease's owner could change the signal that the kernel sends.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Return the descriptor. It stays this object's to close."""
+        return self._descriptor
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class DescriptorAccess:
+    """The reader maps the file itself; see `AccessMethod`.
+
+    It holds the file open by the descriptor that it gets. A second descriptor is the revocation
+    socket of the file's guard.
+
+    Parameters
+    ----------
+    channel : DescriptorChannel
+        The reader's connection.
+    regions : SharedRegions
+        The file guards.
+    """
+
+    announces_first = True
+    flush_bytes = 1 << 62
+    min_body_bytes = 0
+    requires_copy = False
+    shares_runs = True
+
+    def __init__(self, channel: DescriptorChannel, regions: SharedRegions) -> None:
+        self._channel = channel
+        self._regions = regions
+
+    def announce(self, file: SourceFile) -> RegionAnnouncement:
+        """Return the message that carries the file's descriptor; guard the file."""
+        if isinstance(file, SealedMemory):
+            return self._channel.announce(file.size, (file,))
+        descriptors: tuple[Any, ...] = (_ReopenedFile(file),)
+        if not self._regions.trust:
+            descriptors += (self._regions.guards.guard(file),)
+        return self._channel.announce(file.size, descriptors)
+
+    def protect(self, body: FileSpan) -> object:
+        """Return None: the reader protects what it has mapped."""
+        return None
+
+
+class RemoteReadAccess:
+    """The reader copies from this process, where the file is mapped; see `AccessMethod`.
+
+    Parameters
+    ----------
+    channel : RemoteMemoryChannel
+        The reader's connection, which registers memory for its peer.
+    mappings : FileMappings
+        The files that this process has mapped.
+    """
+
+    announces_first = False
+    flush_bytes = 16 << 20
+    min_body_bytes = 32 << 10
+    shares_runs = False
+
+    def __init__(self, channel: RemoteMemoryChannel, mappings: FileMappings) -> None:
+        self._channel = channel
+        self._mappings = mappings
+
+    @property
+    def requires_copy(self) -> bool:
+        """Whether the channel's lanes would still read the old pages of a file that changes."""
+        return self._channel.pins_memory
+
+    def announce(self, file: SourceFile) -> RegionAnnouncement:
+        """Return the message with the region's address and key; map and register the file."""
+        return self._channel.announce(self._mapped(file))
+
+    def protect(self, body: FileSpan) -> object:
+        """Return a buffer of the mapping: its pages are copied before the file changes."""
+        region = self._mapped(body.file)
+        buffer = region.buffer(body.offset, body.nbytes, None)
+        region.populate(body.offset, body.nbytes)
+        return buffer
+
+    def _mapped(self, file: SourceFile) -> MappedRegion:
+        region = self._mappings.map(file)
+        if region is None:
+            raise DatasetError(
+                f"cannot share {file.path}: it cannot be mapped or is about to change"
+            )
+        return region
+
+
+def access_method(connection: Connection) -> AccessMethod:
+    """Return the access method that a connection's transport offers for remote bodies."""
+    channel: Any = connection.channel
+    if connection.channel.capabilities.remote_reads:
+        return RemoteReadAccess(cast(RemoteMemoryChannel, channel), connection.regions.mappings)
+    return DescriptorAccess(cast(DescriptorChannel, channel), connection.regions)
+
+
+class SharedBodies:
+    """The bodies of one stream of a device table.
+
+    Parameters
+    ----------
+    export : DeviceExport
+        The memory of the table.
+    announcement : RegionAnnouncement
+        The message that lets the reader open it.
+    """
+
+    def __init__(self, export: DeviceExport, announcement: RegionAnnouncement) -> None:
+        self._export = export
+        self.announcement = announcement
+        """The message that lets the reader open the memory. It precedes all others."""
+        self._locator = BufferLocator()
+
+    def locate(self, message: SourceMessage) -> list[Span]:
+        """Return the span of each buffer of a message in the region."""
+        places: dict[int, int] = {}
+        end = 0
+        for part in message.body or ():
+            if isinstance(part, DeviceSpan):
+                places[end] = part.address
+            end += part.nbytes
+        buffers = self._locator.locate(message.metadata, message.body_length, 0)
+        return [
+            (self._export.locate(places[offset]), length) if length else (0, 0)
+            for offset, length in buffers
+        ]
+
+
+def open_shared(
+    table: DeviceTable, request: Request, connection: Connection
+) -> tuple[SharedBodies, Source] | None:
+    """Open a table for a reader that opens its memory.
+
+    Returns
+    -------
+    (SharedBodies, Source) or None
+        None if the memory cannot be shared, or the reader requests something else than whole
+        batches of columns of fixed width.
+    """
+    channel: Any = connection.channel
+    encoding = replace(connection.encoding, devices=frozenset({table.device_type}))
+    source = table.open(request, encoding)
+    if source.blocking or (export := table.export()) is None:
+        source.close()
+        return None
+    return SharedBodies(export, channel.announce_device(export.handles)), source
 
 
 class RemoteBodySender:

@@ -9,10 +9,9 @@ from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...protocol.tags import BodyType
 from ..catalog.dataset import Dataset, Source
-from .access import access_method
 from .connection import Connection
 from .packed import PackedBodySender
-from .remote import RemoteBodySender
+from .remote import RemoteBodySender, access_method
 
 
 class BodySender(Protocol):

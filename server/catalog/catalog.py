@@ -17,17 +17,15 @@ from ...publication.layout import VERSIONS
 from ...publication.patterns import has_wildcards
 from ...publication.storage import is_object_url, is_storage_url, open_storage
 from ..config import Settings
-from .cache_uses import CacheUses
+from ..metrics import CacheUses
 from .dataset import Dataset, Writers
-from .delta.dataset import DeltaDataset
-from .delta.log import LOG_FOLDER
+from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
-from .files.directory import DirectoryDataset
+from .files.directory import DirectoryDataset, ObjectListing, PatternListing
 from .files.file_dataset import FileDataset
 from .files.file_types import open_file
-from .files.listings import ObjectListing, PatternListing
-from .published.dataset import PublishedDataset
-from .published.object_cache import ObjectCache, open_object_cache
+from .published import PublishedDataset
+from .published_shards import ObjectCache, open_object_cache
 from .suggestions import suggest_names
 from .tables import ReaderDataset, TableDataset
 from .tensors import TensorDataset

@@ -21,11 +21,9 @@ from ...memory.imports import BufferCopy, DeviceData, copy_buffer, fetch_array, 
 from ...protocol.memory import Allocator, DeviceSpan
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Encoding, Shard
-from .messages.generator_source import GeneratorSource, MessageGroups
+from .dataset import Encoding, GeneratorSource, MessageGroups, Shard
 from .messages.reencoding import Batches, count_matches, encode_groups
-from .query.request_checks import check_batches, check_version, select_shards
-from .query.selection import Selection
+from .selection import Selection, check_batches, check_version, select_shards
 
 BATCH_BYTES = 16 << 20
 """The approximate size in bytes of the slices that a batch is sent in."""

@@ -13,11 +13,9 @@ from ...errors import DatasetError, RemoteError, UsageError, remote_error
 from ...formats.arrow.schema_difference import describe_difference
 from ...formats.arrow.truncation import needs_truncation, truncate
 from ...protocol.request import Request
-from .dataset import Encoding, Shard
-from .messages.generator_source import GeneratorSource
+from .dataset import Encoding, GeneratorSource, Shard
 from .messages.reencoding import Batches, count_matches, encode_groups
-from .query.request_checks import check_batches, check_version, select_shards
-from .query.selection import Selection
+from .selection import Selection, check_batches, check_version, select_shards
 
 BATCH_BYTES = 64 << 20
 """The approximate size in bytes from which a batch of a table is sent in slices."""

@@ -1,26 +1,161 @@
-"""Tensors in memory as datasets."""
+"""Tensors as datasets: a schema without fields, then one message for each tensor.
+
+docs/wire.md describes the messages under "Tensors".
+"""
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
+import flatbuffers
 import pyarrow as pa
 
+from ...errors import InvalidRequestError, RemoteError, remote_error
+from ...fbs import arrow_generated as fbs
+from ...formats.arrow.encoder import MessageEncoder
+from ...formats.arrow.footer_metadata import write_pairs
 from ...formats.arrow.tensors import AnyTensor, encode_tensor
-from ...formats.arrow.tensors.labels import TENSOR_SCHEMA, Labels
-from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout
+from ...formats.arrow.tensors.labels import (
+    CONTENT,
+    CONTENT_KEY,
+    TENSOR_SCHEMA,
+    Labels,
+    is_tensor_content,
+)
+from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout, find_type_name
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Encoding, Shard
-from .messages.generator_source import GeneratorSource, MessageGroups
-from .messages.tensor_messages import (
-    check_tensor_request,
-    make_schema_message,
-    refuse_counting,
-    select_tensors,
-)
-from .query.request_checks import check_version, select_shards
+from .dataset import Dataset, Encoding, GeneratorSource, MessageGroups, Shard
+from .selection import check_version, select_shards
+
+MAX_DESCRIPTIONS = 64
+"""The largest number of tensors of a dataset that are described to clients."""
+
+
+def make_schema_message(*, is_big_endian: bool) -> SourceMessage:
+    """Return the first message of a stream of tensors.
+
+    Parameters
+    ----------
+    is_big_endian : bool
+        Whether the values of all tensors are big-endian.
+    """
+    if is_big_endian == (sys.byteorder == "big"):
+        return SourceMessage(*MessageEncoder(TENSOR_SCHEMA).schema_message)
+    builder: Any = flatbuffers.Builder(128)
+    pairs = write_pairs(builder, [(CONTENT_KEY, CONTENT)])
+    fbs.SchemaStartFieldsVector(builder, 0)
+    fields = builder.EndVector()
+    fbs.SchemaStart(builder)
+    endianness = fbs.Endianness.Big if is_big_endian else fbs.Endianness.Little
+    fbs.SchemaAddEndianness(builder, endianness)
+    fbs.SchemaAddFields(builder, fields)
+    fbs.SchemaAddCustomMetadata(builder, pairs)
+    schema = fbs.SchemaEnd(builder)
+    fbs.MessageStart(builder)
+    fbs.MessageAddVersion(builder, fbs.MetadataVersion.V5)
+    fbs.MessageAddHeaderType(builder, fbs.MessageHeader.Schema)
+    fbs.MessageAddHeader(builder, schema)
+    builder.Finish(fbs.MessageEnd(builder))
+    return SourceMessage(bytes(builder.Output()), None)
+
+
+def check_tensor_request(request: Request) -> None:
+    """Check that a request selects whole tensors.
+
+    Raises
+    ------
+    InvalidRequestError
+        If it selects columns or rows, or compresses.
+    """
+    compression = None if request.compression == "none" else request.compression
+    refused = {
+        "columns": request.columns,
+        "filter": request.filter,
+        "limit": request.limit,
+        "offset": request.offset,
+        "rows": request.rows,
+        "batch_rows": request.batch_rows,
+        "compression": compression,
+    }
+    given = [name for name, value in refused.items() if value is not None]
+    if given:
+        raise InvalidRequestError(
+            f"the dataset holds tensors, which have no rows and columns; leave {', '.join(given)} "
+            "out, and select tensors with batches",
+            stream=request.dataset,
+        )
+
+
+def select_tensors(request: Request, tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return the tensors that a request is for, as its range of batches selects them.
+
+    Raises
+    ------
+    InvalidRequestError
+        If one does not exist.
+    """
+    if request.batches is None:
+        return tensors
+    first, end = request.batches
+    if end > len(tensors):
+        raise InvalidRequestError(
+            f"there are no tensors {first}:{end}; there are {len(tensors)}, counted from 0",
+            stream=request.dataset,
+        )
+    return tensors[first:end]
+
+
+def describe_tensor(layout: AnyLayout, labels: Labels) -> dict[str, Any]:
+    """Return the description of a tensor for clients, in JSON."""
+    is_complex = labels.is_complex
+    description: dict[str, Any] = {
+        "kind": layout.kind if isinstance(layout, SparseLayout) else "dense",
+        "dtype": labels.dtype or find_type_name(layout.type),
+        "shape": layout.shape[:-1] if is_complex else layout.shape,
+    }
+    if labels.name is not None:
+        description["name"] = labels.name
+    if layout.dim_names:
+        description["dim_names"] = layout.dim_names
+    if isinstance(layout, SparseLayout):
+        description["non_zero_length"] = layout.non_zero_length
+    return description
+
+
+def holds_tensors(dataset: Dataset) -> bool:
+    """Return whether a dataset holds tensors, and no record batches."""
+    return is_tensor_content(dataset.schema)
+
+
+def describe_tensors(dataset: Dataset) -> dict[str, Any]:
+    """Return the number and descriptions of the tensors of a dataset; empty if it holds none."""
+    if not holds_tensors(dataset):
+        return {}
+    describe: Any = getattr(dataset, "list_tensors", list)
+    pairs: Sequence[tuple[AnyLayout, Labels]] = describe()
+    described = [describe_tensor(*pair) for pair in pairs[:MAX_DESCRIPTIONS]]
+    return {"tensor_count": len(pairs), "tensors": described}
+
+
+def refuse_counting(request: Request) -> RemoteError:
+    """Return the error for a request to count rows, which tensors do not have."""
+    return remote_error(
+        "FAILED_PRECONDITION", "tensors have no rows to count", stream=request.dataset
+    )
+
+
+def refuse_do_get(request: Request) -> RemoteError:
+    """Return the error for a request of tensors by DoGet, whose clients expect record batches."""
+    return remote_error(
+        "UNIMPLEMENTED",
+        f"the dataset {request.dataset!r} holds tensors, which DoGet cannot carry; read it with "
+        "splitarrow.open(URI).read_tensor() or splitarrow fetch -o FILE.npy, over tcp, shm or ucx",
+        stream=request.dataset,
+    )
 
 
 class TensorDataset:

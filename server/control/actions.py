@@ -19,8 +19,8 @@ from ...protocol.request import Request
 from ...protocol.uri import Streams
 from ..auth.principal import Permission
 from ..auth.tickets import TicketClaims
-from ..catalog.delta.dataset import DeltaDataset, DeltaVersion
-from ..catalog.published.dataset import PublishedDataset
+from ..catalog.delta import DeltaDataset, DeltaVersion
+from ..catalog.published import PublishedDataset
 from ..logs import get_logger
 from ..metrics import Histogram, Sample, list_stats, merge_samples
 from ..report import StreamReport, package_version

@@ -23,8 +23,8 @@ from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
-from ..catalog.messages.tensor_messages import holds_tensors, refuse_do_get
-from ..catalog.query.row_spans import open_rows
+from ..catalog.selection import open_rows
+from ..catalog.tensors import holds_tensors, refuse_do_get
 from ..prefetch import Prefetch
 from ..streams import FilterSlot, Outcome, RunningStream
 from .call import Call, parse_message

@@ -23,15 +23,12 @@ from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
 from ..catalog.catalog import find_writers
 from ..catalog.dataset import Dataset
-from ..catalog.delta.dataset import DeltaDataset
+from ..catalog.delta import DeltaDataset
 from ..catalog.files.directory import DirectoryDataset
 from ..catalog.files.file_dataset import FileDataset
-from ..catalog.messages.tensor_messages import describe_tensors
-from ..catalog.published.dataset import PublishedDataset
-from ..catalog.published.version import PublishedVersion
-from ..catalog.query.request_checks import check_version, select_shards
-from ..catalog.query.selection import Selection
-from ..catalog.query.variant_fields import resolve_schema
+from ..catalog.published import PublishedDataset, PublishedVersion
+from ..catalog.selection import Selection, check_version, resolve_schema, select_shards
+from ..catalog.tensors import describe_tensors
 from .call import Call
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"

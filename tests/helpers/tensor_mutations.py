@@ -26,7 +26,7 @@ from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.messages import Message
 from splitarrow.protocol.tags import BodyType
-from splitarrow.server.catalog.messages.tensor_messages import make_schema_message
+from splitarrow.server.catalog.tensors import make_schema_message
 
 MEMORY = 1 << 30
 _BYTES = (0, 1, 2, 3, 4, 7, 8, 16, 64, 127, 128, 254, 255)

@@ -19,18 +19,15 @@ from ....formats.parquet.field_descriptions import (
 )
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
-from ..dataset import Encoding
-from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..dataset import Encoding, GeneratorSource, MessageGroups
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import allows_passthrough
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..query.request_checks import check_batches
-from ..query.selection import Selection
-from ..query.variant_fields import add_fields
-from .file_access import Identity
+from ..selection import Selection, add_fields, check_batches
 from .file_dataset import FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
+from .origins import Identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,20 @@ from ....formats.parquet.field_descriptions import VariantField, extend_schema
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
-from ..dataset import Encoding, Shard, Writers
-from ..messages.file_groups import add_footer, file_groups
-from ..messages.generator_source import GeneratorSource
+from ..dataset import Encoding, GeneratorSource, Shard, Writers
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
-from ..messages.plan import keeps_messages, plan_file
+from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..query.request_checks import check_batches, check_version, hash_version, select_shards
-from ..query.selection import Selection
-from ..query.variant_fields import add_fields
-from .file_access import Identity
-from .origins import FileOrigin, LocalOrigin
+from ..selection import (
+    Selection,
+    add_fields,
+    check_batches,
+    check_version,
+    hash_version,
+    select_shards,
+)
+from .origins import FileOrigin, Identity, LocalOrigin
 
 _SMALL_INDEX = 256
 """The messages of an index that is kept in any case: 6 KiB."""

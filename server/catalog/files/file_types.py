@@ -14,17 +14,14 @@ from ....formats.arrow.tensors.numpy_file import NPY_MAGIC
 from ....formats.arrow.tensors.scanning import MAX_METADATA_BYTES, is_tensor_head
 from ....formats.vortex.file_footer import MAGIC as VORTEX_MAGIC
 from ....transport.memory.files import SourceFile
-from .arrow_file import ArrowFileDataset
-from .arrow_stream import ArrowStreamDataset
-from .feather import FeatherDataset
+from .arrow import ArrowFileDataset, ArrowStreamDataset, FeatherDataset
 from .file_dataset import FileDataset
 from .orc import OrcDataset
 from .origins import FileOrigin, LocalOrigin
 from .parquet import ParquetDataset
 from .tensor_files import NpyDataset, TensorFileDataset
 from .text_files import CsvDataset, JsonLinesDataset
-from .vortex_file import VortexFileDataset
-from .vortex_stream import VortexStreamDataset, is_vortex_stream
+from .vortex import VortexFileDataset, VortexStreamDataset, is_vortex_stream
 
 SUPPORTED_TYPES = (
     "an Arrow IPC file or stream, a Feather, Parquet, ORC, Vortex, .tensor or .npy file, a Vortex "

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ....errors import DatasetError
-from ..query.selection import Selection, select_fields
+from ..selection import Selection, select_fields
 from .origins import FileOrigin
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

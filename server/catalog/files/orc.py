@@ -8,9 +8,9 @@ from typing import Any
 
 from ....transport.memory.files import SourceFile
 from ..messages.reencoding import Batches
-from ..query.selection import Selection
-from .file_access import map_read_errors, open_handle
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
+from .origins import map_read_errors, open_handle
 
 _FILE_TYPE = "an ORC file"
 

@@ -1,15 +1,178 @@
-"""Where the files of datasets come from: a file system, or an object store."""
+"""Where the files of datasets come from: a file system, or an object store.
+
+An object is read range by range. Both kinds open as files for pyarrow, whose errors are mapped.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import pyarrow as pa
+
+from ....errors import DatasetError, MissingExtraError, ProtocolError, exhausted_error
 from ....publication.storage import ObjectStorage, StoredObject
 from ....transport.memory.files import SourceFile
-from .file_access import Identity, read_identity
-from .object_file import ObjectFile, identify_object
+
+_FIRST_WINDOW = 64 << 10
+_LAST_WINDOW = 8 << 20
+
+
+class ObjectFile(SourceFile):
+    """An object of an object store, in one state. Safe to use from several threads.
+
+    Each request names the entity tag of that state. A read therefore fails once the object has been
+    replaced, and never returns bytes of two states. Sequential reads request larger and larger
+    ranges, up to 8 MiB. It has no descriptor, so its bytes are neither sent nor mapped directly.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The object store.
+    entry : StoredObject
+        The object, and its state.
+    """
+
+    def __init__(self, storage: ObjectStorage, entry: StoredObject) -> None:
+        self._storage = storage
+        self._entry = entry
+        self._reading = threading.Lock()
+        self._begin, self._data = 0, b""
+        self._window = _FIRST_WINDOW
+        self.path = f"{storage.location}/{entry.name}"
+        self.lease_problem = None
+        self.size = entry.nbytes
+        self.version = identify_object(entry)
+
+    def fileno(self) -> int:
+        """Raise: an object has no descriptor."""
+        raise io.UnsupportedOperation(f"{self.path} has no descriptor")
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes at `offset`; see `SourceFile.read`."""
+        end = offset + nbytes
+        if end > self.size:
+            raise self.truncation_error(self.size)
+        if not nbytes:
+            return b""
+        with self._reading:
+            buffered = self._begin + len(self._data)
+            if not self._begin <= offset <= buffered:
+                self._begin, self._data, self._window = offset, b"", _FIRST_WINDOW
+                buffered = offset
+            head = self._data[offset - self._begin : end - self._begin]
+            if len(head) == nbytes:
+                return head
+            fetched = self._fetch(buffered, max(end, buffered + self._window))
+            rest = nbytes - len(head)
+            if not head and rest == len(fetched):
+                return fetched
+            return head + fetched[:rest]
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        self._data = self._storage.read_range(self._entry, begin, min(end, self.size))
+        self._begin = begin
+        self._window = min(2 * self._window, _LAST_WINDOW)
+        return self._data
+
+    def check(self) -> None:
+        """Do nothing: every request names the state of the object."""
+
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        """Do nothing: `read` reads ahead."""
+
+    def close(self) -> None:
+        """Free the bytes that were read ahead."""
+        self._data = b""
+
+    def open_handle(self) -> pa.PythonFile:
+        """Return a handle for pyarrow. The caller closes it."""
+        handle: Any = _Handle(self)
+        return pa.PythonFile(handle, mode="r")
+
+
+class _Handle(io.RawIOBase):
+    """The interface of Python's files."""
+
+    def __init__(self, file: ObjectFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(self._file.size - self._position, 0)
+        size = rest if size < 0 else min(size, rest)
+        data = self._file.read(self._position, size)
+        self._position += size
+        return data
+
+
+def identify_object(entry: StoredObject) -> tuple[int | str, ...]:
+    """Return the identity of the state of an object."""
+    return (entry.name, entry.etag or "", entry.nbytes)
+
+
+Identity = tuple[int | str, ...]
+"""The values that identify the state of a file; see `SourceFile.version`."""
+
+
+def read_identity(path: Path) -> Identity:
+    """Return the identity of a file's current state; raise `OSError` if it does not exist."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def open_handle(file: SourceFile) -> pa.NativeFile:
+    """Return a handle of pyarrow on an open file. The caller closes it.
+
+    The handle refers to the open file, even if another file has its path by now. It reads the file
+    and does not map it.
+    """
+    if isinstance(file, ObjectFile):
+        return file.open_handle()
+    return pa.OSFile(f"/proc/self/fd/{file.fileno()}", "rb")
+
+
+@contextmanager
+def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
+    """Turn the errors of libraries into a `DatasetError` of one line.
+
+    Parameters
+    ----------
+    path : Path or str
+        The file, for errors.
+    file_type : str
+        Its expected type with an article, for errors: ``an Arrow IPC file``.
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ProtocolError as error:
+        raise DatasetError(f"cannot read {path} as {file_type}: {error.message}") from None
+    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+        if exhausted := exhausted_error(error):
+            raise exhausted from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DatasetError(f"cannot read {path} as {file_type}: {reason}") from None
 
 
 class FileOrigin(Protocol):

@@ -1,24 +1,497 @@
-"""Parquet files, decoded a few rows at a time: never a whole row group."""
+"""Parquet files, decoded a few rows at a time: never a whole row group.
+
+The sizes, the numbers of values and the dictionaries of a row group are checked before pyarrow
+decodes it. pyarrow gets a schema that it reads without loss. Row groups that a filter excludes
+are skipped. Shredded fields of Variant columns are read without the rest.
+"""
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ....errors import InvalidDataError
-from ....formats.parquet.columns import Columns
+from ....errors import ExhaustedError, InvalidDataError, ProtocolError
+from ....formats.parquet.columns import Columns, plan_columns
+from ....formats.parquet.corrections import DEFAULT_OPTIONS, correct_schema
+from ....formats.parquet.footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
+from ....formats.parquet.geo.boxes import Box
+from ....formats.parquet.geo.conditions import may_match
+from ....formats.parquet.geo.crs import hide_extension
+from ....formats.parquet.row_groups import find_malformed_statistics
+from ....formats.parquet.shredded_fields import (
+    extract_field,
+    find_field,
+    fit_fields,
+    physical_names,
+)
+from ....formats.parquet.thrift import CompactReader, Struct
+from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
+from ..filters import RowFilter
 from ..messages.reencoding import Batches
-from ..query.selection import Selection
-from .file_access import map_read_errors
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
-from .object_file import ObjectFile
-from .parquet_checks import check_row_groups
-from .parquet_fields import FieldReader, selects_fields
-from .parquet_reader import inspect_parquet, open_parquet, select_row_groups
+from .origins import ObjectFile, map_read_errors, open_handle
+
+_HEADER_BYTES = 256
+_PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
+_FIXED = "FIXED_LEN_BYTE_ARRAY"
+
+
+def check_row_groups(
+    file: SourceFile, parquet: Any, groups: list[int], names: list[str] | None, limit: int
+) -> None:
+    """Check some columns of some row groups.
+
+    Parameters
+    ----------
+    file : SourceFile
+        The file.
+    parquet : pyarrow.parquet.ParquetFile
+        The same file.
+    groups : list of int
+        The row groups to read.
+    names : list of str or None
+        The top-level columns to read; None for all.
+    limit : int
+        The largest decoded size of a column in a row group, in bytes.
+
+    Raises
+    ------
+    ExhaustedError
+        If a column in a row group is larger than `limit` bytes. A page or even a value may be as
+        large as its column in a row group, and pyarrow decodes a page in one go.
+    InvalidDataError
+        If a column does not have a value for each row, or a dictionary has another size than its
+        values. Repeated columns may have any number of values.
+    """
+    schema = parquet.schema
+    selected = [
+        (index, schema.column(index))
+        for index in range(len(schema))
+        if names is None or schema.column(index).path.partition(".")[0] in names
+    ]
+    for group in groups:
+        row_group = parquet.metadata.row_group(group)
+        for index, column in selected:
+            chunk = row_group.column(index)
+            if chunk.total_uncompressed_size > limit:
+                raise ExhaustedError(
+                    f"the column {column.path!r} has {chunk.total_uncompressed_size} bytes in row "
+                    f"group {group} of {PurePath(file.path).name}; the limit is "
+                    f"{format_size(limit)}: write smaller row groups, read other columns, or start "
+                    "the server with more parquet_bytes"
+                )
+            if not column.max_repetition_level and chunk.num_values != row_group.num_rows:
+                raise InvalidDataError(
+                    f"the column {column.path!r} has {chunk.num_values} values in row group "
+                    f"{group}, which has {row_group.num_rows} rows"
+                )
+            if column.physical_type == _FIXED and chunk.has_dictionary_page:
+                _check_dictionary(file, chunk.dictionary_page_offset, column)
+
+
+def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
+    """Check that a dictionary of values of fixed length has the size of its values.
+
+    pyarrow takes any bytes as values. An object is not read for it, which takes a request.
+    """
+    if isinstance(file, ObjectFile) or not 0 < offset < file.size:
+        return
+    data = bytes(file.read(offset, min(_HEADER_BYTES, file.size - offset)))
+    try:
+        header = CompactReader(data).read_struct()
+        nbytes: int = header[_PAGE_BYTES].content
+        count: int = header[_DICTIONARY_HEADER].content[_COUNT].content
+    except (ProtocolError, KeyError, TypeError):  # pyarrow has the better error
+        return
+    if nbytes != count * column.length:
+        raise InvalidDataError(
+            f"the dictionary of the column {column.path!r} has {nbytes} bytes, but {count} values "
+            f"of {column.length} bytes"
+        )
+
+
+_COLUMN_BUFFER = 1 << 20
+_TAIL_READ = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetPlan:
+    """How to read a file."""
+
+    columns: Columns
+    """The columns that readers get."""
+    elements: tuple[Struct, ...] | None
+    """The schema that pyarrow reads; None if it is that of the file."""
+
+
+def inspect_parquet(file: SourceFile) -> tuple[ParquetPlan, Any]:
+    """Return the plan to read a file, and a ``pyarrow.parquet.ParquetFile`` to close.
+
+    Raises
+    ------
+    ProtocolError
+        If the footer is malformed.
+    pyarrow.ArrowException
+        If pyarrow refuses the file.
+    """
+    data = _read_footer(file)
+    footer = Footer.parse(data)
+    elements = correct_schema(footer)
+    malformed = find_malformed_statistics(data, footer.root)
+    parquet = _open(file, None if elements is None else (footer, elements))
+    try:
+        key_values = parquet.metadata.metadata or {}
+        columns = plan_columns(footer.root, parquet.schema_arrow, key_values, malformed)
+    except BaseException:
+        parquet.close()
+        raise
+    return ParquetPlan(columns, elements), parquet
+
+
+@contextmanager
+def open_parquet(file: SourceFile, plan: ParquetPlan) -> Generator[Any]:
+    """Open a file as ``pyarrow.parquet.ParquetFile`` while the context lasts.
+
+    Its batches have the types of pyarrow; see `Columns.convert`.
+    """
+    corrected = None
+    if plan.elements is not None:
+        corrected = (Footer.parse(_read_footer(file)), plan.elements)
+    with closing(_open(file, corrected)) as parquet:
+        yield parquet
+
+
+@contextmanager
+def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch], int]]:
+    """Open a local file, and yield its schema, its batches and its number of rows.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be opened.
+    ProtocolError
+        If the footer is malformed; also while the batches are read, if a value is invalid.
+    pyarrow.ArrowException
+        If pyarrow refuses the file; also while the batches are read.
+    """
+    with closing(SourceFile(path, refuse_writers=False)) as file:
+        plan, parquet = inspect_parquet(file)
+        columns = plan.columns
+        with closing(parquet):
+            batches = (
+                columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
+                for batch in parquet.iter_batches()
+            )
+            yield columns.schema, batches, parquet.metadata.num_rows
+
+
+def select_row_groups(
+    file: SourceFile, parquet: Any, plan: ParquetPlan, selection: Selection
+) -> list[int]:
+    """Return the row groups to read. Statistics rule out those in which the filter cannot match.
+
+    Parameters
+    ----------
+    file : SourceFile
+        The file.
+    parquet : pyarrow.parquet.ParquetFile
+        The same file.
+    plan : ParquetPlan
+        Its plan.
+    selection : Selection
+        The row groups and the filter.
+    """
+    selected = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
+    row_filter = selection.filter
+    if row_filter is None or not row_filter.cost.allows_pruning(parquet.num_row_groups):
+        return list(selected)
+    groups = list(selected)
+    if row_filter.boxes:
+        groups = [
+            group for group in groups if _may_match(parquet.metadata, group, plan, row_filter)
+        ]
+    if (
+        row_filter.expression is None
+        or not row_filter.uses_dataset_numbers
+        or not _have_order(plan.columns, row_filter)
+    ):
+        return groups
+    matching = _match_statistics(file, plan, row_filter.expression)
+    return groups if matching is None else [group for group in groups if group in matching]
+
+
+def _may_match(metadata: Any, group: int, plan: ParquetPlan, row_filter: RowFilter) -> bool:
+    """Return whether the boxes of a row group allow rows that pass a filter."""
+    columns = metadata.row_group(group)
+    boxes: dict[str, tuple[Box, bool]] = {}
+    for test in row_filter.boxes:
+        found = columns.column(plan.columns.leaves[test.column]).geo_statistics
+        if found is not None and None not in (found.xmin, found.ymin, found.xmax, found.ymax):
+            box = Box(found.xmin, found.ymin, found.xmax, found.ymax)
+            boxes[test.condition.column] = (box, test.edges is not None)
+    return may_match([test.condition for test in row_filter.boxes], boxes)
+
+
+def _match_statistics(file: SourceFile, plan: ParquetPlan, expression: Any) -> set[int] | None:
+    """Return the row groups whose statistics allow an expression; None if they are no help."""
+    import pyarrow.dataset as ds  # takes a third of a second
+    from pyarrow import fs
+
+    parquet_format = ds.ParquetFileFormat()
+    try:
+        if plan.elements is not None:
+            footer = Footer.parse(_read_footer(file)).with_elements(plan.elements)
+            handle: Any = pa.BufferReader(wrap_footer(hide_extension(footer)))
+            fragment: Any = parquet_format.make_fragment(handle)
+        elif isinstance(file, ObjectFile):
+            handle = file.open_handle()
+            fragment = parquet_format.make_fragment(handle)
+        else:
+            descriptor = f"/proc/self/fd/{file.fileno()}"
+            fragment = parquet_format.make_fragment(descriptor, fs.LocalFileSystem())
+        return {group.id for group in fragment.subset(filter=expression).row_groups}
+    except (pa.ArrowException, OSError, ValueError):
+        return None  # Arrow cannot compare this expression with statistics
+
+
+def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
+    """Return whether statistics bound what the filter sees in each of its columns.
+
+    Those of floating-point columns leave out NaN, so only comparisons that are false for it count.
+    """
+    used = frozenset(row_filter.fields.values())
+    if used & columns.without_order:
+        return False
+    if not row_filter.may_hold_for_nan:
+        return True
+    types = [columns.schema.field(index).type for index in used]
+    return not any(_has_nan(each) for each in types)
+
+
+def _has_nan(data_type: Any) -> bool:
+    if pa.types.is_floating(data_type):
+        return True
+    return any(_has_nan(data_type.field(index).type) for index in range(data_type.num_fields))
+
+
+def _open(file: SourceFile, corrected: tuple[Footer, tuple[Struct, ...]] | None) -> Any:
+    import pyarrow.parquet as pq  # takes a tenth of a second
+
+    metadata = None
+    if corrected is not None:
+        footer, elements = corrected
+        data = hide_extension(footer.with_elements(elements))
+        metadata = pq.read_metadata(pa.BufferReader(wrap_footer(data)))
+    handle = open_handle(file)
+    try:
+        # Without a buffer size, pyarrow reads a whole column of a row group before decoding it.
+        # From an object store, it reads the columns of a row group in few large requests.
+        is_remote = isinstance(file, ObjectFile)
+        parquet: Any = pq.ParquetFile(
+            handle,
+            metadata=metadata,
+            pre_buffer=is_remote,
+            buffer_size=0 if is_remote else _COLUMN_BUFFER,
+            page_checksum_verification=True,
+        )
+    except BaseException:
+        handle.close()
+        raise
+    return _Closing(parquet, handle)
+
+
+class _Closing:
+    """A ``ParquetFile`` that closes its handle, too."""
+
+    def __init__(self, parquet: Any, handle: pa.NativeFile) -> None:
+        self._parquet = parquet
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parquet, name)
+
+    def close(self) -> None:
+        self._parquet.close()
+        self._handle.close()
+
+
+def _read_footer(file: SourceFile) -> bytes:
+    """Return the footer of a file; raise `ProtocolError` if it has none."""
+    nbytes = min(file.size, _TAIL_READ)
+    tail = bytes(file.read(file.size - nbytes, nbytes))
+    size = read_footer_size(tail[-TAIL_BYTES:], file.size)
+    end = nbytes - TAIL_BYTES
+    if size <= end:
+        return tail[end - size : end]
+    return bytes(file.read(file.size - TAIL_BYTES - size, size))
+
+
+def selects_fields(contents: FileContents, selection: Selection) -> bool:
+    """Return whether a selection has fields of Variants."""
+    own = len(contents.schema) - len(contents.fields)
+    if selection.columns is None:
+        return bool(contents.fields)
+    return any(index >= own for index in selection.columns)
+
+
+class FieldReader:
+    """Reads some columns and some fields of Variants of a file.
+
+    Parameters
+    ----------
+    contents : FileContents
+        The contents, with the fields; see `FileContents.with_fields`.
+    selection : Selection
+        The columns, of which at least one is a field.
+
+    Attributes
+    ----------
+    physical_names : list of str
+        The names by which pyarrow reads what is needed.
+    column_names : list of str
+        The columns of the file that have it.
+    """
+
+    def __init__(self, contents: FileContents, selection: Selection) -> None:
+        self._columns: Columns = contents.plan.columns
+        self._schema = contents.schema
+        self._selection = selection
+        self._fields = fit_fields(contents.fields, self._columns.shredded)
+        columns = selection.columns
+        indices: Sequence[int] = range(len(contents.schema)) if columns is None else columns
+        self._names = [contents.schema.names[index] for index in indices]
+        own = [name for name in self._names if name not in self._fields]
+        fields = [self._fields[name] for name in self._names if name in self._fields]
+        parts = [path for each in fields if each.column not in own for path in physical_names(each)]
+        self.physical_names = list(dict.fromkeys([*own, *parts]))
+        self.column_names = list(dict.fromkeys([*own, *(each.column for each in fields)]))
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the selected columns of a batch that pyarrow has read.
+
+        Raises
+        ------
+        InvalidDataError
+            If a value is invalid.
+        """
+        arrays: list[Any] = []
+        for name in self._names:
+            field = self._fields.get(name)
+            if field is None:
+                arrays.append(self._convert(batch, name))
+            elif field.path:
+                arrays.append(extract_field(batch.column(field.column), field))
+            else:
+                arrays.append(find_field(self._convert(batch, field.column), field))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._selection.schema)
+
+    def _convert(self, batch: pa.RecordBatch, name: str) -> Any:
+        """Return a column of the file as readers get it."""
+        column: Any = batch.column(name)
+        convert = self._columns.conversions.get(self._columns.schema.get_field_index(name))
+        options = self._selection.budget.parquet_options
+        return column if convert is None else convert(column, options)
+
+    def select_row_groups(self, metadata: Any) -> list[int]:
+        """Return the row groups to read. Statistics rule out those in which the filter is false."""
+        selection, row_filter = self._selection, self._selection.filter
+        groups = range(metadata.num_row_groups)[selection.first_batch : selection.end_batch]
+        if row_filter is None or not row_filter.cost.allows_pruning(len(groups)):
+            return list(groups)
+        statements = [self._state_ranges(metadata.row_group(group), row_filter) for group in groups]
+        return _prune(list(groups), statements, row_filter)
+
+    def _state_ranges(self, row_group: Any, row_filter: RowFilter) -> Any:
+        """Return an expression that is true for every row of a row group.
+
+        Statistics of floating-point numbers leave out NaN, so they count only for a filter that is
+        false for it.
+        """
+        statement: Any = pc.scalar(True)
+        chunks = {
+            row_group.column(index).path_in_schema: row_group.column(index)
+            for index in range(row_group.num_columns)
+            if index not in self._columns.malformed_statistics
+        }
+        for number, index in row_filter.fields.items():
+            data_type = row_filter.types[number]
+            if row_filter.may_hold_for_nan and pa.types.is_floating(data_type):
+                continue
+            statistics = self._find_statistics(chunks, index)
+            if statistics is None or not statistics.has_min_max:
+                continue
+            try:
+                low = pa.scalar(statistics.min, data_type)
+                high = pa.scalar(statistics.max, data_type)
+            except (pa.ArrowException, ValueError, TypeError, OverflowError):
+                continue
+            value: Any = pc.field(number)
+            # Arrow understands a comparison or a null, but not a range or a null.
+            above: Any = (value >= low) | value.is_null()
+            statement = statement & above & ((value <= high) | value.is_null())
+        return statement
+
+    def _find_statistics(self, chunks: Mapping[str, Any], index: int) -> Any:
+        """Return the statistics of a column or field; None if it has none that bound its values.
+
+        Those of a shredded field say nothing of values of other types, so only those of a row group
+        in which all values have the type of the field count ("Data Skipping").
+        """
+        name = self._schema.names[index]
+        field = self._fields.get(name)
+        if field is None:
+            ordered = index not in self._columns.without_order
+            return chunks[name].statistics if ordered and name in chunks else None
+        typed = chunks.get(f"{field.path}.typed_value")
+        if not field.path or typed is None:
+            return None
+        return typed.statistics if _is_always_null(chunks.get(f"{field.path}.value")) else None
+
+
+def _prune(groups: list[int], statements: list[Any], row_filter: RowFilter) -> list[int]:
+    """Return the row groups for which a filter and a statement about all rows do not contradict.
+
+    Arrow's dataset scanner compares them: each row group stands for a file that is never opened.
+    """
+    import pyarrow.dataset as ds  # takes a third of a second
+    from pyarrow.fs import LocalFileSystem
+
+    fields = pa.schema(
+        [(str(number), data_type) for number, data_type in enumerate(row_filter.types)]
+    )
+    try:
+        dataset: Any = ds.FileSystemDataset.from_paths(
+            [str(group) for group in groups],
+            schema=fields,
+            format=ds.IpcFileFormat(),
+            filesystem=LocalFileSystem(),
+            partitions=statements,
+        )
+        fragments = list(dataset.get_fragments(filter=row_filter.expression))
+    except (pa.ArrowException, ValueError, TypeError):
+        return groups  # Arrow cannot compare this expression with ranges
+    return sorted(int(fragment.path) for fragment in fragments)
+
+
+def _is_always_null(column: Any) -> bool:
+    """Return whether all encoded values are missing, or are the Variant null."""
+    if column is None:
+        return True
+    statistics = column.statistics
+    if statistics is None or not statistics.has_null_count:
+        return False
+    if statistics.null_count == column.num_values:
+        return True
+    return bool(statistics.has_min_max and statistics.min == statistics.max == b"\0")
+
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""

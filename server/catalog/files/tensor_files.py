@@ -17,20 +17,13 @@ from ....formats.arrow.tensors.scanning import scan_tensors
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
-from ..dataset import Encoding
-from ..messages.generator_source import GeneratorSource, MessageGroups
+from ..dataset import Encoding, GeneratorSource, MessageGroups
 from ..messages.message_index import REGION_BYTES
 from ..messages.reencoding import Batches
-from ..messages.tensor_messages import (
-    check_tensor_request,
-    make_schema_message,
-    refuse_counting,
-    select_tensors,
-)
-from ..query.request_checks import check_version, hash_version, select_shards
-from ..query.selection import Selection
-from .file_access import Identity, map_read_errors
+from ..selection import Selection, check_version, hash_version, select_shards
+from ..tensors import check_tensor_request, make_schema_message, refuse_counting, select_tensors
 from .file_dataset import FileContents, FileDataset
+from .origins import Identity, map_read_errors
 
 
 class StoredTensor(NamedTuple):

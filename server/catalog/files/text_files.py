@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from ....transport.memory.files import SourceFile
 from ..messages.reencoding import Batches
-from ..query.selection import Selection
-from .file_access import map_read_errors, open_handle
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
+from .origins import map_read_errors, open_handle
 
 _BLOCK_BYTES = 8 << 20
 """The size of the text that becomes one record batch, in bytes. A longer line is an error."""

@@ -2,22 +2,25 @@
 
 Messages can be sent without decoding them if the request keeps their boundaries and their
 compression: it has no filter, no offset inside a record batch, no limit or batch size that a
-record batch exceeds, and the compression of the file or none in particular. Then a request for all
-columns passes the messages through, and a request for some columns projects them. Everything else
-is re-encoded.
+record batch exceeds, and the compression of the file or none in particular. Then a request for
+all columns passes the messages through, and a request for some columns projects them.
+Everything else is re-encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import closing
 
 import pyarrow as pa
 
+from ....formats.arrow.footer_metadata import add_footer_metadata
 from ....formats.arrow.truncation import has_unions
 from ....protocol.request import Request
+from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
-from ..dataset import Encoding
-from ..query.selection import Selection
+from ..dataset import Encoding, MessageGroups
+from ..selection import Selection
 from .message_index import MessageIndex
 from .passthrough import PassthroughMessages
 from .projection import ProjectedMessages
@@ -107,3 +110,27 @@ def _keeps_boundaries(selection: Selection, index: MessageIndex, file: SourceFil
     within_limit = selection.limit is None or selection.limit >= total
     within_batch_rows = selection.batch_rows is None or selection.batch_rows >= largest
     return within_limit and within_batch_rows
+
+
+def file_groups(
+    file: SourceFile, messages: PassthroughMessages | ProjectedMessages
+) -> MessageGroups:
+    """Return the messages of a file that are sent without decoding them.
+
+    The first group follows the schema at once, so that the reader gets both together.
+    """
+    groups = messages.groups(file)
+    yield [messages.schema_message(), *next(groups, ())]
+    yield from groups
+
+
+def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes] | None) -> MessageGroups:
+    """Return groups whose schema message carries the custom metadata of the footer, if any."""
+    return groups if footer is None else _add_pairs(groups, footer)
+
+
+def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+    with closing(groups):
+        (schema, *_), *others = next(groups)
+        yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None), *others]
+        yield from groups

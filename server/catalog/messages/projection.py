@@ -15,7 +15,7 @@ from ....formats.arrow.writing.schemas import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
 from ..dataset import GROUP_BYTES
-from ..query.selection import Selection
+from ..selection import Selection
 from .message_index import MessageIndex
 
 _REGION_BYTES = 128 << 10

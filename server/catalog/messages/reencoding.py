@@ -18,9 +18,8 @@ from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
 from ....formats.arrow.validation import validate_memory
 from ....formats.arrow.writing.schemas import adopt_schema
 from ....protocol.splitter import SourceMessage
-from ..dataset import GROUP_BYTES
-from ..query.selection import Selection
-from .generator_source import MessageGroups
+from ..dataset import GROUP_BYTES, MessageGroups
+from ..selection import Selection
 
 Batch = tuple[pa.RecordBatch, Mapping[Any, Any] | None]
 """A record batch, and the custom metadata of its message."""

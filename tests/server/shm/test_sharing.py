@@ -127,7 +127,7 @@ def test_the_least_recently_read_copy_is_evicted_first(serve: Serve) -> None:
 def test_copies_of_a_file_that_changes_often_keep_few_descriptors(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splitarrow.server.shm.shared_regions._MAX_CHUNKS", 4)
+    monkeypatch.setattr("splitarrow.server.shm.regions._MAX_CHUNKS", 4)
     path = write_file(tmp_path / "data.arrow", make_number_batches(1))
     server = serve({"data": path}, shm_copy=True)
     gc.collect()  # mappings of earlier tests

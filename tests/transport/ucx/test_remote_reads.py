@@ -38,7 +38,7 @@ from splitarrow.protocol.payloads import parse_offsets
 from splitarrow.protocol.regions import RegionAnnouncement, RemoteBody
 from splitarrow.protocol.tags import BodyType, pack_body_tag
 from splitarrow.protocol.uri import DataUri
-from splitarrow.server.bodies import access
+from splitarrow.server.bodies import remote
 from splitarrow.transport.base import ListenOptions
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.memory.mapped_region import MappedRegion
@@ -52,7 +52,7 @@ TAG = pack_body_tag(7, BodyType.OFFSETS)
 @pytest.fixture
 def deliver_all_remotely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver even the smallest bodies remotely."""
-    monkeypatch.setattr(access.RemoteReadAccess, "min_body_bytes", 0)
+    monkeypatch.setattr(remote.RemoteReadAccess, "min_body_bytes", 0)
 
 
 def some_table() -> pa.Table:

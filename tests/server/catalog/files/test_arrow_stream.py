@@ -20,7 +20,7 @@ from splitarrow.errors import DatasetError
 from splitarrow.formats.arrow.framing import encapsulate
 from splitarrow.formats.arrow.schema import is_native_endian
 from splitarrow.protocol.request import Request
-from splitarrow.server.catalog.files.arrow_stream import ArrowStreamDataset
+from splitarrow.server.catalog.files.arrow import ArrowStreamDataset
 from splitarrow.server.catalog.files.file_types import open_file
 
 ARRAYS = make_arrays_of_all_types()

@@ -17,7 +17,7 @@ from splitarrow.formats.arrow.schema_difference import describe_difference
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.files import directory
-from splitarrow.server.catalog.files.arrow_file import ArrowFileDataset
+from splitarrow.server.catalog.files.arrow import ArrowFileDataset
 from splitarrow.server.catalog.files.directory import DirectoryDataset
 
 

@@ -117,13 +117,13 @@ def read_groups(path: Path, box: Any) -> tuple[list[int], list[int]]:
     """Return the row groups that are read for a box, and the rows that pass."""
     from helpers.catalog import read_dataset
     from splitarrow.client.filters import serialize_filter
-    from splitarrow.server.catalog.files import parquet_reader
+    from splitarrow.server.catalog.files import parquet
     from splitarrow.server.catalog.files.file_types import open_file
 
     dataset = open_file(path)
     text = serialize_filter("grid", dataset.schema, geo.intersects("geom", box))
     chosen: list[int] = []
-    former = parquet_reader.select_row_groups
+    former = parquet.select_row_groups
     from splitarrow.server.catalog.files import parquet
 
     def record(*arguments: Any) -> list[int]:

@@ -23,7 +23,7 @@ from splitarrow.errors import DatasetError, NotFoundError, UsageError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
 from splitarrow.server.catalog.files.file_types import open_file
-from splitarrow.server.catalog.files.parquet_fields import FieldReader
+from splitarrow.server.catalog.files.parquet import FieldReader
 
 OTHERS: list[Any] = ["text", None, {"a": 1}, {"a": {"b": "not a number"}}]
 ROWS: list[Any] = [

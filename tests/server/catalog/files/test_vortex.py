@@ -16,7 +16,7 @@ from splitarrow.formats.vortex.message import MessageKind, build_message
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.dataset import Encoding
 from splitarrow.server.catalog.files.file_types import open_file
-from splitarrow.server.catalog.vortex_dataset import VortexDataset
+from splitarrow.server.catalog.vortex_encoding import VortexDataset
 
 ROWS = 20_000
 TABLE = pa.table(

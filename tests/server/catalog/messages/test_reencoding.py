@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.catalog import number_batches, read_source
-from splitarrow.server.catalog.dataset import GROUP_BYTES
-from splitarrow.server.catalog.messages.generator_source import GeneratorSource
+from splitarrow.server.catalog.dataset import GROUP_BYTES, GeneratorSource
 from splitarrow.server.catalog.messages.reencoding import Batches, encode_groups
-from splitarrow.server.catalog.query.selection import Selection
+from splitarrow.server.catalog.selection import Selection
 
 
 def test_groups_are_bounded_and_the_schema_message_is_first() -> None:

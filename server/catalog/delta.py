@@ -1,0 +1,507 @@
+"""Delta tables: the newest version, and older ones as readers request them.
+
+deltalake reads the transaction log ("Delta Transaction Log Protocol"): the schema, the files
+and the protocol of a version. Each Parquet file is read with the schema of the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from ...errors import DatasetError, MissingExtraError, remote_error
+from ...protocol.request import Request
+from ...publication.storage import ObjectStorage, check_credentials, is_object_url
+from ...transport.memory.files import SourceFile
+from ..logs import get_logger
+from .dataset import Encoding, GeneratorSource, Shard
+from .files.concatenated import ConcatenatedFiles
+from .files.file_dataset import FileContents
+from .files.origins import FileOrigin, LocalOrigin, ObjectOrigin, map_read_errors
+from .files.parquet import ParquetDataset
+from .messages.reencoding import Batches
+from .selection import Selection, select_fields, select_shards
+
+LOG_FOLDER = "_delta_log"
+"""The folder that makes a folder a Delta table."""
+_READER_VERSION = 3
+_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+"""The reader features that change nothing about how data files are read."""
+_CHECKED_FEATURES = frozenset({"columnMapping", "deletionVectors"})
+"""The reader features that a table may list without using them."""
+_PARTITION = "partition."
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFile:
+    """A data file of one version of a table."""
+
+    name: str
+    """The path below the folder of the table. ``/`` separates its components."""
+    partition_values: Mapping[str, Any]
+    """The values of the partition columns, as ``pyarrow.Scalar``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSnapshot:
+    """One version of a table."""
+
+    number: int
+    """The version in the log."""
+    version: str
+    """The number, and a hash that differs for a table created elsewhere or anew."""
+    schema: pa.Schema
+    """The schema of the table, partition columns included."""
+    files: tuple[DeltaFile, ...]
+    """The data files, in the order of their names."""
+
+
+class DeltaLog:
+    """The log of a table. Safe to use from several threads.
+
+    Parameters
+    ----------
+    location : str
+        The folder of the table, or its URL in an object store.
+
+    Raises
+    ------
+    MissingExtraError
+        If the extra ``delta`` is not installed.
+    UsageError
+        If there are no credentials for the store.
+    DatasetError
+        If the log cannot be read.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        """The folder, or the URL."""
+        check_credentials(location, os.environ)
+        self._api = _import_deltalake(location)
+        self._lock = threading.Lock()
+        self._table: Any = self._open(None)
+
+    def load_newest(self, known: DeltaSnapshot | None = None) -> DeltaSnapshot:
+        """Return the newest version; `known` if that is still the newest.
+
+        Raises
+        ------
+        DatasetError
+            If the log cannot be read, or the table uses a feature that is not supported.
+        """
+        with self._lock:
+            try:
+                self._table.update_incremental()
+            except self._errors as error:
+                raise self._read_error(error) from None
+            number: int = self._table.version()
+            if known is not None and known.number == number:
+                return known
+            return self._load(self._table)
+
+    def load(self, number: int) -> DeltaSnapshot | None:
+        """Return a version; None if the log does not have it any more.
+
+        Raises
+        ------
+        DatasetError
+            If the table uses a feature that is not supported.
+        """
+        try:
+            return self._load(self._open(number))
+        except DatasetError as error:
+            if isinstance(error.__cause__, self._errors):
+                return None
+            raise
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (self._api.exceptions.DeltaError, OSError, ValueError)
+
+    def _open(self, number: int | None) -> Any:
+        try:
+            return self._api.DeltaTable(self.location, version=number)
+        except self._errors as error:
+            raise self._read_error(error) from error
+
+    def _read_error(self, error: Exception) -> DatasetError:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        return DatasetError(f"cannot read the Delta table {self.location}: {reason}")
+
+    def _load(self, table: Any) -> DeltaSnapshot:
+        self._check_features(table)
+        try:
+            schema = pa.schema(table.schema())
+            actions = pa.table(table.get_add_actions(flatten=True))
+            metadata = table.metadata()
+        except (*self._errors, pa.ArrowException) as error:
+            raise self._read_error(error) from None
+        files = self._list_files(actions, schema, metadata.partition_columns)
+        digest = hashlib.blake2b(str(metadata.id).encode(), digest_size=4).hexdigest()
+        number: int = table.version()
+        return DeltaSnapshot(number, f"{number}-{digest}", schema, files)
+
+    def _list_files(
+        self, actions: pa.Table, schema: pa.Schema, partition_columns: list[str]
+    ) -> tuple[DeltaFile, ...]:
+        values = {
+            name: actions[_PARTITION + name].cast(schema.field(name).type)
+            for name in partition_columns
+        }
+        files: list[DeltaFile] = []
+        for number, path in enumerate(actions["path"].to_pylist()):
+            name = unquote(str(path))
+            if "://" in name or name.startswith("/") or ".." in name.split("/"):
+                raise self._unsupported("files outside of its folder (a shallow clone)")
+            files.append(DeltaFile(name, {key: column[number] for key, column in values.items()}))
+        return tuple(sorted(files, key=lambda file: file.name.split("/")))
+
+    def _check_features(self, table: Any) -> None:
+        """Check that the data files alone, as they are, have the rows of the table."""
+        protocol, metadata = table.protocol(), table.metadata()
+        features: set[str] = set(protocol.reader_features or ())
+        unknown = features - _FEATURES - _CHECKED_FEATURES
+        if protocol.min_reader_version > _READER_VERSION:
+            raise self._unsupported(f"the reader version {protocol.min_reader_version}")
+        if unknown:
+            raise self._unsupported(f"the features {', '.join(sorted(unknown))}")
+        if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise self._unsupported("column mapping")
+        if "deletionVectors" in features and self._has_deletion_vectors(table):
+            raise self._unsupported(
+                "deletion vectors; remove them with REORG TABLE … APPLY (PURGE) or OPTIMIZE"
+            )
+
+    def _has_deletion_vectors(self, table: Any) -> bool:
+        try:
+            return any(batch.num_rows for batch in table.deletion_vectors())
+        except Exception:  # an invalid deletion vector is one, too
+            return True
+
+    def _unsupported(self, feature: str) -> DatasetError:
+        return DatasetError(
+            f"the Delta table {self.location} uses {feature}, which is not supported"
+        )
+
+
+def _import_deltalake(location: str) -> Any:
+    try:
+        deltalake = import_module("deltalake")
+        import_module("deltalake.exceptions")
+    except ImportError:
+        raise MissingExtraError(
+            f"{location} is a Delta table, which needs the extra delta: "
+            "pip install 'splitarrow[delta]'"
+        ) from None
+    return deltalake
+
+
+_FILE_TYPE = "a file of a Delta table"
+
+
+class DeltaFileDataset(ParquetDataset):
+    """A data file, with the columns of the table.
+
+    These are its own columns, in the types of the table, the partition columns, and nulls for
+    columns that were added to the table later.
+
+    Parameters
+    ----------
+    origin : FileOrigin
+        The file.
+    schema : pyarrow.Schema
+        The schema of the table.
+    partition_values : mapping of str to pyarrow.Scalar
+        The values of the partition columns for this file.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be read or does not fit the schema.
+    """
+
+    reads_fields = False
+
+    def __init__(
+        self, origin: FileOrigin, schema: pa.Schema, partition_values: Mapping[str, Any]
+    ) -> None:
+        self._table_schema = schema
+        self._partition_values = partition_values
+        self._file_schema = schema
+        # The data files of a table are never written to: each has a unique name.
+        super().__init__(origin, keep_index=False, refuse_writers=False)
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """Return whether the file was opened for a schema."""
+        return self._table_schema.equals(schema, check_metadata=True)
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file, with the schema of the table."""
+        contents = super().inspect(file)
+        own = contents.schema
+        with map_read_errors(file.path, _FILE_TYPE):
+            for field in self._table_schema:
+                if field.name in self._partition_values:
+                    continue
+                if field.name in own.names:
+                    pa.array([], own.field(field.name).type).cast(field.type)
+                elif not field.nullable:
+                    raise DatasetError(f"{file.path} lacks the column {field.name!r}")
+        self._file_schema = own
+        return replace(contents, schema=self._table_schema)
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches; see `FileDataset.read_batches`."""
+        own = self._file_schema
+        own_contents = replace(contents, schema=own)
+        names = selection.schema.names
+        stored = [name for name in names if self._is_stored(name)]
+        columns = tuple(own.get_field_index(name) for name in stored)
+        in_file = replace(selection, schema=select_fields(own, columns), columns=columns)
+        if own.remove_metadata() != self._table_schema.remove_metadata():
+            in_file = replace(in_file, filter=None)  # it refers to the columns of the table
+        with (
+            map_read_errors(file.path, _FILE_TYPE),
+            closing(super().read_batches(file, own_contents, in_file)) as batches,
+        ):
+            for batch, _ in batches:
+                arrays = [self._build_column(batch, stored, field) for field in selection.schema]
+                if arrays:
+                    batch = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
+                yield batch, None
+
+    def _is_stored(self, name: str) -> bool:
+        return name not in self._partition_values and name in self._file_schema.names
+
+    def _build_column(
+        self, batch: pa.RecordBatch, stored: list[str], field: pa.Field[Any]
+    ) -> pa.Array[Any]:
+        if field.name in stored:
+            column = batch.column(stored.index(field.name))
+            return column if column.type == field.type else column.cast(field.type)
+        value = self._partition_values.get(field.name)
+        if value is None:
+            return pa.nulls(batch.num_rows, field.type)
+        return pa.repeat(value, batch.num_rows)
+
+
+_MAX_OLD_VERSIONS = 8
+_REQUESTS = 16
+"""The number of data files that are inspected at a time."""
+_POLL_SECONDS = 1.0
+"""The shortest time between two looks at the log in an object store, in seconds."""
+
+
+class DeltaVersion:
+    """One version of a Delta table. It never changes. See `Dataset`."""
+
+    kind = "delta table"
+
+    def __init__(
+        self, location: str, snapshot: DeltaSnapshot, files: Sequence[DeltaFileDataset]
+    ) -> None:
+        self.snapshot = snapshot
+        """The version in the log."""
+        self.files = files
+        """The data files."""
+        self.version = snapshot.version
+        self.schema = snapshot.schema
+        self.rows: int | None = sum(file.rows or 0 for file in files)
+        self.nbytes: int | None = sum(file.nbytes or 0 for file in files)
+        self._location = location
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """One shard for each data file; a single one without rows if the table has no file."""
+        return [Shard(file.rows, file.nbytes) for file in self.files] or [Shard(0, 0)]
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the version for one reader; see `Dataset.open`."""
+        return self._select(request).open(request, encoding, self._location)
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each row group contributes; see `Dataset.count_rows`."""
+        return self._select(request).count_rows(request, encoding, self._location)
+
+    def close(self) -> None:
+        """Do nothing: no file is open between readers."""
+
+    def _select(self, request: Request) -> ConcatenatedFiles:
+        select_shards(request, self.shards)  # which checks the request of an empty table, too
+        files = select_shards(request, self.files) if self.files else ()
+        return ConcatenatedFiles.of_schema(files, self.schema)
+
+
+class DeltaDataset:
+    """A Delta table. Each new reader gets the version that is the newest then. See `Dataset`.
+
+    Parameters
+    ----------
+    location : str
+        The folder of the table, or its URL in an object store.
+
+    Raises
+    ------
+    DatasetError
+        If the log or a data file cannot be read, or the table uses a feature that is not supported.
+    UsageError
+        If there are no credentials for the store.
+    MissingExtraError
+        If the extra ``delta``, or ``object-store`` for a URL, is not installed.
+    """
+
+    kind = "delta table"
+
+    def __init__(self, location: str) -> None:
+        self._storage = ObjectStorage(location) if is_object_url(location) else None
+        self._log = DeltaLog(location)
+        self._lock = threading.Lock()
+        self._old: dict[int, DeltaVersion] = {}
+        self._logger = get_logger("delta")
+        self._current = self._make_version(self._log.load_newest(), {})
+        self._polled_at = time.monotonic()
+
+    @property
+    def location(self) -> str:
+        """The folder or the URL, as it was given. Readers never see it."""
+        return self._log.location
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the newest version."""
+        return self._current.schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of the newest version."""
+        return self._current.rows
+
+    @property
+    def nbytes(self) -> int | None:
+        """The size of the data files of the newest version in bytes."""
+        return self._current.nbytes
+
+    @property
+    def version(self) -> str:
+        """The newest version; the last known one if the log is not readable."""
+        return self._find_newest(strict=False).version
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The data files of the newest version."""
+        return self._current.shards
+
+    def resolve_version(self, request: Request) -> DeltaVersion:
+        """Return the version that a request is for, or the newest.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if the table does not have the version any more.
+        DatasetError
+            If the log cannot be read.
+        """
+        newest = self._find_newest(strict=True)
+        wanted = request.version
+        if wanted is None or wanted in (newest.version, str(newest.snapshot.number)):
+            return newest
+        number = wanted.partition("-")[0]
+        if number.isascii() and number.isdigit() and len(number) < 18:
+            if int(number) > newest.snapshot.number and self._storage is not None:
+                # Another process of the server may have found it since the last look at the log.
+                self._polled_at = float("-inf")
+                newest = self._find_newest(strict=True)
+                if wanted in (newest.version, str(newest.snapshot.number)):
+                    return newest
+            older = self._find_old(int(number), newest)
+            if older is not None and wanted in (older.version, number):
+                return older
+        raise remote_error(
+            "FAILED_PRECONDITION",
+            f"the table does not have the version {wanted}; the newest is {newest.version}",
+            stream=request.dataset,
+        )
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open a version for one reader; see `Dataset.open`."""
+        return self.resolve_version(request).open(request, encoding)
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each row group contributes; see `Dataset.count_rows`."""
+        return self.resolve_version(request).count_rows(request, encoding)
+
+    def close(self) -> None:
+        """Do nothing: no file is open between readers."""
+
+    def _find_newest(self, *, strict: bool) -> DeltaVersion:
+        """Return the newest version. If not `strict`, an error is logged, not raised."""
+        with self._lock:
+            if self._storage is not None and time.monotonic() - self._polled_at < _POLL_SECONDS:
+                return self._current
+            try:
+                snapshot = self._log.load_newest(self._current.snapshot)
+                if snapshot is not self._current.snapshot:
+                    self._keep_old(self._current)
+                    self._current = self._make_version(snapshot, self._known_files(self._current))
+            except DatasetError as error:
+                if strict:
+                    raise
+                self._logger.warning("cannot look for versions", reason=error.message)
+            self._polled_at = time.monotonic()
+            return self._current
+
+    def _find_old(self, number: int, newest: DeltaVersion) -> DeltaVersion | None:
+        with self._lock:
+            version = self._old.get(number)
+            if version is None and number < newest.snapshot.number:
+                snapshot = self._log.load(number)
+                if snapshot is not None:
+                    version = self._make_version(snapshot, self._known_files(newest))
+                    self._keep_old(version)
+            return version
+
+    def _keep_old(self, version: DeltaVersion) -> None:
+        self._old[version.snapshot.number] = version
+        while len(self._old) > _MAX_OLD_VERSIONS:
+            del self._old[next(iter(self._old))]
+
+    def _known_files(self, version: DeltaVersion) -> Mapping[str, DeltaFileDataset]:
+        return {file.origin.name: file for file in version.files}
+
+    def _make_version(
+        self, snapshot: DeltaSnapshot, known: Mapping[str, DeltaFileDataset]
+    ) -> DeltaVersion:
+        def open_file(file: DeltaFile) -> DeltaFileDataset:
+            dataset = known.get(file.name)
+            if dataset is not None and dataset.fits(snapshot.schema):
+                return dataset
+            return DeltaFileDataset(self._find_origin(file), snapshot.schema, file.partition_values)
+
+        with ThreadPoolExecutor(_REQUESTS if self._storage is not None else 1) as pool:
+            files = list(pool.map(open_file, snapshot.files))
+        return DeltaVersion(self.location, snapshot, files)
+
+    def _find_origin(self, file: DeltaFile) -> FileOrigin:
+        if self._storage is None:
+            return LocalOrigin(Path(self.location, file.name), file.name)
+        entry = self._storage.find(file.name)
+        if entry is None:
+            raise DatasetError(
+                f"{self.location}/{file.name} does not exist; it may have been vacuumed"
+            )
+        return ObjectOrigin(self._storage, entry)

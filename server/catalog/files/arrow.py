@@ -1,0 +1,434 @@
+"""Arrow IPC files, files with an Arrow IPC stream, and Feather files.
+
+Feather V2 is the Arrow IPC file format ("IPC File Format"). Streams have the current framing or
+that of the versions before 0.15 ("IPC Streaming Format"). Messages are checked before pyarrow
+decodes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from ....errors import InvalidDataError, ProtocolError
+from ....formats.arrow.bounds import survey_footer, survey_schema
+from ....formats.arrow.checker import MessageChecker
+from ....formats.arrow.dictionaries import read_dictionary_types
+from ....formats.arrow.file import (
+    BLOCK,
+    HEAD_BYTES,
+    MAGIC,
+    TAIL_BYTES,
+    Blocks,
+    Footer,
+    find_footer,
+    read_footer,
+)
+from ....formats.arrow.footer_metadata import make_schema_message
+from ....formats.arrow.framing import parse_prefix
+from ....formats.arrow.headers import read_header
+from ....formats.arrow.message import HeaderType, read_endianness
+from ....formats.arrow.message_reader import MessageReader, check_trailing_bytes
+from ....formats.arrow.schema import read_schema
+from ....formats.arrow.schema_difference import are_schemas_equal
+from ....formats.parquet.shredded_fields import find_field
+from ....protocol.limits import DEFAULT_LIMITS
+from ....transport.memory.files import SourceFile
+from ...logs import get_logger
+from ..messages.message_index import MessageIndex
+from ..messages.plan import choose_included_fields
+from ..messages.reencoding import Batches
+from ..selection import Selection, select_fields
+from .file_dataset import FileContents, FileDataset
+from .origins import map_read_errors, open_handle
+
+_I64 = struct.Struct("<q")
+
+
+class FileMessageChecker:
+    """Checks the messages of a file whose bodies the server decodes.
+
+    It reads their metadata, and of compressed bodies 8 bytes for each buffer.
+
+    Parameters
+    ----------
+    file : SourceFile
+        The file.
+    index : MessageIndex
+        Its messages.
+    """
+
+    def __init__(self, file: SourceFile, index: MessageIndex) -> None:
+        self._file = file
+        self._blocks = index.blocks
+        self._checker = MessageChecker(
+            index.schema,
+            read_dictionary_types(index.schema_metadata, index.schema),
+            max_buffers=DEFAULT_LIMITS.buffers,
+            max_metadata_bytes=DEFAULT_LIMITS.metadata_bytes,
+            max_decoded_bytes=DEFAULT_LIMITS.body_bytes,
+        )
+
+    def check(self, number: int) -> bool:
+        """Check a message, and return whether it is a record batch.
+
+        Parameters
+        ----------
+        number : int
+            The index of the message in `MessageIndex.blocks`.
+
+        Raises
+        ------
+        DatasetError
+            If the message does not fit the schema, its body or the limits. The error gives its
+            offset, its field and its buffer.
+        """
+        offset, metadata_length, body_length = self._blocks[number]
+        data, body = self._file.read(offset, metadata_length), offset + metadata_length
+        try:
+            checked = self._checker.check_parts(
+                data[parse_prefix(data[:8]).nbytes :],
+                body_length,
+                lambda at: _I64.unpack(self._file.read(body + at, 8))[0],
+            )
+        except ProtocolError as error:
+            raise self._file.corruption_error(offset, error.message) from None
+        return checked.dictionary_id is None
+
+
+def read_fields(
+    read: Callable[[FileContents, Selection], Batches], contents: FileContents, selection: Selection
+) -> Batches:
+    """Yield batches of columns and fields of Variants.
+
+    Parameters
+    ----------
+    read : callable
+        Yields batches of columns, as `FileDataset.read_batches` does.
+    contents : FileContents
+        The contents, with the fields; see `FileContents.with_fields`.
+    selection : Selection
+        The columns and fields.
+
+    Raises
+    ------
+    InvalidDataError
+        If a Variant is invalid.
+    """
+    schema = contents.schema
+    own = select_fields(schema, range(len(schema) - len(contents.fields)))
+    indices = range(len(schema)) if selection.columns is None else selection.columns
+    names = [schema.names[index] for index in indices]
+    sources = [contents.fields[name].column if name in contents.fields else name for name in names]
+    columns = tuple(own.get_field_index(name) for name in dict.fromkeys(sources))
+    stored = replace(selection, schema=select_fields(own, columns), columns=columns, filter=None)
+    stored_contents = replace(contents, schema=own, fields={})
+    with closing(read(stored_contents, stored)) as batches:
+        for batch, custom_metadata in batches:
+            arrays: list[Any] = []
+            for name, source in zip(names, sources, strict=True):
+                column = batch.column(source)
+                field = contents.fields.get(name)
+                arrays.append(column if field is None else find_field(column, field))
+            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), custom_metadata
+
+
+_IPC_FILE = "an Arrow IPC file"
+_MAX_FOOTER_BYTES = 1 << 20
+"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
+
+They limit schema messages."""
+_PAIR_BYTES = 128
+"""An upper bound for what a key and its value take besides their bytes."""
+
+
+class ArrowFileDataset(FileDataset):
+    """A dataset in an Arrow IPC file."""
+
+    _kind = "arrow file"
+    reads_fields = True
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file. Its footer is the index."""
+        with map_read_errors(file.path, _IPC_FILE):
+            if file.size < len(MAGIC) or file.read(0, len(MAGIC)) != MAGIC:
+                raise InvalidDataError(f"it does not begin with {MAGIC!r}")
+            tail = file.read(max(0, file.size - TAIL_BYTES), min(file.size, TAIL_BYTES))
+            span = find_footer(tail, file.size)
+            # pyarrow verifies the footer first. The rest relies on a valid FlatBuffer.
+            with closing(open_handle(file)) as handle:
+                reader: Any = pa.ipc.open_file(handle)
+                schema, footer_metadata = reader.schema, reader.metadata
+            footer_bytes = file.read(span.offset, span.length)
+            footer = read_footer(footer_bytes, span.offset)
+            codec = _check_dictionaries(file, footer.dictionaries)
+            blocks = footer.dictionaries + footer.record_batches
+            if len(footer.record_batches):
+                codec = read_header(_read_metadata(file, footer.record_batches, 0)).codec
+            first = min((block.offset for block in blocks), default=span.offset)
+            metadata = _read_schema_metadata(file, first)
+            if metadata is not None and not _matches_footer(metadata, schema, footer, footer_bytes):
+                metadata = None
+            if metadata is None and len(footer_bytes) <= _MAX_FOOTER_BYTES:
+                metadata = make_schema_message(footer_bytes)  # the footer is authoritative
+        index = None
+        if metadata is not None:
+            index = MessageIndex(schema, metadata, blocks, codec, len(footer.dictionaries))
+        footer_metadata = _limit_size(footer_metadata, file)
+        return FileContents(
+            file.version, schema, file.size, index=index, footer_metadata=footer_metadata
+        )
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches; see `FileDataset.read_batches`."""
+        if contents.fields:
+            yield from read_fields(partial(self.read_batches, file), contents, selection)
+            return
+        included = choose_included_fields(selection, contents.schema)
+        with map_read_errors(file.path, _IPC_FILE), closing(open_handle(file)) as handle:
+            options = pa.ipc.IpcReadOptions(included_fields=included)
+            reader = pa.ipc.open_file(handle, options=options)
+            count = reader.num_record_batches
+            numbers = range(count)[selection.first_batch : selection.end_batch]
+            index = contents.index
+            checker = None if index is None else FileMessageChecker(file, index)
+            leading = 0 if index is None else len(index.blocks) - count
+            if checker is not None and numbers:
+                for number in range(leading):  # pyarrow decodes all dictionaries first
+                    checker.check(number)
+            for number in numbers:
+                if checker is not None:
+                    checker.check(leading + number)
+                batch, custom_metadata = reader.get_batch_with_custom_metadata(number)
+                file.check()
+                yield selection.reorder(batch), custom_metadata
+
+
+def _limit_size(
+    metadata: Mapping[bytes, bytes] | None, file: SourceFile
+) -> Mapping[bytes, bytes] | None:
+    """Return the custom metadata of a footer, or None if it is empty or too large to send."""
+    if not metadata:
+        return None
+    nbytes = sum(_PAIR_BYTES + len(key) + len(value) for key, value in metadata.items())
+    if nbytes <= _MAX_FOOTER_BYTES:
+        return metadata
+    get_logger("files").warning(
+        "the custom metadata of the footer is too large for readers",
+        path=str(file.path),
+        bytes=nbytes,
+        limit=_MAX_FOOTER_BYTES,
+    )
+    return None
+
+
+def _read_metadata(file: SourceFile, blocks: Blocks, number: int) -> bytes:
+    """Return the FlatBuffer of a message."""
+    offset, length, _ = blocks[number]
+    data = file.read(offset, length)
+    return data[parse_prefix(data[:8]).nbytes :]
+
+
+def _check_dictionaries(file: SourceFile, blocks: Blocks) -> str | None:
+    """Check the dictionary batches, and return their compression.
+
+    The file format allows delta dictionaries but no replacement of a dictionary.
+    """
+    seen: set[int | None] = set()
+    codec = None
+    for number in range(len(blocks)):
+        header = read_header(_read_metadata(file, blocks, number))
+        if header.header_type is not HeaderType.DICTIONARY_BATCH:
+            raise InvalidDataError(
+                f"the footer lists a {header.header_type.name} message as dictionary batch {number}"
+            )
+        if header.dictionary_id in seen and not header.is_delta:
+            raise InvalidDataError(
+                f"dictionary batch {number} replaces the dictionary {header.dictionary_id}, "
+                "which is allowed in streams only"
+            )
+        seen.add(header.dictionary_id)
+        codec = header.codec
+    return codec
+
+
+def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
+    """Return the FlatBuffer of the schema message at the beginning of the file.
+
+    Parameters
+    ----------
+    file : SourceFile
+        The file.
+    end : int
+        The offset of the first message after the schema, in bytes.
+
+    Returns
+    -------
+    bytes or None
+        None if there is no such message, which the file format does not need.
+    """
+    if end < HEAD_BYTES + 8:
+        return None
+    try:
+        prefix = parse_prefix(file.read(HEAD_BYTES, 8))
+        begin = HEAD_BYTES + prefix.nbytes
+        if not 0 < prefix.metadata_length <= end - begin:
+            return None
+        return file.read(begin, prefix.metadata_length)
+    except ProtocolError:
+        return None
+
+
+def _matches_footer(
+    metadata: bytes, schema: pa.Schema, footer: Footer, footer_bytes: bytes
+) -> bool:
+    """Return whether a schema message and the footer describe the data in the same way.
+
+    Parameters
+    ----------
+    metadata : bytes
+        The FlatBuffer of the schema message.
+    schema : pyarrow.Schema
+        The schema in the footer. pyarrow's schemas have neither a byte order nor the IDs of
+        dictionaries.
+    footer : Footer
+        The footer.
+    footer_bytes : bytes
+        The FlatBuffer of the footer.
+    """
+    try:
+        return (
+            are_schemas_equal(schema, read_schema(metadata))
+            and (read_endianness(metadata) == "big") == footer.is_big_endian
+            and survey_schema(metadata).dictionary_ids == survey_footer(footer_bytes).dictionary_ids
+        )
+    except ProtocolError:
+        return False
+
+
+_IPC_STREAM = "an Arrow IPC stream"
+
+
+class ArrowStreamDataset(FileDataset):
+    """A dataset in a file with an Arrow IPC stream."""
+
+    _kind = "arrow stream"
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Return the contents of the file. The index is built by reading all metadata."""
+        with map_read_errors(file.path, _IPC_STREAM):
+            scanner = _StreamScanner(file)
+            metadata = scanner.read_schema_metadata()
+            schema = read_schema(metadata)
+            blocks, codec = scanner.read_blocks()
+        dictionaries = None if scanner.has_dictionaries else 0
+        index = MessageIndex(schema, metadata, blocks, codec, dictionaries)
+        return FileContents(file.version, schema, file.size, index=index)
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches; see `FileDataset.read_batches`."""
+        included = choose_included_fields(selection, contents.schema)
+        with map_read_errors(file.path, _IPC_STREAM), closing(open_handle(file)) as handle:
+            options = pa.ipc.IpcReadOptions(included_fields=included)
+            with pa.ipc.open_stream(handle, options=options) as reader:
+                batches = _read_checked(reader, file, contents.index)
+                for batch, custom_metadata in islice(
+                    batches, selection.first_batch, selection.end_batch
+                ):
+                    file.check()
+                    yield selection.reorder(batch), custom_metadata
+
+
+def _read_checked(reader: Any, file: SourceFile, index: MessageIndex | None) -> Iterator[Any]:
+    """Yield the record batches of a stream, each after a check of its messages."""
+    if index is None:
+        yield from reader.iter_batches_with_custom_metadata()
+        return
+    checker = FileMessageChecker(file, index)
+    for number in range(len(index.blocks)):
+        if checker.check(number):
+            yield reader.read_next_batch_with_custom_metadata()
+
+
+class _StreamScanner:
+    """Builds the index of a stream."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        self._reader = MessageReader(file.read, file.size)
+        self.has_dictionaries = False
+        """Whether `read_blocks` found dictionary batches."""
+
+    def read_schema_metadata(self) -> bytes:
+        """Return the FlatBuffer of the first message, which must be the schema."""
+        message = self._reader.next_message()
+        if message is None:
+            raise InvalidDataError("the stream has no schema")
+        if message.header_type is not HeaderType.SCHEMA:
+            raise InvalidDataError(
+                f"the stream begins with a {message.header_type.name} message; expected a schema"
+            )
+        return message.metadata
+
+    def read_blocks(self) -> tuple[Blocks, str | None]:
+        """Return the blocks of the messages after the schema, and the compression of the bodies."""
+        packed = bytearray()
+        codec, is_codec_known = None, False
+        while (message := self._reader.next_message()) is not None:
+            header_type = message.header_type
+            if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
+                raise InvalidDataError(
+                    f"the message at byte {message.offset} is a {header_type.name} message; "
+                    "expected a record batch or a dictionary batch"
+                )
+            self.has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
+            if not is_codec_known:
+                codec = read_header(message.metadata).codec
+                is_codec_known = header_type is HeaderType.RECORD_BATCH
+            packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
+        check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)
+        return Blocks(bytes(packed)), codec
+
+
+_FEATHER_FILE = "a Feather file of version 1"
+
+
+class FeatherDataset(FileDataset):
+    """A dataset in a Feather file of version 1. Each reader has the whole file in memory."""
+
+    _kind = "feather v1 file"
+
+    def inspect(self, file: SourceFile) -> FileContents:
+        """Read the whole file, and return its contents."""
+        table = _read_table(file)
+        return FileContents(file.version, table.schema, file.size, rows=table.num_rows)
+
+    def read_batches(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Batches:
+        """Yield the record batches; see `FileDataset.read_batches`."""
+        table = _read_table(file)
+        file.check()
+        if selection.columns is not None:
+            table = table.select(list(selection.columns))
+        for batch in table.to_batches()[selection.first_batch : selection.end_batch]:
+            yield batch, None
+
+
+def _read_table(file: SourceFile) -> pa.Table:
+    from pyarrow import feather  # takes a twentieth of a second
+
+    with map_read_errors(file.path, _FEATHER_FILE), closing(open_handle(file)) as handle:
+        source: Any = handle
+        return feather.read_table(source, memory_map=False)

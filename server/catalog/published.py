@@ -1,0 +1,516 @@
+"""Published datasets, as a server reads them. `splitarrow.publication` writes them.
+
+A `PublishedDataset` serves the current version, and older versions to readers whose ticket
+names one. A `PublishedVersion` never changes. Its reader holds a version lock, so the version
+is not pruned while it is read. A `VersionWatcher` notices new versions and prunes old ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pyarrow as pa
+from anyio import to_thread
+
+from ...errors import DatasetError, SplitArrowError, remote_error
+from ...protocol.request import Request
+from ...publication.layout import VERSIONS
+from ...publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
+from ...publication.version_store import VersionStore
+from ..logs import get_logger
+from .dataset import Dataset, Encoding, GeneratorSource, Shard
+from .published_shards import ObjectCache, ShardReader, open_object_cache
+from .selection import check_version, select_shards
+
+
+class VersionRemovedError(DatasetError):
+    """The version was pruned after its manifest was read."""
+
+
+class PublishedVersion:
+    """One version of a published dataset. It never changes. See `Dataset`.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The manifest of the version.
+    store : VersionStore
+        The versions of the dataset.
+    reader : ShardReader
+        Reads the shards of the dataset.
+    """
+
+    kind = "published dataset"
+    """The type of the data; see `Dataset.kind`."""
+    reads_fields = True
+    """See `FileDataset.reads_fields`."""
+
+    def __init__(self, manifest: Manifest, store: VersionStore, reader: ShardReader) -> None:
+        self.manifest = manifest
+        """The manifest of the version."""
+        digest = hashlib.blake2b(encode_manifest(manifest), digest_size=8).hexdigest()
+        self.version = f"{manifest.version}-{digest}"
+        """The number of the version, and a hash that differs for a dataset published elsewhere."""
+        self.rows = manifest.rows
+        """The number of rows."""
+        self.nbytes = manifest.nbytes
+        """The size of the shards in bytes."""
+        self._store = store
+        self._reader = reader
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all batches."""
+        return self.manifest.schema
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards; a single one without rows if the version has no shard."""
+        shards = [Shard(shard.rows, shard.nbytes) for shard in self.manifest.shards]
+        return shards or [Shard(0, 0)]
+
+    @property
+    def app_metadata(self) -> Mapping[str, Any]:
+        """The fields for the ``app_metadata`` of the FlightInfo.
+
+        They let a client combine the shards of this publication that several servers have.
+        """
+        manifest = self.manifest
+        return {"snapshot": manifest.snapshot, "shards_total": manifest.shards_total}
+
+    def make_shard_app_metadata(self, index: int) -> Mapping[str, Any]:
+        """Return the fields for the ``app_metadata`` of a shard's endpoint."""
+        if not self.manifest.shards:
+            return self.app_metadata
+        shard = self.manifest.shards[index]
+        return {
+            **self.app_metadata,
+            "ordinal": shard.ordinal,
+            "sha256": shard.sha256,
+            "rows": shard.rows,
+            "bytes": shard.nbytes,
+        }
+
+    def list_ranges(self, columns: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Return the rows of each shard, and the ranges of columns, as the manifest has them."""
+        shards = self.manifest.shards
+        ranges = [
+            {"rows": shard.rows, "columns": encode_ranges(shard, columns)} for shard in shards
+        ]
+        return [
+            {"shard": index, **values}
+            for index, values in enumerate(ranges or [{"rows": 0, "columns": {}}])
+        ]
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the version for one reader; see `Dataset.open`.
+
+        Raises
+        ------
+        VersionRemovedError
+            If the version was pruned.
+        """
+        check_version(request, self.version)
+        shards = self._select_shards(request)
+        with self._lock_version(shards) as resources:
+            rest = replace(request, shard=None, version=None)
+            source = self._reader.open(shards, self.schema, rest, encoding)
+            source.call_on_close(resources.pop_all().close)
+        return source
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
+
+        Raises
+        ------
+        VersionRemovedError
+            If the version was pruned.
+        """
+        check_version(request, self.version)
+        shards = self._select_shards(request)
+        with self._lock_version(shards):
+            rest = replace(request, shard=None, version=None)
+            return [
+                rows
+                for shard in shards
+                for rows in self._reader.count_rows(shard, self.schema, rest, encoding)
+            ]
+
+    def close(self) -> None:
+        """Do nothing: no file is open between readers."""
+
+    def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
+        """Return resources that keep the version from being pruned.
+
+        If the cache has all shards to read, they are read even while the object store is down.
+        """
+        lock = self._store.lock(self.manifest.version, check=not self._reader.has_cached(shards))
+        if lock is None:
+            raise VersionRemovedError(
+                f"{self._store.location} does not have version {self.manifest.version} any more"
+            )
+        resources = ExitStack()
+        resources.callback(lock.release)
+        return resources
+
+    def _select_shards(self, request: Request) -> Sequence[ShardEntry]:
+        if not self.manifest.shards:
+            select_shards(request, self.shards)
+            return ()
+        return select_shards(request, self.manifest.shards)
+
+
+GRACE_SECONDS = 60.0
+"""The time that a version is kept after a FlightInfo named it, so that readers can start."""
+_MAX_OLD_VERSIONS = 8
+_T = TypeVar("_T")
+
+
+class PublishedDataset:
+    """A published dataset. Each new reader gets the version that is current then. See `Dataset`.
+
+    Parameters
+    ----------
+    location : str or path-like
+        The location of the dataset: a path or a URL.
+    cache : ObjectCache, optional
+        The cache for shards from object stores. Default: one in the user's cache folder.
+
+    Raises
+    ------
+    DatasetError
+        If nothing is published at the location, or the current manifest cannot be read.
+    UsageError
+        If the URL has an unsupported scheme.
+    MissingExtraError
+        If the URL names an object store, and the extra ``object-store`` is not installed.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], cache: ObjectCache | None = None) -> None:
+        self._store = VersionStore(location)
+        self._reader = ShardReader(self._store.storage, cache or open_object_cache())
+        self._lock = threading.Lock()
+        self._old: dict[int, PublishedVersion] = {}
+        self._advertised: dict[int, float] = {}
+        self._malformed_version = 0
+        self._log = get_logger("published")
+        manifest = self._store.load()
+        if manifest is None:
+            raise DatasetError(f"{self.location}: no version of a dataset has been published here")
+        self._current = self._make_version(manifest)
+
+    @property
+    def location(self) -> str:
+        """The location of the dataset: an absolute path or a URL."""
+        return self._store.location
+
+    @property
+    def store(self) -> VersionStore:
+        """The versions of the dataset."""
+        return self._store
+
+    @property
+    def kind(self) -> str:
+        """The type of the data; see `Dataset.kind`."""
+        return self._current.kind
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the current version."""
+        return self._current.schema
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the current version."""
+        return self._current.rows
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the shards of the current version in bytes."""
+        return self._current.nbytes
+
+    @property
+    def version(self) -> str:
+        """The current version; see `PublishedVersion.version`."""
+        return self._find_current().version
+
+    @property
+    def current_number(self) -> int:
+        """The number of the current version, as far as it is known now."""
+        return self._current.manifest.version
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards of the current version."""
+        return self._current.shards
+
+    def resolve_version(self, request: Request) -> PublishedVersion:
+        """Return the version that a request is for, or the current one.
+
+        The version is not pruned for `GRACE_SECONDS`, so that a reader can start on it.
+
+        Raises
+        ------
+        RemoteError
+            With the code FAILED_PRECONDITION, if the version does not exist any more.
+        """
+        version = self._find_version(request)
+        with self._lock:
+            self._advertised[version.manifest.version] = time.monotonic()
+        return version
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open a version for one reader; see `Dataset.open`."""
+        return self._use_version(request, lambda version: version.open(request, encoding))
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        return self._use_version(request, lambda version: version.count_rows(request, encoding))
+
+    def _use_version(self, request: Request, use: Callable[[PublishedVersion], _T]) -> _T:
+        """Return the result for the version of a request, or for a newer one if it was pruned."""
+        while True:
+            version = self._find_version(request)
+            try:
+                return use(version)
+            except VersionRemovedError:
+                with self._lock:
+                    self._old.pop(version.manifest.version, None)
+                if request.version is not None:
+                    raise remote_error(
+                        "FAILED_PRECONDITION",
+                        f"the version {request.version} of the dataset {request.dataset!r} "
+                        "has been removed; request a new ticket",
+                        stream=request.dataset,
+                    ) from None
+                if not self.refresh():
+                    raise
+
+    def refresh(self) -> bool:
+        """Look for a newer version, which new readers then get.
+
+        A malformed manifest is logged once, and the current version stays.
+
+        Returns
+        -------
+        bool
+            Whether there is a newer version.
+
+        Raises
+        ------
+        DatasetError
+            If the storage cannot be read.
+        """
+        versions = self._store.list_versions()
+        newest = versions[-1] if versions else 0
+        with self._lock:
+            current = self._current
+        if newest in (current.manifest.version, self._malformed_version):
+            return False
+        try:
+            manifest = self._store.load(newest) if newest else None
+        except SplitArrowError as error:
+            self._malformed_version = newest
+            self._log.error("version not served", location=self.location, reason=str(error))
+            return False
+        if manifest is None:
+            return False
+        version = self._make_version(manifest)
+        with self._lock:
+            if self._current is not current:
+                return True  # another thread was faster
+            self._keep_old(current)
+            self._current = version
+        self._log.info("version served", location=self.location, version=newest, rows=version.rows)
+        return True
+
+    def prune(self, keep: int) -> list[int]:
+        """Remove old versions; see `VersionStore.prune`.
+
+        Versions that `resolve_version` returned in the last `GRACE_SECONDS` stay.
+        """
+        since = time.monotonic() - GRACE_SECONDS
+        with self._lock:
+            self._advertised = {
+                version: last for version, last in self._advertised.items() if last > since
+            }
+            protected = frozenset(self._advertised)
+        removed = self._store.prune(keep, protected)
+        with self._lock:
+            for version in removed:
+                self._old.pop(version, None)
+        if removed:
+            self._log.info("versions removed", location=self.location, versions=removed)
+        return removed
+
+    def close(self) -> None:
+        """Do nothing: no file is open between readers."""
+
+    def _find_version(self, request: Request) -> PublishedVersion:
+        """Return the version that a request is for, or the current one."""
+        current = self._find_current()
+        if request.version in (None, current.version):
+            return current
+        number = request.version.partition("-")[0]
+        if number.isascii() and number.isdigit() and len(number) < 18:
+            version = self._find_old(int(number))
+            if version is not None and version.version == request.version:
+                return version
+        check_version(request, current.version)
+        return current
+
+    def _find_current(self) -> PublishedVersion:
+        """Return the current version. In a local folder, look for a newer one first."""
+        if self._store.storage.folder is not None:
+            try:
+                self.refresh()
+            except DatasetError as error:
+                self._log.warning("cannot look for versions", reason=error.message)
+        return self._current
+
+    def _find_old(self, number: int) -> PublishedVersion | None:
+        with self._lock:
+            version = self._old.get(number)
+        if version is None:
+            manifest = self._store.load(number)
+            if manifest is None:
+                return None
+            version = self._make_version(manifest)
+            with self._lock:
+                self._keep_old(version)
+        return version
+
+    def _keep_old(self, version: PublishedVersion) -> None:
+        self._old[version.manifest.version] = version
+        while len(self._old) > _MAX_OLD_VERSIONS:
+            del self._old[next(iter(self._old))]
+
+    def _make_version(self, manifest: Manifest) -> PublishedVersion:
+        return PublishedVersion(manifest, self._store, self._reader)
+
+
+_FOLDERS_SECONDS = 1.0
+_STEP_MS = 50
+_DEBOUNCE_MS = 400
+
+
+class VersionWatcher:
+    """Keeps the published datasets of a catalog at their current versions.
+
+    The kernel reports new manifests in local folders. Object stores are polled. Polling covers
+    folders too, because some network file systems report no changes.
+
+    Parameters
+    ----------
+    datasets : callable
+        Returns the datasets of the catalog, which may change.
+    seconds : float
+        The polling interval in seconds. Old versions are pruned at the same interval.
+    keep : int or None
+        The number of newest versions to keep. None disables pruning.
+    """
+
+    def __init__(
+        self, datasets: Callable[[], Iterable[Dataset]], seconds: float, keep: int | None
+    ) -> None:
+        self._datasets = datasets
+        self._seconds = seconds
+        self._keep = keep
+        self._failures: dict[str, str] = {}
+        self._log = get_logger("published")
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._poll)
+            tasks.start_soon(self._watch)
+
+    async def _poll(self) -> None:
+        while True:
+            for dataset in self._list_published():
+                await self._update(dataset)
+            await anyio.sleep(self._seconds)
+
+    async def _watch(self) -> None:
+        """Update the datasets in local folders when the kernel reports a change."""
+        while True:
+            folders = await self._list_existing_folders()
+            if not folders:
+                await anyio.sleep(_FOLDERS_SECONDS)
+                continue
+            stop = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._stop_on_other_folders, folders, stop)
+                try:
+                    await self._watch_folders(folders, stop)
+                except OSError as error:
+                    self._log.warning("cannot watch folders", reason=str(error))
+                    await anyio.sleep(self._seconds)
+                tasks.cancel_scope.cancel()
+
+    async def _watch_folders(self, folders: frozenset[Path], stop: anyio.Event) -> None:
+        from watchfiles import awatch
+
+        changes = awatch(
+            *folders, stop_event=stop, recursive=False, debounce=_DEBOUNCE_MS, step=_STEP_MS
+        )
+        async for changed in changes:
+            touched = {Path(path).parent for _, path in changed}
+            for dataset in self._list_published():
+                if _manifest_folder(dataset) in touched:
+                    await self._update(dataset)
+
+    async def _stop_on_other_folders(self, folders: frozenset[Path], stop: anyio.Event) -> None:
+        """Set `stop` when the set of folders to watch changes, or on cancellation."""
+        try:
+            while True:
+                await anyio.sleep(_FOLDERS_SECONDS)
+                if await self._list_existing_folders() != folders:
+                    return
+        finally:
+            stop.set()
+
+    async def _update(self, dataset: PublishedDataset) -> None:
+        await self._run_logged(dataset, "look for versions of", dataset.refresh)
+        keep = self._keep
+        if keep is not None:
+            await self._run_logged(dataset, "prune versions of", lambda: dataset.prune(keep))
+
+    async def _run_logged(
+        self, dataset: PublishedDataset, action: str, call: Callable[[], object]
+    ) -> None:
+        """Run a call on a worker thread. Log an error once, until the call succeeds."""
+        key = f"{action} {dataset.location}"
+        try:
+            await to_thread.run_sync(call)
+            self._failures.pop(key, None)
+        except SplitArrowError as error:
+            if self._failures.get(key) != error.message:
+                self._failures[key] = error.message
+                self._log.warning(f"cannot {key}", reason=error.message)
+
+    def _list_published(self) -> list[PublishedDataset]:
+        return [dataset for dataset in self._datasets() if isinstance(dataset, PublishedDataset)]
+
+    async def _list_existing_folders(self) -> frozenset[Path]:
+        folders = {
+            folder for folder in map(_manifest_folder, self._list_published()) if folder is not None
+        }
+        if not folders:
+            return frozenset()
+        return await to_thread.run_sync(lambda: frozenset(f for f in folders if f.is_dir()))
+
+
+def _manifest_folder(dataset: PublishedDataset) -> Path | None:
+    """Return the folder of a dataset's manifests; None if it is in an object store."""
+    folder = dataset.store.storage.folder
+    return None if folder is None else folder / VERSIONS

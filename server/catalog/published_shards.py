@@ -1,0 +1,368 @@
+"""The shards of a published dataset, read from its folder or from a cache of its objects.
+
+The cache is a bounded folder of files that were downloaded from an object store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
+from ...formats.arrow.schema_difference import describe_difference
+from ...formats.parquet.field_descriptions import VariantField, extend_schema
+from ...protocol.request import Request
+from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
+from ...publication.manifest import ShardEntry
+from ...publication.shard_files import check_shard_length, hash_file
+from ...publication.shard_pruning import prune_by_boxes, prune_shards
+from ...publication.storage import Storage
+from ..config import Settings
+from ..metrics import CacheUses
+from .dataset import Encoding, GeneratorSource
+from .files.arrow import ArrowFileDataset
+from .files.concatenated import ConcatenatedFiles
+from .files.origins import read_identity
+from .filters import RowFilter
+from .messages.reencoding import Batches, encode_groups
+from .selection import Selection, add_fields
+
+
+def open_object_cache(settings: Settings | None = None) -> ObjectCache:
+    """Return the cache that the settings describe.
+
+    Parameters
+    ----------
+    settings : Settings, optional
+        The settings. Default: the defaults of `Settings`, with the folder
+        ``splitarrow/objects`` in the user's cache folder.
+    """
+    chosen = settings or Settings.model_construct()
+    folder = chosen.object_cache
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = Path(base, "splitarrow", "objects")
+    return ObjectCache(folder, chosen.object_cache_bytes)
+
+
+class ObjectCache:
+    """Shards of object stores as local files, named by the SHA-256 of their contents.
+
+    Safe to use from several threads. Several processes may share the folder. Files are evicted in
+    the order of their last use, except those that this process reads.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder. It is created when the first file is downloaded.
+    nbytes : int
+        The largest size in bytes.
+    """
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        self.folder = folder
+        """The folder."""
+        self.uses = CacheUses()
+        """How often this process found a shard in the cache, or did not."""
+        self._max_bytes = nbytes
+        self._lock = threading.Lock()
+        self._users: Counter[str] = Counter()
+        self._downloads: dict[str, threading.Lock] = {}
+
+    @contextmanager
+    def open_shard(self, storage: Storage, shard: ShardEntry) -> Generator[Path]:
+        """Yield the file of a shard, which is not evicted inside the block.
+
+        Concurrent callers for one shard wait for a single download.
+
+        Raises
+        ------
+        DatasetError
+            If the shard cannot be downloaded, does not match its manifest, or is larger than the
+            cache.
+        """
+        key = shard.sha256
+        path = self.folder / key
+        with self._lock:
+            self._users[key] += 1
+            download = self._downloads.setdefault(key, threading.Lock())
+        try:
+            with download:
+                is_hit = self._touch(path, shard)
+                with self._lock:
+                    self.uses.count(is_hit=is_hit)
+                if not is_hit:
+                    self._download(storage, shard, path)
+            yield path
+        finally:
+            self._release_user(key)
+
+    def has(self, shard: ShardEntry) -> bool:
+        """Return whether the file of a shard is in the cache."""
+        try:
+            return (self.folder / shard.sha256).stat().st_size == shard.nbytes
+        except OSError:
+            return False
+
+    def _touch(self, path: Path, shard: ShardEntry) -> bool:
+        """Record the use of a file; return False if it is missing or incomplete."""
+        try:
+            status = path.stat()
+            if status.st_size != shard.nbytes:
+                return False
+            # Only the access time changes: the modification time identifies the file's state.
+            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
+        except OSError:
+            return False
+        return True
+
+    def _download(self, storage: Storage, shard: ShardEntry, path: Path) -> None:
+        """Download and verify a shard, and then give it its final name."""
+        url = f"{storage.location}/{shard.path}"
+        if shard.nbytes > self._max_bytes:
+            raise DatasetError(
+                f"{url} has {shard.nbytes} bytes, but the object cache holds at most "
+                f"{self._max_bytes}; enlarge it with --object-cache-bytes"
+            )
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._evict(shard.nbytes)
+            with AtomicFile(path) as file:
+                storage.fetch(shard.path, file.temporary)
+                check_shard_length(shard, file.temporary.stat().st_size, storage.location)
+                if hash_file(file.temporary) != shard.sha256:
+                    raise DatasetError(f"{url} does not have the SHA-256 in its manifest")
+        except OSError as error:
+            raise DatasetError(f"cannot store {url} in {self.folder}: {error.strerror}") from None
+
+    def _evict(self, nbytes: int) -> None:
+        """Delete the least recently used files until `nbytes` more bytes fit."""
+        with self._lock:
+            files: list[tuple[int, int, Path]] = []
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        files.append((status.st_atime_ns, status.st_size, Path(entry.path)))
+            total = sum(size for _, size, _ in files)
+            for _, size, path in sorted(files):
+                if total + nbytes <= self._max_bytes:
+                    return
+                if not self._users[path.name] and not path.name.startswith(TEMPORARY_PREFIX):
+                    path.unlink(missing_ok=True)
+                    total -= size
+
+    def _release_user(self, key: str) -> None:
+        with self._lock:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                self._downloads.pop(key, None)
+
+
+_MAX_INSPECTED_FILES = 8192
+
+
+class ShardReader:
+    """Reads the shards of one dataset. Safe to use from several threads.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage of the dataset.
+    cache : ObjectCache
+        The cache for shards from an object store.
+    """
+
+    def __init__(self, storage: Storage, cache: ObjectCache) -> None:
+        self._storage = storage
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._inspected: dict[Path, ArrowFileDataset] = {}
+
+    def open(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        request: Request,
+        encoding: Encoding,
+    ) -> GeneratorSource:
+        """Open shards for one reader.
+
+        Parameters
+        ----------
+        shards : sequence of ShardEntry
+            The shards, in order.
+        schema : pyarrow.Schema
+            The schema of all shards.
+        request : Request
+            The request. The caller has dealt with its version and its shard.
+        encoding : Encoding
+            The server's defaults.
+
+        Raises
+        ------
+        SplitArrowError
+            As `Dataset.open` does.
+        """
+        extended, fields, own_request = add_fields(schema, request)
+        selection = Selection.resolve(own_request, encoding, extended)
+        row_filter = selection.filter
+        is_numbered = request.batches is not None and len(shards) > 1
+        if (
+            row_filter is not None
+            and not is_numbered
+            and row_filter.cost.allows_pruning(len(shards))
+        ):
+            shards = _prune(shards, extended, row_filter)
+        if is_numbered and self._storage.folder is None:
+            raise InvalidRequestError(
+                "record batches are selected from one shard of a dataset in an object store; "
+                "name the shard",
+                stream=request.dataset,
+            )
+        if len(shards) == 1:
+            return self._open_single(shards[0], schema, request, encoding)
+        if shards and self._storage.folder is not None:
+            return self._open_local(shards, schema, request, encoding)
+        return self._open_remote(shards, schema, selection, fields)
+
+    def count_rows(
+        self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
+    ) -> list[int]:
+        """Return the rows that each record batch of a shard contributes.
+
+        Parameters and errors are those of `open`.
+        """
+        with self._local_file(shard) as path:
+            return self._inspect(path, shard, schema).count_rows(request, encoding)
+
+    def has_cached(self, shards: Sequence[ShardEntry]) -> bool:
+        """Return whether the shards are in an object store, and the cache has all of them."""
+        if self._storage.folder is not None or not shards:
+            return False
+        return all(self._cache.has(shard) for shard in shards)
+
+    def _open_single(
+        self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
+    ) -> GeneratorSource:
+        with ExitStack() as resources:
+            path = resources.enter_context(self._local_file(shard))
+            source = self._inspect(path, shard, schema).open(request, encoding)
+            source.call_on_close(resources.pop_all().close)
+        return source
+
+    def _open_local(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        request: Request,
+        encoding: Encoding,
+    ) -> GeneratorSource:
+        """Open several shards in a local folder."""
+        datasets: list[ArrowFileDataset] = []
+        for shard in shards:
+            with self._local_file(shard) as path:
+                datasets.append(self._inspect(path, shard, schema))
+        files = ConcatenatedFiles.of(datasets, schema)
+        return files.open(request, encoding, self._storage.location)
+
+    def _open_remote(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        selection: Selection,
+        fields: Mapping[str, VariantField],
+    ) -> GeneratorSource:
+        """Open several shards in an object store, or no shard.
+
+        The shards are downloaded one at a time, and their schema messages may differ, so they are
+        re-encoded.
+        """
+        if selection.filter is None:
+            shards, selection = _skip_shards(shards, selection)
+        to_read = selection.for_reading(extend_schema(schema, fields))
+        batches = self._read_batches(shards, schema, to_read, fields)
+        groups = encode_groups(selection, batches, self._storage.location, is_valid=False)
+        return GeneratorSource(groups, blocking=True)
+
+    def _read_batches(
+        self,
+        shards: Sequence[ShardEntry],
+        schema: pa.Schema,
+        selection: Selection,
+        fields: Mapping[str, VariantField],
+    ) -> Batches:
+        for shard in shards:
+            with self._local_file(shard) as path:
+                dataset = self._inspect(path, shard, schema)
+                with closing(dataset.open_file()) as file:
+                    contents = dataset.load_contents(file).with_fields(fields)
+                    with closing(dataset.read_batches(file, contents, selection)) as batches:
+                        yield from batches
+
+    @contextmanager
+    def _local_file(self, shard: ShardEntry) -> Generator[Path]:
+        """Yield the path of a shard's file; one in an object store is downloaded into the cache."""
+        if self._storage.folder is not None:
+            yield self._storage.folder / shard.path
+            return
+        with self._cache.open_shard(self._storage, shard) as path:
+            yield path
+
+    def _inspect(self, path: Path, shard: ShardEntry, schema: pa.Schema) -> ArrowFileDataset:
+        """Return the dataset in a shard's file. It is inspected once for each state of the file."""
+        with self._lock:
+            known = self._inspected.get(path)
+        try:
+            if known is not None and read_identity(path) == known.identity:
+                return known
+            # A version never changes, and its manifest has the SHA-256 of each shard.
+            dataset = ArrowFileDataset(path, keep_index=False, refuse_writers=False)
+        except ProtocolError as error:
+            raise DatasetError(f"{path} is not a valid Arrow IPC file: {error.message}") from None
+        except OSError as error:
+            problem = f"cannot read {path}: {error.strerror}"
+            raise exhausted_error(error) or DatasetError(problem) from None
+        check_shard_length(shard, dataset.nbytes or 0, self._storage.location)
+        difference = describe_difference(schema, dataset.schema)
+        if difference is not None:
+            raise DatasetError(f"{path} differs from its manifest: {difference}")
+        with self._lock:
+            if len(self._inspected) >= _MAX_INSPECTED_FILES:
+                self._inspected.clear()
+            self._inspected[path] = dataset
+        return dataset
+
+
+def _skip_shards(
+    shards: Sequence[ShardEntry], selection: Selection
+) -> tuple[Sequence[ShardEntry], Selection]:
+    """Skip the shards before the offset."""
+    offset = selection.offset
+    for index, shard in enumerate(shards):
+        if offset < shard.rows:
+            return shards[index:], replace(selection, offset=offset)
+        offset -= shard.rows
+    return (), replace(selection, offset=0)
+
+
+def _prune(
+    shards: Sequence[ShardEntry], schema: pa.Schema, row_filter: RowFilter
+) -> Sequence[ShardEntry]:
+    """Return the shards in which a filter may match, by their ranges and boxes."""
+    if row_filter.boxes:
+        conditions = [test.condition for test in row_filter.boxes]
+        geographies = {test.condition.column for test in row_filter.boxes if test.edges is not None}
+        shards = prune_by_boxes(shards, conditions, frozenset(geographies))
+    if row_filter.expression is None or not shards:
+        return shards
+    return prune_shards(shards, schema, row_filter.expression, row_filter.fields, row_filter.types)

@@ -1,0 +1,331 @@
+"""The regions that a server shares with its readers, and the limits on sharing them.
+
+A dataset opens so that every body is one span of a file or of sealed memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage
+from ...transport.memory.files import SourceFile
+from ..catalog.catalog import find_writers
+from ..catalog.dataset import Budget, Dataset, Encoding, Source, Writers
+from ..catalog.files.file_dataset import FileDataset
+from ..catalog.vortex_encoding import VortexDataset
+from ..logs import get_logger
+from .mapped_files import FileGuards, FileMappings, guard_refusal
+from .region_store import Chunk, ChunkSizes, ChunkWriter, RegionStore, SharedStream
+
+if TYPE_CHECKING:
+    from ..config import Settings
+
+
+_GROUP_MESSAGES = 64
+
+
+class RegionSource:
+    """The messages of a dataset for one reader, each body being one `FileSpan`.
+
+    It is a `Source` that has one more step: the reader may hold offsets of its regions after
+    `close`, so they stay allocated until `release`.
+
+    Parameters
+    ----------
+    groups : iterator
+        The groups of messages.
+    blocking : bool
+        Whether the iterator has to run on a worker thread.
+    close : callable
+        Stops reading.
+    release : callable
+        Gives up the regions.
+    """
+
+    def __init__(
+        self,
+        groups: Iterator[Sequence[SourceMessage]],
+        *,
+        blocking: bool,
+        close: Callable[[], None],
+        release: Callable[[], None],
+    ) -> None:
+        self.blocking = blocking
+        self.region_files: Sequence[Path] = ()
+        self.region: SourceFile | None = None
+        """The file that every body is a part of; None if it is not known yet."""
+        self._groups = groups
+        self._close = close
+        self._release: Callable[[], None] | None = release
+
+    def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
+        return self._groups
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._close()
+
+    def release(self) -> None:
+        """Give up the regions: the reader holds no offset of them. Idempotent."""
+        if self._release is not None:
+            self._release, release = None, self._release
+            release()
+
+
+def open_region_source(
+    store: RegionStore,
+    dataset: Dataset,
+    request: Request,
+    *,
+    copy: bool,
+    trust: bool = False,
+    budget: Budget,
+) -> RegionSource:
+    """Open a dataset whose bodies stay in regions.
+
+    Bodies are uncompressed, whatever the server's default is, unless the request names a
+    compression: shared memory saves nothing by it.
+
+    Parameters
+    ----------
+    store : RegionStore
+        Keeps data that must be written into sealed memory.
+    dataset : Dataset
+        The dataset.
+    request : Request
+        The rows and columns to read.
+    copy : bool
+        Whether to write files into sealed memory instead of sharing the files themselves.
+    trust : bool
+        Whether to share files that cannot be guarded.
+    budget : Budget
+        Bounds on reading the dataset.
+
+    Raises
+    ------
+    SplitArrowError
+        As `Dataset.open` does.
+    """
+    request = replace(
+        request,
+        compression=request.compression or "none",
+        version=request.version or dataset.version,
+    )
+    source = dataset.open(request, Encoding(regions=not copy, budget=budget))
+    if source.region_files and not copy and (trust or _can_guard(source.region_files)):
+        return RegionSource(
+            iter(source), blocking=source.blocking, close=source.close, release=_release_nothing
+        )
+    unused = [source]
+
+    def open_source() -> Source:
+        return unused.pop() if unused else dataset.open(request, Encoding(budget=budget))
+
+    owner = dataset.original if isinstance(dataset, VortexDataset) else dataset
+    # A file with writers may change without a new version, so no other reader gets this copy.
+    is_shared = find_writers(owner) is not Writers.ALLOWED
+    key = request if is_shared else (request, object())
+    stream = store.acquire(owner, key, open_source, f"dataset {request.dataset!r}")
+
+    def release() -> None:
+        if not is_shared:
+            store.forget(stream)
+        store.release(stream)
+
+    copied = _CopyReader(stream, unused)
+    return RegionSource(
+        copied.groups(),
+        blocking=True,
+        close=copied.close,
+        release=release,
+    )
+
+
+def open_region_at_once(
+    dataset: Dataset, request: Request, *, trust: bool, budget: Budget
+) -> RegionSource | None:
+    """Open a file that is its own region, as `open_region_source` does, if that reads nothing.
+
+    Returns
+    -------
+    RegionSource or None
+        None if it may take time; see `FileDataset.open_at_once`.
+    """
+    if not isinstance(dataset, FileDataset):
+        return None
+    request = replace(request, compression=request.compression or "none")
+    source = dataset.open_at_once(request, Encoding(regions=True, budget=budget))
+    if source is None:
+        return None
+    if not source.region_files or not (trust or _can_guard(source.region_files)):
+        source.close()
+        return None
+    opened = RegionSource(
+        iter(source), blocking=source.blocking, close=source.close, release=_release_nothing
+    )
+    opened.region = source.region
+    return opened
+
+
+def _can_guard(paths: Sequence[Path]) -> bool:
+    for path in paths:
+        refusal = guard_refusal(path)
+        if refusal is not None:
+            get_logger("shm").warning(
+                "sharing a copy of a file that cannot be guarded", path=str(path), reason=refusal
+            )
+            return False
+    return True
+
+
+def _release_nothing() -> None:
+    """A file that is its own region needs no memory."""
+
+
+class _CopyReader:
+    """One reader's position in a stream that is written into sealed memory.
+
+    Parameters
+    ----------
+    stream : SharedStream
+        The chunks that all readers share.
+    unused : list of Source
+        The source that was opened for this reader, until it turns out whether it is needed.
+    """
+
+    def __init__(self, stream: SharedStream, unused: list[Source]) -> None:
+        self._stream = stream
+        self._unused = unused
+        self._private: ChunkWriter | None = None
+
+    def groups(self) -> Iterator[Sequence[SourceMessage]]:
+        """Yield the messages of all chunks, in groups."""
+        index = message_count = end = 0
+        while (chunk := self._chunk(index, message_count, end)) is not None:
+            messages = chunk.messages
+            for begin in range(0, len(messages), _GROUP_MESSAGES):
+                yield messages[begin : begin + _GROUP_MESSAGES]
+            index += 1
+            message_count += len(messages)
+            end = chunk.memory.size
+
+    def _chunk(self, index: int, message_count: int, end: int) -> Chunk | None:
+        """Return the chunk that follows `message_count` messages, or None at the end."""
+        if self._private is None:
+            found = self._stream.chunk(index, end)
+            self._close_unused()
+            if not isinstance(found, ChunkWriter):
+                return found
+            if found.chunk_count != index:
+                found.skip(message_count)
+            self._private = found
+        return self._private.next_chunk()
+
+    def _close_unused(self) -> None:
+        while self._unused:
+            self._unused.pop().close()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._close_unused()
+        if self._private is not None:
+            self._private.close()
+
+
+_DEFAULT_CAPACITY_SHARE = 4
+"""By default sealed memory takes at most one part in so many of the host's memory."""
+_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
+"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
+_DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
+"""Copies take at most one part in so many of the process's descriptors, and at most so many."""
+
+
+class SharedRegions:
+    """Everything that a server shares. Used on its event loop, except for `open`.
+
+    Parameters
+    ----------
+    settings : Settings
+        The settings of the server. Those on shared memory, leases and budgets apply.
+    processes : int
+        The number of processes that divide the memory for datasets in the format Vortex. One of
+        them serves all readers that map data, so that copies for these are not divided.
+    """
+
+    def __init__(self, settings: Settings, processes: int = 1) -> None:
+        capacity = settings.shm_cache
+        if capacity is None:
+            capacity = (
+                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _DEFAULT_CAPACITY_SHARE
+            )
+        self.store = RegionStore(capacity, _compute_max_chunks())
+        """The datasets that were written into sealed memory."""
+        self.vortex_store = RegionStore(
+            settings.vortex_cache // processes, _compute_max_chunks(), _VORTEX_CHUNK_SIZES
+        )
+        """The datasets that were compressed as Vortex arrays into sealed memory."""
+        self.guards = FileGuards()
+        """The guards of the files that are mapped, here or by readers."""
+        self.trust = settings.shm_trust
+        """Whether files are mapped without a guard."""
+        self.mappings = FileMappings(self.guards, trust=self.trust)
+        """The files that this process has mapped."""
+        self.max_leased = settings.max_leased
+        """The bytes that one user may lease at a time; None disables the limit."""
+        self.lease_seconds = settings.lease_seconds
+        """How long a stream waits for its reader to free offsets, in seconds."""
+        self.freed = anyio.Event()
+        """Set, and replaced, when a reader frees offsets or disconnects."""
+        self._copy = settings.shm_copy
+        self._budget = Budget.from_settings(settings)
+
+    def open(self, dataset: Dataset, request: Request, *, copy: bool = False) -> RegionSource:
+        """Open a dataset so that each body is a span of a region; see `open_region_source`.
+
+        It reads files, so it belongs on a worker thread.
+        """
+        copy = copy or self._copy
+        store = self.vortex_store if isinstance(dataset, VortexDataset) else self.store
+        return open_region_source(
+            store, dataset, request, copy=copy, trust=self.trust, budget=self._budget
+        )
+
+    def open_at_once(
+        self, dataset: Dataset, request: Request, *, copy: bool = False
+    ) -> RegionSource | None:
+        """Open a dataset as `open` does, if that takes no time; otherwise return None."""
+        if copy or self._copy:
+            return None
+        return open_region_at_once(dataset, request, trust=self.trust, budget=self._budget)
+
+    def report_freed(self) -> None:
+        """Wake the streams that wait until their readers have freed offsets."""
+        self.freed.set()
+        self.freed = anyio.Event()
+
+    async def run(self) -> None:
+        """Look after file guards and mappings until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.guards.run)
+            tasks.start_soon(self.mappings.run)
+
+    def close(self) -> None:
+        """Release the sealed memory that no reader uses."""
+        self.store.close()
+        self.vortex_store.close()
+
+
+def _compute_max_chunks() -> int:
+    """Return how many chunks of copies may be kept: each has a descriptor."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_CHUNKS
+    return min(limit // _DESCRIPTORS_SHARE, _MAX_CHUNKS)

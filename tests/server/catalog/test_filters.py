@@ -1,0 +1,168 @@
+"""A filter stays within its budget of memory and processor time, and its result is unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from helpers.catalog import read_dataset
+from helpers.files import write_file, write_parquet
+from helpers.sources import encode_filter, make_table
+from splitarrow.errors import ExhaustedError
+from splitarrow.server.catalog import filters
+from splitarrow.server.catalog.catalog import open_dataset
+from splitarrow.server.catalog.dataset import Budget, Encoding
+from splitarrow.server.catalog.filters import FilterCost, RowFilter
+
+NUMBERS = pa.table({"n": pa.array(range(100_000), pa.int64())})
+PLAIN = pa.schema({"n": pa.int64(), "t": pa.string()})
+
+coalesce: Any = pc.coalesce
+
+MEASURE = """
+import sys
+import pyarrow as pa
+from splitarrow.server.catalog.filters import RowFilter
+schema, rows = pa.schema({"n": pa.int64(), "t": pa.string()}), 40_000
+words = pa.array(["y" * 100_000, "z"])
+indices = pa.array([0, 1] * (rows // 2), pa.int8())
+batch = pa.record_batch({"n": range(rows), "t": pa.DictionaryArray.from_arrays(indices, words)})
+before = pa.total_allocated_bytes()
+row_filter = RowFilter.resolve(sys.argv[1], batch.schema, "x", seconds=60)
+kept = row_filter.apply(batch, [0, 1]).num_rows
+print(kept, pa.default_memory_pool().max_memory() - before)
+"""
+
+
+def peak_bytes(expression: pc.Expression) -> tuple[int, int]:
+    """Return the rows that a filter keeps, and the memory that it takes in a fresh process."""
+    command = [sys.executable, "-c", MEASURE, encode_filter(expression, PLAIN)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    kept, nbytes = map(int, output.split())
+    return kept, nbytes
+
+
+def test_a_large_literal_is_not_repeated_for_every_row_at_once() -> None:
+    expression = pc.if_else(pc.field("n") > 3, "x" * 26_000, pc.field("t")) == "z"
+    kept, nbytes = peak_bytes(expression)
+    assert kept == 2
+    assert nbytes < 128 << 20
+
+
+@pytest.mark.slow
+def test_a_large_dictionary_value_is_not_repeated_for_every_row_at_once() -> None:
+    kept, nbytes = peak_bytes(pc.field("t") == "z")
+    assert kept == 20_000
+    assert nbytes < 128 << 20
+
+
+@pytest.mark.parametrize("width", [1 << 26, (1 << 31) - 1])
+def test_a_cast_to_a_wide_type_is_refused(width: int) -> None:
+    expression = pc.field("t").cast(pa.binary(width), safe=False).is_null()
+    pool: Any = pa.default_memory_pool()
+    before = pool.max_memory()
+    with pytest.raises(ExhaustedError, match="more than 32 MiB of memory for a single row"):
+        RowFilter.resolve(encode_filter(expression, PLAIN), PLAIN, "x")
+    assert pool.max_memory() < before + (16 << 20)
+
+
+def test_a_filter_that_expects_a_wide_type_is_refused() -> None:
+    wide = pa.schema({"n": pa.int64(), "t": pa.binary(1 << 26)})
+    with pytest.raises(ExhaustedError, match="for a single row"):
+        RowFilter.resolve(encode_filter(pc.field("t").is_null(), wide), PLAIN, "x")
+
+
+@pytest.mark.parametrize("budget", [2_000, 50_000])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pc.field("n") >= 600,
+        coalesce(pc.field("t"), pc.scalar("nothing")) == "text 7",
+        pc.field("d") == "word 3",
+        pc.if_else(pc.field("b"), pc.field("t"), pc.field("d")) == "word 1",
+        pc.field("f").is_null() | pc.field("n").isin([1, 2, 3]),
+    ],
+)
+def test_slices_give_the_same_result(
+    monkeypatch: pytest.MonkeyPatch, expression: pc.Expression, budget: int
+) -> None:
+    monkeypatch.setattr(filters, "EVALUATION_BYTES", budget)
+    table = make_table().select(["n", "f", "t", "b", "d"])
+    plain = table.schema.set(4, pa.field("d", pa.string()))
+    plain_table = table.cast(plain)
+    result = read_dataset(open_dataset(table), filter=encode_filter(expression, plain))
+    assert result.table.cast(plain).equals(plain_table.filter(expression))
+
+
+def read_with_seconds(seconds: float, expression: pc.Expression) -> int:
+    encoding = Encoding(budget=Budget(filter_seconds=seconds))
+    row_filter = encode_filter(expression, NUMBERS.schema)
+    return read_dataset(open_dataset(NUMBERS), encoding, filter=row_filter).rows
+
+
+def test_a_filter_that_takes_too_long_is_refused() -> None:
+    expensive = pc.if_else(pc.field("n") > 3, "x" * 26_000, "y") == "z"
+    with pytest.raises(ExhaustedError, match=r"more than 0\.02 s of processor time"):
+        read_with_seconds(0.02, expensive)
+    assert read_with_seconds(60, expensive) == 0
+
+
+def test_a_cheap_filter_may_run_over_any_number_of_rows() -> None:
+    many = pa.table({"n": pa.array(np.arange(4_000_000))})
+    row_filter = RowFilter.resolve(
+        encode_filter(pc.field("n") >= 10, many.schema), many.schema, "x", seconds=0.1
+    )
+    for _ in range(10):
+        for batch in many.to_batches(max_chunksize=1_000_000):
+            row_filter.apply(batch, [0])
+
+
+def test_text_in_a_literal_hides_no_call() -> None:
+    hidden = FilterCost.estimate('is_null(list<item: string>["]) or coalesce(FieldPath(0), a)', 9)
+    assert (hidden.calls, hidden.copying_calls) == (2, 1)
+
+
+def test_the_cost_of_a_long_word_is_estimated_at_once() -> None:
+    assert FilterCost.estimate(f'(FieldPath(0) == "{"x" * 1_000_000}")', 1_000_000).calls == 1
+
+
+def record_row_groups(path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> int:
+    import pyarrow.parquet as pq
+
+    seen: list[int] = []
+    original = pq.ParquetFile.iter_batches
+
+    def record(self: Any, *args: Any, **options: Any) -> Any:
+        seen.extend(options["row_groups"])
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", record)
+    expression = pc.field("n").isin(list(range(count)))
+    row_filter = encode_filter(expression, NUMBERS.schema)
+    assert read_dataset(open_dataset(path), filter=row_filter).rows == count
+    return len(seen)
+
+
+def test_a_costly_filter_is_not_compared_with_every_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_parquet(tmp_path / "x.parquet", NUMBERS.slice(0, 10_000), row_group_size=10)
+    assert record_row_groups(path, monkeypatch, 3) == 1
+    assert record_row_groups(path, monkeypatch, 100) == 1000
+
+
+def test_columns_that_the_filter_ignores_do_not_count(tmp_path: Path) -> None:
+    big = pa.table({"n": [1, 2], "t": ["x" * (40 << 20), "y"]})
+    path = write_file(tmp_path / "x.arrow", big.to_batches())
+    row_filter = encode_filter(pc.field("n") == 1, PLAIN)
+    assert read_dataset(open_dataset(path), filter=row_filter).rows == 1
+    copying = encode_filter(coalesce(pc.field("t"), pc.scalar("")) == "y", PLAIN)
+    with pytest.raises(ExhaustedError, match="for a single row"):
+        read_dataset(open_dataset(path), filter=copying)
