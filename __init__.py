@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from .client.open import open
     from .client.rpc.info import DatasetInfo, Endpoint, TensorInfo
     from .client.stream.stream import Stream
-    from .formats.arrow.tensors.sparse_tensor import SparseTensor
-    from .formats.arrow.tensors.tensor import Tensor
+    from .formats.arrow.tensors.tensor import SparseTensor, Tensor
     from .protocol.limits import Limits
     from .server.config.settings import ServeArguments
     from .server.embedded import Server, serve
@@ -72,7 +71,7 @@ _MODULES = {
     "Limits": ".protocol.limits",
     "ServeArguments": ".server.config.settings",
     "Server": ".server.embedded",
-    "SparseTensor": ".formats.arrow.tensors.sparse_tensor",
+    "SparseTensor": ".formats.arrow.tensors.tensor",
     "Stream": ".client.stream.stream",
     "Tensor": ".formats.arrow.tensors.tensor",
     "TensorInfo": ".client.rpc.info",

@@ -31,10 +31,9 @@ import pyarrow as pa
 
 from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
-from .formats.parquet.field_descriptions import describe_field
 from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
-from .formats.parquet.variant.storage import variant_field
-from .formats.parquet.variant_footer import annotate_variants, find_variant_paths
+from .formats.parquet.variant.arrow_fields import describe_field, variant_field
+from .formats.parquet.variant_columns import annotate_variants, find_variant_paths
 
 if TYPE_CHECKING:
     pass
@@ -89,7 +88,7 @@ def write_parquet(
 
 def _shred_column(column: Any, data_type: Any) -> Any:
     require_numpy()
-    from .formats.parquet.variant.columns import shred_column
+    from .formats.parquet.variant.functions import shred_column
 
     return shred_column(column, data_type, ordered=True)
 
@@ -133,14 +132,14 @@ def __getattr__(name: str) -> Any:
     if name != "Timestamp":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_numpy()
-    from .formats.parquet.variant.python_decoder import Timestamp
+    from .formats.parquet.variant.python_values import Timestamp
 
     return Timestamp
 
 
 def _columns() -> Any:
     require_numpy()
-    from .formats.parquet.variant import columns
+    from .formats.parquet.variant import functions as columns
 
     return columns
 
@@ -386,7 +385,7 @@ def parse_type(text: str) -> Any:
     >>> parse_type("struct<id: int64, tags: list<string>, price: decimal(9, 2)>")
     StructType(struct<id: int64, tags: list<item: string>, price: decimal128(9, 2)>)
     """
-    from .formats.parquet.variant.type_text import parse_type as parse
+    from .formats.parquet.variant.arrow_fields import parse_type as parse
 
     return parse(text)
 

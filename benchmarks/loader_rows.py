@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..formats.arrow.aligned import AlignedFileWriter
+from ..formats.arrow.file_writer import AlignedFileWriter
 
 BATCH_ROWS = 4096
 """The rows of each batch that a loader yields."""

@@ -24,7 +24,7 @@ from ..client.filters import serialize_filter
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, wrap_footer
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType
-from ..formats.parquet.writing import GeoStatistics, WritePlan, read_footer
+from ..formats.parquet.write_plan import GeoStatistics, WritePlan, read_footer
 from ..geo import intersects
 from ..protocol.request import Request
 from ..server.catalog.dataset import Encoding

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ..formats.arrow.aligned import AlignedFileWriter
+from ..formats.arrow.file_writer import AlignedFileWriter
 from ..publication.manifest import ShardEntry
 from ..publication.version_store import VersionStore
 

@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..formats.arrow.headers import read_header
-from ..formats.arrow.message import HeaderType, read_message_info
-from ..formats.arrow.writing.containers import FileAssembler, StreamAssembler
-from ..formats.arrow.writing.conversion import MessageConverter
+from ..formats.arrow.conversion import MessageConverter
+from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
+from ..formats.arrow.message import HeaderType, read_batch_header, read_message_info
 from ..transport.memory.files import FileSpan
 from .message_input import InputMessage
 from .terminal import name_standard_output
@@ -84,7 +83,7 @@ class ArrowOutput:
 
     def _is_repeated(self, metadata: bytes | memoryview, body: memoryview) -> bool:
         """Return whether a dictionary has the same metadata and values as before."""
-        header = read_header(metadata)
+        header = read_batch_header(metadata)
         if header.is_delta:
             self._digests.pop(header.dictionary_id, None)
             return False

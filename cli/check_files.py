@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from ..client.stream.decoders import Decoder, open_decoder
 from ..errors import MissingExtraError, ProtocolError, SplitArrowError
+from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.file import MAGIC
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
-from ..formats.arrow.framing import CONTINUATION, parse_prefix
-from ..formats.arrow.message import HeaderType, read_message_info
-from ..formats.arrow.tensors.checking import check_tensor_message
-from ..formats.arrow.tensors.scanning import MAX_METADATA_BYTES, is_tensor_head, scan_tensors
-from ..formats.arrow.validation import validate_memory
+from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
+from ..formats.arrow.tensors.decoding import check_tensor_message
+from ..formats.arrow.tensors.files import MAX_METADATA_BYTES, is_tensor_head, scan_tensors
 from ..protocol.limits import DEFAULT_LIMITS
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from ..formats.arrow.file_scan import Defect
-from ..formats.parquet.corrections import DEFAULT_OPTIONS
+from ..formats.parquet.conversions import DEFAULT_OPTIONS
 from ..server.catalog.files.parquet import inspect_parquet
 from ..transport.memory.files import SourceFile
 from .check_report import Progress, Report

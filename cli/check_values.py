@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.file_scan import Defect
-from ..formats.arrow.validation import validate_memory
 from .check_report import Progress, Report
 
 

@@ -7,15 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import InvalidDataError, ProtocolError
+from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.file_scan import Defect
-from ..formats.arrow.validation import validate_memory
-from ..formats.vortex.array_body import read_array_body
+from ..formats.vortex.array_body import LazyBytes, read_array_body
 from ..formats.vortex.checker import check_array
-from ..formats.vortex.dtype import DType, TypeKind, read_dtype
-from ..formats.vortex.dtype_encoder import encode_dtype
-from ..formats.vortex.file_arrays import FileArray, list_arrays
-from ..formats.vortex.file_footer import FileFooter, read_file_footer
-from ..formats.vortex.lazy_bytes import LazyBytes
+from ..formats.vortex.dtype import DType, TypeKind, encode_dtype, read_dtype
+from ..formats.vortex.file import FileArray, FileFooter, list_arrays, read_file_footer
 from ..formats.vortex.message import (
     Message,
     MessageHeader,

@@ -102,7 +102,7 @@ def convert(
 
     [dim]splitarrow convert trips.arrow old.arrows --framing legacy --endianness big[/dim]
     """
-    from ..formats.arrow.writing.form import Form
+    from ..formats.arrow.conversion import Form
     from .fetch import check_output
     from .output_form import OutputForm
     from .suffixes import ARROW_SUFFIXES

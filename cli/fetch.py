@@ -84,7 +84,7 @@ def fetch(
 
     [dim]splitarrow fetch tcp://host/trips --filter "miles > 10" -o trips.csv[/dim]
     """
-    from ..formats.arrow.writing.form import Form
+    from ..formats.arrow.conversion import Form
     from .output_form import OutputForm
     from .transfer_report import run_transfer
 
@@ -205,7 +205,7 @@ def parse_shredding(texts: list[str] | None, output: str | None) -> dict[str, An
     """
     if not texts:
         return {}
-    from ..formats.parquet.variant.type_text import parse_type
+    from ..formats.parquet.variant.arrow_fields import parse_type
 
     found: dict[str, Any] = {}
     for text in texts or ():

@@ -16,7 +16,7 @@ from ..client.arguments import Validation
 from ..client.filters import serialize_filter
 from ..client.stream.decoders import TensorDecoder, open_content_decoder
 from ..errors import DatasetError, UsageError
-from ..formats.arrow.footer_metadata import find_footer_metadata
+from ..formats.arrow.custom_metadata import find_footer_metadata
 from ..formats.arrow.tensors import AnyTensor
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.frames import ReceivedBody

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from ..client.stream.decoders import find_messages
+from ..formats.arrow.conversion import BatchEncoder
 from ..formats.arrow.encoder import MessageEncoder
-from ..formats.arrow.writing.batch_encoder import BatchEncoder
 
 
 class InputMessage(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formats.arrow.writing.form import Form
+from ..formats.arrow.conversion import Form
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from .. import variant
 from ..errors import ProtocolError, UsageError
 from ..formats.arrow.numpy_arrays import require_numpy
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
-from ..formats.parquet.variant_footer import find_variant_paths
-from ..formats.parquet.writing import GeoStatistics, WritePlan
+from ..formats.parquet.variant_columns import find_variant_paths
+from ..formats.parquet.write_plan import GeoStatistics, WritePlan
 
 _ROW_GROUP_ROWS = 1 << 20
 _ROW_GROUP_BYTES = 128 << 20

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from ..errors import DatasetError, ProtocolError, UsageError
+from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.encoder import MessageEncoder
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
+from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
 from ..formats.arrow.message import HeaderType
-from ..formats.arrow.validation import validate_memory
-from ..formats.arrow.writing.containers import FileAssembler, StreamAssembler
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
 from ..protocol.tags import BodyType

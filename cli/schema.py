@@ -21,7 +21,7 @@ from .terminal import standard_output
 from .tls_options import with_tls_options
 
 if TYPE_CHECKING:
-    from ..formats.arrow.schema_tree import FieldDescription, SchemaDescription
+    from ..formats.arrow.schema_description import FieldDescription, SchemaDescription
 
 _VALUE_WIDTH = 60
 
@@ -43,7 +43,7 @@ def schema(
 
     [dim]splitarrow schema trips.arrow[/dim]
     """
-    from ..formats.arrow.schema_tree import describe_schema
+    from ..formats.arrow.schema_description import describe_schema
     from ..formats.arrow.tensors.labels import is_tensor_content
     from .message_input import read_schema_metadata
     from .tensor_output import show_tensors

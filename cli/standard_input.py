@@ -15,8 +15,7 @@ import pyarrow as pa
 from ..client.arguments import Validation
 from ..client.stream.decoders import KeepingDecoder, open_decoder
 from ..errors import DatasetError, UsageError
-from ..formats.arrow.framing import CONTINUATION, parse_prefix
-from ..formats.arrow.message import HeaderType, read_message_info
+from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
 from ..protocol.frames import ReceivedBody
 from ..protocol.limits import DEFAULT_LIMITS
 from ..protocol.memory import BodyPool

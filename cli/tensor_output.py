@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import UsageError
 from ..formats.arrow.tensors import AnyTensor, Tensor, encode_tensor, write_message
-from ..formats.arrow.tensors.numpy_file import write_npy_header
+from ..formats.arrow.tensors.files import write_npy_header
 from ..formats.arrow.tensors.tensor import format_shape
 from .formatting import escape_text, format_bytes, shorten
 from .progress import TransferProgress

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ..formats.arrow.conversion import MessageConverter
+from ..formats.arrow.file_writer import ReplacedDictionaryError
 from ..formats.arrow.message import HeaderType, read_message_info
+from ..formats.arrow.schema_rewriter import rewrite_schema
 from ..formats.arrow.tensors.labels import is_tensor_content
-from ..formats.arrow.writing.containers import ReplacedDictionaryError
-from ..formats.arrow.writing.conversion import MessageConverter
-from ..formats.arrow.writing.schemas import rewrite_schema
 from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open_arrow_file
 from .message_input import InputStream, read_messages, read_schema_metadata
 from .output_file import OutputFile

@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from ..errors import InvalidDataError, UsageError
 from ..formats.arrow.truncation import needs_truncation, truncate
-from ..formats.vortex.decoding import call_library, encode_array, import_library
-from ..formats.vortex.encoding import copy_rows
-from ..formats.vortex.file_types import FileConverter
+from ..formats.vortex.decoder import call_library, encode_array, import_library
+from ..formats.vortex.encoder import FileConverter, copy_rows
 from ..formats.vortex.message import Message, encode_message
 
 _WAITING_BATCHES = 2

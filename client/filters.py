@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import MissingExtraError, UsageError
-from ..formats.parquet.field_descriptions import filter_schema
 from ..formats.parquet.geo.conditions import encode_conditions
+from ..formats.parquet.variant.arrow_fields import filter_schema
 from ..geo import BoxFilter
 from .comparisons import COMPARISONS, column, combine, compare, is_in, literal, storage_type
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ..errors import InvalidDataError, LimitError, SplitArrowError
-from ..formats.vortex.decoding import prepare_message, read_dtype_message, require_library
-from ..formats.vortex.limits import DEFAULT_LIMITS, VortexLimits
-from ..formats.vortex.message import Message, encode_message
+from ..formats.vortex.decoder import prepare_message, read_dtype_message, require_library
+from ..formats.vortex.message import DEFAULT_LIMITS, Message, VortexLimits, encode_message
 from .child import (
     RESULT_COLUMN,
     Kind,

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from ..errors import InvalidDataError, SplitArrowError
 from ..formats.arrow.encoder import MessageEncoder
-from ..formats.arrow.framing import encapsulate
-from ..formats.vortex.decoding import call_library, convert_to_arrow, import_library
+from ..formats.arrow.message import encapsulate
+from ..formats.vortex.decoder import call_library, convert_to_arrow, import_library
 
 _HEADER = struct.Struct("<BI5Q")
 _MAX_TEXT_BYTES = 64 << 10

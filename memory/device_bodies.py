@@ -16,10 +16,9 @@ from typing import Any, cast
 import pyarrow as pa
 
 from ..errors import InvalidDataError
-from ..formats.arrow.buffer_file import BufferFile
 from ..formats.arrow.checker import MessageChecker
-from ..formats.arrow.encoded_message import EncodedMessage
-from ..formats.arrow.encoder import MessageEncoder
+from ..formats.arrow.decoding import BufferFile
+from ..formats.arrow.encoder import EncodedMessage, MessageEncoder
 from ..formats.arrow.message import read_batch_table
 from ..protocol.devices import DeviceBody
 from ..protocol.memory import DeviceSpan

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import DatasetError
-from ..formats.arrow.aligned import AlignedFileWriter
+from ..formats.arrow.file_writer import AlignedFileWriter
 from ..publication.column_ranges import RangeTracker
 from ..publication.layout import format_data_folder, format_shard_name, format_staging_folder
 from ..publication.manifest import ShardEntry

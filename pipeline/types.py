@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import is_geography, is_geometry, is_variant, to_a
 from ..errors import InvalidDataError
 from ..formats.parquet.geo.crs import extension_metadata
 from ..formats.parquet.logical_types import Kind, LogicalType
-from ..formats.parquet.variant.storage import variant_field
+from ..formats.parquet.variant.arrow_fields import variant_field
 
 TIME_ZONE = "UTC"
 """The time zone of the timestamps that Spark and Python exchange."""

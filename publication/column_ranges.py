@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..formats.parquet.field_descriptions import list_described_fields
 from ..formats.parquet.geo.boxes import BoxTracker
 from ..formats.parquet.geo.conditions import find_edges
 from ..formats.parquet.geo.crs import is_geospatial
-from ..formats.parquet.shredded_fields import find_field
+from ..formats.parquet.variant.arrow_fields import list_described_fields
+from ..formats.parquet.variant_columns import find_field
 from .manifest import MAX_BOUND_CHARACTERS, MAX_EXACT_INTEGER, ColumnRange, RangeValue
 
 

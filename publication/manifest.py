@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from ..errors import DatasetError, InvalidDataError, ProtocolError
-from ..formats.arrow.framing import parse_prefix
+from ..formats.arrow.message import parse_prefix
 from ..formats.arrow.schema import read_schema
 from .layout import RESERVED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DatasetError
-from ..formats.arrow.validation import validate_memory
+from ..formats.arrow.decoding import validate_memory
 from .column_ranges import RangeTracker
 from .manifest import ColumnRange, ShardEntry
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DatasetError, UsageError
-from ..formats.arrow.schema_difference import describe_difference
+from ..formats.arrow.schema import describe_difference
 from .layout import PRUNED, VERSIONS, check_name, format_manifest_name, parse_manifest_name
 from .locks import VersionLock, VersionLocks
 from .manifest import UNSET, Manifest, ShardEntry, decode_manifest, encode_manifest

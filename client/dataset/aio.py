@@ -16,7 +16,7 @@ import pyarrow as pa
 from anyio import CancelScope, to_thread
 
 from ...errors import ClosedError, SplitArrowError
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.request import Request
 from ..arguments import AUTO_TRANSPORT

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ...errors import ClosedError, InvalidDataError, SplitArrowError, UsageError
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_rows
 from ..rpc.channel import DatasetHold
 from ..rpc.download import TRANSPORT as DO_GET

@@ -28,7 +28,7 @@ from ...errors import (
     UsageError,
     remote_error,
 )
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes

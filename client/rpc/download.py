@@ -11,9 +11,9 @@ import grpc
 import pyarrow as pa
 
 from ...errors import ClosedError, ProtocolError, SplitArrowError, StallError
-from ...formats.arrow.footer_metadata import find_footer_metadata
-from ...formats.arrow.framing import encapsulate
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.custom_metadata import find_footer_metadata
+from ...formats.arrow.message import encapsulate
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.frames import ReceivedBody

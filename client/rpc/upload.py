@@ -18,7 +18,7 @@ import grpc
 import pyarrow as pa
 
 from ...errors import ClosedError, DatasetError, ProtocolError, UsageError
-from ...formats.arrow.headers import read_header
+from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
 from .channel import FlightChannel
@@ -339,7 +339,7 @@ def _read_codec(path: str) -> str | None:
         file.seek(_FILE_MAGIC_BYTES)
         for message in pa.ipc.MessageReader.open_stream(file):
             if message.type == "record batch":
-                return read_header(bytes(memoryview(message.metadata))).codec
+                return read_batch_header(bytes(memoryview(message.metadata))).codec
     return None
 
 

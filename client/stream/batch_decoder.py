@@ -18,18 +18,17 @@ from ...errors import (
     ProtocolError,
     SplitArrowError,
 )
-from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
 from ...formats.arrow.checker import MessageChecker
+from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
 from ...formats.arrow.dictionaries import encode_empty_dictionary
-from ...formats.arrow.framing import encapsulate
 from ...formats.arrow.message import (
     HeaderType,
+    encapsulate,
     read_batch_layout,
     read_custom_metadata,
     read_message_info,
 )
-from ...formats.arrow.schema_facts import find_schema_facts
-from ...formats.arrow.validation import validate_memory
+from ...formats.arrow.schema import find_schema_facts
 from ...protocol.frames import MessageRun, ReceivedBody
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MetadataType

@@ -19,7 +19,7 @@ from anyio import to_thread
 from ...errors import ClosedError, MissingExtraError, UsageError
 from ...formats.arrow.numpy_arrays import columns_to_numpy
 from ...formats.arrow.tensors.labels import is_tensor_content
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_as_html, describe_object
 
 CustomMetadata = dict[bytes, bytes]

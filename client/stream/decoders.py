@@ -14,15 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from ...errors import InvalidDataError, ProtocolError, SplitArrowError, UsageError
-from ...formats.arrow.buffer_file import DECODING_ERRORS
+from ...formats.arrow.decoding import DECODING_ERRORS
 from ...formats.arrow.message import summarize_message
 from ...formats.arrow.schema import is_native_endian, read_schema
 from ...formats.arrow.tensors.decoding import decode_tensor, make_tensor
 from ...formats.arrow.tensors.labels import is_tensor_content
-from ...formats.arrow.tensors.parsing import read_tensor_layout
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
-from ...formats.vortex.message import summarize_header
-from ...formats.vortex.schema_message import is_marked
+from ...formats.arrow.tensors.layout import read_tensor_layout
+from ...formats.arrow.tensors.tensor import AnyTensor
+from ...formats.vortex.message import is_marked, summarize_header
 from ...protocol.frames import MessageRun
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MessageFormat, MetadataType

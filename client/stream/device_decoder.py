@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, ProtocolError
 from ...formats.arrow.body_layout import check_buffer_lengths, plan_packed_body
-from ...formats.arrow.buffer_file import DECODING_ERRORS
+from ...formats.arrow.decoding import DECODING_ERRORS
 from ...formats.arrow.message import read_batch_layout
 from ...memory.device_batch import DeviceBatch
 from ...memory.device_bodies import BodyDecoder, DeviceBodies, can_decode_on_device

@@ -171,8 +171,8 @@ def _measure_link(stream: BatchStream) -> float | None:
 
 def _measure_decoding() -> float:
     """Decode a sample of usual columns for a while, and return the rate."""
-    from ...formats.vortex.decoding import ArrayDecoder
-    from ...formats.vortex.encoding import ArrayEncoder
+    from ...formats.vortex.decoder import ArrayDecoder
+    from ...formats.vortex.encoder import ArrayEncoder
 
     rows = range(_SAMPLE_ROWS)
     columns = {

@@ -23,9 +23,9 @@ from ...errors import (
     StallError,
     UsageError,
 )
-from ...formats.arrow.footer_metadata import find_footer_metadata
+from ...formats.arrow.custom_metadata import find_footer_metadata
 from ...formats.text import describe_rows
-from ...formats.vortex.schema_message import unmark_schema
+from ...formats.vortex.message import unmark_schema
 from ...protocol.devices import StagingAllocator
 from ...protocol.frames import IncomingFrame, MessageRun, TaggedFrame
 from ...protocol.messages import Message, expand_messages

@@ -25,8 +25,13 @@ from ...formats.arrow.body_layout import (
     locate_body,
     plan_packed_body,
 )
-from ...formats.arrow.framing import encapsulate
-from ...formats.arrow.message import BatchLayout, BufferSpan, read_batch_layout, read_message_info
+from ...formats.arrow.message import (
+    BatchLayout,
+    BufferSpan,
+    encapsulate,
+    read_batch_layout,
+    read_message_info,
+)
 from ...protocol.frames import MessageRun, TaggedFrame
 from ...protocol.lease_table import FreedOffsets
 from ...protocol.limits import Limits

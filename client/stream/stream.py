@@ -23,7 +23,7 @@ from ...errors import (
     SplitArrowError,
     TransportError,
 )
-from ...formats.arrow.tensors.sparse_tensor import AnyTensor
+from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_object
 from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator

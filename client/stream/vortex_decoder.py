@@ -8,14 +8,18 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError, ProtocolError, SplitArrowError
+from ...formats.arrow.decoding import validate_memory
 from ...formats.arrow.message import BufferSpan
-from ...formats.arrow.validation import validate_memory
-from ...formats.vortex.decoding import ArrayDecoder, require_library
+from ...formats.vortex.decoder import ArrayDecoder, require_library
 from ...formats.vortex.dtype import read_dtype
-from ...formats.vortex.limits import VortexLimits
 from ...formats.vortex.message import Message as VortexMessage
-from ...formats.vortex.message import MessageHeader, MessageKind, read_header
-from ...formats.vortex.schema_message import has_storage
+from ...formats.vortex.message import (
+    MessageHeader,
+    MessageKind,
+    VortexLimits,
+    has_storage,
+    read_header,
+)
 from ...formats.vortex.storage import StorageConverter, restore_rows
 from ...isolation.array_decoder import IsolatedDecoder
 from ...protocol.frames import MessageRun

@@ -12,9 +12,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from ...errors import InvalidDataError
-from .bounds import survey_schema
-from .framing import parse_prefix
-from .message import HeaderType, find_batch_table
+from .message import HeaderType, find_batch_table, parse_prefix
+from .metadata_limits import survey_schema
 
 # The tables Message and DictionaryBatch, each after its vtable; the table RecordBatch follows.
 _HEAD = struct.Struct("<I 6H iHBxI4xq 4H iIq")

@@ -1,25 +1,96 @@
-"""Encoding of record batches as messages of an Arrow IPC stream, without a copy of their buffers.
+"""Encoding of record batches as messages of an Arrow IPC stream, without copying their buffers.
 
 Arrow's writer handles dictionaries, deltas, slices and compression. It writes to a file object: its
 own data as ``bytes`` and the buffers of arrays as ``pyarrow.Buffer`` at their original addresses.
 This module collects these pieces and divides them into messages by the sizes that the messages
 declare.
+
+Arrow's writer compresses every buffer, even one that becomes larger. A reader need not decompress a
+buffer that is stored as it is, after the length -1 ("BodyCompression").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from ...errors import InvalidDataError, UsageError
-from .encoded_message import EncodedMessage
-from .framing import parse_prefix
-from .headers import CODECS
-from .incompressible import store_incompressible
-from .message import HeaderType, read_message_info
+from .message import (
+    CODECS,
+    HeaderType,
+    find_buffers,
+    parse_prefix,
+    read_batch_layout,
+    read_message_info,
+)
 from .truncation import has_unions, truncate
+
+
+class EncodedMessage(NamedTuple):
+    """A message of a stream."""
+
+    metadata: bytes
+    """The padded FlatBuffer of the message, without continuation marker and length."""
+    body: list[Any] | None
+    """The parts of the packed body, in order. None if the message has no body.
+
+    A part is a ``pyarrow.Buffer`` or ``bytes``. The buffer of an array is not copied, and the part
+    keeps it alive.
+    """
+    body_length: int
+    """The size of all parts in bytes."""
+    rows: int
+    """The number of rows of a record batch; 0 for other messages."""
+
+
+_LENGTH = struct.Struct("<q")
+_NOT_COMPRESSED = _LENGTH.pack(-1)
+_SPAN_BYTES = 16
+
+
+def store_incompressible(
+    metadata: bytes, parts: Sequence[Any], codec: Any
+) -> tuple[bytes, list[Any]]:
+    """Return a message whose buffers are compressed only if that makes them smaller.
+
+    Parameters
+    ----------
+    metadata : bytes
+        The FlatBuffer of a compressed record batch or dictionary batch, as Arrow's writer wrote it.
+    parts : sequence of bytes-like
+        The parts of its body, each buffer in a part of its own.
+    codec : pyarrow.Codec
+        The codec of the message.
+
+    Returns
+    -------
+    tuple of bytes and list
+        The metadata and the parts. The body keeps its size and the offsets of its buffers.
+    """
+    sizes = [memoryview(part).nbytes for part in parts]
+    numbers = dict(zip(accumulate(sizes, initial=0), range(len(parts)), strict=False))
+    changed: dict[int, Any] = {}
+    patched = bytearray(metadata)
+    for index, (offset, length) in enumerate(read_batch_layout(metadata).buffers):
+        number = numbers.get(offset)
+        if number is None or sizes[number] != length or length < _LENGTH.size:
+            continue
+        part = memoryview(parts[number])
+        (size,) = _LENGTH.unpack_from(part)
+        if 0 < size <= length - _LENGTH.size:
+            stored = codec.decompress(part[_LENGTH.size :], size, asbytes=True)
+            padding = bytes(length - _LENGTH.size - size)
+            changed[number] = _NOT_COMPRESSED + stored + padding
+            place = find_buffers(metadata) + index * _SPAN_BYTES + _LENGTH.size
+            _LENGTH.pack_into(patched, place, _LENGTH.size + size)
+    if not changed:
+        return metadata, list(parts)
+    return bytes(patched), [changed.get(number, part) for number, part in enumerate(parts)]
+
 
 _PREFIX_BYTES = 8
 

@@ -1,8 +1,8 @@
 """Checks of whole Arrow IPC files and streams, without decoding their bodies.
 
 A scan reads the metadata of all messages, and of compressed bodies 8 bytes for each buffer. It
-continues after a defect where the place of the next message is known. The module performs no I/O:
-the caller passes a function that reads.
+compares the places of the messages with the footer. It continues after a defect where the place of
+the next message is known. The module performs no I/O: the caller passes a function that reads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from .checker import CheckedMessage, MessageChecker
+from .custom_metadata import make_schema_message
 from .dictionaries import read_dictionary_types
 from .file import (
     HEAD_BYTES,
@@ -23,15 +24,77 @@ from .file import (
     TAIL_BYTES,
     Blocks,
     Footer,
+    FramedMessage,
+    MessageReader,
+    Read,
+    check_trailing_bytes,
     find_footer,
     read_footer,
     read_footer_pairs,
 )
-from .footer_layout import BATCH_NAMES, find_layout_problems
-from .footer_metadata import make_schema_message
 from .message import HeaderType, read_batch_table, read_message_info
-from .message_reader import FramedMessage, MessageReader, Read, check_trailing_bytes
 from .schema import read_schema
+
+BATCH_NAMES = {
+    HeaderType.DICTIONARY_BATCH: "dictionary batch",
+    HeaderType.RECORD_BATCH: "record batch",
+}
+"""The names of the messages that a footer lists, for errors."""
+_SMALLEST_GAP = 64
+"""The size in bytes from which the space between two messages may contain another one."""
+
+
+def find_layout_problems(read: Read, footer: Footer, end: int) -> Iterator[tuple[str, int, str]]:
+    """Yield messages that overlap, and messages that the footer does not list.
+
+    Parameters
+    ----------
+    read : callable
+        Returns bytes of the file: ``read(offset, nbytes)``.
+    footer : Footer
+        The footer.
+    end : int
+        The offset of the footer in the file, in bytes.
+
+    Yields
+    ------
+    tuple
+        The part of the file, its offset in bytes, and the problem.
+    """
+    listed = [
+        (block[0], sum(block), f"{BATCH_NAMES[header_type]} {index}")
+        for header_type, blocks in (
+            (HeaderType.DICTIONARY_BATCH, footer.dictionaries),
+            (HeaderType.RECORD_BATCH, footer.record_batches),
+        )
+        for index, block in enumerate(blocks.iter_tuples(0, len(blocks)))
+    ]
+    listed.sort()
+    position, previous = HEAD_BYTES, ""
+    for begin, stop, place in listed:
+        if begin < position:
+            yield place, begin, f"it overlaps {previous}, which ends at byte {position}"
+        elif begin - position >= _SMALLEST_GAP:
+            yield from _find_unlisted(read, position, begin)
+        if stop > position:
+            position, previous = stop, place
+    if end - position >= _SMALLEST_GAP:
+        yield from _find_unlisted(read, position, end)
+
+
+def _find_unlisted(read: Read, begin: int, end: int) -> Iterator[tuple[str, int, str]]:
+    """Yield the first batch between two messages."""
+    reader = MessageReader(read, end, begin)
+    try:
+        while (message := reader.next_message()) is not None:
+            if message.header_type in BATCH_NAMES:
+                name = BATCH_NAMES[message.header_type]
+                problem = f"the footer does not list the {name} at byte {message.offset}"
+                yield "footer", message.offset, problem
+                return
+    except ProtocolError:
+        return  # the space between messages has no format
+
 
 _I64 = struct.Struct("<q")
 _SEARCH_BYTES = 1 << 20

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
-from .array_plans import plan_batch
-from .footer_metadata import write_pairs
+from .checker import plan_batch
+from .custom_metadata import write_pairs
 from .truncation import has_unions
 
 _PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
@@ -27,7 +27,7 @@ _PLACEHOLDER = 0x5EED_5EED_5EED
 _NODES, _BUFFERS = 6, 8  # the slots of fields in the vtable of RecordBatch
 
 
-class ColumnLayout(NamedTuple):
+class ColumnCounts(NamedTuple):
     """The numbers of nodes and buffers of a column in the metadata of a batch."""
 
     nodes: int
@@ -74,7 +74,7 @@ class Projector:
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[int]) -> None:
-        self._shapes = [find_column_layout(field.type) for field in schema]
+        self._shapes = [find_column_counts(field.type) for field in schema]
         self._columns = tuple(columns)
         self._has_unions = has_unions(schema)
         self._templates: dict[Any, _MetadataTemplate] = {}
@@ -277,7 +277,7 @@ class _MetadataTemplate:
         return bytes(data)
 
 
-def find_column_layout(data_type: Any) -> ColumnLayout:
+def find_column_counts(data_type: Any) -> ColumnCounts:
     """Return the numbers of nodes and buffers of a column of a type.
 
     Examples
@@ -286,7 +286,7 @@ def find_column_layout(data_type: Any) -> ColumnLayout:
     ColumnLayout(nodes=2, buffers=5, views=0)
     """
     plan = plan_batch([pa.field("", data_type)])
-    return ColumnLayout(len(plan.arrays), plan.buffers, plan.views)
+    return ColumnCounts(len(plan.arrays), plan.buffers, plan.views)
 
 
 def has_dictionaries(data_type: Any) -> bool:

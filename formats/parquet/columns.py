@@ -9,22 +9,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from .annotations import INTERVAL_BYTES, is_list_of_entries, list_element, map_entries
 from .conversions import (
+    Convert,
+    ReadOptions,
     check_nulls,
     convert_int96,
     convert_intervals,
+    convert_list,
+    convert_map,
+    convert_struct,
     drop_duplicate_keys,
     entries_to_maps,
+    keeps_annotation,
 )
-from .corrections import ReadOptions, keeps_annotation
-from .field_descriptions import VariantField, describe_fields
 from .geo.crs import extension_metadata
 from .logical_types import Kind
-from .nesting import Convert, convert_list, convert_map, convert_struct
-from .schema import Node, Physical
-from .shredded_fields import list_shredded_fields
-from .variant_columns import plan_variant
+from .schema import INTERVAL_BYTES, Node, Physical, is_list_of_entries, list_element, map_entries
+from .variant.arrow_fields import VariantField, describe_fields
+from .variant_columns import list_shredded_fields, plan_variant
 
 LOGICAL_TYPE = b"PARQUET:logical_type"
 """The key in field metadata for an annotation that the Arrow type does not express."""

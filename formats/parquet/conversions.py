@@ -1,16 +1,109 @@
-"""Conversions of arrays that pyarrow reads in the physical type of their column."""
+"""Corrections of what pyarrow reads wrongly or refuses: schemas, and the arrays of their columns.
+
+A corrected schema describes the same bytes, and pyarrow reads a corrected column in its physical
+type. The conversions then give the arrays their real types, such as timestamps for INT96, also
+inside of lists, maps and structs.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError
-from .annotations import INTERVAL_BYTES
-from .corrections import INT96_BYTES, ReadOptions
+from .footer import Footer
+from .logical_types import Converted, Kind, LogicalType
+from .schema import (
+    CONVERTED,
+    INTERVAL_BYTES,
+    LENGTH,
+    LOGICAL,
+    MAX_DECIMAL_DIGITS,
+    TYPE,
+    Node,
+    Physical,
+    annotate,
+    is_entries,
+    is_list_of_entries,
+)
+from .thrift import Struct, Type, Value
+
+INT96_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read values for which the specification leaves a choice."""
+
+    int96: Literal["microseconds", "exact"] = "microseconds"
+    """Whether digits of an INT96 below a microsecond are cut off, or are an error."""
+    duplicate_keys: Literal["last", "keep"] = "last"
+    """Whether the last value of a key of a MAP wins, or all entries are kept."""
+
+
+DEFAULT_OPTIONS = ReadOptions()
+
+
+def correct_schema(footer: Footer) -> tuple[Struct, ...] | None:
+    """Return SchemaElements that pyarrow reads without loss; None if those of the file are."""
+    elements = list(footer.elements)
+    changed = False
+    stack = list(footer.root.children)
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children)
+        corrected = _correct(node, elements[node.index])
+        if corrected is not None:
+            elements[node.index] = corrected
+            changed = True
+    return tuple(elements) if changed else None
+
+
+def keeps_annotation(node: Node) -> bool:
+    """Return whether Arrow has a type for the annotation of a column."""
+    logical = node.logical
+    if logical is None or logical.kind is Kind.FUTURE:
+        return logical is None
+    return logical.kind is not Kind.DECIMAL or logical.precision <= MAX_DECIMAL_DIGITS
+
+
+def _correct(node: Node, element: Struct) -> Struct | None:
+    kind = node.kind
+    if node.physical is Physical.INT96:
+        plain = annotate(element, None)
+        fixed = Value(Type.I32, int(Physical.FIXED_LEN_BYTE_ARRAY))
+        return plain | {TYPE: fixed, LENGTH: Value(Type.I32, INT96_BYTES)}
+    if not keeps_annotation(node) or kind in (Kind.GEOMETRY, Kind.GEOGRAPHY, Kind.UNKNOWN):
+        return annotate(element, None)
+    if kind is Kind.ENUM:
+        return annotate(element, LogicalType(Kind.STRING))
+    if kind is Kind.MAP:
+        return _correct_map(node, element)
+    if LOGICAL in element and CONVERTED in element and _is_unknown(element):
+        return {number: value for number, value in element.items() if number != CONVERTED}
+    return None
+
+
+def _correct_map(node: Node, element: Struct) -> Struct | None:
+    """Correct a group with the annotation MAP, or its repeated group, which once had one, too."""
+    if is_entries(node):
+        return None
+    if is_list_of_entries(node):
+        return annotate(element, LogicalType(Kind.LIST))
+    if node.converted == Converted.MAP_KEY_VALUE:
+        return annotate(element, LogicalType(Kind.MAP))
+    return None
+
+
+def _is_unknown(element: Struct) -> bool:
+    """Return whether the ConvertedType beside a LogicalType has an unknown number."""
+    return element[CONVERTED].content not in list(Converted)
+
 
 _DAY_MICROSECONDS = 86_400_000_000
 _EPOCH_JULIAN_DAY = 2_440_588
@@ -209,3 +302,48 @@ def _check_values(array: Any, is_good: Any, path: str, problem: str) -> None:
         bad &= np.asarray(array.is_valid())
     if bad.any():
         raise InvalidDataError(f"the column {path!r} has {problem}")
+
+
+Convert = Callable[[Any, ReadOptions], Any]
+"""Converts an array."""
+
+
+def convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptions) -> Any:
+    """Return a list array whose elements are converted."""
+    if isinstance(new_type, pa.FixedSizeListType):
+        size: int = new_type.list_size
+        values = convert(array.values.slice(array.offset * size, len(array) * size), options)
+        buffers = [validity_buffer(array)]
+        return pa.Array.from_buffers(
+            new_type, len(array), buffers, array.null_count, children=[values]
+        )
+    offsets = np.asarray(array.offsets)
+    start, end = int(offsets[0]), int(offsets[-1])
+    values = convert(array.values.slice(start, end - start), options)
+    return rebuild_list(array, offsets - start, values, new_type)
+
+
+def convert_map(
+    new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ReadOptions
+) -> Any:
+    """Return a map array whose keys and values are converted."""
+    offsets = np.asarray(array.offsets)
+    start, end = int(offsets[0]), int(offsets[-1])
+    keys = array.keys.slice(start, end - start)
+    items = array.items.slice(start, end - start)
+    keys = keys if key is None else key(keys, options)
+    items = items if item is None else item(items, options)
+    entries = pa.StructArray.from_arrays([keys, items], ["key", "value"])
+    return rebuild_list(array, offsets - start, entries, new_type)
+
+
+def convert_struct(
+    new_type: Any, converts: list[Convert | None], array: Any, options: ReadOptions
+) -> Any:
+    """Return a struct array whose fields are converted. None leaves a field unchanged."""
+    children = [
+        array.field(index) if convert is None else convert(array.field(index), options)
+        for index, convert in enumerate(converts)
+    ]
+    buffers = [validity_buffer(array)]
+    return pa.Array.from_buffers(new_type, len(array), buffers, array.null_count, children=children)

@@ -1,11 +1,15 @@
-"""The footer of Parquet files ("File Metadata"): its schema, read and replaced.
+"""The footer of Parquet files ("File Metadata"): its schema, read and replaced, and its row groups.
 
 ::
 
     PAR1 | column chunks … | FileMetaData | u32 size | PAR1
 
-Only the schema is decoded, which is the first part of the footer. The row groups, which may take
-many megabytes, stay unread.
+`Footer` decodes only the schema, which is the first part of the footer. The row groups may take
+many megabytes.
+
+pyarrow throws an exception that nothing catches for a column with encrypted metadata, and for a
+minimum or maximum of the wrong size. `find_malformed_statistics` searches the row groups for both
+before pyarrow gets them, and decodes nothing else.
 """
 
 from __future__ import annotations
@@ -15,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InvalidDataError
-from .annotations import mark_misplaced
-from .schema import Node, build_tree
-from .thrift import CompactReader, Struct, ThriftList, Type, encode_list
+from ...errors import InvalidDataError, LimitError
+from .schema import Node, Physical, build_tree, mark_misplaced
+from .thrift import MAX_DEPTH, CompactReader, Struct, ThriftList, Type, encode_list
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 8
@@ -101,3 +104,258 @@ class Footer:
 def wrap_footer(data: bytes) -> bytes:
     """Return a file that has no data but a footer. pyarrow reads metadata from it."""
     return MAGIC + data + _SIZE.pack(len(data)) + MAGIC
+
+
+_ROW_GROUPS, _ENCRYPTION = 4, 8
+_COLUMNS = 1
+_METADATA, _CRYPTO_METADATA = 3, 8
+_STATISTICS = 12
+_BOUNDS = frozenset((1, 2, 5, 6))
+"""The maximum and the minimum in Statistics, in two forms each."""
+_WIDTHS = {
+    Physical.INT32: 4,
+    Physical.INT64: 8,
+    Physical.INT96: 12,
+    Physical.FLOAT: 4,
+    Physical.DOUBLE: 8,
+    Physical.BOOLEAN: 1,
+}
+_SIZES = {int(Type.I8): 1, int(Type.DOUBLE): 8, int(Type.UUID): 16}
+_STRUCT, _LIST, _BINARY = int(Type.STRUCT), int(Type.LIST), int(Type.BINARY)
+
+
+def find_malformed_statistics(data: bytes, root: Node) -> frozenset[int]:
+    """Return the columns with statistics of the wrong size, by the index of their column chunk.
+
+    Parameters
+    ----------
+    data : bytes
+        The bytes of FileMetaData.
+    root : Node
+        The schema.
+
+    Raises
+    ------
+    InvalidDataError
+        If the footer is malformed, if a row group does not have the columns of the schema, or if
+        columns are encrypted.
+    LimitError
+        If the footer is nested too deeply.
+    """
+    scanner = _Scanner(data, _list_widths(root))
+    try:
+        scanner.scan_footer()
+    except IndexError:
+        raise InvalidDataError("the footer ends inside a value") from None
+    return frozenset(scanner.malformed)
+
+
+def _list_widths(root: Node) -> list[int]:
+    """Return the size of a minimum of each column in bytes; 0 if it may have any."""
+    widths: list[int] = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.physical is not None:
+            widths.append(node.length or _WIDTHS.get(node.physical, 0))
+        stack.extend(reversed(node.children))
+    return widths
+
+
+class _Scanner:
+    """Walks through a footer. All methods take an offset, and return that of the next value."""
+
+    def __init__(self, data: bytes, widths: Sequence[int]) -> None:
+        self.data = data
+        self.widths = widths
+        self.malformed: set[int] = set()
+        """The columns with malformed statistics."""
+
+    def scan_footer(self) -> None:
+        """Scan all row groups."""
+        at = number = 0
+        while True:
+            at, number, kind = self._read_header(at, number)
+            if not kind:
+                return
+            if number == _ENCRYPTION:
+                raise _encrypted()
+            if number == _ROW_GROUPS and kind == _LIST:
+                at, count = self._read_structs(at)
+                for group in range(count):
+                    at = self._scan_row_group(at, group)
+            else:
+                at = self._skip(at, kind, 1)
+
+    def _scan_row_group(self, at: int, group: int) -> int:
+        number = found = 0
+        while True:
+            at, number, kind = self._read_header(at, number)
+            if not kind:
+                break
+            if number == _COLUMNS and kind == _LIST:
+                at, found = self._read_structs(at)
+                if found != len(self.widths):
+                    break
+                for column in range(found):
+                    at = self._scan_chunk(at, column)
+            else:
+                at = self._skip(at, kind, 2)
+        if found != len(self.widths):
+            raise InvalidDataError(
+                f"row group {group} has {found} columns, but the schema has {len(self.widths)}"
+            )
+        return at
+
+    def _scan_chunk(self, at: int, column: int) -> int:
+        number = 0
+        while True:
+            at, number, kind = self._read_header(at, number)
+            if not kind:
+                return at
+            if number == _CRYPTO_METADATA:
+                raise _encrypted()
+            if number == _METADATA and kind == _STRUCT:
+                at = self._scan_metadata(at, column)
+            else:
+                at = self._skip(at, kind, 4)
+
+    def _scan_metadata(self, at: int, column: int) -> int:
+        data = self.data
+        number = 0
+        while True:
+            header = data[at]
+            kind = header & 15
+            if header > 15 and kind:
+                number += header >> 4
+                at += 1
+            else:
+                at, number, kind = self._read_header(at, number)
+            if 4 <= kind <= 6:
+                while data[at] > 127:
+                    at += 1
+                at += 1
+            elif not kind:
+                return at
+            elif number == _STATISTICS and kind == _STRUCT:
+                at = self._scan_statistics(at, column)
+            else:
+                at = self._skip(at, kind, 5)
+
+    def _scan_statistics(self, at: int, column: int) -> int:
+        width = self.widths[column]
+        number = 0
+        while True:
+            at, number, kind = self._read_header(at, number)
+            if not kind:
+                return at
+            if kind == _BINARY and number in _BOUNDS:
+                at, size = self._read_size(at)
+                at += size
+                if width and size != width:
+                    self.malformed.add(column)
+            else:
+                at = self._skip(at, kind, 6)
+
+    def _skip(self, at: int, kind: int, depth: int) -> int:
+        data = self.data
+        if 4 <= kind <= 6:
+            while data[at] > 127:
+                at += 1
+            return at + 1
+        if kind == _BINARY:
+            at, size = self._read_size(at)
+            return at + size
+        if kind <= 2:
+            return at
+        if depth > MAX_DEPTH:
+            raise LimitError(f"the footer is nested more than {MAX_DEPTH} levels deep")
+        if kind == _STRUCT:
+            number = 0
+            while True:
+                at, number, kind = self._read_header(at, number)
+                if not kind:
+                    return at
+                at = self._skip(at, kind, depth + 1)
+        if kind in (Type.LIST, Type.SET):
+            at, element, count = self._read_list(at)
+            if element == _BINARY:
+                for _ in range(count):
+                    at, size = self._read_size(at)
+                    at += size
+                return at
+            if element <= 3:
+                return at + count
+            for _ in range(count):
+                at = self._skip(at, element, depth + 1)
+            return at
+        if kind == Type.MAP:
+            return self._skip_map(at, depth)
+        if kind not in _SIZES:
+            raise InvalidDataError(f"the footer has a value of type {kind} at byte {at}")
+        return at + _SIZES[kind]
+
+    def _skip_map(self, at: int, depth: int) -> int:
+        at, count = self._read_size(at)
+        if not count:
+            return at
+        kinds = (self.data[at] >> 4, self.data[at] & 15)
+        at += 1
+        for _ in range(count):
+            for kind in kinds:
+                at = at + 1 if kind <= 2 else self._skip(at, kind, depth + 1)
+        return at
+
+    def _read_header(self, at: int, number: int) -> tuple[int, int, int]:
+        """Return the offset after the header of a field, its number and its type."""
+        header = self.data[at]
+        at += 1
+        kind = header & 15
+        if header > 15 and not kind:
+            raise InvalidDataError(f"the footer has a field of type {kind} at byte {at - 1}")
+        if header > 15:
+            return at, number + (header >> 4), kind
+        if kind:
+            at, encoded = self._read_size(at, limit=1 << 16)
+            number = (encoded >> 1) ^ -(encoded & 1)
+        return at, number, kind
+
+    def _read_structs(self, at: int) -> tuple[int, int]:
+        """Return the offset of the first element of a list of structs, and their number."""
+        start = at
+        at, element, count = self._read_list(at)
+        if count and element != _STRUCT:
+            raise InvalidDataError(f"the footer has a list of type {element} at byte {start}")
+        return at, count
+
+    def _read_list(self, at: int) -> tuple[int, int, int]:
+        header = self.data[at]
+        at += 1
+        count = header >> 4
+        if count == 15:
+            at, count = self._read_size(at)
+        kind = header & 15
+        return at, kind, count
+
+    def _read_size(self, at: int, limit: int = 0) -> tuple[int, int]:
+        """Return the offset after an unsigned integer, and the integer: at most what is left."""
+        data = self.data
+        value = data[at]
+        start = at
+        at += 1
+        if value > 127:
+            value &= 127
+            shift = 7
+            while data[at] > 127 and shift < 70:
+                value |= (data[at] & 127) << shift
+                shift += 7
+                at += 1
+            value |= data[at] << shift
+            at += 1
+        if value > (limit or len(data) - at):
+            raise InvalidDataError(f"the footer has a size of {value} at byte {start}")
+        return at, value
+
+
+def _encrypted() -> InvalidDataError:
+    return InvalidDataError("it has encrypted columns, which are not supported")

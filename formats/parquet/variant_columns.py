@@ -1,19 +1,38 @@
-"""Variant columns of a Parquet file in Arrow: unshredded, or one shredded field alone."""
+"""Variant columns of a Parquet file in Arrow: unshredded, or one shredded field alone (``v.a.b``).
+
+The names of the fields follow the name of the Variant, with dots between them. A field that is
+shredded as a primitive type has this type; a value that does not fit it is null. Any other field is
+a Variant.
+
+pyarrow cannot annotate Variant columns. `annotate_variants` does it in the footers of written
+files.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import InvalidDataError
-from .annotations import list_element
-from .corrections import ReadOptions
-from .logical_types import Kind
-from .schema import Node, Physical, Repetition
-from .variant.storage import FIELDS_KEY, STORAGE_TYPE, variant_field
+from ...errors import InvalidDataError, UsageError
+from .conversions import ReadOptions
+from .footer import Footer
+from .logical_types import Kind, LogicalType
+from .schema import Node, Physical, Repetition, annotate, list_element
+from .variant.arrow_fields import (
+    FIELDS_KEY,
+    MAX_FIELDS,
+    MAX_STEPS,
+    STORAGE_TYPE,
+    VariantField,
+    is_field_type,
+    is_variant_field,
+    variant_field,
+)
 
 
 def plan_variant(node: Node, column: Any) -> tuple[Any, Any]:
@@ -104,7 +123,7 @@ def _convert(problem: str | None, path: str, array: Any, options: ReadOptions) -
     """Return a column of Variants, unshredded."""
     if problem is not None:
         raise InvalidDataError(f"the Variant {path!r} is malformed: {problem}")
-    from .variant.columns import unshred_column
+    from .variant.functions import unshred_column
     from .variant.unshredding import check_shredded_type, is_shredded
 
     try:
@@ -125,3 +144,196 @@ def make_variants(array: Any, metadata: Any, value: Any) -> Any:
     fields = [STORAGE_TYPE.field(index) for index in range(2)]
     children = [metadata.cast(pa.binary()), value.cast(pa.binary())]
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
+def list_shredded_fields(root: Node, schema: pa.Schema) -> dict[str, VariantField]:
+    """Return the shredded fields of the Variant columns of a file, by their names.
+
+    Parameters
+    ----------
+    root : Node
+        The schema of the file.
+    schema : pyarrow.Schema
+        The schema that pyarrow reads.
+    """
+    names = schema.names
+    found: dict[str, VariantField] = {}
+    if len(set(names)) < len(names) or any("." in name for name in names):
+        return found
+    for node, column in zip(root.children, schema, strict=True):
+        if node.kind is not Kind.VARIANT or find_problem(node) is not None:
+            continue
+        for number, each in enumerate(_walk_fields(node, column.type, node.name, ())):
+            if number >= MAX_FIELDS:
+                break
+            found[each.name] = each
+    return found
+
+
+def _walk_fields(
+    node: Node, data_type: Any, column: str, steps: tuple[str, ...]
+) -> Iterator[VariantField]:
+    """Yield the fields of a group of value and typed_value, and those inside of them."""
+    typed = next((child for child in node.children if child.name == "typed_value"), None)
+    is_object = typed is not None and typed.physical is None and typed.kind is None
+    if typed is None or not is_object or len(steps) >= MAX_STEPS:
+        return
+    typed_type: Any = data_type.field("typed_value").type
+    for child in typed.children:
+        if "." in child.name or not child.name:
+            continue
+        inner: Any = typed_type.field(child.name).type
+        position = inner.get_field_index("typed_value")
+        leaf = None if position < 0 else inner.field(position).type
+        path = (*steps, child.name)
+        name = ".".join((column, *path))
+        yield VariantField(name, column, path, child.path, leaf if is_field_type(leaf) else None)
+        yield from _walk_fields(child, inner, column, path)
+
+
+def fit_fields(
+    fields: Mapping[str, VariantField], shredded: Mapping[str, VariantField]
+) -> dict[str, VariantField]:
+    """Return fields with the paths at which a file has them; empty if it does not shred them.
+
+    Parameters
+    ----------
+    fields : mapping of str to VariantField
+        The fields to read.
+    shredded : mapping of str to VariantField
+        The shredded fields of the file; see `list_shredded_fields`.
+    """
+    return {
+        name: replace(each, path=shredded[name].path if name in shredded else "")
+        for name, each in fields.items()
+    }
+
+
+def physical_names(field: VariantField) -> list[str]:
+    """Return the names by which pyarrow reads what a field of a Variant needs."""
+    if not field.path:
+        return [field.column]
+    if field.data_type is not None:
+        return [field.path]
+    return [f"{field.column}.metadata", field.path]
+
+
+def extract_field(column: Any, field: VariantField) -> Any:
+    """Return a shredded field of a Variant column.
+
+    Parameters
+    ----------
+    column : pyarrow.StructArray
+        The column as pyarrow reads it, with at least what `physical_names` selects.
+    field : VariantField
+        The field, with its path.
+
+    Raises
+    ------
+    InvalidDataError
+        If a value is invalid, or ``value`` and ``typed_value`` contradict each other.
+    """
+    from .variant.unshredding import read_typed, read_variants
+
+    group = column
+    for step in field.steps:
+        group = _child(_child(group, "typed_value"), step)
+    if field.data_type is not None:
+        return read_typed(group, field.data_type)
+    metadata = column.field("metadata")
+    return read_variants(metadata, group).cast(STORAGE_TYPE)
+
+
+def find_field(column: Any, field: VariantField) -> Any:
+    """Return a field of an unshredded Variant column. A value that does not fit is null.
+
+    Raises
+    ------
+    InvalidDataError
+        If a value is invalid.
+    """
+    from .variant.functions import get
+
+    return get(column, field.steps, field.data_type, strict=False, ordered=False)
+
+
+def _child(array: Any, name: str) -> Any:
+    """Return a field of a struct, which is null where the struct is."""
+    return array.flatten()[array.type.get_field_index(name)]
+
+
+_LOCAL_TIME = LogicalType(Kind.TIME, utc=False, unit="MICROS")
+
+
+def annotate_variants(data: bytes, paths: list[str]) -> bytes:
+    """Return a footer in which some groups have the annotation VARIANT.
+
+    Times inside of them become local times, as Variant Shredding demands; pyarrow writes all times
+    as adjusted to UTC.
+
+    Parameters
+    ----------
+    data : bytes
+        The footer, as pyarrow writes it.
+    paths : list of str
+        The paths of the groups in the schema of the file, with dots between the names.
+
+    Raises
+    ------
+    UsageError
+        If the file has no such group, or it is not a Variant.
+    """
+    footer = Footer.parse(data)
+    elements = list(footer.elements)
+    nodes = {node.path: node for node in _walk_nodes(footer.root)}
+    for path in paths:
+        node = nodes.get(path)
+        if node is None or node.physical is not None:
+            raise UsageError(f"the file has no group {path!r}")
+        for child in _walk_nodes(node):
+            if child.kind is Kind.TIME:
+                elements[child.index] = annotate(elements[child.index], _LOCAL_TIME)
+        elements[node.index] = annotate(elements[node.index], LogicalType(Kind.VARIANT))
+    changed = footer.with_elements(elements)
+    _require_variants(changed, paths)
+    return changed
+
+
+def _require_variants(data: bytes, paths: list[str]) -> None:
+    """Check the changed footer by reading it."""
+    nodes = {node.path: node for node in _walk_nodes(Footer.parse(data).root)}
+    for path in paths:
+        problem = find_problem(nodes[path])
+        if problem is not None:
+            raise UsageError(f"the group {path!r} is not a Variant: {problem}")
+
+
+def _walk_nodes(node: Node) -> Iterator[Node]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children)
+
+
+def find_variant_paths(schema: Any) -> list[str]:
+    """Return where a file that pyarrow writes with a schema has unshredded Variants.
+
+    The result is for `annotate_variants`.
+    """
+    return [path for field in schema for path in _find(field, field.name)]
+
+
+def _find(field: Any, path: str) -> Iterator[str]:
+    data_type: Any = field.type
+    if is_variant_field(field):
+        yield path
+    elif isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+        yield from _find(data_type.value_field, f"{path}.list.element")
+    elif isinstance(data_type, pa.MapType):
+        yield from _find(data_type.key_field, f"{path}.key_value.key")
+        yield from _find(data_type.item_field, f"{path}.key_value.value")
+    elif isinstance(data_type, pa.StructType):
+        for index in range(data_type.num_fields):
+            child = data_type.field(index)
+            yield from _find(child, f"{path}.{child.name}")

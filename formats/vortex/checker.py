@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...errors import InvalidDataError, LimitError
-from .array_body import ArrayBody, read_array_body
+from .array_body import ArrayBody, LazyBytes, read_array_body
 from .dtype import DType
-from .encodings import walk_contents
-from .lazy_bytes import LazyBytes
-from .limits import DEFAULT_LIMITS, VortexLimits
-from .message import MessageHeader, MessageKind
-from .node_content import NodeContent
+from .encodings import NodeContent, walk_contents
+from .message import DEFAULT_LIMITS, MessageHeader, MessageKind, VortexLimits
 
 
 class CheckedArray(NamedTuple):

@@ -8,16 +8,196 @@ messages. Nodes of encodings that have no rule here are left to the library, wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from .array_table import ArrayNode, BufferEntry
+from ...errors import InvalidDataError
+from .array_body import ArrayNode, BufferEntry
 from .dtype import DType, PType, TypeKind
-from .node_content import NodeContent, NodePlace
-from .protobuf import read_fields
+
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+_MAX_VARINT_BITS = 64
+
+
+def read_fields(data: bytes) -> dict[int, list[int | bytes]]:
+    r"""Return the values of each field, in order: numbers, or bytes of strings and messages.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not a protobuf message.
+
+    Examples
+    --------
+    >>> read_fields(b"\x08\x96\x01\x12\x02hi")
+    {1: [150], 2: [b'hi']}
+    """
+    fields: dict[int, list[int | bytes]] = {}
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        kind = tag & 7
+        value: int | bytes
+        if kind == _VARINT:
+            value, position = _read_varint(data, position)
+        elif kind in (_FIXED_64, _FIXED_32):
+            end = position + (8 if kind == _FIXED_64 else 4)
+            value = int.from_bytes(_slice(data, position, end), "little")
+            position = end
+        elif kind == _BYTES:
+            length, position = _read_varint(data, position)
+            value = _slice(data, position, position + length)
+            position += length
+        else:
+            raise ValueError(f"a field has the unknown type {kind}")
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _slice(data: bytes, begin: int, end: int) -> bytes:
+    if end > len(data):
+        raise ValueError("a field ends behind the message")
+    return data[begin:end]
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number of variable size, and the position behind it."""
+    value = shift = 0
+    while position < len(data) and shift < _MAX_VARINT_BITS:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position += 1
+        if byte < 128:
+            return value, position
+        shift += 7
+    raise ValueError("a number does not end")
+
+
+_BOOL = DType(TypeKind.BOOL)
+_INTEGERS = range(PType.U8, PType.F16)
+
+
+class NodeContent(NamedTuple):
+    """The content that a node must have."""
+
+    dtype: DType | None
+    """Its type; None if it is unknown."""
+    rows: int | None
+    """The number of its rows; None if it is unknown."""
+    is_elements: bool = False
+    """Whether its rows are the elements of lists, whose number the row count does not bound."""
+
+
+class NodePlace:
+    """A node with its content and its buffers, for the rules.
+
+    Parameters
+    ----------
+    node : ArrayNode
+        The node.
+    content : NodeContent
+        Its content.
+    encoding : str
+        The identifier of its encoding.
+    path : str
+        Its place in the tree, for errors.
+    buffers : sequence of BufferEntry
+        All buffers of the array.
+    """
+
+    def __init__(
+        self,
+        node: ArrayNode,
+        content: NodeContent,
+        encoding: str,
+        path: str,
+        buffers: Sequence[BufferEntry],
+    ) -> None:
+        self.node = node
+        self.rows = content.rows
+        self.dtype = content.dtype
+        self._name = f"node {path} ({encoding})"
+        self._buffers = buffers
+
+    def fail(self, problem: str) -> InvalidDataError:
+        """Return the error for a problem."""
+        return InvalidDataError(f"{self._name} {problem}")
+
+    def read_fields(self) -> dict[int, list[int | bytes]]:
+        """Return the parameters, by their number."""
+        try:
+            return read_fields(self.node.metadata)
+        except ValueError:
+            raise self.fail("has malformed parameters: they are not a protobuf message") from None
+
+    def read_numbers(self, *fields: int) -> tuple[int, ...]:
+        """Return parameters that are numbers, 0 for an absent one."""
+        found = self.read_fields()
+        numbers: list[int] = []
+        for field in fields:
+            value = found.get(field, [0])[-1]
+            if not isinstance(value, int):
+                raise self.fail(f"has malformed parameters: field {field} is not a number")
+            numbers.append(value)
+        return tuple(numbers)
+
+    def require_kind(self, *kinds: TypeKind) -> None:
+        """Check the type."""
+        if self.dtype is not None and self.dtype.kind not in kinds:
+            raise self.fail(f"has the type {self.dtype}, which its encoding cannot have")
+
+    def require_buffers(self, least: int, most: int | None = None) -> None:
+        """Check the number of buffers."""
+        count = len(self.node.buffers)
+        most = least if most is None else most
+        if not least <= count <= most:
+            expected = str(least) if least == most else f"{least} to {most}"
+            raise self.fail(f"has {count} buffers; expected {expected}")
+
+    def require_size(self, index: int, nbytes: int, *, exact: bool = True) -> None:
+        """Check the size of a buffer, unless it is compressed."""
+        number = self.node.buffers[index]
+        entry = self._buffers[number]
+        if entry.is_compressed or (entry.length == nbytes if exact else entry.length >= nbytes):
+            return
+        least = "" if exact else "at least "
+        raise self.fail(
+            f"has {entry.length} bytes in buffer {number}; expected {least}{nbytes} for "
+            f"{self.rows} rows"
+        )
+
+    def require_children(self, least: int, most: int | None = None) -> int:
+        """Check the number of children, and return it."""
+        count = len(self.node.children)
+        most = least if most is None else most
+        if not least <= count <= most:
+            expected = str(least) if least == most else f"{least} to {most}"
+            raise self.fail(f"has {count} children; expected {expected}")
+        return count
+
+    def add_validity(self, children: list[NodeContent]) -> list[NodeContent]:
+        """Return these children, and the validity if there is one more."""
+        count = self.require_children(len(children), len(children) + 1)
+        if count == len(children):
+            return children
+        if self.dtype is not None and not self.dtype.nullable:
+            raise self.fail(f"has a validity, but its type {self.dtype} is not nullable")
+        return [*children, NodeContent(_BOOL, self.rows)]
+
+    def integer(self, number: int, field: str) -> DType:
+        """Return the type of integers."""
+        if number not in _INTEGERS:
+            raise self.fail(f"has the {field} {number}; expected 0 to {_INTEGERS[-1]}")
+        return DType(TypeKind.PRIMITIVE, True, PType(number))
+
+    def more_rows(self, count: int) -> int | None:
+        """Return the number of rows and some more."""
+        return None if self.rows is None else self.rows + count
+
 
 _BLOCK_ROWS = 1024
 """The number of values that FastLanes packs at once."""
 _MAX_DECIMAL_TYPE = 5
-_BYTES = (TypeKind.UTF8, TypeKind.BINARY)
+_BYTE_KINDS = (TypeKind.UTF8, TypeKind.BINARY)
 
 
 Rule = Callable[[NodePlace], list[NodeContent]]
@@ -70,7 +250,7 @@ def _check_decimal(place: NodePlace) -> list[NodeContent]:
 
 
 def _check_varbin(place: NodePlace) -> list[NodeContent]:
-    place.require_kind(*_BYTES)
+    place.require_kind(*_BYTE_KINDS)
     place.require_buffers(1)
     (ptype,) = place.read_numbers(1)
     offsets = place.integer(ptype, "type of offsets")
@@ -78,7 +258,7 @@ def _check_varbin(place: NodePlace) -> list[NodeContent]:
 
 
 def _check_views(place: NodePlace) -> list[NodeContent]:
-    place.require_kind(*_BYTES)
+    place.require_kind(*_BYTE_KINDS)
     place.require_buffers(1, 1 << 16)
     if place.rows is not None:
         place.require_size(-1, 16 * place.rows)
@@ -252,7 +432,7 @@ def _check_sparse(place: NodePlace) -> list[NodeContent]:
 
 
 def _check_fsst(place: NodePlace) -> list[NodeContent]:
-    place.require_kind(*_BYTES)
+    place.require_kind(*_BYTE_KINDS)
     place.require_buffers(2, 3)
     length_type, offset_type = place.read_numbers(1, 2)
     lengths = NodeContent(place.integer(length_type, "type of lengths"), place.rows)
@@ -263,7 +443,7 @@ def _check_fsst(place: NodePlace) -> list[NodeContent]:
 
 
 def _check_on_pair(place: NodePlace) -> list[NodeContent]:
-    place.require_kind(*_BYTES)
+    place.require_kind(*_BYTE_KINDS)
     place.require_buffers(1)
     length_type, size, codes, dictionary_type, code_type, offset_type = place.read_numbers(
         1, 3, 4, 5, 6, 7

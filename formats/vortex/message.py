@@ -1,4 +1,4 @@
-"""The headers of Vortex IPC messages, and their encapsulation.
+"""Vortex IPC messages: their headers, encapsulation and limits, and the mark of Vortex streams.
 
 ::
 
@@ -6,12 +6,18 @@
 
 All numbers are little-endian. The length includes the zeros. The header describes the size of the
 body.
+
+On the wire, the first message of a stream is an Arrow schema message, as in any other stream. The
+custom metadata of the *message* has the pair ``splitarrow:format`` = ``vortex``, so that a reader
+knows the format before an array arrives. With the pair ``splitarrow:storage`` = ``none``, the
+arrays have the types of the schema, instead of their storage.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -19,7 +25,9 @@ import flatbuffers
 
 from ...errors import LimitError, ProtocolError
 from ...fbs import vortex_generated as fbs
-from ..arrow.flatbuffer import (
+from ..arrow.custom_metadata import add_message_metadata, set_message_metadata
+from ..arrow.message import read_custom_metadata
+from ..flatbuffer import (
     PARSE_ERRORS,
     Bytes,
     find_field,
@@ -31,7 +39,32 @@ from ..arrow.flatbuffer import (
     read_root,
 )
 from ..summary import MessageSummary
-from .limits import DEFAULT_LIMITS, VortexLimits
+
+
+@dataclass(frozen=True, slots=True)
+class VortexLimits:
+    """Bounds on what a writer declares. They are checked before memory is allocated."""
+
+    metadata_bytes: int = 16 << 20
+    """The largest header of a message, dtype, or description of an array, in bytes."""
+    body_bytes: int = 8 << 30
+    """The largest body, in bytes."""
+    decoded_bytes: int = 2 << 30
+    """The largest array once decoded, as far as its messages declare it, in bytes."""
+    buffers: int = 1 << 16
+    """The largest number of buffers of an array."""
+    nodes: int = 1 << 16
+    """The largest number of nodes of an array, and of types in a dtype. A node to which several
+    others refer counts each time."""
+    nesting: int = 64
+    """The deepest nesting of types in a dtype. A plain column has depth 1."""
+
+
+DEFAULT_LIMITS = VortexLimits()
+
+MAX_NODE_DEPTH = 128
+"""The deepest nesting of the nodes of an array. One level of a type takes several nodes."""
+
 
 PREFIX = struct.Struct("<I")
 """The length of the header."""
@@ -314,3 +347,46 @@ def summarize_header(metadata: bytes) -> MessageSummary:
     """
     header = read_header(metadata)
     return MessageSummary(header.kind.name, False, True, header.body_size)
+
+
+_KEY, _VORTEX = b"splitarrow:format", b"vortex"
+_STORAGE_KEY, _NO_STORAGE = b"splitarrow:storage", b"none"
+
+
+def mark_schema(metadata: bytes, *, has_storage: bool = True) -> bytes:
+    """Return the schema message of a stream of Vortex arrays.
+
+    Parameters
+    ----------
+    metadata : bytes
+        The FlatBuffer of a schema message, which pyarrow has accepted.
+    has_storage : bool
+        Whether the arrays have the storage of the schema, rather than the types of the schema.
+    """
+    pairs = {_KEY: _VORTEX} if has_storage else {_KEY: _VORTEX, _STORAGE_KEY: _NO_STORAGE}
+    return add_message_metadata(metadata, pairs)
+
+
+def unmark_schema(metadata: bytes) -> bytes:
+    """Return the schema message of a stream of record batches in Arrow; see `mark_schema`."""
+    pairs = read_custom_metadata(metadata)
+    if pairs.pop(_KEY, None) is None:
+        return metadata
+    pairs.pop(_STORAGE_KEY, None)
+    return set_message_metadata(metadata, pairs)
+
+
+def is_marked(metadata: bytes | memoryview) -> bool:
+    """Return whether the stream of a schema message has Vortex arrays.
+
+    Parameters
+    ----------
+    metadata : bytes-like
+        The FlatBuffer of a schema message, which `bounds.survey_schema` has accepted.
+    """
+    return read_custom_metadata(metadata).get(_KEY) == _VORTEX
+
+
+def has_storage(metadata: bytes | memoryview) -> bool:
+    """Return whether the arrays of a marked schema message have the storage of the schema."""
+    return read_custom_metadata(metadata).get(_STORAGE_KEY) != _NO_STORAGE

@@ -10,8 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
-from .limits import DEFAULT_LIMITS, VortexLimits
-from .message import PREFIX, Message, MessageHeader, MessageKind, read_header
+from .message import (
+    DEFAULT_LIMITS,
+    PREFIX,
+    Message,
+    MessageHeader,
+    MessageKind,
+    VortexLimits,
+    read_header,
+)
 
 Read = Callable[[int, int], Any]
 """Returns bytes of a file: ``read(offset, nbytes)``."""

@@ -16,10 +16,9 @@ from anyio import CapacityLimiter, to_thread
 
 from ...errors import ProtocolError
 from ...fbs import arrow_generated as fbs
-from ...formats.arrow.headers import CODECS, read_header
-from ...formats.arrow.writing.batches import BatchRewriter
-from ...formats.arrow.writing.layouts import read_layout
-from ...formats.arrow.writing.schemas import find_schema
+from ...formats.arrow.batch_rewriter import BatchRewriter, read_layout
+from ...formats.arrow.message import CODECS, read_batch_header
+from ...formats.arrow.schema_rewriter import find_schema
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import FileSpan
@@ -225,7 +224,7 @@ def _count_bytes(messages: Sequence[SourceMessage]) -> int:
 def _is_compressible(message: SourceMessage) -> bool:
     if message.body is None or message.body_length < _MIN_BYTES:
         return False
-    return read_header(message.metadata).codec is None
+    return read_batch_header(message.metadata).codec is None
 
 
 def _compress_message(rewriter: BatchRewriter, message: SourceMessage) -> SourceMessage:

@@ -20,7 +20,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from ...errors import DatasetError, ProtocolError, SplitArrowError
-from ...formats.arrow.buffer_spans import BufferLocator
+from ...formats.arrow.body_layout import BufferLocator
 from ...memory.device_region import DeviceExport
 from ...protocol.frames import OutgoingFrame, TaggedFrame
 from ...protocol.memory import DeviceSpan

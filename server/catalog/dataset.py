@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pyarrow as pa
 
 from ...errors import ClosedError
-from ...formats.parquet.corrections import DEFAULT_OPTIONS, ReadOptions
+from ...formats.parquet.conversions import DEFAULT_OPTIONS, ReadOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile

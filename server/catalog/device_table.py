@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import ExhaustedError, SplitArrowError, UsageError
 from ...formats.arrow.encoder import MessageEncoder
-from ...formats.arrow.schema_difference import describe_difference
+from ...formats.arrow.schema import describe_difference
 from ...memory.array_layout import ArrayLayout
 from ...memory.device import Device
 from ...memory.device_bodies import encode_on_device, has_fixed_width

@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
-from ...formats.arrow.schema_difference import describe_difference
-from ...formats.parquet.field_descriptions import VariantField, extend_schema
+from ...formats.arrow.schema import describe_difference
+from ...formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ...protocol.request import Request
 from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ...publication.manifest import ShardEntry

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ...errors import InvalidRequestError, NotFoundError, remote_error
-from ...formats.parquet.field_descriptions import VariantField, choose_fields, extend_schema
+from ...formats.parquet.variant.arrow_fields import VariantField, choose_fields, extend_schema
 from ...protocol.request import AUTO, Request
 from .dataset import DEFAULT_BUDGET, Budget, Dataset, Encoding, Source
 from .filters import RowFilter

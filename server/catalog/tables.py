@@ -10,7 +10,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 from ...errors import DatasetError, RemoteError, UsageError, remote_error
-from ...formats.arrow.schema_difference import describe_difference
+from ...formats.arrow.schema import describe_difference
 from ...formats.arrow.truncation import needs_truncation, truncate
 from ...protocol.request import Request
 from .dataset import Encoding, GeneratorSource, Shard

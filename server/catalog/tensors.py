@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ...errors import InvalidRequestError, RemoteError, remote_error
 from ...fbs import arrow_generated as fbs
+from ...formats.arrow.custom_metadata import write_pairs
 from ...formats.arrow.encoder import MessageEncoder
-from ...formats.arrow.footer_metadata import write_pairs
 from ...formats.arrow.tensors import AnyTensor, encode_tensor
 from ...formats.arrow.tensors.labels import (
     CONTENT,

@@ -22,18 +22,16 @@ from ...errors import (
     ProtocolError,
     remote_error,
 )
-from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
+from ...formats.arrow.custom_metadata import add_footer_metadata, find_footer_metadata
+from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
 from ...formats.arrow.dictionaries import encode_empty_dictionary, read_dictionary_types
 from ...formats.arrow.encoder import MessageEncoder
-from ...formats.arrow.footer_metadata import add_footer_metadata, find_footer_metadata
 from ...formats.arrow.message import read_batch_table
 from ...formats.arrow.schema import read_schema
+from ...formats.arrow.schema_rewriter import adopt_schema
 from ...formats.arrow.tensors.labels import is_tensor_content
-from ...formats.arrow.validation import validate_memory
-from ...formats.arrow.writing.schemas import adopt_schema
-from ...formats.vortex.encoding import ArrayEncoder
-from ...formats.vortex.message import Message
-from ...formats.vortex.schema_message import mark_schema
+from ...formats.vortex.encoder import ArrayEncoder
+from ...formats.vortex.message import Message, mark_schema
 from ...protocol.messages import MetadataType
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import ClosedError
-from ...formats.arrow.framing import encapsulate
+from ...formats.arrow.message import encapsulate
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
 from ...transport.memory.sealed import SealedMemory, SealedMemoryWriter

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 
 from ...errors import ExhaustedError, InvalidDataError, LimitError, remote_error
-from ...formats.arrow.buffer_file import DECODING_ERRORS, BufferFile
 from ...formats.arrow.checker import MessageChecker
+from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
 from ...formats.arrow.dictionaries import read_dictionary_types
-from ...formats.arrow.headers import read_header
-from ...formats.arrow.message import HeaderType
+from ...formats.arrow.message import HeaderType, read_batch_header
 from ...formats.arrow.schema import read_schema
-from ...formats.arrow.validation import validate_memory
 from ...formats.flight_data import FlightData
 from ...protocol.limits import Limits
 from .quota import Quota
@@ -111,7 +109,7 @@ class UploadDecoder:
             validate_memory(batch)
         except DECODING_ERRORS as error:
             raise InvalidDataError(f"the data is invalid: {error}") from None
-        return DecodedBatch(batch, custom_metadata, read_header(header).codec, nbytes)
+        return DecodedBatch(batch, custom_metadata, read_batch_header(header).codec, nbytes)
 
     def _check(self, metadata: bytes, body: pa.Buffer) -> HeaderType:
         """Check a message before pyarrow decodes it, and return its type."""

@@ -19,10 +19,8 @@ from helpers.vortex_messages import (
     write_stream,
 )
 from splitarrow.cli.app import run
-from splitarrow.formats.vortex.dtype import TypeKind, read_dtype
-from splitarrow.formats.vortex.dtype_encoder import encode_dtype
-from splitarrow.formats.vortex.file_arrays import list_arrays
-from splitarrow.formats.vortex.file_footer import read_file_footer
+from splitarrow.formats.vortex.dtype import TypeKind, encode_dtype, read_dtype
+from splitarrow.formats.vortex.file import list_arrays, read_file_footer
 from splitarrow.formats.vortex.message import MessageKind, build_message
 from splitarrow.formats.vortex.reader import read_messages
 

@@ -116,7 +116,7 @@ def test_decimals_on_byte_arrays_have_the_fewest_bytes(tmp_path):
     path = write(tmp_path / "x.parquet", table.slice(1))
     plain = pq.ParquetFile(path).read()
     assert plain["a"].to_pylist() == DECIMALS[1:]
-    from splitarrow.formats.parquet.encodings import encode_decimals
+    from splitarrow.formats.parquet.write_plan import encode_decimals
 
     encoded = encode_decimals(pa.array(DECIMALS, pa.decimal128(9, 2)).slice(0, 6)).to_pylist()
     assert encoded == [b"\x80", None, b"\x7f", b"\x00\x80", b"\x00", b"\xff\x7f"]

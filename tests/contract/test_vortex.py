@@ -24,9 +24,8 @@ from splitarrow.errors import (
     RemoteError,
     UsageError,
 )
-from splitarrow.formats.vortex.encoding import ArrayEncoder
-from splitarrow.formats.vortex.message import MessageKind, build_message
-from splitarrow.formats.vortex.schema_message import mark_schema
+from splitarrow.formats.vortex.encoder import ArrayEncoder
+from splitarrow.formats.vortex.message import MessageKind, build_message, mark_schema
 from splitarrow.protocol.messages import MetadataType
 from splitarrow.protocol.splitter import SourceMessage, Splitter
 

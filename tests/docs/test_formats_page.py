@@ -24,6 +24,7 @@ from splitarrow.cli.local_input import LocalInput, open_local, open_selection
 from splitarrow.cli.message_input import read_schema_metadata
 from splitarrow.cli.output_formats import open_sink
 from splitarrow.errors import SplitArrowError
+from splitarrow.formats.arrow.conversion import Form, MessageConverter
 from splitarrow.formats.arrow.tensors import (
     AnyTensor,
     Tensor,
@@ -31,8 +32,6 @@ from splitarrow.formats.arrow.tensors import (
     encode_tensor,
     write_message,
 )
-from splitarrow.formats.arrow.writing.conversion import MessageConverter
-from splitarrow.formats.arrow.writing.form import Form
 
 PAGE = (ROOT / "docs" / "formats.md").read_text()
 ARRAYS = make_arrays_of_all_types()

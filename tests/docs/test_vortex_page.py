@@ -11,7 +11,7 @@ import pytest
 
 from helpers.package import ROOT
 from splitarrow.formats.arrow.encoder import MessageEncoder
-from splitarrow.formats.vortex.encoding import ArrayEncoder
+from splitarrow.formats.vortex.encoder import ArrayEncoder
 
 PAGE = (ROOT / "docs" / "guide" / "vortex.md").read_text()
 ROWS = 1 << 17

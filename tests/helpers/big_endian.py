@@ -8,8 +8,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from splitarrow.formats.arrow.dictionaries import read_dictionary_types
-from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import HeaderType, read_batch_layout, read_message_info
+from splitarrow.formats.arrow.message import (
+    HeaderType,
+    encapsulate,
+    read_batch_layout,
+    read_message_info,
+)
 from splitarrow.formats.arrow.schema import read_schema
 
 _MONTHS, _DAY_TIME, _MONTH_DAY_NANO = 21, 22, 37

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import HeaderType, read_message_info
+from splitarrow.formats.arrow.message import HeaderType, encapsulate, read_message_info
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.splitter import SourceMessage
 from splitarrow.server.catalog.dataset import GROUP_BYTES, Dataset, Encoding, Source

@@ -43,16 +43,16 @@ from splitarrow.errors import (
     SplitArrowError,
     UriError,
 )
-from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
-from splitarrow.formats.arrow.framing import parse_prefix
+from splitarrow.formats.arrow.decoding import validate_memory
 from splitarrow.formats.arrow.message import (
+    parse_prefix,
     read_batch_layout,
     read_batch_table,
     read_endianness,
     read_message_info,
 )
+from splitarrow.formats.arrow.metadata_limits import survey_custom_metadata, survey_schema
 from splitarrow.formats.arrow.schema import read_schema
-from splitarrow.formats.arrow.validation import validate_memory
 from splitarrow.protocol.frames import MessageRun, OutgoingFrame, TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import (

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from splitarrow.client.arguments import Validation
 from splitarrow.client.stream.decoders import FORMATS, open_decoder
-from splitarrow.formats.arrow.framing import parse_prefix
-from splitarrow.formats.arrow.message import read_message_info
+from splitarrow.formats.arrow.message import parse_prefix, read_message_info
 from splitarrow.protocol.frames import (
     IncomingFrame,
     MessageRun,

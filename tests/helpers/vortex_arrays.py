@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import vortex
 
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.vortex.decoding import encode_array
+from splitarrow.formats.vortex.decoder import encode_array
 from splitarrow.formats.vortex.message import Message
 
 _SIZES = (0, 1, 5, 100, 1023, 1024, 1025, 3000)

@@ -14,8 +14,7 @@ import vortex
 import vortex.io
 from vortex.serde import decode_ipc_array_buffers, encode_ipc_array_buffers
 
-from splitarrow.formats.vortex.array_body import read_array_body
-from splitarrow.formats.vortex.array_table import BUFFER
+from splitarrow.formats.vortex.array_body import BUFFER, read_array_body
 from splitarrow.formats.vortex.message import (
     Message,
     MessageKind,

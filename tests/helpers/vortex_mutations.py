@@ -18,12 +18,17 @@ from helpers.vortex_messages import (
     put_table_first,
     write_stream,
 )
+from splitarrow.formats.vortex.array_body import decode_body
 from splitarrow.formats.vortex.checker import check_array
-from splitarrow.formats.vortex.compression import decode_body
 from splitarrow.formats.vortex.dtype import DType, read_dtype
-from splitarrow.formats.vortex.file_footer import read_file_footer
-from splitarrow.formats.vortex.limits import VortexLimits
-from splitarrow.formats.vortex.message import Message, MessageKind, build_message, read_header
+from splitarrow.formats.vortex.file import read_file_footer
+from splitarrow.formats.vortex.message import (
+    Message,
+    MessageKind,
+    VortexLimits,
+    build_message,
+    read_header,
+)
 from splitarrow.formats.vortex.reader import StreamReader, read_messages
 from splitarrow.isolation.array_decoder import IsolatedDecoder, ProcessLimits
 

@@ -19,9 +19,8 @@ from helpers.vortex_messages import (
     with_body,
 )
 from splitarrow.errors import InvalidDataError, LimitError, MissingExtraError
-from splitarrow.formats.vortex import decoding
-from splitarrow.formats.vortex.limits import VortexLimits
-from splitarrow.formats.vortex.message import Message, MessageKind, build_message
+from splitarrow.formats.vortex import decoder as decoding
+from splitarrow.formats.vortex.message import Message, MessageKind, VortexLimits, build_message
 from splitarrow.isolation.array_decoder import (
     DecoderProcess,
     IsolatedDecoder,

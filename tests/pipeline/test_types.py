@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import types as st
 
 from splitarrow import errors
-from splitarrow.formats.arrow.aligned import AlignedFileWriter
+from splitarrow.formats.arrow.file_writer import AlignedFileWriter
 from splitarrow.pipeline.casting import Caster, cast_array
 from splitarrow.pipeline.types import arrow_schema, check_readable, spark_schema
 from splitarrow.publication.version_store import VersionStore

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitarrow.errors import ProtocolError
-from splitarrow.formats.arrow.bounds import survey_custom_metadata, survey_schema
-from splitarrow.formats.arrow.framing import parse_prefix
 from splitarrow.formats.arrow.message import (
+    parse_prefix,
     read_batch_layout,
     read_batch_table,
     read_endianness,
     read_message_info,
 )
+from splitarrow.formats.arrow.metadata_limits import survey_custom_metadata, survey_schema
 from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import parse_failure, parse_metadata_prefix

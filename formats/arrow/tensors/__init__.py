@@ -7,14 +7,12 @@ checks a message. pyarrow reads and writes dense tensors only.
 
 from __future__ import annotations
 
-from .checking import check_tensor_message
 from .conversion import convert_to_tensor
-from .decoding import decode_tensor
+from .decoding import check_tensor_message, decode_tensor
 from .encoding import encode_tensor, write_message
-from .parsing import read_tensor_buffers, read_tensor_layout
-from .scanning import scan_tensors
-from .sparse_tensor import AnyTensor, SparseTensor
-from .tensor import Tensor
+from .files import scan_tensors
+from .layout import read_tensor_buffers, read_tensor_layout
+from .tensor import AnyTensor, SparseTensor, Tensor
 
 __all__ = [
     "AnyTensor",

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from ....errors import ProtocolError, UsageError
 from ..numpy_arrays import require_numpy
+from .decoding import check_indices, find_unsorted
 from .encoding import plan_body, with_buffers
-from .indices import check_indices, find_unsorted
 from .labels import NO_LABELS, Labels, find_stored_type
 from .layout import (
+    MAX_DIMENSIONS,
     VALUE_TYPES,
     CooLayout,
     CsfLayout,
@@ -26,10 +27,7 @@ from .layout import (
     item_bytes,
     row_major_strides,
 )
-from .parsing import MAX_DIMENSIONS
-from .scipy_arrays import is_scipy_array
-from .sparse_tensor import AnyTensor, SparseTensor
-from .tensor import Tensor
+from .tensor import AnyTensor, SparseTensor, Tensor, is_scipy_array
 
 _NOWHERE = plan_body([0])[0][0]
 _MAX_AXIS_ORDERS = 720

@@ -11,11 +11,10 @@ from typing import Any
 import flatbuffers
 
 from ....fbs import arrow_generated as fbs
-from ..bounds import survey_custom_metadata
-from ..encoded_message import EncodedMessage
-from ..footer_metadata import write_pairs
-from ..framing import encapsulate
-from ..message import BufferSpan, read_custom_metadata
+from ..custom_metadata import write_pairs
+from ..encoder import EncodedMessage
+from ..message import BufferSpan, encapsulate, read_custom_metadata
+from ..metadata_limits import survey_custom_metadata
 from .labels import Labels
 from .layout import (
     AnyLayout,
@@ -28,7 +27,7 @@ from .layout import (
     ValueType,
     find_type_name,
 )
-from .sparse_tensor import AnyTensor, SparseTensor
+from .tensor import AnyTensor, SparseTensor
 
 BUFFER_ALIGNMENT = 64
 """The alignment of buffers in a body, and of bodies in a file, in bytes."""

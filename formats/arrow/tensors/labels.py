@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ....errors import InvalidDataError
-from ..flatbuffer import PARSE_ERRORS, find_vector, follow, read_root, read_string
+from ...flatbuffer import PARSE_ERRORS, find_vector, follow, read_root, read_string
 from .layout import AnyLayout, SparseLayout, ValueType
 
 CONTENT_KEY, CONTENT = b"splitarrow:content", b"tensor"

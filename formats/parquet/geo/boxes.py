@@ -1,18 +1,211 @@
-"""Bounding boxes of geometries and of columns ("Bounding Box")."""
+"""Bounding boxes of geometries and of columns ("Bounding Box").
+
+The edges of a GEOGRAPHY are not straight lines of a map. An edge goes the shorter way, so its
+longitudes are those between its ends, across the antimeridian if that is shorter. Its latitudes may
+go beyond those of its ends. They are those of a great circle, with a margin for the edges of an
+ellipsoid.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from .longitudes import Arcs, cover_arcs
-from .points import M, X, Y, Z, iter_points
-from .sphere import bound_runs
-from .wkb import Geometries, parse_wkb
+from ..logical_types import EDGES
+from .wkb import Geometries, M, PointBlock, X, Y, Z, iter_points, parse_wkb
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Arcs of longitudes, each of one value of an array. A value may have several."""
+
+    rows: Any
+    """The index of the value in the array."""
+    begins: Any
+    """The longitude at which the arc begins in the west, from -180 to 180 degrees."""
+    widths: Any
+    """The width in degrees, at most 360."""
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Arcs]) -> Self:
+        """Return the arcs of several blocks."""
+        if not parts:
+            return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        return cls(
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.begins for part in parts]),
+            np.concatenate([part.widths for part in parts]),
+        )
+
+    def cover_rows(self, rows: int) -> tuple[Any, Any]:
+        """Return the west and the east of the smallest arc that covers each value's arcs.
+
+        Both are NaN for a value that has no arc.
+        """
+        west, east = np.full(rows, np.nan), np.full(rows, np.nan)
+        known = ~np.isnan(self.begins)
+        owners, begins, widths = self.rows[known], self.begins[known], self.widths[known]
+        order = np.argsort(owners, kind="stable")
+        owners, begins, widths = owners[order], begins[order], widths[order]
+        values, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
+        single = counts == 1
+        alone = firsts[single]
+        west[values[single]], east[values[single]] = _end(begins[alone], widths[alone])
+        several = np.flatnonzero(~single)
+        for index in several:
+            part = slice(firsts[index], firsts[index] + counts[index])
+            row = values[index]
+            west[row], east[row] = cover_arcs(begins[part], widths[part])
+        return west, east
+
+
+def cover_arcs(begins: Any, widths: Any) -> tuple[float, float]:
+    """Return the west and the east of the smallest arc that covers some arcs.
+
+    Examples
+    --------
+    >>> cover_arcs(np.array([170.0, -175.0]), np.array([5.0, 5.0]))
+    (170.0, -170.0)
+    """
+    known = ~np.isnan(begins)
+    begins, widths = begins[known], widths[known]
+    if not len(begins):
+        return math.nan, math.nan
+    order = np.argsort(begins)
+    begins, ends = begins[order], (begins + widths)[order]
+    if (widths >= 360).any():
+        return -180.0, 180.0
+    reach = np.maximum.accumulate(ends)
+    # Arcs that cross the antimeridian cover the west of the circle, too.
+    reach = np.maximum(reach, reach[-1] - 360)
+    gaps = np.append(begins[1:], begins[0] + 360) - np.maximum(reach, begins[0])
+    widest = int(np.argmax(gaps))
+    if gaps[-1] >= gaps[widest] - 1e-12 and reach[-1] <= 180:
+        widest = (
+            len(gaps) - 1
+        )  # of equal gaps, one at the antimeridian, which the box need not cross
+    if gaps[widest] <= 0:
+        return -180.0, 180.0
+    start = begins[(widest + 1) % len(begins)]
+    end = reach[widest]
+    return float(start), float(end - 360 if end > 180 else end)
+
+
+def _end(begins: Any, widths: Any) -> tuple[Any, Any]:
+    ends = begins + widths
+    full = widths >= 360
+    west = np.where(full, -180.0, begins)
+    east = np.where(ends > 180, ends - 360, ends)
+    return west, np.where(full, 180.0, east)
+
+
+ELLIPSOID_MARGIN = 0.25
+"""How far an edge of an ellipsoid may be from the great circle, in degrees of latitude."""
+_HALF, _FULL = 180.0, 360.0
+
+
+def bound_runs(block: PointBlock, edges: str) -> tuple[Arcs, Any, Any]:
+    """Return the longitudes, the southern and the northern latitude of each run.
+
+    A ring that goes around a pole has all longitudes, and the latitudes up to the nearer pole.
+    A run without a longitude or a latitude has NaN.
+    """
+    x, y, starts = block.dimensions[X], block.dimensions[Y], block.starts
+    runs = np.zeros(len(x), np.int64)
+    runs[starts[1:]] = 1
+    runs = np.cumsum(runs)
+    south = np.fmin.reduceat(y, starts)
+    north = np.fmax.reduceat(y, starts)
+    known = np.flatnonzero(~(np.isnan(x) | np.isnan(y)))
+    # X and Y of points that have only one of them still count, but no edge begins or ends there.
+    joined = np.flatnonzero(np.diff(runs[known]) == 0) if len(known) else known
+    first, second = known[joined], known[joined + 1] if len(joined) else known[joined]
+    _extend_latitudes(x, y, first, second, runs, south, north, edges)
+    begins, widths, turns = _unroll(x, first, second, runs, starts)
+    _close_rings(block, runs, y, turns, widths, south, north)
+    begins = np.where(widths >= _FULL, -_HALF, (begins + _HALF) % _FULL - _HALF)
+    return Arcs(block.rows, begins, np.minimum(widths, _FULL)), south, north
+
+
+def _unroll(x: Any, first: Any, second: Any, runs: Any, starts: Any) -> tuple[Any, Any, Any]:
+    """Return the western longitude, the width and the sum of the turns of each run."""
+    steps = np.zeros(len(x))
+    deltas = (x[second] - x[first] + _HALF) % _FULL - _HALF
+    steps[second] = deltas
+    # The longitudes of a run, counted on beyond 180 degrees.
+    base = _first_known(x, runs, starts)
+    sums = np.cumsum(steps)
+    unrolled = base[runs] + sums - sums[starts][runs]
+    unrolled[np.isnan(x)] = np.nan
+    lonely = ~np.isnan(x)
+    lonely[first] = lonely[second] = False
+    unrolled[lonely] = x[lonely]  # points without an edge
+    low, high = np.fmin.reduceat(unrolled, starts), np.fmax.reduceat(unrolled, starts)
+    turns = np.zeros(len(starts))
+    np.add.at(turns, runs[second], deltas)
+    return low, high - low, turns
+
+
+def _first_known(x: Any, runs: Any, starts: Any) -> Any:
+    base = np.full(len(starts), np.nan)
+    known = np.flatnonzero(~np.isnan(x))[::-1]
+    base[runs[known]] = x[known]  # the last assignment wins: the first point of the run
+    return base
+
+
+def _close_rings(
+    block: PointBlock, runs: Any, y: Any, turns: Any, widths: Any, south: Any, north: Any
+) -> None:
+    around = block.rings & (np.abs(turns) > _HALF)
+    if not around.any():
+        return
+    widths[around] = _FULL
+    totals = np.zeros(len(widths))
+    np.add.at(totals, runs, np.nan_to_num(y))
+    north[around & (totals >= 0)] = 90.0
+    south[around & (totals < 0)] = -90.0
+
+
+def _extend_latitudes(
+    x: Any, y: Any, first: Any, second: Any, runs: Any, south: Any, north: Any, edges: str
+) -> None:
+    """Extend the latitudes of runs by those of their edges."""
+    if not len(first):
+        return
+    begin, end = _vector(x[first], y[first]), _vector(x[second], y[second])
+    normal = np.cross(begin, end)
+    length = np.linalg.norm(normal, axis=1)
+    opposite = (length < 1e-9) & (np.einsum("ij,ij->i", begin, end) < 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        normal /= length[:, None]
+        tilt = normal[:, 2]
+        highest = np.degrees(np.arccos(np.clip(np.abs(tilt), 0, 1)))
+    top = -tilt[:, None] * normal
+    top[:, 2] += 1
+    ahead = np.einsum("ij,ij->i", np.cross(normal, begin), top)
+    behind = np.einsum("ij,ij->i", np.cross(normal, end), top)
+    margin = 0.0 if edges == EDGES[0] else ELLIPSOID_MARGIN
+    peak = np.where((ahead > 0) & (behind < 0), highest, -np.inf)
+    trough = np.where((ahead < 0) & (behind > 0), -highest, np.inf)
+    moves = (x[first] != x[second]) | (y[first] != y[second])
+    extra = np.where(moves, margin, 0.0)
+    upper = np.maximum(np.maximum(y[first], y[second]), peak) + extra
+    lower = np.minimum(np.minimum(y[first], y[second]), trough) - extra
+    upper, lower = np.where(opposite, 90.0, upper), np.where(opposite, -90.0, lower)
+    owners = runs[first]
+    np.fmax.at(north, owners, np.minimum(upper, 90.0))
+    np.fmin.at(south, owners, np.maximum(lower, -90.0))
+
+
+def _vector(longitude: Any, latitude: Any) -> Any:
+    angle, height = np.radians(longitude), np.radians(latitude)
+    flat = np.cos(height)
+    return np.stack([flat * np.cos(angle), flat * np.sin(angle), np.sin(height)], axis=1)
+
 
 _MAX_ROWS = 1 << 16
 """The number of values that are parsed at a time, which bounds the memory of the parser."""

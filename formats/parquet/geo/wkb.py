@@ -2,12 +2,14 @@
 
 The format is the ISO variant, in both byte orders, with X and Y and perhaps Z and M ("Geospatial
 Types"). Each step reads one header or one ring of every value that has one left, so that the cost
-of Python is that of the value with the most parts.
+of Python is that of the value with the most parts. When few values are left, `ValueWalk` reads the
+rest of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,111 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError
-from .wkb_walk import ANY, COLLECTION, LINE_STRING, MAX_DEPTH, POINT, POLYGON, RING, ValueWalk
+
+MAX_DEPTH = 16
+"""The largest number of geometries inside each other."""
+POINT, LINE_STRING, POLYGON, COLLECTION = 1, 2, 3, 7
+ANY, RING = 0, -1
+_SIZES = (16, 24, 24, 32)
+_HEADERS = (struct.Struct(">BI"), struct.Struct("<BI"))
+_COUNTS = (struct.Struct(">I"), struct.Struct("<I"))
+
+Run = tuple[int, int, int, bool, bool]
+"""The offset, the number of points, the flavor, the byte order, and whether it is a ring."""
+
+
+class ValueWalk:
+    """The rest of one value.
+
+    Parameters
+    ----------
+    row : int
+        The index of the value, for errors.
+    data : bytes
+        The rest of its bytes.
+    groups : list of list of int
+        For each group that is open, the parts left, their type and their flavor.
+    little : list of bool
+        For each group, the byte order of its rings.
+    """
+
+    def __init__(self, row: int, data: bytes, groups: list[list[int]], little: list[bool]) -> None:
+        self._row = row
+        self._data = data
+        self._groups = groups
+        self._little = little
+        self._position = 0
+
+    def read(self) -> Iterator[Run]:
+        """Yield the runs of the rest; raise `InvalidDataError` if it is not valid."""
+        groups = self._groups
+        while groups:
+            group = groups[-1]
+            if not group[0]:
+                groups.pop()
+                self._little.pop()
+                continue
+            group[0] -= 1
+            if group[1] == RING:
+                yield self._read_run(group[2], self._little[-1], is_ring=True)
+            else:
+                run = self._read_geometry(group[1], group[2])
+                if run is not None:
+                    yield run
+        if self._position != len(self._data):
+            raise self._error("bytes follow the geometry")
+
+    def _read_geometry(self, need: int, outer: int) -> Run | None:
+        if self._position + 5 > len(self._data):
+            raise self._error("it ends in a header")
+        order = self._data[self._position]
+        if order > 1:
+            raise self._error(f"the byte order is {order}")
+        code: int = _HEADERS[order].unpack_from(self._data, self._position)[1]
+        flavor, kind = divmod(code, 1000)
+        if flavor > 3 or not POINT <= kind <= COLLECTION:
+            raise self._error(f"the type code is {code}")
+        if need not in (ANY, kind):
+            raise self._error(f"a member has the type {kind}; expected {need}")
+        if outer not in (-1, flavor):
+            raise self._error("a member has other dimensions than the whole")
+        self._position += 5
+        if kind == POINT:
+            return self._skip_points(1, flavor, bool(order), is_ring=False)
+        if kind == LINE_STRING:
+            return self._read_run(flavor, bool(order), is_ring=False)
+        if len(self._groups) >= MAX_DEPTH:
+            raise self._error(f"it is nested more than {MAX_DEPTH} levels deep")
+        count = self._read_count(bool(order))
+        if count * 4 > len(self._data) - self._position:
+            room = len(self._data) - self._position
+            raise self._error(f"{count} parts do not fit in {room} bytes")
+        need = RING if kind == POLYGON else ANY if kind == COLLECTION else kind - 3
+        self._groups.append([count, need, flavor])
+        self._little.append(bool(order))
+        return None
+
+    def _read_run(self, flavor: int, little: bool, *, is_ring: bool) -> Run:
+        return self._skip_points(self._read_count(little), flavor, little, is_ring=is_ring)
+
+    def _skip_points(self, count: int, flavor: int, little: bool, *, is_ring: bool) -> Run:
+        offset = self._position
+        room = len(self._data) - offset
+        if count * _SIZES[flavor] > room:
+            raise self._error(f"{count} points do not fit in {room} bytes")
+        self._position += count * _SIZES[flavor]
+        return offset, count, flavor, little, is_ring
+
+    def _read_count(self, little: bool) -> int:
+        if self._position + 4 > len(self._data):
+            raise self._error("it ends in a count")
+        (count,) = _COUNTS[little].unpack_from(self._data, self._position)
+        self._position += 4
+        return count
+
+    def _error(self, problem: str) -> InvalidDataError:
+        return InvalidDataError(f"invalid WKB in value {self._row}: {problem}")
+
 
 _FEW_VALUES = 8
 """The number of values that are read one by one to their end, since a step of few costs more."""
@@ -299,3 +405,65 @@ def _collect(parser: _Parser) -> Runs:
     joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
     kept = joined[2] > 0
     return Runs(*(column[kept] for column in joined))
+
+
+X, Y, Z, M = range(4)
+_COORDINATES = {0: (X, Y), 1: (X, Y, Z), 2: (X, Y, M), 3: (X, Y, Z, M)}
+"""The dimensions that a point has, by its flavor."""
+_MAX_NUMBERS = 1 << 20
+"""The largest number of coordinates in memory at a time, if no single run is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointBlock:
+    """The points of some runs."""
+
+    rows: Any
+    """For each run, the index of the value in the array."""
+    rings: Any
+    """For each run, whether it is a ring."""
+    starts: Any
+    """For each run, the index of its first point."""
+    dimensions: dict[int, Any]
+    """The coordinates of all points, by dimension: `X`, `Y`, perhaps `Z` and `M` (float64)."""
+
+    def reduce(self, dimension: int, ufunc: Any) -> Any:
+        """Return a value for each run: ``numpy.fmin`` or ``numpy.fmax`` of its coordinates."""
+        return ufunc.reduceat(self.dimensions[dimension], self.starts)
+
+
+def iter_points(geometries: Geometries) -> Iterator[PointBlock]:
+    """Yield the points of all runs in blocks. Their order is not that of the array."""
+    runs = geometries.runs
+    # Coordinates are not aligned, but those of one run have the same offset modulo 8.
+    shifts = runs.offsets % 8
+    keys = (runs.flavors * 2 + runs.little) * 8 + shifts
+    for key in np.unique(keys):
+        selected = np.flatnonzero(keys == key)
+        flavor, little, shift = int(key) // 16, int(key) // 8 % 2, int(key) % 8
+        names = _COORDINATES[flavor]
+        numbers = _view(geometries.data, shift, bool(little))
+        sizes = runs.counts[selected] * len(names)
+        blocks = np.cumsum(sizes) // _MAX_NUMBERS
+        for block in np.unique(blocks):
+            chosen = selected[blocks == block]
+            counts = runs.counts[chosen]
+            ends = np.cumsum(counts)
+            firsts = runs.offsets[chosen] // 8
+            steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+            places = np.repeat(firsts, counts) + steps * len(names)
+            found = {name: _take(numbers, places + index) for index, name in enumerate(names)}
+            yield PointBlock(runs.rows[chosen], runs.rings[chosen], ends - counts, found)
+
+
+def _take(numbers: Any, places: Any) -> Any:
+    """Return some numbers, with quiet NaN only: ``fmin`` and ``fmax`` return a signaling one."""
+    taken = numbers[places]
+    taken[np.isnan(taken)] = np.nan
+    return taken
+
+
+def _view(data: Any, shift: int, little: bool) -> Any:
+    count = (len(data) - shift) // 8
+    view = data[shift : shift + count * 8].view("<f8" if little else ">f8")
+    return view if little else view.astype(np.float64)

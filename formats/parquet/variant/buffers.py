@@ -1,4 +1,7 @@
-"""Many byte strings in one buffer, read and copied together."""
+"""Many byte strings in one buffer, read and copied together, and reports of invalid rows.
+
+`RowChecks` reports the first invalid row, or all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from ....errors import InvalidDataError
 
 Bytes = NDArray[np.uint8]
 Index = NDArray[np.int64]
@@ -202,3 +207,65 @@ def null_array(length: int, data_type: Any) -> Any:
         children = [null_array(length, field.type) for field in fields]
         return pa.StructArray.from_arrays(children, fields=fields, mask=missing)
     return pa.nulls(length, data_type)
+
+
+MAX_DEPTH = 200
+"""The largest number of nested objects and arrays."""
+
+
+class RowChecks:
+    """Collects the rows that are invalid.
+
+    Parameters
+    ----------
+    rows : int
+        The number of rows.
+    first_row : int
+        The number of the first row, for messages.
+    collect : bool
+        Keep the numbers of invalid rows. Otherwise, the first one raises an error.
+
+    Attributes
+    ----------
+    invalid : ndarray of bool, shape (rows,)
+        Whether a row is invalid.
+    """
+
+    __slots__ = ("_collect", "_first_row", "invalid")
+
+    def __init__(self, rows: int, *, first_row: int = 0, collect: bool = False) -> None:
+        self.invalid: Mask = np.zeros(rows, np.bool_)
+        self._first_row = first_row
+        self._collect = collect
+
+    def require(self, valid: Mask, rows: Index, problem: str) -> bool:
+        """Check a condition of several values.
+
+        Parameters
+        ----------
+        valid : ndarray of bool, shape (n,)
+            Whether the condition holds.
+        rows : ndarray of int64, shape (n,)
+            The row that contains each value.
+        problem : str
+            What is wrong with a value for which it does not hold.
+
+        Returns
+        -------
+        bool
+            Whether the condition holds for every value. If not, the caller must not use the
+            invalid ones.
+
+        Raises
+        ------
+        InvalidDataError
+            If it does not hold for a value, unless invalid rows are collected.
+        """
+        if bool(valid.all()):
+            return True
+        bad = rows[~valid]
+        if not self._collect:
+            row = int(bad.min()) + self._first_row
+            raise InvalidDataError(f"the Variant in row {row} is invalid: {problem}")
+        self.invalid[bad] = True
+        return False

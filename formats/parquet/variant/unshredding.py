@@ -1,4 +1,4 @@
-"""Reconstruction of shredded Variants, by columns (Variant Shredding)."""
+"""Reconstruction of shredded Variants, or of one field alone, by columns (Variant Shredding)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import InvalidDataError
-from .arrow_values import encode_arrow, find_kind
-from .buffers import ByteBuffer, Index, Mask, binary_parts, expand, to_arrow, valid_mask
-from .building import NULL, build_arrays, build_objects
-from .checks import MAX_DEPTH, RowChecks
-from .levels import parse_levels
-from .names import Names
+from .arrow_fields import STORAGE_TYPE
+from .buffers import (
+    MAX_DEPTH,
+    ByteBuffer,
+    Index,
+    Mask,
+    RowChecks,
+    binary_parts,
+    expand,
+    to_arrow,
+    valid_mask,
+)
+from .casts import cast_values
+from .encoder import NULL, build_arrays, build_objects, encode_arrow, find_kind
+from .metadata import Names
 from .types import Kind
-from .values import Context, Values, default_metadata, read_objects
+from .values import Context, Values, default_metadata, open_values, parse_levels, read_objects
 
 
 def check_shredded_type(data_type: Any) -> None:
@@ -312,3 +321,49 @@ class _Reconstruction:
 
 
 _NONE = np.empty(0, np.int64)
+
+
+def read_typed(group: Any, data_type: Any) -> Any:
+    """Return the values of a group that is shredded as a primitive type.
+
+    Parameters
+    ----------
+    group : pyarrow.StructArray
+        The fields ``value`` and ``typed_value``; the former may be missing.
+    data_type : pyarrow.DataType
+        The type of ``typed_value``.
+
+    Returns
+    -------
+    pyarrow.Array
+        The values. One that does not fit the type is null.
+
+    Raises
+    ------
+    InvalidDataError
+        If both fields of a row are set, or a value is invalid.
+    """
+    fields = dict(zip([field.name for field in group.type], group.flatten(), strict=True))
+    typed, value = fields["typed_value"], fields.get("value")
+    if value is None or value.null_count == len(value):
+        return typed
+    checks = RowChecks(len(group))
+    both = pc.and_(value.is_valid(), typed.is_valid()).to_numpy(zero_copy_only=False)
+    checks.require(~both, np.arange(len(group)), "both value and typed_value are set")
+    no_names = pa.repeat(pa.scalar(b"\x01\0\0"), len(group))  # a primitive value has no fields
+    values = open_values(no_names, value, checks)
+    values = values.take(np.isin(values.kinds(), _CONTAINERS, invert=True))
+    return pc.coalesce(typed, cast_values(values, len(group), data_type, strict=False))
+
+
+_CONTAINERS = (int(Kind.OBJECT), int(Kind.ARRAY))
+
+
+def read_variants(metadata: Any, group: Any) -> Any:
+    """Return the values of any group as Variants; those that are missing are null."""
+    value = reconstruct(metadata, group).cast(pa.binary())
+    present = value.is_valid()
+    metadata = pc.if_else(present, metadata, pa.scalar(b"\x01\0\0", metadata.type))
+    fields = [STORAGE_TYPE.field(index) for index in range(2)]
+    mask = value.is_null() if value.null_count else None
+    return pa.StructArray.from_arrays([metadata.cast(pa.binary()), value], fields=fields, mask=mask)

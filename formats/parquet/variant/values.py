@@ -1,7 +1,8 @@
-"""Many encoded Variant values, parsed together one level at a time.
+"""Many encoded Variant values, parsed together one level at a time, down to their leaves.
 
 Each level is checked before it is used: sizes, offsets, field ids, and the order of field names. So
-a reader of a path checks what it visits and nothing else.
+a reader of a path checks what it visits and nothing else. The values of primitive types become
+arrays (Variant Encoding, "Variant primitive types").
 """
 
 from __future__ import annotations
@@ -12,12 +13,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ....errors import InvalidDataError
-from .buffers import ByteBuffer, Index, Mask, binary_parts, expand, valid_mask
-from .checks import RowChecks
-from .names import Names
-from .types import ARRAY, KINDS, OBJECT, SIZES, Kind
+from .buffers import (
+    MAX_DEPTH,
+    ByteBuffer,
+    Index,
+    Mask,
+    RowChecks,
+    binary_parts,
+    expand,
+    to_buffer,
+    valid_mask,
+)
+from .metadata import Names, find_utf8
+from .types import (
+    ARRAY,
+    KINDS,
+    MAX_DECIMAL_SCALE,
+    MICROSECONDS_PER_DAY,
+    OBJECT,
+    SHORT_STRING,
+    SIZES,
+    Kind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,3 +388,219 @@ def split_column(column: Any) -> tuple[Any, Any]:
         valid = column.is_valid()
         value = pc.if_else(valid, value, pa.scalar(None, value.type))
     return metadata, value
+
+
+INTEGER_BYTES = {Kind.INT8: 1, Kind.INT16: 2, Kind.INT32: 4, Kind.INT64: 8}
+DECIMAL_BYTES = {Kind.DECIMAL4: 4, Kind.DECIMAL8: 8, Kind.DECIMAL16: 16}
+_DECIMAL_LIMIT = 10**38
+_LIMIT_HIGH, _LIMIT_LOW = _DECIMAL_LIMIT >> 64, _DECIMAL_LIMIT & (2**64 - 1)
+
+
+def check_scalars(values: Values, kind: Any) -> None:
+    """Check the values of primitive types: scales, digits, times of day, and UTF-8.
+
+    Their sizes must have been checked. An invalid value is reported and stays.
+    """
+    present = np.bincount(kind.clip(0), minlength=Kind.ARRAY + 1)
+    for decimal in DECIMAL_BYTES:
+        if present[decimal]:
+            _check_decimals(values.take(kind == decimal), decimal)
+    if present[Kind.TIME_NTZ]:
+        part = values.take(kind == Kind.TIME_NTZ)
+        time = read_int64(part)
+        ok = (time >= 0) & (time < MICROSECONDS_PER_DAY)
+        part.context.checks.require(ok, part.row, "a time is not within a day")
+    if present[Kind.STRING]:
+        part = values.take(kind == Kind.STRING)
+        if not _is_ascii(part):
+            ok = find_utf8(read_bytes(part))
+            part.context.checks.require(ok, part.row, "a string is not UTF-8")
+
+
+def _is_ascii(values: Values) -> bool:
+    """Return whether the whole buffer is ASCII, which is quick to find out."""
+    return int(values.context.buffer.bytes.max()) < 0x80
+
+
+def _check_decimals(values: Values, kind: Kind) -> None:
+    checks = values.context.checks
+    scale = values.context.buffer.read_u8(values.start + 1)
+    checks.require(scale <= MAX_DECIMAL_SCALE, values.row, "the scale of a decimal is above 38")
+    if kind == Kind.DECIMAL16:
+        unscaled = read_decimals(values, kind)
+        negative = unscaled[:, 1].view(np.int64) < 0
+        low = np.where(negative, -unscaled[:, 0].view(np.int64), unscaled[:, 0].view(np.int64))
+        low = low.view(np.uint64)
+        high = np.where(negative, ~unscaled[:, 1] + (low == 0), unscaled[:, 1])
+        ok = (high < _LIMIT_HIGH) | ((high == _LIMIT_HIGH) & (low < _LIMIT_LOW))
+        checks.require(ok, values.row, "a decimal has more than 38 digits")
+
+
+def read_int64(values: Values) -> Index:
+    """Return values of 8 bytes as int64."""
+    return values.context.buffer.read_u64(values.start + 1).view(np.int64)
+
+
+def read_integers(values: Values, kind: Any) -> Index:
+    """Return integers of any size.
+
+    Parameters
+    ----------
+    values : Values
+        Values of the kinds INT8 to INT64.
+    kind : ndarray of int8
+        Their kinds.
+    """
+    bits = np.int64(8) << (kind.astype(np.int64) - int(Kind.INT8))
+    widest = int(kind.max()) if len(kind) else Kind.INT8
+    if widest == Kind.INT8:
+        return values.context.buffer.read_u8(values.start + 1).view(np.int8).astype(np.int64)
+    raw = values.context.buffer.read_u64(values.start + 1)
+    shift = 64 - bits
+    return (raw << shift.view(np.uint64)).view(np.int64) >> shift
+
+
+def read_int32(values: Values) -> NDArray[np.int32]:
+    """Return values of 4 bytes as int32."""
+    return values.context.buffer.read_u32(values.start + 1).view(np.int32)
+
+
+def read_float64(values: Values) -> NDArray[np.float64]:
+    """Return values of the kind DOUBLE."""
+    return values.context.buffer.read_u64(values.start + 1).view(np.float64)
+
+
+def read_float32(values: Values) -> NDArray[np.float32]:
+    """Return values of the kind FLOAT."""
+    return values.context.buffer.read_u32(values.start + 1).view(np.float32)
+
+
+def read_scales(values: Values) -> NDArray[np.uint8]:
+    """Return the scales of decimals."""
+    return values.context.buffer.read_u8(values.start + 1)
+
+
+def read_decimals(values: Values, kind: Kind) -> NDArray[np.uint64]:
+    """Return the unscaled values of decimals of one kind, as Arrow stores them.
+
+    Returns
+    -------
+    ndarray of uint64, shape (n, 2)
+        The low and the high half of each value, in two's complement.
+    """
+    buffer, at = values.context.buffer, values.start + 2
+    result = np.empty((len(values), 2), np.uint64)
+    if kind == Kind.DECIMAL16:
+        result[:, 0] = buffer.read_u64(at)
+        result[:, 1] = buffer.read_u64(at + 8)
+        return result
+    if kind == Kind.DECIMAL8:
+        low = buffer.read_u64(at).view(np.int64)
+    else:
+        low = buffer.read_u32(at).view(np.int32).astype(np.int64)
+    result[:, 0] = low.view(np.uint64)
+    result[:, 1] = (low >> 63).view(np.uint64)
+    return result
+
+
+def decimal_array(unscaled: NDArray[np.uint64], scale: int) -> Any:
+    """Return a `pyarrow.Decimal128Array` of 38 digits over unscaled values of one scale."""
+    return pa.Array.from_buffers(
+        pa.decimal128(38, scale),
+        len(unscaled),
+        [None, to_buffer(unscaled)],
+    )
+
+
+def read_bytes(values: Values) -> Any:
+    """Return the content of strings or binary values, as a `pyarrow.LargeBinaryArray`."""
+    head = _head_sizes(values)
+    return values.context.buffer.slice(values.start + head, values.size - head)
+
+
+def read_fixed(values: Values, width: int) -> NDArray[np.uint8]:
+    """Return the bytes of values of a fixed size, as an array of shape (n, width)."""
+    at = values.start[:, None] + np.arange(1, width + 1)
+    return values.context.buffer.bytes[at]
+
+
+def _head_sizes(values: Values) -> Index:
+    """Return the sizes of the headers of strings and binary values."""
+    short: Mask = (values.context.buffer.read_u8(values.start) & 3) == SHORT_STRING
+    return np.where(short, 1, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLevel:
+    """All values of one depth.
+
+    The next level has the fields of the objects, and then the elements of the arrays.
+
+    Attributes
+    ----------
+    values : Values
+        The values.
+    kind : ndarray of int8, shape (n,)
+        The `Kind` of each value.
+    objects, arrays : ndarray of int64
+        Which values are objects and arrays.
+    fields, elements : Entries or None
+        Their entries; None if there is no object or array.
+    """
+
+    values: Values
+    kind: Any
+    objects: Index
+    arrays: Index
+    fields: Entries | None
+    elements: Entries | None
+
+
+def parse_levels(values: Values) -> list[ParsedLevel]:
+    """Parse and check some values entirely.
+
+    If the checks collect invalid rows, the levels are not aligned once a row is invalid: discard
+    them, and parse the valid rows again.
+
+    Raises
+    ------
+    InvalidDataError
+        If a value is invalid, or nested more than MAX_DEPTH deep, unless invalid rows are
+        collected.
+    """
+    levels: list[ParsedLevel] = []
+    while len(values):
+        values = check_sizes(values)
+        if len(levels) > MAX_DEPTH:
+            checks = values.context.checks
+            too_deep = np.zeros(len(values), np.bool_)
+            checks.require(too_deep, values.row, f"it is nested more than {MAX_DEPTH} deep")
+            break
+        level = _parse_level(values)
+        levels.append(level)
+        following = [entries.values for entries in (level.fields, level.elements) if entries]
+        if not following:
+            break
+        values = _concatenate(following)
+    return levels
+
+
+def _parse_level(values: Values) -> ParsedLevel:
+    kind = values.kinds()
+    check_scalars(values, kind)
+    objects = np.flatnonzero(kind == Kind.OBJECT)
+    arrays = np.flatnonzero(kind == Kind.ARRAY)
+    fields = read_objects(values.take(objects))[1] if len(objects) else None
+    elements = read_arrays(values.take(arrays))[1] if len(arrays) else None
+    return ParsedLevel(values, kind, objects, arrays, fields, elements)
+
+
+def _concatenate(parts: list[Values]) -> Values:
+    if len(parts) == 1:
+        return parts[0]
+    return Values(
+        parts[0].context,
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.size for part in parts]),
+        np.concatenate([part.row for part in parts]),
+    )

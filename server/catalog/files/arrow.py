@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from ....errors import InvalidDataError, ProtocolError
-from ....formats.arrow.bounds import survey_footer, survey_schema
 from ....formats.arrow.checker import MessageChecker
+from ....formats.arrow.custom_metadata import make_schema_message
 from ....formats.arrow.dictionaries import read_dictionary_types
 from ....formats.arrow.file import (
     BLOCK,
@@ -28,17 +28,15 @@ from ....formats.arrow.file import (
     TAIL_BYTES,
     Blocks,
     Footer,
+    MessageReader,
+    check_trailing_bytes,
     find_footer,
     read_footer,
 )
-from ....formats.arrow.footer_metadata import make_schema_message
-from ....formats.arrow.framing import parse_prefix
-from ....formats.arrow.headers import read_header
-from ....formats.arrow.message import HeaderType, read_endianness
-from ....formats.arrow.message_reader import MessageReader, check_trailing_bytes
-from ....formats.arrow.schema import read_schema
-from ....formats.arrow.schema_difference import are_schemas_equal
-from ....formats.parquet.shredded_fields import find_field
+from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
+from ....formats.arrow.metadata_limits import survey_footer, survey_schema
+from ....formats.arrow.schema import are_schemas_equal, read_schema
+from ....formats.parquet.variant_columns import find_field
 from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
@@ -171,7 +169,7 @@ class ArrowFileDataset(FileDataset):
             codec = _check_dictionaries(file, footer.dictionaries)
             blocks = footer.dictionaries + footer.record_batches
             if len(footer.record_batches):
-                codec = read_header(_read_metadata(file, footer.record_batches, 0)).codec
+                codec = read_batch_header(_read_metadata(file, footer.record_batches, 0)).codec
             first = min((block.offset for block in blocks), default=span.offset)
             metadata = _read_schema_metadata(file, first)
             if metadata is not None and not _matches_footer(metadata, schema, footer, footer_bytes):
@@ -246,7 +244,7 @@ def _check_dictionaries(file: SourceFile, blocks: Blocks) -> str | None:
     seen: set[int | None] = set()
     codec = None
     for number in range(len(blocks)):
-        header = read_header(_read_metadata(file, blocks, number))
+        header = read_batch_header(_read_metadata(file, blocks, number))
         if header.header_type is not HeaderType.DICTIONARY_BATCH:
             raise InvalidDataError(
                 f"the footer lists a {header.header_type.name} message as dictionary batch {number}"
@@ -394,7 +392,7 @@ class _StreamScanner:
                 )
             self.has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
             if not is_codec_known:
-                codec = read_header(message.metadata).codec
+                codec = read_batch_header(message.metadata).codec
                 is_codec_known = header_type is HeaderType.RECORD_BATCH
             packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
         check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ....errors import DatasetError
-from ....formats.parquet.field_descriptions import (
+from ....formats.parquet.variant.arrow_fields import (
     VariantField,
     describe_fields,
     extend_schema,

@@ -18,10 +18,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from ....errors import DatasetError, exhausted_error
-from ....formats.arrow.schema_difference import describe_difference
+from ....formats.arrow.schema import describe_difference
 from ....formats.arrow.tensors.labels import Labels
 from ....formats.arrow.tensors.layout import AnyLayout
-from ....formats.parquet.field_descriptions import drop_description
+from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
 from ....publication.storage import ObjectStorage

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ....errors import DatasetError
 from ....formats.arrow.schema import has_utf8_names
-from ....formats.parquet.field_descriptions import VariantField, extend_schema
+from ....formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger

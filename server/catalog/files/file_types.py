@@ -8,11 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from ....errors import DatasetError, ProtocolError
 from ....formats.arrow.file import MAGIC
-from ....formats.arrow.framing import CONTINUATION, parse_prefix
-from ....formats.arrow.message import HeaderType, read_message_info
-from ....formats.arrow.tensors.numpy_file import NPY_MAGIC
-from ....formats.arrow.tensors.scanning import MAX_METADATA_BYTES, is_tensor_head
-from ....formats.vortex.file_footer import MAGIC as VORTEX_MAGIC
+from ....formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
+from ....formats.arrow.tensors.files import MAX_METADATA_BYTES, NPY_MAGIC, is_tensor_head
+from ....formats.vortex.file import MAGIC as VORTEX_MAGIC
 from ....transport.memory.files import SourceFile
 from .arrow import ArrowFileDataset, ArrowStreamDataset, FeatherDataset
 from .file_dataset import FileDataset

@@ -18,19 +18,24 @@ import pyarrow.compute as pc
 
 from ....errors import ExhaustedError, InvalidDataError, ProtocolError
 from ....formats.parquet.columns import Columns, plan_columns
-from ....formats.parquet.corrections import DEFAULT_OPTIONS, correct_schema
-from ....formats.parquet.footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
+from ....formats.parquet.conversions import DEFAULT_OPTIONS, correct_schema
+from ....formats.parquet.footer import (
+    TAIL_BYTES,
+    Footer,
+    find_malformed_statistics,
+    read_footer_size,
+    wrap_footer,
+)
 from ....formats.parquet.geo.boxes import Box
 from ....formats.parquet.geo.conditions import may_match
 from ....formats.parquet.geo.crs import hide_extension
-from ....formats.parquet.row_groups import find_malformed_statistics
-from ....formats.parquet.shredded_fields import (
+from ....formats.parquet.thrift import CompactReader, Struct
+from ....formats.parquet.variant_columns import (
     extract_field,
     find_field,
     fit_fields,
     physical_names,
 )
-from ....formats.parquet.thrift import CompactReader, Struct
 from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
 from ..filters import RowFilter

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from ....errors import DatasetError, InvalidDataError
 from ....formats.arrow.tensors.encoding import add_name, encode_metadata
+from ....formats.arrow.tensors.files import MAX_HEADER_BYTES, read_npy_header, scan_tensors
 from ....formats.arrow.tensors.labels import TENSOR_SCHEMA, Labels
 from ....formats.arrow.tensors.layout import AnyLayout
-from ....formats.arrow.tensors.numpy_file import MAX_HEADER_BYTES, read_npy_header
-from ....formats.arrow.tensors.scanning import scan_tensors
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile

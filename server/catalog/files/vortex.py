@@ -16,13 +16,11 @@ import pyarrow as pa
 
 from ....errors import InvalidDataError, ProtocolError
 from ....formats.arrow.encoder import MessageEncoder
-from ....formats.vortex.decoding import ArrayDecoder, call_library, convert_to_arrow, import_library
-from ....formats.vortex.file_footer import read_file_footer
-from ....formats.vortex.message import Message, MessageKind
-from ....formats.vortex.plain_types import find_plain_type
+from ....formats.vortex.decoder import ArrayDecoder, call_library, convert_to_arrow, import_library
+from ....formats.vortex.file import read_file_footer
+from ....formats.vortex.message import Message, MessageKind, mark_schema
 from ....formats.vortex.reader import FramedHeader, HeaderReader
-from ....formats.vortex.schema_message import mark_schema
-from ....formats.vortex.storage import restore_rows
+from ....formats.vortex.storage import find_plain_type, restore_rows
 from ....protocol.messages import MetadataType
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage

@@ -9,9 +9,13 @@ import pyarrow as pa
 
 from ....errors import ProtocolError
 from ....formats.arrow.file import BLOCK, Blocks
-from ....formats.arrow.framing import parse_prefix
-from ....formats.arrow.headers import RowCountLayout, RowCountReader
-from ....formats.arrow.message import HeaderType, read_message_info
+from ....formats.arrow.message import (
+    HeaderType,
+    RowCountLayout,
+    RowCountReader,
+    parse_prefix,
+    read_message_info,
+)
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
 from ..dataset import GROUP_BYTES

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ....errors import ProtocolError
 from ....formats.arrow.file import Blocks
-from ....formats.arrow.headers import RowCountReader
+from ....formats.arrow.message import RowCountReader
 from ....protocol.splitter import PackedRun, SourceMessage, SourceRun
 from ....transport.memory.files import FileSpan, SourceFile
 from .message_index import REGION_BYTES, MessageIndex

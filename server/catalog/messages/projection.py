@@ -7,11 +7,9 @@ from typing import Any
 
 from ....errors import InvalidDataError, ProtocolError
 from ....formats.arrow.encoder import MessageEncoder
-from ....formats.arrow.framing import parse_prefix
-from ....formats.arrow.headers import read_header
-from ....formats.arrow.message import HeaderType, read_endianness
+from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
 from ....formats.arrow.projection import ProjectedMessage, Projector, has_dictionaries
-from ....formats.arrow.writing.schemas import adopt_schema
+from ....formats.arrow.schema_rewriter import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
 from ..dataset import GROUP_BYTES
@@ -114,7 +112,7 @@ class ProjectedMessages:
         """Project the first record batch; raise `ProtocolError` if that fails."""
         for offset, metadata, _ in self._index.blocks.iter_tuples(0, len(self._index.blocks)):
             header = _strip_prefix(file.read(offset, metadata))
-            if read_header(header).header_type is HeaderType.RECORD_BATCH:
+            if read_batch_header(header).header_type is HeaderType.RECORD_BATCH:
                 self._projector.project(header)
                 return
 
@@ -134,7 +132,7 @@ class ProjectedMessages:
         data = memoryview(file.read(offset, metadata + body if is_small else metadata))
         try:
             header_bytes = _strip_prefix(data[:metadata])
-            header = read_header(header_bytes)
+            header = read_batch_header(header_bytes)
             if header.body_length != body:
                 raise InvalidDataError(
                     f"the message's body has {header.body_length} bytes; expected {body}"

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from ....errors import DatasetError, ProtocolError
+from ....formats.arrow.decoding import validate_memory
 from ....formats.arrow.encoder import MessageEncoder
+from ....formats.arrow.schema_rewriter import adopt_schema
 from ....formats.arrow.truncation import has_offsets, needs_truncation, truncate
-from ....formats.arrow.validation import validate_memory
-from ....formats.arrow.writing.schemas import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ..dataset import GROUP_BYTES, MessageGroups
 from ..selection import Selection

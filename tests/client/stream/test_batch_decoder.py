@@ -15,7 +15,7 @@ from splitarrow.client.stream.batch_decoder import BatchDecoder
 from splitarrow.client.stream.decoders import open_decoder
 from splitarrow.client.stream.remote_bodies import EncapsulatedBody
 from splitarrow.errors import InvalidDataError, InvalidValueWarning, LimitError, ProtocolError
-from splitarrow.formats.arrow.framing import encapsulate
+from splitarrow.formats.arrow.message import encapsulate
 from splitarrow.protocol.frames import MessageRun
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody

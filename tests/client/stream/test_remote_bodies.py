@@ -13,8 +13,7 @@ from helpers.regions import MemoryRegion
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.client.stream.remote_bodies import EncapsulatedBody, RemoteBodies
 from splitarrow.errors import DatasetError, LimitError, ProtocolError
-from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import read_batch_layout
+from splitarrow.formats.arrow.message import encapsulate, read_batch_layout
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.messages import Message

@@ -15,8 +15,7 @@ from helpers.streams import ipc_stream, split_messages
 from splitarrow.client.stream.batch_decoder import BatchDecoder
 from splitarrow.client.stream.remote_bodies import RemoteBodies
 from splitarrow.errors import DatasetError, SplitArrowError
-from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import read_batch_layout
+from splitarrow.formats.arrow.message import encapsulate, read_batch_layout
 from splitarrow.protocol.frames import MessageRun
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.messages import Message, expand_messages

@@ -15,10 +15,13 @@ from helpers.arrow_data import make_arrays_of_all_types
 from helpers.catalog import batch_without_columns
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError, UsageError
-from splitarrow.formats.arrow.encoded_message import EncodedMessage
-from splitarrow.formats.arrow.encoder import MessageEncoder, _Sink
-from splitarrow.formats.arrow.framing import encapsulate
-from splitarrow.formats.arrow.message import HeaderType, read_batch_layout, read_message_info
+from splitarrow.formats.arrow.encoder import EncodedMessage, MessageEncoder, _Sink
+from splitarrow.formats.arrow.message import (
+    HeaderType,
+    encapsulate,
+    read_batch_layout,
+    read_message_info,
+)
 from splitarrow.formats.arrow.truncation import truncate
 
 ARRAYS = make_arrays_of_all_types()

@@ -20,8 +20,7 @@ from splitarrow.formats.arrow.file import (
     find_footer,
     read_footer,
 )
-from splitarrow.formats.arrow.framing import parse_prefix
-from splitarrow.formats.arrow.message import HeaderType, read_message_info
+from splitarrow.formats.arrow.message import HeaderType, parse_prefix, read_message_info
 
 END = 4096
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.arrow_data import make_arrays_of_all_types
-from splitarrow.formats.arrow.aligned import AlignedFileWriter
 from splitarrow.formats.arrow.file import BLOCK
 from splitarrow.formats.arrow.file_scan import FileScan
+from splitarrow.formats.arrow.file_writer import AlignedFileWriter
 
 NAMES = ["int32", "string", "list", "dictionary by int8", "string_view", "dense_union"]
 ROWS = 5

@@ -23,7 +23,6 @@ from helpers.crafting import (
 )
 from helpers.tensors import encode, make_tensor
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
-from splitarrow.formats.arrow.bounds import survey_custom_metadata
 from splitarrow.formats.arrow.message import (
     BatchLayout,
     BatchTable,
@@ -39,6 +38,7 @@ from splitarrow.formats.arrow.message import (
     read_message_info,
     summarize_message,
 )
+from splitarrow.formats.arrow.metadata_limits import survey_custom_metadata
 from splitarrow.formats.arrow.schema import is_native_endian, read_schema
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 

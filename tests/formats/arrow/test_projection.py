@@ -13,16 +13,16 @@ from helpers.crafting import LZ4, RECORD_BATCH, V4, ZSTD, Crafter, empty_message
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError
 from splitarrow.fbs import arrow_generated as fbs
-from splitarrow.formats.arrow.framing import encapsulate
 from splitarrow.formats.arrow.message import (
+    encapsulate,
     read_batch_layout,
     read_custom_metadata,
     read_message_info,
 )
 from splitarrow.formats.arrow.projection import (
-    ColumnLayout,
+    ColumnCounts,
     Projector,
-    find_column_layout,
+    find_column_counts,
     has_dictionaries,
 )
 
@@ -211,7 +211,7 @@ def test_columns_of_every_type_are_projected_and_passed_over(name: str) -> None:
 def test_columns_have_the_buffers_of_the_columnar_format(
     data_type: pa.DataType, layout: tuple[int, int, int]
 ) -> None:
-    assert find_column_layout(data_type) == ColumnLayout(*layout)
+    assert find_column_counts(data_type) == ColumnCounts(*layout)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.errors import LimitError
-from splitarrow.formats.arrow.schema import read_schema
-from splitarrow.formats.arrow.schema_facts import find_schema_facts
+from splitarrow.formats.arrow.schema import find_schema_facts, read_schema
 
 
 class Celsius(pa.ExtensionType):

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.formats.arrow.schema_difference import are_schemas_equal, describe_difference
+from splitarrow.formats.arrow.schema import are_schemas_equal, describe_difference
 
 ONE = pa.schema([("a", pa.int32()), ("b", pa.string()), ("c", pa.bool_())])
 NESTED = pa.struct([pa.field("x", pa.int8(), metadata={"k": "v"})])

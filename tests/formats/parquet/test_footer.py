@@ -14,15 +14,19 @@ import pytest
 
 from helpers.parquet_files import edit_schema, field, footer_of, with_footer, write_parquet
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
-from splitarrow.formats.parquet.corrections import correct_schema
-from splitarrow.formats.parquet.footer import Footer, read_footer_size, wrap_footer
+from splitarrow.formats.parquet.conversions import correct_schema
+from splitarrow.formats.parquet.footer import (
+    Footer,
+    find_malformed_statistics,
+    read_footer_size,
+    wrap_footer,
+)
 from splitarrow.formats.parquet.logical_types import (
     Converted,
     Kind,
     LogicalType,
     parse_converted_type,
 )
-from splitarrow.formats.parquet.row_groups import find_malformed_statistics
 from splitarrow.formats.parquet.schema import (
     CONVERTED,
     LENGTH,

@@ -20,14 +20,16 @@ from helpers.vortex_messages import (
     with_body,
 )
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
-from splitarrow.formats.vortex.array_body import build_array_body, read_array_body
-from splitarrow.formats.vortex.array_table import BUFFER
+from splitarrow.formats.vortex.array_body import (
+    BUFFER,
+    build_array_body,
+    decode_body,
+    read_array_body,
+)
 from splitarrow.formats.vortex.checker import check_array
-from splitarrow.formats.vortex.compression import decode_body
-from splitarrow.formats.vortex.decoding import ArrayDecoder
+from splitarrow.formats.vortex.decoder import ArrayDecoder
 from splitarrow.formats.vortex.dtype import read_dtype
-from splitarrow.formats.vortex.limits import VortexLimits
-from splitarrow.formats.vortex.message import Message
+from splitarrow.formats.vortex.message import Message, VortexLimits
 
 MESSAGES = make_messages()
 COLUMNS = make_columns()

@@ -23,14 +23,11 @@ from helpers.vortex_messages import (
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
 from splitarrow.formats.vortex.array_body import read_array_body
 from splitarrow.formats.vortex.checker import check_array
-from splitarrow.formats.vortex.decoding import ArrayDecoder, read_dtype_message
-from splitarrow.formats.vortex.dtype import read_dtype
-from splitarrow.formats.vortex.dtype_encoder import encode_dtype
-from splitarrow.formats.vortex.encoding import ArrayEncoder
-from splitarrow.formats.vortex.encodings import RULES
-from splitarrow.formats.vortex.limits import VortexLimits
-from splitarrow.formats.vortex.message import Message, MessageKind, build_message
-from splitarrow.formats.vortex.protobuf import read_fields
+from splitarrow.formats.vortex.decoder import ArrayDecoder, read_dtype_message
+from splitarrow.formats.vortex.dtype import encode_dtype, read_dtype
+from splitarrow.formats.vortex.encoder import ArrayEncoder
+from splitarrow.formats.vortex.encodings import RULES, read_fields
+from splitarrow.formats.vortex.message import Message, MessageKind, VortexLimits, build_message
 from splitarrow.formats.vortex.reader import StreamReader
 from splitarrow.isolation.array_decoder import DecoderProcess, ProcessLimits
 

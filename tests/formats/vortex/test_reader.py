@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from helpers.vortex_messages import decode_with_library, encode_arrow, write_stream
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
-from splitarrow.formats.vortex.limits import VortexLimits
 from splitarrow.formats.vortex.message import (
     MessageHeader,
     MessageKind,
+    VortexLimits,
     build_header,
     build_message,
     encode_message,
@@ -125,7 +125,7 @@ def test_the_summary_on_the_wire() -> None:
 
 def header_with(**fields: int) -> bytes:
     """Return the header of a buffer in which the scalar fields are replaced."""
-    from splitarrow.formats.arrow.flatbuffer import find_field, read_root
+    from splitarrow.formats.flatbuffer import find_field, read_root
 
     data = bytearray(build_header(MessageHeader(MessageKind.BUFFER, 5, alignment_exponent=6)))
     table = read_root(bytes(data))

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from helpers.arrow_data import draw_batches, make_arrays_of_all_types, make_batches
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.vortex.storage import StorageConverter
-from splitarrow.formats.vortex.storage_types import (
+from splitarrow.formats.vortex.storage import (
+    StorageConverter,
     find_storage_schema,
     find_storage_type,
     is_own_storage,

@@ -25,7 +25,7 @@ from helpers.shm_peers import (
 from helpers.shm_servers import Serve
 from helpers.waiting import wait_until
 from splitarrow.errors import ProtocolError, SplitArrowError
-from splitarrow.formats.arrow.framing import encapsulate
+from splitarrow.formats.arrow.message import encapsulate
 
 
 def make_batches(*lengths: int) -> list[pa.RecordBatch]:

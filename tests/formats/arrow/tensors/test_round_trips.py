@@ -28,7 +28,7 @@ from splitarrow.formats.arrow.tensors import (
     decode_tensor,
     scan_tensors,
 )
-from splitarrow.formats.arrow.tensors.numpy_file import read_npy_header, write_npy_header
+from splitarrow.formats.arrow.tensors.files import read_npy_header, write_npy_header
 
 TYPES = [
     *("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"),

@@ -20,9 +20,7 @@ from splitarrow.errors import InvalidDataError
 from splitarrow.formats.parquet.geo import boxes as boxes_module
 from splitarrow.formats.parquet.geo import wkb as wkb_module
 from splitarrow.formats.parquet.geo.boxes import Box, BoxTracker, bound_rows
-from splitarrow.formats.parquet.geo.points import M, Z
-from splitarrow.formats.parquet.geo.wkb import parse_wkb
-from splitarrow.formats.parquet.geo.wkb_walk import MAX_DEPTH
+from splitarrow.formats.parquet.geo.wkb import MAX_DEPTH, M, Z, parse_wkb
 
 NAN = math.nan
 

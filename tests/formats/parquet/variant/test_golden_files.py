@@ -12,8 +12,7 @@ import pytest
 
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.python_decoder import decode, decode_metadata
-from splitarrow.formats.parquet.variant.python_encoder import encode
+from splitarrow.formats.parquet.variant.python_values import decode, decode_metadata, encode
 
 REFUSED = {43}
 """Files that contradict the specification, which a reader may refuse."""

@@ -13,8 +13,7 @@ import pytest
 
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.python_decoder import decode
-from splitarrow.formats.parquet.variant.python_encoder import encode
+from splitarrow.formats.parquet.variant.python_values import decode, encode
 
 SEEDS: list[Any] = [
     {"a": [1, 2, {"b": "x" * 5, "c": None}], "zz": {"a": 1.5, "q": True}},

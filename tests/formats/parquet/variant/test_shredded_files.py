@@ -19,8 +19,8 @@ from splitarrow.errors import DatasetError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
 from splitarrow.formats.parquet.thrift import Type
-from splitarrow.formats.parquet.variant.names import encode_metadata
-from splitarrow.formats.parquet.variant.python_encoder import encode_with
+from splitarrow.formats.parquet.variant.metadata import encode_metadata
+from splitarrow.formats.parquet.variant.python_values import encode_with
 from splitarrow.server.catalog.files.file_types import open_file
 
 NAMES = ["a", "b", "c", "é", "zz"]

@@ -9,8 +9,8 @@ import pytest
 
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.names import encode_metadata
-from splitarrow.formats.parquet.variant.python_encoder import encode_with
+from splitarrow.formats.parquet.variant.metadata import encode_metadata
+from splitarrow.formats.parquet.variant.python_values import encode_with
 
 NAMES = ["a", "b", "event_ts", "event_type", "x"]
 METADATA = encode_metadata(NAMES)

@@ -27,7 +27,7 @@ from helpers.files import changing, write_file
 from helpers.footers import footer
 from splitarrow.errors import DatasetError
 from splitarrow.formats.arrow.file import find_footer, read_footer
-from splitarrow.formats.arrow.framing import encapsulate
+from splitarrow.formats.arrow.message import encapsulate
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.dataset import GROUP_BYTES, Encoding
 from splitarrow.server.catalog.files.arrow import ArrowFileDataset

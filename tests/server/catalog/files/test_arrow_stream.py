@@ -17,7 +17,7 @@ from helpers.crafting import TENSOR, empty_message
 from helpers.files import write_stream
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError
-from splitarrow.formats.arrow.framing import encapsulate
+from splitarrow.formats.arrow.message import encapsulate
 from splitarrow.formats.arrow.schema import is_native_endian
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.files.arrow import ArrowStreamDataset

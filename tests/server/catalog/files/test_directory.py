@@ -13,7 +13,7 @@ import pytest
 from helpers.catalog import DEFAULTS, number_batches, read_dataset, requests, to_table
 from helpers.files import write_file, write_parquet, write_stream
 from splitarrow.errors import DatasetError
-from splitarrow.formats.arrow.schema_difference import describe_difference
+from splitarrow.formats.arrow.schema import describe_difference
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.files import directory

@@ -23,7 +23,7 @@ from helpers.parquet_files import (
 )
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError
-from splitarrow.formats.parquet.corrections import ReadOptions
+from splitarrow.formats.parquet.conversions import ReadOptions
 from splitarrow.formats.parquet.logical_types import Converted, Kind, LogicalType
 from splitarrow.formats.parquet.schema import (
     CHILDREN,

@@ -1,0 +1,574 @@
+"""Record batches and dictionary batches with another byte order, metadata version or compression.
+
+A message of another version or order keeps its rows and the order of its buffers. Compressed
+buffers whose bytes change are decompressed, changed, and compressed again.
+
+The physical layout of the columns comes from the FlatBuffer of the schema ("Columnar Format").
+pyarrow's schemas lack what this needs: pyarrow has no Python class for the intervals of months or
+of days and milliseconds.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import flatbuffers
+import pyarrow as pa
+
+from ...errors import InvalidDataError, LimitError
+from ...fbs import arrow_generated as fbs
+from .custom_metadata import write_pairs
+from .message import CODECS, read_batch_layout
+
+_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError, AttributeError)
+
+Units = tuple[int, ...]
+"""The sizes in bytes of the numbers that a buffer repeats: (1,) has no byte order."""
+
+BYTES: Units = (1,)
+"""The units of bitmaps, characters and bytes."""
+VIEWS: Units = (16, 0)
+"""Stands for the views of strings, whose layout depends on their length."""
+
+_TYPE = fbs.Type
+_FLOAT_BYTES = {0: 2, 1: 4, 2: 8}
+_INTERVALS: dict[int, Units] = {0: (4,), 1: (4,), 2: (4, 4, 8)}
+_FIXED: dict[int, tuple[Units, ...]] = {
+    _TYPE.Binary: ((4,), BYTES),
+    _TYPE.Utf8: ((4,), BYTES),
+    _TYPE.LargeBinary: ((8,), BYTES),
+    _TYPE.LargeUtf8: ((8,), BYTES),
+    _TYPE.Bool: (BYTES,),
+    _TYPE.FixedSizeBinary: (BYTES,),
+    _TYPE.Timestamp: ((8,),),
+    _TYPE.Duration: ((8,),),
+    _TYPE.List: ((4,),),
+    _TYPE.Map: ((4,),),
+    _TYPE.LargeList: ((8,),),
+    _TYPE.ListView: ((4,), (4,)),
+    _TYPE.LargeListView: ((8,), (8,)),
+    _TYPE.FixedSizeList: (),
+    _TYPE.Struct_: (),
+    _TYPE.BinaryView: (VIEWS,),
+    _TYPE.Utf8View: (VIEWS,),
+}
+_NO_VALIDITY = {_TYPE.Null, _TYPE.RunEndEncoded, _TYPE.Union}
+
+
+class ColumnLayout(NamedTuple):
+    """The buffers of one column, without those of its children."""
+
+    buffers: tuple[Units, ...]
+    """The units of each buffer that the metadata always lists, in order."""
+    children: tuple[ColumnLayout, ...]
+    """The layouts of the children."""
+    is_view: bool = False
+    """Whether further buffers with bytes follow, as many as the metadata counts."""
+    had_validity: bool = False
+    """Whether a validity bitmap came first before V5, as in unions and run ends."""
+
+
+class SchemaLayout(NamedTuple):
+    """The layouts of all columns and dictionaries of a schema."""
+
+    columns: tuple[ColumnLayout, ...]
+    """The columns, in order."""
+    dictionaries: dict[int, ColumnLayout]
+    """The values of each dictionary, by its ID."""
+
+
+def walk(layout: ColumnLayout) -> Iterator[ColumnLayout]:
+    """Yield a layout and those of all its descendants, in the order of the metadata."""
+    yield layout
+    for child in layout.children:
+        yield from walk(child)
+
+
+def read_layout(schema: fbs.Schema) -> SchemaLayout:
+    """Return the layout of a schema, which `bounds.survey_schema` has accepted.
+
+    Raises
+    ------
+    InvalidDataError
+        If a field is malformed or has an unknown type.
+    """
+    dictionaries: dict[int, ColumnLayout] = {}
+    try:
+        columns = tuple(
+            _read_field(schema.Fields(index), dictionaries)
+            for index in range(schema.FieldsLength())
+        )
+    except _PARSE_ERRORS:
+        raise InvalidDataError("a field of the schema is malformed") from None
+    return SchemaLayout(columns, dictionaries)
+
+
+def _read_field(field: Any, dictionaries: dict[int, ColumnLayout]) -> ColumnLayout:
+    kind = field.TypeType()
+    children = [field.Children(index) for index in range(field.ChildrenLength())]
+    values = ColumnLayout(
+        _list_buffers(kind, field.Type()),
+        tuple(_read_field(child, dictionaries) for child in children),
+        kind in (_TYPE.BinaryView, _TYPE.Utf8View),
+        kind in (_TYPE.Union, _TYPE.RunEndEncoded),
+    )
+    encoding = field.Dictionary()
+    if encoding is None:
+        return values
+    dictionaries[int(encoding.Id())] = values
+    index = encoding.IndexType()
+    return ColumnLayout((BYTES, ((4 if index is None else index.BitWidth() // 8),)), ())
+
+
+def _list_buffers(kind: int, table: Any) -> tuple[Units, ...]:
+    """Return the units of the buffers of a type."""
+    if table is None:
+        raise IndexError
+    if kind == _TYPE.Union:
+        return (BYTES,) if _init(fbs.Union, table).Mode() == fbs.UnionMode.Sparse else (BYTES, (4,))
+    if kind in _NO_VALIDITY:
+        return ()
+    return (BYTES, *(_FIXED[kind] if kind in _FIXED else (_measure_number(kind, table),)))
+
+
+def _measure_number(kind: int, table: Any) -> Units:
+    """Return the units of the values of a numeric type.
+
+    Raises
+    ------
+    InvalidDataError
+        If the type is unknown.
+    """
+    match kind:
+        case _TYPE.Int:
+            return (_init(fbs.Int, table).BitWidth() // 8,)
+        case _TYPE.FloatingPoint:
+            return (_FLOAT_BYTES[_init(fbs.FloatingPoint, table).Precision()],)
+        case _TYPE.Decimal:
+            return (_init(fbs.Decimal, table).BitWidth() // 8,)
+        case _TYPE.Date:
+            return (4 if _init(fbs.Date, table).Unit() == fbs.DateUnit.DAY else 8,)
+        case _TYPE.Time:
+            return (_init(fbs.Time, table).BitWidth() // 8,)
+        case _TYPE.Interval:
+            return _INTERVALS[_init(fbs.Interval, table).Unit()]
+        case _:
+            raise InvalidDataError(f"a field of the schema has the unknown type {kind}")
+
+
+def _init(kind: Any, table: Any) -> Any:
+    """Return the reader of a table of a union."""
+    reader = kind()
+    reader.Init(table.Bytes, table.Pos)
+    return reader
+
+
+_TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
+_VIEW_BYTES, _INLINE_BYTES = 16, 12
+_LITTLE, _BIG = struct.Struct("<i12x"), struct.Struct(">i12x")
+
+
+def swap_bytes(
+    data: bytes | memoryview, units: Units, *, is_big: bool
+) -> bytes | bytearray | memoryview:
+    r"""Return a buffer with the bytes of each number reversed.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The buffer. Bytes after the last complete element are copied.
+    units : tuple of int
+        The sizes of the numbers that the buffer repeats.
+    is_big : bool
+        Whether the buffer is big-endian. Only views depend on it.
+
+    Examples
+    --------
+    >>> bytes(swap_bytes(b"\1\0\2\0", (2,), is_big=False)).hex()
+    '00010002'
+    """
+    view = memoryview(data).cast("B")
+    if units == BYTES or not view.nbytes:
+        return view
+    if units == VIEWS:
+        return _swap_views(view, is_big=is_big)
+    if len(units) == 1 and units[0] in _TYPE_CODES:
+        (size,) = units
+        whole = view.nbytes - view.nbytes % size
+        numbers = array(_TYPE_CODES[size])
+        numbers.frombytes(view[:whole])
+        numbers.byteswap()
+        swapped = memoryview(numbers).cast("B")
+        return swapped if whole == view.nbytes else bytes(swapped) + bytes(view[whole:])
+    return _permute(view, units)
+
+
+def _permute(view: memoryview, units: Units) -> bytearray:
+    """Reverse the bytes of each unit of records of any size."""
+    size = sum(units)
+    whole = view.nbytes - view.nbytes % size
+    swapped = bytearray(view)
+    source = bytes(view[:whole])
+    for end, unit in zip(accumulate(units), units, strict=True):
+        for place in range(unit):
+            swapped[end - unit + place : whole : size] = source[end - 1 - place :: size]
+    return swapped
+
+
+def _swap_views(view: memoryview, *, is_big: bool) -> bytearray:
+    """Reverse views: a length, and either the bytes themselves or a prefix, index and offset."""
+    swapped = bytearray(view)
+    whole = view.nbytes - view.nbytes % _VIEW_BYTES
+    source = bytes(view[:whole])
+    # The length, the index and the offset; the prefix has no order.
+    for begin in (0, 8, 12):
+        for place in range(4):
+            swapped[begin + place : whole : _VIEW_BYTES] = source[begin + 3 - place :: _VIEW_BYTES]
+    lengths = (_BIG if is_big else _LITTLE).iter_unpack(source)
+    for number, (length,) in enumerate(lengths):
+        if 0 <= length <= _INLINE_BYTES:
+            begin = number * _VIEW_BYTES
+            swapped[begin + 4 : begin + _VIEW_BYTES] = source[begin + 4 : begin + _VIEW_BYTES]
+    return swapped
+
+
+_CODEC_NUMBERS = {name: number for number, name in CODECS.items()}
+_ALIGNMENT = 64
+_LENGTH = struct.Struct("<q")
+_NOT_COMPRESSED = _LENGTH.pack(-1)
+_VERSION_5 = fbs.MetadataVersion.V5
+
+
+class RewrittenMessage(NamedTuple):
+    """A message in its new form."""
+
+    metadata: bytes
+    """The FlatBuffer of the message."""
+    body: list[Any]
+    """The parts of its body, in order."""
+    body_length: int
+    """The size of all parts in bytes."""
+
+
+class BatchRewriter:
+    """Rewrites the batches of one stream.
+
+    Parameters
+    ----------
+    layout : SchemaLayout
+        The layout of the stream.
+    is_big : bool
+        Whether the data is big-endian.
+    swaps : bool
+        Whether to reverse the byte order.
+    version : int or None
+        The value of ``fbs.MetadataVersion`` to write; None keeps that of each message.
+    compression : {"none", "lz4", "zstd"}, optional
+        The compression to write; None keeps that of each message.
+    dictionary_ids : mapping of int to int, optional
+        New IDs of dictionaries, by their IDs in the messages.
+    max_bytes : int
+        The largest decompressed size of one message, in bytes.
+    """
+
+    def __init__(
+        self,
+        layout: SchemaLayout,
+        *,
+        is_big: bool = False,
+        swaps: bool = False,
+        version: int | None = None,
+        compression: str | None = None,
+        dictionary_ids: Mapping[int, int] | None = None,
+        max_bytes: int = 1 << 32,
+    ) -> None:
+        self._layout = layout
+        self._is_big = is_big
+        self._swaps = swaps
+        self._version = version
+        self._compression = compression
+        self._dictionary_ids = dictionary_ids or {}
+        self._max_bytes = max_bytes
+
+    def rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
+        """Return a record batch or dictionary batch in its new form.
+
+        Parameters
+        ----------
+        metadata : bytes-like
+            The FlatBuffer of the message.
+        body : memoryview
+            Its packed body. The new body may share its memory.
+
+        Raises
+        ------
+        ProtocolError
+            If the message is malformed or does not fit the schema.
+        InvalidDataError
+            If it is a union of a version before V5 that has nulls of its own, which V5 lacks.
+        LimitError
+            If its buffers decompress to more than `max_bytes`.
+        """
+        try:
+            return self._rewrite(metadata, body)
+        except _PARSE_ERRORS as error:
+            raise InvalidDataError(
+                f"the metadata of a batch does not fit its schema: {error}"
+            ) from None
+
+    def _rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
+        message: Any = fbs.Message.GetRootAs(metadata, 0)
+        layout = read_batch_layout(metadata)
+        dictionary_id = layout.dictionary_id
+        if dictionary_id is not None:
+            dictionary_id = self._dictionary_ids.get(dictionary_id, dictionary_id)
+        batch, columns = self._find_batch(message, dictionary_id)
+        spans = layout.buffers
+        compression = batch.Compression()
+        codec = None if compression is None else CODECS[compression.Codec()]
+        if compression is None and _declares_old_compression(message):
+            raise InvalidDataError("cannot rewrite a body that is compressed as in Arrow 0.17")
+        old_version = message.Version()
+        version = old_version if self._version is None else self._version
+        target = codec if self._compression is None else self._compression
+        target = None if target == "none" else target
+        buffers = _Buffers(body, spans, codec, target, self._max_bytes)
+        counts = [batch.VariadicBufferCounts(i) for i in range(batch.VariadicBufferCountsLength())]
+        nodes = [
+            (node.Length(), node.NullCount())
+            for node in map(batch.Nodes, range(batch.NodesLength()))
+        ]
+        views, node_count = iter(counts), 0
+        for column in (each for layout in columns for each in walk(layout)):
+            if column.had_validity and old_version < _VERSION_5:
+                if nodes[node_count][1]:
+                    raise InvalidDataError(
+                        "a column of a metadata version before V5 has nulls of its own, which "
+                        "later versions cannot express"
+                    )
+                buffers.skip()
+            if column.had_validity and version < _VERSION_5:
+                buffers.add_empty()
+            for units in _list_units(column, views):
+                buffers.copy(units if self._swaps else BYTES, is_big=self._is_big)
+            node_count += 1
+        if node_count != len(nodes) or not buffers.is_exhausted:
+            raise InvalidDataError("the numbers of nodes and buffers do not fit the schema")
+        body_length = buffers.pad()
+        fields = _Fields(
+            version,
+            layout.rows,
+            nodes,
+            buffers.spans,
+            None if target is None else _CODEC_NUMBERS[target],
+            counts,
+            dictionary_id,
+            layout.is_delta,
+        )
+        return RewrittenMessage(
+            _write_metadata(message, fields, body_length), buffers.parts, body_length
+        )
+
+    def _find_batch(
+        self, message: Any, dictionary: int | None
+    ) -> tuple[Any, Sequence[ColumnLayout]]:
+        """Return the table ``RecordBatch`` of a message, and the layouts of its columns."""
+        table = message.Header()
+        if dictionary is None:
+            batch = fbs.RecordBatch()
+            batch.Init(table.Bytes, table.Pos)
+            return batch, self._layout.columns
+        outer = fbs.DictionaryBatch()
+        outer.Init(table.Bytes, table.Pos)
+        if dictionary not in self._layout.dictionaries:
+            raise InvalidDataError(f"a dictionary has the ID {dictionary}, which no field has")
+        return outer.Data(), (self._layout.dictionaries[dictionary],)
+
+
+class _Fields(NamedTuple):
+    """The numbers in the metadata of a batch."""
+
+    version: int
+    rows: int
+    nodes: list[tuple[int, int]]
+    buffers: list[tuple[int, int]]
+    codec: int | None
+    variadic: list[int]
+    dictionary_id: int | None
+    is_delta: bool
+
+
+class _Buffers:
+    """The buffers of a body, taken in order, and the parts of the new body."""
+
+    def __init__(
+        self,
+        body: memoryview,
+        spans: Sequence[Any],
+        codec: str | None,
+        target: str | None,
+        max_bytes: int,
+    ) -> None:
+        self._max_bytes = self._left_bytes = max_bytes
+        self._body = body
+        self._spans = iter(spans)
+        self._left = len(spans)
+        self._codec = None if codec is None else pa.Codec(cast(Any, codec))
+        self._target = None if target is None else pa.Codec(cast(Any, target))
+        self._keeps_codec = codec == target
+        self.parts: list[Any] = []
+        self.spans: list[tuple[int, int]] = []
+        self._length = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all buffers were taken."""
+        return not self._left
+
+    def skip(self) -> memoryview:
+        """Take a buffer, and return it."""
+        offset, length = next(self._spans, (0, -1))
+        self._left -= 1
+        if not 0 <= offset <= offset + length <= self._body.nbytes or length < 0:
+            raise InvalidDataError(
+                f"a buffer of {length} bytes at byte {offset} is outside its body of "
+                f"{self._body.nbytes} bytes, or missing"
+            )
+        return self._body[offset : offset + length]
+
+    def add_empty(self) -> None:
+        """Append an empty buffer."""
+        self.spans.append((self.pad(), 0))
+
+    def copy(self, units: Units, *, is_big: bool) -> None:
+        """Take a buffer, and append it with its bytes in the other order."""
+        data: Any = self.skip()
+        parts = [data]
+        if data.nbytes and not (self._keeps_codec and units == BYTES):
+            if self._codec is not None:
+                data = memoryview(self._decompress(self._codec, data))
+            data = swap_bytes(data, units, is_big=is_big)
+            parts = [data] if self._target is None else compress_buffer(self._target, data)
+        begin = self.pad()
+        length = sum(memoryview(part).nbytes for part in parts)
+        self.parts += parts
+        self.spans.append((begin, length))
+        self._length += length
+
+    def _decompress(self, codec: pa.Codec, data: memoryview) -> Any:
+        """Return the content of a compressed buffer, within the limit of all together."""
+        size = _LENGTH.unpack_from(data)[0] if data.nbytes >= _LENGTH.size else -2
+        if size < -1:
+            raise InvalidDataError(f"a compressed buffer of {data.nbytes} bytes has no length")
+        if size == -1:
+            return data[_LENGTH.size :]
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            raise LimitError(f"a batch decompresses to more than {self._max_bytes} bytes")
+        try:
+            return codec.decompress(data[_LENGTH.size :], size)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidDataError(f"a buffer cannot be decompressed: {error}") from None
+
+    def pad(self) -> int:
+        """Pad the body to the alignment of buffers, and return its size in bytes."""
+        padding = -self._length % _ALIGNMENT
+        if padding:
+            self.parts.append(bytes(padding))
+            self._length += padding
+        return self._length
+
+
+def compress_buffer(codec: pa.Codec, data: Any) -> list[Any]:
+    """Return the parts of a compressed buffer: its length, and its compressed bytes.
+
+    A buffer that does not shrink stays as it is, after the length -1 ("BodyCompression").
+
+    Parameters
+    ----------
+    codec : pyarrow.Codec
+        The compression.
+    data : bytes-like
+        The buffer. An empty one has no parts.
+    """
+    nbytes = memoryview(data).nbytes
+    if not nbytes:
+        return []
+    compressed: Any = codec.compress(data)
+    if compressed.size < nbytes:
+        return [_LENGTH.pack(nbytes), compressed]
+    return [_NOT_COMPRESSED, data]
+
+
+def _list_units(column: ColumnLayout, views: Iterator[int]) -> Iterator[Units]:
+    """Yield the units of the buffers of one column in a batch."""
+    yield from column.buffers
+    if column.is_view:
+        for _ in range(next(views)):
+            yield BYTES
+
+
+def _declares_old_compression(message: Any) -> bool:
+    pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
+    return any(pair.Key() == b"ARROW:experimental_compression" for pair in pairs)
+
+
+def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
+    """Return the FlatBuffer of a batch, with the custom metadata of the original message."""
+    builder: Any = flatbuffers.Builder(256 + 16 * (len(fields.buffers) + len(fields.nodes)))
+    buffers = write_structs(builder, fields.buffers)
+    nodes = write_structs(builder, fields.nodes)
+    variadic = 0
+    if fields.variadic:
+        fbs.RecordBatchStartVariadicBufferCountsVector(builder, len(fields.variadic))
+        for count in reversed(fields.variadic):
+            builder.PrependInt64(count)
+        variadic = builder.EndVector()
+    compression = 0
+    if fields.codec is not None:
+        fbs.BodyCompressionStart(builder)
+        fbs.BodyCompressionAddCodec(builder, fields.codec)
+        compression = fbs.BodyCompressionEnd(builder)
+    fbs.RecordBatchStart(builder)
+    fbs.RecordBatchAddLength(builder, fields.rows)
+    fbs.RecordBatchAddNodes(builder, nodes)
+    fbs.RecordBatchAddBuffers(builder, buffers)
+    if compression:
+        fbs.RecordBatchAddCompression(builder, compression)
+    if variadic:
+        fbs.RecordBatchAddVariadicBufferCounts(builder, variadic)
+    header, kind = fbs.RecordBatchEnd(builder), fbs.MessageHeader.RecordBatch
+    if fields.dictionary_id is not None:
+        kind = fbs.MessageHeader.DictionaryBatch
+        fbs.DictionaryBatchStart(builder)
+        fbs.DictionaryBatchAddId(builder, fields.dictionary_id)
+        fbs.DictionaryBatchAddData(builder, header)
+        fbs.DictionaryBatchAddIsDelta(builder, fields.is_delta)
+        header = fbs.DictionaryBatchEnd(builder)
+    pairs = [
+        (pair.Key(), pair.Value())
+        for pair in map(message.CustomMetadata, range(message.CustomMetadataLength()))
+    ]
+    custom = write_pairs(builder, pairs) if pairs else 0
+    fbs.MessageStart(builder)
+    fbs.MessageAddVersion(builder, fields.version)
+    fbs.MessageAddHeaderType(builder, kind)
+    fbs.MessageAddHeader(builder, header)
+    fbs.MessageAddBodyLength(builder, body_length)
+    if custom:
+        fbs.MessageAddCustomMetadata(builder, custom)
+    builder.Finish(fbs.MessageEnd(builder))
+    return bytes(builder.Output())
+
+
+def write_structs(builder: Any, pairs: Sequence[tuple[int, int]]) -> int:
+    """Write a vector of structs of two i64: field nodes, or buffers."""
+    builder.StartVector(16, len(pairs), 8)
+    for first, second in reversed(pairs):
+        builder.PrependInt64(second)
+        builder.PrependInt64(first)
+    return builder.EndVector()

@@ -1,0 +1,167 @@
+"""Messages of a stream in the form that its readers need.
+
+A `Form` has a byte order, a metadata version and a compression. `BatchEncoder` encodes record
+batches under the schema message of another stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from ...errors import UsageError
+from ...fbs import arrow_generated as fbs
+from .batch_rewriter import BatchRewriter, RewrittenMessage, read_layout
+from .encoder import MessageEncoder
+from .message import CODECS
+from .metadata_limits import survey_schema
+from .schema import Feature, read_features
+from .schema_rewriter import find_schema, rewrite_schema
+
+_CODECS = ("lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of the messages of a stream. `None` keeps what the source has."""
+
+    endianness: Literal["little", "big"] | None = None
+    """The byte order."""
+    version: Literal["v4", "v5"] | None = None
+    """The metadata version."""
+    compression: Literal["none", "lz4", "zstd"] | None = None
+    """The compression of the bodies."""
+
+    def __post_init__(self) -> None:
+        if self.version == "v4" and self.compression in _CODECS:
+            raise UsageError("readers of the metadata version V4 know no compression")
+
+
+_ORDERS = {"little": fbs.Endianness.Little, "big": fbs.Endianness.Big}
+_VERSIONS = {"v4": fbs.MetadataVersion.V4, "v5": fbs.MetadataVersion.V5}
+
+
+class MessageConverter:
+    """Converts the messages of one stream.
+
+    Messages that have the form already need no conversion.
+
+    Parameters
+    ----------
+    schema_metadata : bytes
+        The FlatBuffer of the schema message, which `read_schema` has accepted.
+    form : Form
+        The form to convert to.
+
+    Raises
+    ------
+    InvalidDataError
+        If the schema is malformed.
+    """
+
+    def __init__(self, schema_metadata: bytes, form: Form) -> None:
+        schema = find_schema(schema_metadata)
+        message: Any = fbs.Message.GetRootAs(schema_metadata, 0)
+        order: Any = schema.Endianness()
+        swaps = form.endianness is not None and _ORDERS[form.endianness] != order
+        version = None if form.version is None else _VERSIONS[form.version]
+        compression = "none" if form.version == "v4" else form.compression
+        if compression in CODECS.values():
+            version = fbs.MetadataVersion.V5  # readers look for a compression only there
+        self._rewriter: BatchRewriter | None = None
+        self._changes_bodies = False
+        self.schema_metadata = schema_metadata
+        """The FlatBuffer of the schema message in its new form."""
+        changes_version = version is not None and version != message.Version()
+        if swaps or changes_version or compression is not None:
+            self._rewriter = BatchRewriter(
+                read_layout(schema),
+                is_big=order == fbs.Endianness.Big,
+                swaps=swaps,
+                version=version,
+                compression=compression,
+            )
+            self._changes_bodies = True
+            self.schema_metadata = rewrite_schema(
+                schema_metadata,
+                endianness=None if form.endianness is None else _ORDERS[form.endianness],
+                version=version,
+                features=_choose_features(read_features(schema), version, compression),
+            )
+
+    @property
+    def changes_bodies(self) -> bool:
+        """Whether messages do not have the form yet."""
+        return self._changes_bodies
+
+    def convert(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
+        """Return a record batch or dictionary batch in its new form, with padded buffers.
+
+        See `BatchRewriter.rewrite`.
+
+        Raises
+        ------
+        ProtocolError
+            If the message is malformed or does not fit the schema.
+        """
+        if self._rewriter is None:
+            self._rewriter = BatchRewriter(read_layout(find_schema(self.schema_metadata)))
+        return self._rewriter.rewrite(metadata, body)
+
+
+def _choose_features(
+    declared: Collection[int], version: int | None, compression: str | None
+) -> Collection[int]:
+    """Return the features to declare; readers of V4 know none."""
+    if version == fbs.MetadataVersion.V4:
+        return ()
+    if compression is None:
+        return declared
+    others = set(declared) - {Feature.COMPRESSED_BODY}
+    return others if compression == "none" else {*others, Feature.COMPRESSED_BODY}
+
+
+_NO_LIMIT = 1 << 62
+
+
+class BatchEncoder:
+    """Encodes record batches so that they fit the schema message of a stream.
+
+    Each batch comes with all of its dictionaries, under the IDs of that stream.
+
+    Parameters
+    ----------
+    schema_metadata : bytes
+        The FlatBuffer of the schema message, which `read_schema` has accepted.
+    """
+
+    def __init__(self, schema_metadata: bytes) -> None:
+        schema: Any = find_schema(schema_metadata)
+        message: Any = fbs.Message.GetRootAs(schema_metadata, 0)
+        ids = survey_schema(schema_metadata, max_nesting=1 << 31, max_bytes=_NO_LIMIT)
+        # pyarrow numbers dictionaries in the order of their fields.
+        self._rewriter = BatchRewriter(
+            read_layout(schema),
+            swaps=schema.Endianness() == fbs.Endianness.Big,
+            version=message.Version(),
+            dictionary_ids=dict(enumerate(ids.dictionary_ids)),
+        )
+
+    def encode(self, batch: pa.RecordBatch) -> list[RewrittenMessage]:
+        """Return the messages of a batch with the schema of the stream.
+
+        Raises
+        ------
+        InvalidDataError
+            If Arrow cannot encode the batch, or it has another schema.
+        """
+        encoder = MessageEncoder(batch.schema)
+        messages = encoder.encode(batch)
+        encoder.close()
+        return [
+            self._rewriter.rewrite(message.metadata, memoryview(b"".join(message.body or [])))
+            for message in messages
+        ]

@@ -1,0 +1,185 @@
+"""Decoding with pyarrow: the file of buffers that it reads, and the validation of the arrays.
+
+`BufferFile` lets pyarrow read messages without a copy. `validate_memory` checks what a consumer's
+memory depends on: invalid offsets, indices, unions or UTF-8 make consumers read outside of buffers.
+A value outside of its type's range (a decimal with too many digits, a `date64` within a day, a time
+of more than a day) only means nothing, and other implementations of Arrow write such values.
+``validate(full=True)`` of pyarrow refuses both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, cast
+
+import pyarrow as pa
+
+from .message import encapsulate
+
+DECODING_ERRORS = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    MemoryError,
+    StopIteration,
+)
+"""The exceptions that pyarrow raises for data that it cannot decode.
+
+`StopIteration` means that it found no message.
+"""
+
+
+class BufferFile:
+    """A readable file that returns slices of its buffers instead of copies."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: deque[pa.Buffer] = deque()
+        self._position = 0
+
+    def add(self, metadata: bytes, body: pa.Buffer | None) -> None:
+        """Append a message: its FlatBuffer and its body."""
+        self._pieces.append(pa.py_buffer(encapsulate(metadata)))
+        if body is not None and body.size:
+            self._pieces.append(body)
+
+    def read_buffer(self, nbytes: int) -> pa.Buffer:
+        """Return the next bytes: at most `nbytes`, and never across the end of a buffer."""
+        if not self._pieces:
+            return pa.py_buffer(b"")
+        piece = self._pieces[0]
+        if piece.size <= nbytes:
+            self._pieces.popleft()
+        else:
+            self._pieces[0] = piece.slice(nbytes)
+            piece = piece.slice(0, nbytes)
+        self._position += piece.size
+        return piece
+
+    def read(self, nbytes: int) -> pa.Buffer:
+        """Return the next bytes; see `read_buffer`."""
+        return self.read_buffer(nbytes)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return False: the file has no random access."""
+        return False
+
+    def writable(self) -> bool:
+        """Return False."""
+        return False
+
+    def tell(self) -> int:
+        """Return the number of bytes read."""
+        return self._position
+
+    def close(self) -> None:
+        """Release the buffers."""
+        self._pieces.clear()
+
+
+def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
+    """Validate everything except the ranges of values.
+
+    Returns
+    -------
+    bool
+        Whether all values are within the ranges of their types.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If the data is not safe to use.
+    """
+    try:
+        data.validate(full=True)
+    except pa.ArrowInvalid:
+        data.validate()  # lengths first: pyarrow aborts when it slices an array of negative length
+        columns: list[Any] = [*data.columns] if isinstance(data, pa.RecordBatch) else [data]
+        plain = [_reinterpret(column) for column in columns]
+        if all(one is other for one, other in zip(plain, columns, strict=True)):
+            raise
+        for column in plain:
+            column.validate(full=True)
+        return False
+    return True
+
+
+def _reinterpret(array: Any) -> Any:
+    """Return an array with the same buffers, whose types allow every value.
+
+    An array that has such types is returned itself.
+    """
+    data_type = array.type
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _reinterpret(array.storage)
+    plain_type = _find_plain_type(data_type)
+    if plain_type is not None:
+        return pa.Array.from_buffers(
+            plain_type, len(array), array.buffers(), array.null_count, array.offset
+        )
+    if isinstance(data_type, pa.DictionaryType):
+        dictionary = _reinterpret(array.dictionary)
+        if dictionary is array.dictionary or dictionary.type.equals(array.dictionary.type):
+            return array
+        return pa.DictionaryArray.from_arrays(array.indices, dictionary, safe=False)
+    children = _list_children(array)
+    plain = [_reinterpret(child) for child in children]
+    if all(one.type.equals(other.type) for one, other in zip(plain, children, strict=True)):
+        return array
+    own_buffers = array.buffers()[: data_type.num_buffers]
+    nested_type = _replace_children(data_type, [child.type for child in plain])
+    return pa.Array.from_buffers(
+        nested_type, len(array), own_buffers, array.null_count, array.offset, children=plain
+    )
+
+
+def _find_plain_type(data_type: pa.DataType) -> pa.DataType | None:
+    """Return a type of the same width without a range; None if the type has none."""
+    types = pa.types
+    if types.is_decimal(data_type):
+        return pa.binary(cast(Any, data_type).byte_width)
+    if types.is_date64(data_type) or types.is_time64(data_type):
+        return pa.int64()
+    return pa.int32() if types.is_time32(data_type) else None
+
+
+def _list_children(array: Any) -> list[Any]:
+    data_type = array.type
+    types = pa.types
+    if types.is_struct(data_type) or types.is_union(data_type):
+        return [array.field(index) for index in range(data_type.num_fields)]
+    if types.is_run_end_encoded(data_type):
+        return [array.run_ends, array.values]
+    return [array.values] if data_type.num_fields else []
+
+
+def _replace_children(data_type: Any, children: list[Any]) -> pa.DataType:
+    types = pa.types
+    if types.is_run_end_encoded(data_type):
+        return pa.run_end_encoded(children[0], children[1])
+    fields = [data_type.field(index).with_type(child) for index, child in enumerate(children)]
+    if types.is_struct(data_type):
+        return pa.struct(fields)
+    if types.is_union(data_type):
+        return pa.union(fields, mode=data_type.mode, type_codes=data_type.type_codes)
+    if types.is_map(data_type):
+        make_map: Any = pa.map_  # its stubs do not accept fields
+        return make_map(
+            children[0].field(0), children[0].field(1), keys_sorted=data_type.keys_sorted
+        )
+    if types.is_large_list(data_type):
+        return pa.large_list(fields[0])
+    if types.is_fixed_size_list(data_type):
+        return pa.list_(fields[0], data_type.list_size)
+    if types.is_list_view(data_type):
+        return pa.list_view(fields[0])
+    if types.is_large_list_view(data_type):
+        return pa.large_list_view(fields[0])
+    return pa.list_(fields[0])

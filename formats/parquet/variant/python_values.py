@@ -1,0 +1,520 @@
+"""A single Variant as a Python value, and a Python value as a Variant."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import accumulate, pairwise
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import numpy as np
+
+from ....errors import InvalidDataError, UsageError
+from .buffers import MAX_DEPTH
+from .metadata import encode_metadata
+from .types import (
+    ARRAY,
+    DATA_SIZES,
+    MAX_DECIMAL_SCALE,
+    MAX_SHORT_STRING,
+    MICROSECONDS_PER_DAY,
+    OBJECT,
+    PRIMITIVE,
+    SHORT_STRING,
+    Primitive,
+    header_byte,
+)
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
+_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_NANOS: Final = (Primitive.TIMESTAMP_NANOS, Primitive.TIMESTAMP_NTZ_NANOS)
+_ZONED: Final = (Primitive.TIMESTAMP, Primitive.TIMESTAMP_NANOS)
+_FORMATS: Final = {
+    Primitive.INT8: struct.Struct("<b"),
+    Primitive.INT16: struct.Struct("<h"),
+    Primitive.INT32: struct.Struct("<i"),
+    Primitive.INT64: struct.Struct("<q"),
+    Primitive.DOUBLE: struct.Struct("<d"),
+    Primitive.FLOAT: struct.Struct("<f"),
+}
+_CONSTANTS: Final = {Primitive.NULL: None, Primitive.TRUE: True, Primitive.FALSE: False}
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamp:
+    """A timestamp that `datetime.datetime` cannot hold.
+
+    Attributes
+    ----------
+    count : int
+        The time since 1970-01-01 00:00:00.
+    unit : {"us", "ns"}
+        The unit of `count`: microseconds or nanoseconds.
+    utc : bool
+        Whether it is an instant in UTC. Otherwise it is a local time.
+    """
+
+    count: int
+    unit: Literal["us", "ns"]
+    utc: bool
+
+    def __str__(self) -> str:
+        """Return the timestamp as ISO 8601 writes it."""
+        text = str(np.datetime64(self.count, self.unit))
+        return f"{text}+00:00" if self.utc else text
+
+
+def decode_metadata(metadata: bytes) -> list[str]:
+    """Return the field names of encoded metadata.
+
+    Raises
+    ------
+    InvalidDataError
+        If the metadata is invalid.
+    """
+    if len(metadata) < 3:
+        raise InvalidDataError("the metadata has fewer than 3 bytes")
+    header = metadata[0]
+    if header & 0x0F != 1:
+        raise InvalidDataError(f"the metadata has version {header & 15}; it must have version 1")
+    width = (header >> 6) + 1
+    size = int.from_bytes(metadata[1 : 1 + width], "little")
+    body = 1 + width * (size + 2)
+    if body > len(metadata):
+        raise InvalidDataError("the metadata ends inside of its offsets")
+    ends = _read_ints(metadata, 1 + width, width, size + 1)
+    if ends[0] != 0 or body + ends[-1] != len(metadata) or ends != sorted(ends):
+        raise InvalidDataError("the offsets of the metadata do not fit its bytes")
+    encoded = [metadata[body + a : body + b] for a, b in pairwise(ends)]
+    if header & 0x10 and any(a >= b for a, b in pairwise(encoded)):
+        raise InvalidDataError("the metadata claims to be sorted, but is not")
+    return [_decode_text(name) for name in encoded]
+
+
+def decode(metadata: bytes, value: bytes, *, ordered: bool = True) -> Any:
+    """Return a Variant as a Python value.
+
+    Objects become dicts, arrays lists, exact numbers int or Decimal, timestamps and dates objects
+    of `datetime`. A timestamp in nanoseconds, or one outside of the years 1 to 9999, becomes a
+    `Timestamp`, and such a date a `numpy.datetime64`.
+
+    Parameters
+    ----------
+    metadata, value : bytes
+        The encoded Variant.
+    ordered : bool, optional
+        Refuse objects whose fields are not in the order of their names.
+
+    Raises
+    ------
+    InvalidDataError
+        If the Variant is invalid.
+    """
+    decoder = _Decoder(decode_metadata(metadata), value, ordered=ordered)
+    return decoder.decode(0, len(value), 0)
+
+
+class _Decoder:
+    def __init__(self, names: list[str], data: bytes, *, ordered: bool) -> None:
+        self._names = names
+        self._data = data
+        self._ordered = ordered
+
+    def decode(self, start: int, end: int, depth: int) -> Any:
+        """Return the value that fills some bytes."""
+        if start >= end:
+            raise InvalidDataError("a value is empty")
+        if depth > MAX_DEPTH:
+            raise InvalidDataError(f"it is nested more than {MAX_DEPTH} deep")
+        header = self._data[start]
+        basic_type, header = header & 3, header >> 2
+        if basic_type == PRIMITIVE:
+            return self._decode_primitive(header, start + 1, end)
+        if basic_type == SHORT_STRING:
+            self._require_size(1 + header, start, end)
+            return _decode_text(self._data[start + 1 : end])
+        if basic_type == OBJECT:
+            return self._decode_object(header, start + 1, end, depth)
+        assert basic_type == ARRAY
+        is_large = bool(header & 4)
+        count = self._read_count(start + 1, end, is_large=is_large)
+        at = start + 1 + (4 if is_large else 1)
+        extents = self._read_extents(at, count, (header & 3) + 1, end)
+        return [self.decode(first, last, depth + 1) for first, last in extents]
+
+    def _decode_object(self, header: int, at: int, end: int, depth: int) -> dict[str, Any]:
+        is_large = bool(header & 16)
+        count = self._read_count(at, end, is_large=is_large)
+        at += 4 if is_large else 1
+        width = (header >> 2 & 3) + 1
+        offsets_at = at + count * width
+        extents = self._read_extents(offsets_at, count, (header & 3) + 1, end)
+        ids = _read_ints(self._data, at, width, count)
+        if ids and max(ids) >= len(self._names):
+            raise InvalidDataError("a field id is not in the metadata")
+        names = [self._names[field_id] for field_id in ids]
+        encoded = [name.encode() for name in names]
+        if self._ordered and encoded != sorted(encoded):
+            raise InvalidDataError("the fields of an object are not in the order of their names")
+        if len(set(names)) < len(names):
+            raise InvalidDataError("an object has two fields of one name")
+        return {
+            name: self.decode(first, last, depth + 1)
+            for name, (first, last) in zip(names, extents, strict=True)
+        }
+
+    def _read_count(self, at: int, end: int, *, is_large: bool) -> int:
+        width = 4 if is_large else 1
+        if at + width > end:
+            raise InvalidDataError("an object or array ends inside of its offsets")
+        return int.from_bytes(self._data[at : at + width], "little")
+
+    def _read_extents(self, at: int, count: int, width: int, end: int) -> list[tuple[int, int]]:
+        """Return where the values of an object or array start and end; they leave no gaps."""
+        body = at + (count + 1) * width
+        if body > end:
+            raise InvalidDataError("an object or array ends inside of its offsets")
+        offsets = _read_ints(self._data, at, width, count + 1)
+        starts = sorted(offsets[:-1])
+        bounds = [*starts, offsets[-1]]
+        if body + offsets[-1] != end or bounds[0] != 0:
+            raise InvalidDataError("the offsets of an object or array do not fit its values")
+        following = dict(zip(starts, bounds[1:], strict=True))
+        if len(following) < count or (starts and starts[-1] >= offsets[-1]):
+            raise InvalidDataError("the offsets of an object or array do not fit its values")
+        return [(body + offset, body + following[offset]) for offset in offsets[:-1]]
+
+    def _require_size(self, size: int, start: int, end: int) -> None:
+        if end - start != size:
+            raise InvalidDataError("the size of a value does not fit its bytes")
+
+    def _decode_primitive(self, code: int, at: int, end: int) -> Any:
+        if code > Primitive.UUID:
+            raise InvalidDataError(f"the type id {code} is not one of version 1")
+        kind = Primitive(code)
+        if kind in (Primitive.BINARY, Primitive.STRING):
+            if at + 4 > end:
+                raise InvalidDataError("the size of a value does not fit its bytes")
+            self._require_size(4 + int.from_bytes(self._data[at : at + 4], "little"), at, end)
+            content = self._data[at + 4 : end]
+            return content if kind == Primitive.BINARY else _decode_text(content)
+        self._require_size(DATA_SIZES[kind], at, end)
+        data = self._data[at:end]
+        if kind in _CONSTANTS:
+            return _CONSTANTS[kind]
+        if kind in _FORMATS:
+            return _FORMATS[kind].unpack(data)[0]
+        if kind == Primitive.UUID:
+            return UUID(bytes=data)
+        if kind in (Primitive.DECIMAL4, Primitive.DECIMAL8, Primitive.DECIMAL16):
+            return _decode_decimal(data)
+        return _decode_time(kind, int.from_bytes(data, "little", signed=True))
+
+
+def _read_ints(data: bytes, at: int, width: int, count: int) -> list[int]:
+    if width == 1:
+        return list(data[at : at + count])
+    return [
+        int.from_bytes(data[first : first + width], "little")
+        for first in range(at, at + count * width, width)
+    ]
+
+
+def _decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidDataError("a string or field name is not UTF-8") from None
+
+
+def _decode_decimal(data: bytes) -> Decimal:
+    scale, unscaled = data[0], int.from_bytes(data[1:], "little", signed=True)
+    if scale > MAX_DECIMAL_SCALE:
+        raise InvalidDataError(f"the scale of a decimal is {scale}; it must be at most 38")
+    if abs(unscaled) >= 10**38:
+        raise InvalidDataError("a decimal has more than 38 digits")
+    digits = tuple(map(int, str(abs(unscaled))))
+    return Decimal((int(unscaled < 0), digits, -scale))
+
+
+def _decode_time(kind: Primitive, count: int) -> Any:
+    if kind == Primitive.DATE:
+        if _FIRST_DAY <= count + _EPOCH_DAY <= _LAST_DAY:
+            return date.fromordinal(count + _EPOCH_DAY)
+        return np.datetime64(count, "D")
+    if kind == Primitive.TIME_NTZ:
+        if not 0 <= count < MICROSECONDS_PER_DAY:
+            raise InvalidDataError("a time is not within a day")
+        seconds, microsecond = divmod(count, 1_000_000)
+        return time(seconds // 3600, seconds // 60 % 60, seconds % 60, microsecond)
+    utc = kind in _ZONED
+    if kind in _NANOS:
+        return Timestamp(count, "ns", utc)
+    try:
+        local = _EPOCH + timedelta(microseconds=count)
+    except OverflowError:
+        return Timestamp(count, "us", utc)
+    return local.replace(tzinfo=UTC) if utc else local
+
+
+_NUMPY_TYPES: Final = {
+    "int8": Primitive.INT8,
+    "int16": Primitive.INT16,
+    "int32": Primitive.INT32,
+    "int64": Primitive.INT64,
+    "float32": Primitive.FLOAT,
+    "float64": Primitive.DOUBLE,
+}
+
+
+def encode(value: Any) -> tuple[bytes, bytes]:
+    """Return a Python value as a Variant.
+
+    Parameters
+    ----------
+    value : object
+        None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`, UUID,
+        `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
+        the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
+        keeps its type.
+
+    Returns
+    -------
+    metadata, value : bytes
+        The encoded Variant. The names of the metadata are sorted.
+
+    Raises
+    ------
+    UsageError
+        If a value has no Variant type, or is nested more than MAX_DEPTH deep.
+    """
+    ordered = sorted(collect_names(value), key=_encode_text)
+    return encode_metadata(ordered), encode_with(value, {name: i for i, name in enumerate(ordered)})
+
+
+def encode_with(value: Any, ids: Mapping[str, int]) -> bytes:
+    """Return the value of a Variant whose metadata has the field names `ids`, sorted.
+
+    See `encode`.
+    """
+    kind: Any = type(value)
+    encoder = _EXACT_ENCODERS.get(kind)
+    if encoder is not None:
+        return encoder(value)
+    if kind is dict or isinstance(value, Mapping):
+        return _encode_object(value, ids)
+    if isinstance(value, list | tuple):
+        return _encode_container([encode_with(item, ids) for item in value], None)
+    return _encode_scalar(value)
+
+
+def collect_names(value: Any) -> set[str]:
+    """Return all field names in a Python value; errors as for `encode`."""
+    names: set[str] = set()
+    _collect_names(value, names, 0)
+    for name in names:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"the field name {name!r} is not a string")
+    return names
+
+
+def _collect_names(value: Any, names: set[str], depth: int) -> None:
+    items: Any
+    if isinstance(value, Mapping):
+        items = value.values()
+        names.update(value)
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return
+    if depth >= MAX_DEPTH:
+        raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
+    for item in items:
+        if type(item) not in _EXACT_ENCODERS:
+            _collect_names(item, names, depth + 1)
+
+
+def _encode_object(value: Mapping[str, Any], ids: Mapping[str, int]) -> bytes:
+    fields = sorted((ids[name], name) for name in value)  # in the order of the names
+    encoded = [encode_with(value[name], ids) for _, name in fields]
+    return _encode_container(encoded, [field_id for field_id, _ in fields])
+
+
+def _encode_container(encoded: list[bytes], ids: list[int] | None) -> bytes:
+    offsets = [0, *accumulate(map(len, encoded))]
+    count = len(encoded)
+    if offsets[-1] < 256 and count < 256 and (ids is None or max(ids, default=0) < 256):
+        header = _SMALL_ARRAY if ids is None else _SMALL_OBJECT
+        return bytes([header, count, *(ids or ()), *offsets]) + b"".join(encoded)
+    offset_width = _uint_width(offsets[-1])
+    is_large = count > 255
+    parts = [count.to_bytes(4 if is_large else 1, "little")]
+    if ids is None:
+        header = header_byte(ARRAY, (offset_width - 1) | is_large << 2)
+    else:
+        id_width = _uint_width(max(ids, default=0))
+        header = header_byte(OBJECT, (offset_width - 1) | (id_width - 1) << 2 | is_large << 4)
+        parts += [field_id.to_bytes(id_width, "little") for field_id in ids]
+    parts += [offset.to_bytes(offset_width, "little") for offset in offsets]
+    return b"".join([bytes([header]), *parts, *encoded])
+
+
+_SMALL_ARRAY, _SMALL_OBJECT = header_byte(ARRAY, 0), header_byte(OBJECT, 0)
+
+
+def _uint_width(largest: int) -> int:
+    return max(1, (largest.bit_length() + 7) // 8)
+
+
+def _encode_text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the text {text!r} has no UTF-8 form") from None
+
+
+def _encode_scalar(value: Any) -> bytes:
+    for kind, function in _ENCODERS:
+        if isinstance(value, kind):
+            return function(value)
+    raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
+
+
+def _primitive(kind: Primitive, data: bytes = b"") -> bytes:
+    return bytes([header_byte(PRIMITIVE, kind)]) + data
+
+
+def _signed(kind: Primitive, value: int, width: int) -> bytes:
+    try:
+        return _primitive(kind, value.to_bytes(width, "little", signed=True))
+    except OverflowError:
+        raise UsageError(f"{value} does not fit the Variant type {kind.name}") from None
+
+
+def _encode_bool(value: Any) -> bytes:
+    return _primitive(Primitive.TRUE if value else Primitive.FALSE)
+
+
+def _encode_float(value: float) -> bytes:
+    return _DOUBLE + _PACK_DOUBLE(value)
+
+
+_DOUBLE = bytes([header_byte(PRIMITIVE, Primitive.DOUBLE)])
+_PACK_DOUBLE = struct.Struct("<d").pack
+
+
+def _encode_int(value: int) -> bytes:
+    for kind, width in (
+        (Primitive.INT8, 1),
+        (Primitive.INT16, 2),
+        (Primitive.INT32, 4),
+        (Primitive.INT64, 8),
+    ):
+        if -(1 << 8 * width - 1) <= value < 1 << 8 * width - 1:
+            return _signed(kind, value, width)
+    return _encode_decimal(Decimal(value))
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise UsageError(f"the decimal {value} has no Variant type; use a float")
+    unscaled = int("".join(map(str, digits))) * 10 ** max(exponent, 0) if exponent <= 38 else None
+    if unscaled is None or unscaled >= 10**38 or exponent < -MAX_DECIMAL_SCALE:
+        raise UsageError(f"{value} has more than 38 digits, or more than 38 after the point")
+    unscaled = -unscaled if sign else unscaled
+    for kind, width, limit in (
+        (Primitive.DECIMAL4, 4, 10**9),
+        (Primitive.DECIMAL8, 8, 10**18),
+        (Primitive.DECIMAL16, 16, 10**38),
+    ):
+        if abs(unscaled) < limit:
+            data = unscaled.to_bytes(width, "little", signed=True)
+            return _primitive(kind, bytes([max(-exponent, 0)]) + data)
+    raise AssertionError("unreachable")
+
+
+def _encode_string(value: str) -> bytes:
+    data = _encode_text(value)
+    if len(data) <= MAX_SHORT_STRING:
+        return bytes([header_byte(SHORT_STRING, len(data))]) + data
+    return _primitive(Primitive.STRING, len(data).to_bytes(4, "little") + data)
+
+
+def _encode_binary(value: Any) -> bytes:
+    data = bytes(value)
+    return _primitive(Primitive.BINARY, len(data).to_bytes(4, "little") + data)
+
+
+def _encode_datetime(value: datetime) -> bytes:
+    kind = Primitive.TIMESTAMP_NTZ
+    if value.utcoffset() is not None:
+        kind, value = Primitive.TIMESTAMP, value.astimezone(UTC)
+    difference = value.replace(tzinfo=None) - datetime(1970, 1, 1)
+    seconds = difference.days * 86_400 + difference.seconds
+    return _signed(kind, seconds * 1_000_000 + difference.microseconds, 8)
+
+
+def _encode_time(value: time) -> bytes:
+    if value.tzinfo is not None:
+        raise UsageError(f"the time {value} has a time zone, for which there is no Variant type")
+    seconds = (value.hour * 60 + value.minute) * 60 + value.second
+    return _signed(Primitive.TIME_NTZ, seconds * 1_000_000 + value.microsecond, 8)
+
+
+def _encode_timestamp(value: Timestamp) -> bytes:
+    kinds = {
+        ("us", True): Primitive.TIMESTAMP,
+        ("us", False): Primitive.TIMESTAMP_NTZ,
+        ("ns", True): Primitive.TIMESTAMP_NANOS,
+        ("ns", False): Primitive.TIMESTAMP_NTZ_NANOS,
+    }
+    return _signed(kinds[value.unit, value.utc], value.count, 8)
+
+
+def _encode_numpy(value: Any) -> bytes:
+    kind = _NUMPY_TYPES.get(value.dtype.name)
+    if kind is None:
+        return _encode_scalar(value.item())
+    return _primitive(kind, value.astype(value.dtype.newbyteorder("<")).tobytes())
+
+
+def _encode_day(value: Any) -> bytes:
+    if np.datetime_data(value.dtype)[0] != "D":
+        raise UsageError(f"{value!r} is not a date; use datetime or Timestamp")
+    return _signed(Primitive.DATE, int(value.astype(np.int64)), 4)
+
+
+_ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
+    (type(None), lambda _: _primitive(Primitive.NULL)),
+    ((bool, np.bool_), _encode_bool),
+    (np.datetime64, _encode_day),
+    (np.generic, _encode_numpy),
+    (int, _encode_int),
+    (float, _encode_float),
+    (str, _encode_string),
+    (Decimal, _encode_decimal),
+    ((bytes, bytearray, memoryview), _encode_binary),
+    (datetime, _encode_datetime),
+    (
+        date,
+        lambda value: _signed(Primitive.DATE, value.toordinal() - _EPOCH_DAY, 4),
+    ),
+    (time, _encode_time),
+    (Timestamp, _encode_timestamp),
+    (UUID, lambda value: _primitive(Primitive.UUID, value.bytes)),
+]
+_EXACT_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    type(None): _ENCODERS[0][1],
+    bool: _encode_bool,
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_string,
+    Decimal: _encode_decimal,
+}
+"""The encoders of the most frequent types, which need no search."""
