@@ -37,19 +37,8 @@ class Case:
     def measure(self, timeout: float, consume: Consume, *, check: bool) -> Sample:
         """Let all clients read the whole file at the same time.
 
-        Parameters
-        ----------
-        timeout : float
-            The longest time to wait for all clients, in seconds.
-        consume : {"count", "sum", "numpy"}
-            The operation of the clients on each batch.
-        check : bool
-            Whether the clients compare each batch with the file.
-
-        Raises
-        ------
-        SplitArrowError
-            If the server or a client fails, exits, or does not reply in time.
+        `timeout` is the longest time to wait for all clients, in seconds. Raises `SplitArrowError`
+        if the server or a client fails, exits, or does not reply in time.
         """
         for client in self.clients:
             client.send({"do": "prepare"})
@@ -107,23 +96,8 @@ def start_cases(
 ) -> list[Case]:
     """Start the workers of several cases, and wait until all are ready.
 
-    Parameters
-    ----------
-    stack : ExitStack
-        Ends the workers when it closes.
-    backends : sequence of str
-        The names of the backends.
-    clients : sequence of int
-        The numbers of concurrent clients. The cases of a backend share a server and clients.
-    dataset : Dataset
-        The file that all servers serve.
-    options : Options
-        The options of the run.
-
-    Raises
-    ------
-    SplitArrowError
-        If a worker does not start.
+    `stack`: Ends the workers when it closes. `clients`: the cases of a backend share a server and
+    clients. Raises `SplitArrowError` if a worker does not start.
     """
 
     def start(role: str, backend: str, address: str | None = None) -> WorkerProcess:

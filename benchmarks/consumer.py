@@ -16,16 +16,7 @@ from .options import Consume, Read
 class Consumer:
     """Counts the batches of one read, and records the time of the first one.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        The file that the server reads.
-    consume : {"count", "sum", "numpy"}
-        The operation on each batch.
-    read : {"iterate", "all"}
-        Whether the backend passes batches, or one table.
-    check : bool
-        Whether to compare each batch with the file instead. Such a read is not timed.
+    `check`: Such a read is not timed.
 
     Attributes
     ----------
@@ -108,10 +99,7 @@ class Consumer:
     def verify(self) -> None:
         """Check that the numbers of rows and batches are those of the file.
 
-        Raises
-        ------
-        InvalidDataError
-            If they differ.
+        Raises `InvalidDataError` if they differ.
         """
         dataset = self.dataset
         if (self.rows, self.batches) != (dataset.rows, dataset.batches):

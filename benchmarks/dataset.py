@@ -72,19 +72,8 @@ class Dataset:
 def make_dataset(path: Path, batch_bytes: int, batches: int) -> Dataset:
     """Write a file of pseudo-random doubles. Batches that are close to each other differ.
 
-    Parameters
-    ----------
-    path : Path
-        The path of the new file.
-    batch_bytes : int
-        The size of each batch body, in bytes; a multiple of `ROW_BYTES`.
-    batches : int
-        The number of batches.
-
-    Raises
-    ------
-    DatasetError
-        If the disk has too little space, or the file cannot be written.
+    `batch_bytes` is the size of each batch body, in bytes; a multiple of `ROW_BYTES`. Raises
+    `DatasetError` if the disk has too little space, or the file cannot be written.
     """
     dataset = Dataset(str(path), batch_bytes, batches)
     rows = dataset.batch_rows

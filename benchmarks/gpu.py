@@ -114,14 +114,7 @@ def read_stream(uri: str, memory: DeviceMemory) -> int:
 def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
     """Return the rates for batches of a size.
 
-    Parameters
-    ----------
-    memory : DeviceMemory
-        The memory of the device.
-    nbytes : int
-        The size of a batch, in bytes.
-    total : int
-        The bytes to copy in each round.
+    `nbytes` is the size of a batch, in bytes.
     """
     batch = make_batch(nbytes, memory)
     count = max(2, total // batch.nbytes)
@@ -151,14 +144,7 @@ def serve_from_device(memory: DeviceMemory, nbytes: int, total: int) -> dict[str
 def serve_shared(connection: Any, open_memory: Callable[[], DeviceMemory], nbytes: int) -> None:
     """Serve a batch on the device, send the URI, and wait until the other end is closed.
 
-    Parameters
-    ----------
-    connection : multiprocessing.connection.Connection
-        What the URI is sent over.
-    open_memory : callable
-        Opens the memory of the device.
-    nbytes : int
-        The size of the batch in bytes.
+    `nbytes` is the size of the batch in bytes.
     """
     memory = open_memory()
     batch = memory.open_copier().copy(make_batch(nbytes, memory))
@@ -186,10 +172,8 @@ def shared_data(open_memory: Callable[[], DeviceMemory], nbytes: int) -> Generat
 def copy_shared(uri: str, memory: DeviceMemory, target: int, rounds: int) -> int:
     """Copy the data of another process within the device; return the bytes.
 
-    Raises
-    ------
-    UsageError
-        If the data was received in host memory first, which is not what this measures.
+    Raises `UsageError` if the data was received in host memory first, which is not what this
+    measures.
     """
     device, copied = memory.device, 0
     for _ in range(rounds):
@@ -265,10 +249,7 @@ def measure_waiting(batches: Iterator[DeviceBatch], step: Callable[[DeviceBatch]
 def check_pytorch() -> None:
     """Check that PyTorch can use the device, if PyTorch is installed.
 
-    Raises
-    ------
-    UsageError
-        If it cannot.
+    Raises `UsageError` if it cannot.
     """
     try:
         torch: Any = import_module("torch")
@@ -303,17 +284,7 @@ def report(
     console: Console,
     open_memory: Callable[[], DeviceMemory] = CudaMemory,
 ) -> None:
-    """Measure everything, and print the figures.
-
-    Parameters
-    ----------
-    memory : DeviceMemory
-        The memory of the device.
-    console : Console
-        Where to print.
-    open_memory : callable
-        Opens the same memory in another process.
-    """
+    """Measure everything, and print the figures."""
     table = Table("batch", "plain copies", "copier", "share", "tcp", "shm")
     share = 0.0
     for nbytes in BATCH_BYTES:

@@ -18,12 +18,7 @@ _BURST_SECONDS = 0.002
 class TokenBucket:
     """Says how long to wait before more bytes may pass.
 
-    Parameters
-    ----------
-    bytes_per_second : float
-        The speed.
-    now : float
-        The time, in seconds.
+    `now` is the time, in seconds.
     """
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
@@ -39,22 +34,7 @@ class TokenBucket:
 
 @contextmanager
 def limited_link(host: str, port: int, bytes_per_second: float) -> Generator[int]:
-    """Forward a port of this host to a server, at a limited speed towards the client.
-
-    Parameters
-    ----------
-    host : str
-        The host of the server.
-    port : int
-        Its port.
-    bytes_per_second : float
-        The speed of each connection.
-
-    Yields
-    ------
-    int
-        The port to connect to.
-    """
+    """Forward a port of this host to a server, at a limited speed towards the client."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(host, port, bytes_per_second, theirs), daemon=True)

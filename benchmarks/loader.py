@@ -38,23 +38,7 @@ from .plot import check_plot
 
 
 class Benchmark:
-    """The data, the daemon and the report of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        An existing folder for all data.
-    rows : int
-        The rows of an epoch: a multiple of ``SHARDS * BATCH_ROWS``.
-    rounds : int
-        The counted rounds of each kind.
-    seconds : float
-        The least time of a warm round.
-    report_file : Path, optional
-        The file that the report is saved to after each round.
-    most_seconds : float
-        The time after which no round starts any more.
-    """
+    """The data, the daemon and the report of a run."""
 
     def __init__(
         self,
@@ -77,10 +61,7 @@ class Benchmark:
     def run(self, workers: tuple[int, ...], peers: tuple[str, ...]) -> None:
         """Measure splitarrow and some peers with each number of workers.
 
-        Raises
-        ------
-        SplitArrowError
-            If splitarrow's batches are wrong, or fail.
+        Raises `SplitArrowError` if splitarrow's batches are wrong, or fail.
         """
         write_arrow(self._folder / "arrow", self.report.rows)
         for shard in make_shards(self.report.rows):

@@ -19,19 +19,9 @@ _PEER_COLOR = "#b8c0c8"
 def save_plot(report: LoaderReport, path: Path) -> None:
     """Draw the warm rates of a report, one panel for each number of workers, and save the plot.
 
-    Parameters
-    ----------
-    report : LoaderReport
-        The report.
-    path : Path
-        The path of the plot. Its suffix, ``.svg`` or ``.png``, selects the format.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    UsageError
-        If the suffix is another one, the report has no warm round, or the file cannot be written.
+    `path`: its suffix, ``.svg`` or ``.png``, selects the format. Raises `MissingExtraError` if
+    matplotlib is not installed. Raises `UsageError` if the suffix is another one, the report has no
+    warm round, or the file cannot be written.
     """
     check_plot(path)
     import matplotlib as mpl  # pyright: ignore[reportMissingImports]

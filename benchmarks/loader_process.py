@@ -22,24 +22,8 @@ _ROUND_SECONDS = 900.0
 def run_process(work: Round, *, sample: bool) -> tuple[dict[str, Any], int]:
     """Run a round in a process of its own.
 
-    Parameters
-    ----------
-    work : Round
-        The round.
-    sample : bool
-        Whether to sample the memory of its processes and of the daemon, which takes time.
-
-    Returns
-    -------
-    result : dict
-        The result of `run_round`.
-    peak_bytes : int
-        The largest memory of all processes together; 0 without `sample`.
-
-    Raises
-    ------
-    SplitArrowError
-        If the process fails, or takes too long. The message has the end of its output.
+    Raises `SplitArrowError` if the process fails, or takes too long. The message has the end of its
+    output.
     """
     command = [sys.executable, "-W", "ignore", "-m", "splitarrow.benchmarks.loader_round"]
     with ExitStack() as stack:

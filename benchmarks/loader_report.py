@@ -104,10 +104,7 @@ class LoaderReport:
     def load(cls, path: Path) -> LoaderReport:
         """Return the report that `save` wrote.
 
-        Raises
-        ------
-        UsageError
-            If the file is not such a report.
+        Raises `UsageError` if the file is not such a report.
         """
         try:
             plain = json.loads(path.read_text())

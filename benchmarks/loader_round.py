@@ -41,14 +41,7 @@ class Round:
 
 
 def run_round(work: Round) -> dict[str, Any]:
-    """Run a round.
-
-    Returns
-    -------
-    dict
-        ``checksum`` and ``batch_rows`` (all sizes of batches) of a check. Otherwise
-        ``rows_per_second``, and ``cpu_seconds_per_million_rows`` of all processes.
-    """
+    """Run a round."""
     if work.kind == "check":
         return _check(_open(work))
     begin, cpu = time.perf_counter(), _cpu_seconds(work.daemon)

@@ -40,13 +40,7 @@ Columns = dict[str, Any]
 
 
 def make_shards(rows: int) -> Iterator[Columns]:
-    """Yield the columns of each shard. Equal numbers of rows give equal columns.
-
-    Parameters
-    ----------
-    rows : int
-        The rows of all shards: a multiple of ``SHARDS * BATCH_ROWS``.
-    """
+    """Yield the columns of each shard. Equal numbers of rows give equal columns."""
     random = np.random.default_rng(1)
     count = rows // SHARDS
     for shard in range(SHARDS):

@@ -34,17 +34,7 @@ _HEADINGS = (
 
 
 def save_markdown(report: LoaderReport, path: Path, plot: Path | None = None) -> None:
-    """Write a report to a Markdown file, between its markers if it has them.
-
-    Parameters
-    ----------
-    report : LoaderReport
-        The report.
-    path : Path
-        The file.
-    plot : Path, optional
-        A plot of the report, which the file shows.
-    """
+    """Write a report to a Markdown file, between its markers if it has them."""
     page = path.read_text() if path.exists() else ""
     lines = markdown_lines(report)
     if plot is not None:

@@ -32,12 +32,7 @@ class MemorySampler:
 
     The context takes a last sample when it ends.
 
-    Parameters
-    ----------
-    find_processes : callable
-        Returns the process ids to sample, once per interval.
-    interval : float
-        The time between samples, in seconds.
+    `interval` is the time between samples, in seconds.
 
     Attributes
     ----------
@@ -111,10 +106,7 @@ def host_memory() -> int | None:
 def host_memory_in_use() -> int:
     """Return the memory in use on this host, without the page cache of files.
 
-    Raises
-    ------
-    KeyError
-        If it is unknown.
+    Raises `KeyError` if it is unknown.
     """
     fields = _read_fields("/proc/meminfo")
     return fields["AnonPages"] + fields["Shmem"]

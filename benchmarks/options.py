@@ -29,10 +29,7 @@ _CONCURRENT_DIVISOR = 4
 class Options:
     """The options of a run. They are consistent once the object exists.
 
-    Raises
-    ------
-    UsageError
-        If an option has a wrong value.
+    Raises `UsageError` if an option has a wrong value.
     """
 
     batch_bytes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
@@ -104,12 +101,8 @@ class Options:
     def batches(self, batch_bytes: int, *, concurrent: bool = False) -> int:
         """Return the number of batches that one read transfers.
 
-        Parameters
-        ----------
-        batch_bytes : int
-            The size of a batch body, in bytes.
-        concurrent : bool
-            Whether several clients read at once. Each of them then transfers a quarter.
+        `batch_bytes` is the size of a batch body, in bytes. `concurrent`: each of them then
+        transfers a quarter.
         """
         total = DEFAULT_BYTES if self.total_bytes is None else self.total_bytes
         if concurrent:

@@ -52,18 +52,7 @@ for uri in sys.stdin:
 class Side:
     """A server and a client of one tree.
 
-    Parameters
-    ----------
-    stack : ExitStack
-        Ends the processes when it closes.
-    tree : Path
-        A checkout.
-    folder : Path
-        A folder for this side.
-    data : Path
-        The file to serve.
-    client : str
-        The program of the client, which gets lines that begin with a URI and answers each with one.
+    `stack`: Ends the processes when it closes.
     """
 
     def __init__(
@@ -157,15 +146,7 @@ class Outcome(NamedTuple):
 
 
 def compare(earlier: Path, later: Path, rounds: int) -> list[Outcome]:
-    """Measure two checkouts in turns.
-
-    Parameters
-    ----------
-    earlier, later : Path
-        The checkouts.
-    rounds : int
-        The number of pairs of reads for each case.
-    """
+    """Measure two checkouts in turns."""
     outcomes: list[Outcome] = []
     for scheme, size in _CASES:
         with TemporaryDirectory(prefix="splitarrow-paired-") as name, ExitStack() as stack:

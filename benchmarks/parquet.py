@@ -38,14 +38,7 @@ _SIDE = 20
 def compare_plain(folder: Path, rows: int, rounds: int) -> dict[str, float]:
     """Return the processor seconds of pyarrow and of our path for a plain file.
 
-    Parameters
-    ----------
-    folder : Path
-        A folder for the file.
-    rows : int
-        The number of rows.
-    rounds : int
-        The number of reads of each. The figures are medians.
+    `rounds`: the figures are medians.
     """
     import pyarrow.parquet as pq
 

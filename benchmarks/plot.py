@@ -52,12 +52,8 @@ class _Line(NamedTuple):
 def check_plot(path: Path) -> None:
     """Check that `save_plot` can draw, before a run takes minutes.
 
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    UsageError
-        If the suffix is neither ``.svg`` nor ``.png``, or the folder does not exist.
+    Raises `MissingExtraError` if matplotlib is not installed. Raises `UsageError` if the suffix is
+    neither ``.svg`` nor ``.png``, or the folder does not exist.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path}: the suffix of a plot must be {' or '.join(_SUFFIXES)}")
@@ -74,19 +70,9 @@ def check_plot(path: Path) -> None:
 def save_plot(report: Report, path: Path) -> None:
     """Draw the rates of a report over the batch sizes, and save the plot.
 
-    Parameters
-    ----------
-    report : Report
-        The report.
-    path : Path
-        The path of the plot. Its suffix, ``.svg`` or ``.png``, selects the format.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    UsageError
-        If the suffix is another one, or the file cannot be written.
+    `path`: its suffix, ``.svg`` or ``.png``, selects the format. Raises `MissingExtraError` if
+    matplotlib is not installed. Raises `UsageError` if the suffix is another one, or the file
+    cannot be written.
     """
     check_plot(path)
     import matplotlib as mpl  # pyright: ignore[reportMissingImports]

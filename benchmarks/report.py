@@ -134,10 +134,7 @@ class Report:
     def from_json(cls, text: str) -> Report:
         """Return the report that `to_json` wrote.
 
-        Raises
-        ------
-        UsageError
-            If the text is not such a report.
+        Raises `UsageError` if the text is not such a report.
         """
         try:
             plain = json.loads(text)
@@ -157,10 +154,7 @@ class Report:
 def read_report(path: Path) -> Report:
     """Read a report that ``splitarrow bench --json`` wrote.
 
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or is no report.
+    Raises `UsageError` if the file cannot be read, or is no report.
     """
     try:
         return Report.from_json(path.read_text())

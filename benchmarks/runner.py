@@ -29,23 +29,10 @@ def run(options: Options, progress: Progress | None = None) -> Report:
     The data files and processes are gone when this function returns or raises, also after an
     interrupt.
 
-    Parameters
-    ----------
-    options : Options
-        The options.
-    progress : callable, optional
-        Called before each step.
-
-    Raises
-    ------
-    UsageError
-        If the options name an unknown backend.
-    MissingExtraError
-        If the options name a backend that cannot run on this machine.
-    DatasetError
-        If the disk has too little space for the data.
-    SplitArrowError
-        If a server or a client fails, or a client receives other data than the file contains.
+    Raises `UsageError` if the options name an unknown backend. Raises `MissingExtraError` if the
+    options name a backend that cannot run on this machine. Raises `DatasetError` if the disk has
+    too little space for the data. Raises `SplitArrowError` if a server or a client fails, or a
+    client receives other data than the file contains.
     """
     names, skipped = _select_backends(options)
     groups = list(_plan(options, names))

@@ -41,12 +41,8 @@ _FREE_TIMEOUT_SECONDS = 60.0
 def measure() -> dict[str, Any]:
     """Return all figures.
 
-    Returns
-    -------
-    dict
-        ``us_per_batch`` (by batch size in bytes), ``free`` (the number of leases and the seconds
-        until the server has freed them) and ``memory_of_readers``; see `measure_reader_memory`.
-        ``note`` if the server shared a copy of the file.
+    ``us_per_batch`` (by batch size in bytes), ``free`` (the number of leases and the seconds until
+    the server has freed them) and ``memory_of_readers``; see `measure_reader_memory`.
     """
     figures: dict[str, Any] = {"us_per_batch": {}}
     with TemporaryDirectory(prefix="splitarrow-sharing-") as folder:
@@ -86,12 +82,7 @@ def measure_batch_seconds(uri: str) -> float:
 def measure_free(uri: str, control_uri: str) -> tuple[int, float]:
     """Free all leases of a stream at once.
 
-    Returns
-    -------
-    leases : int
-        The number of leases.
-    seconds : float
-        The time until the server has freed them.
+    Return the time until the server has freed them.
     """
     with open_stream(uri) as stream:
         batches = list(stream)
@@ -108,14 +99,7 @@ def measure_free(uri: str, control_uri: str) -> tuple[int, float]:
 
 
 def measure_reader_memory(uri: str) -> dict[str, float]:
-    """Let two readers hold all batches, one after the other.
-
-    Returns
-    -------
-    dict
-        ``first`` and ``second``: the growth of the host's memory in use by each reader, as a
-        fraction of the data. ``anonymous_bytes``: the growth of this process's memory by both.
-    """
+    """Let two readers hold all batches, one after the other."""
     in_use, anonymous = host_memory_in_use(), _anonymous_bytes()
     readers: list[list[pa.RecordBatch]] = []
     growth: list[float] = []

@@ -23,17 +23,7 @@ SCHEMA = pa.schema(
 
 
 def publish_shards(folder: Path, rows: int, shards: int) -> None:
-    """Publish a dataset with a number of rows, divided evenly among Arrow IPC files.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the dataset.
-    rows : int
-        The number of rows of all files.
-    shards : int
-        The number of files.
-    """
+    """Publish a dataset with a number of rows, divided evenly among Arrow IPC files."""
     random = np.random.default_rng(1)
     shard_rows = -(-rows // shards)
     ranges = ((min(rows, n * shard_rows), min(rows, (n + 1) * shard_rows)) for n in range(shards))
@@ -41,19 +31,7 @@ def publish_shards(folder: Path, rows: int, shards: int) -> None:
 
 
 def publish_wide(folder: Path, rows: int, shards: int, columns: int) -> None:
-    """Publish a dataset with columns of float64, whose names are ``c0``, ``c1`` and so on.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the dataset.
-    rows : int
-        The number of rows of all files.
-    shards : int
-        The number of files.
-    columns : int
-        The number of columns.
-    """
+    """Publish a dataset with columns of float64, whose names are ``c0``, ``c1`` and so on."""
     random = np.random.default_rng(2)
     names = [f"c{index}" for index in range(columns)]
     schema = pa.schema({name: pa.float64() for name in names})

@@ -8,15 +8,7 @@ from types import TracebackType
 
 
 class CountingRelay:
-    """A context in which a port of this host forwards connections to another one.
-
-    Parameters
-    ----------
-    host : str
-        The host to forward to.
-    port : int
-        Its port.
-    """
+    """A context in which a port of this host forwards connections to another one."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port

@@ -140,12 +140,8 @@ def save_spark_markdown(figures: Figures, path: Path, plot: Path | None = None) 
 def save_spark_plot(figures: Figures, path: Path) -> None:
     """Draw the rates of a run as bars.
 
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    UsageError
-        If the suffix is neither ``.svg`` nor ``.png``, or the file cannot be written.
+    Raises `MissingExtraError` if matplotlib is not installed. Raises `UsageError` if the suffix is
+    neither ``.svg`` nor ``.png``, or the file cannot be written.
     """
     check_plot(path)
     import matplotlib as mpl  # pyright: ignore[reportMissingImports]

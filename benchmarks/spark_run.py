@@ -51,21 +51,7 @@ _MEMORY_LIMIT = 1 << 30
 
 
 class SparkRun:
-    """A run, whose figures are saved after every step.
-
-    Parameters
-    ----------
-    rows, shards, rounds : int
-        The number of rows, of the files that they are divided among, and of counted rounds.
-    master : str
-        The Spark master.
-    folder : Path
-        An existing folder for all data.
-    output : Path, optional
-        The file that gets the figures as JSON.
-    wide_rows : int
-        The number of rows of the dataset of many columns.
-    """
+    """A run, whose figures are saved after every step."""
 
     def __init__(
         self,
@@ -100,10 +86,8 @@ class SparkRun:
     def run(self) -> None:
         """Measure everything.
 
-        Raises
-        ------
-        SplitArrowError
-            If Spark does not start, or reads another number of rows than were written.
+        Raises `SplitArrowError` if Spark does not start, or reads another number of rows than were
+        written.
         """
         with self._spark() as spark:
             self.measure(spark)

@@ -58,15 +58,7 @@ class StreamMemory(NamedTuple):
 def measure(side: Side, scheme: str, streams: int = STREAMS) -> StreamMemory:
     """Return the memory of each further stream beside a first one.
 
-    Parameters
-    ----------
-    side : Side
-        A server, and a client that runs `CLIENT`. Neither has had streams before: the memory of
-        those would be used again.
-    scheme : str
-        The transport.
-    streams : int
-        The number of streams.
+    `side`: Neither has had streams before: the memory of those would be used again.
     """
     side.ask(scheme, f"1 {_BATCHES}")
     before = _read(side)

@@ -46,18 +46,7 @@ SCHEMA = pa.schema(
 
 
 def generate_trips(rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the trips in the order of their pickup.
-
-    Parameters
-    ----------
-    rows : int
-        The number of trips.
-
-    Yields
-    ------
-    pyarrow.RecordBatch
-        At most `BATCH_ROWS` rows of `SCHEMA`.
-    """
+    """Yield the trips in the order of their pickup."""
     for first in range(0, rows, BATCH_ROWS):
         yield _batch(first, min(BATCH_ROWS, rows - first))
 
@@ -65,10 +54,7 @@ def generate_trips(rows: int) -> Iterator[pa.RecordBatch]:
 def write_trips(path: Path, rows: int) -> None:
     """Write the trips to an Arrow IPC file.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
+    Raises `OSError` if the file cannot be written.
     """
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
         for batch in generate_trips(rows):

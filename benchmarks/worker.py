@@ -56,21 +56,8 @@ def measure_read(
 ) -> dict[str, Any]:
     """Read the whole file once, and return the measurements.
 
-    Parameters
-    ----------
-    backend : Backend
-        The backend.
-    address : str
-        The address of its server.
-    job : WorkerJob
-        The job.
-    consume : {"count", "sum", "numpy"}
-        The operation on each batch.
-    check : bool
-        Whether to compare each batch with the file.
-    start_at : float
-        The time to start at. All times are those of the monotonic clock in seconds, which the
-        processes of a host share.
+    `start_at`: all times are those of the monotonic clock in seconds, which the processes of a host
+    share.
     """
     consumer = Consumer(job.dataset, consume, job.read, check)
     time.sleep(max(0.0, start_at - time.monotonic()))

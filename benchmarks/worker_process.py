@@ -31,20 +31,8 @@ class WorkerProcess:
 
     The first reply of the worker reports that it is ready.
 
-    Parameters
-    ----------
-    label : str
-        The name of the worker in error messages.
-    job : dict
-        The first line that the worker receives.
-    module : str
-        The module that the process runs.
-
-    Raises
-    ------
-    SplitArrowError
-        If the process cannot be started. Every method raises it if the worker reports an error
-        or exits.
+    Raises `SplitArrowError` if the process cannot be started. Every method raises it if the worker
+    reports an error or exits.
     """
 
     def __init__(
@@ -104,12 +92,7 @@ class WorkerProcess:
     def request(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a command and return its reply.
 
-        Parameters
-        ----------
-        command : dict
-            The command.
-        timeout : float
-            The longest time to wait for the reply, in seconds.
+        `timeout` is the longest time to wait for the reply, in seconds.
         """
         self.send(command)
         return receive_replies([self], timeout)[0]
@@ -117,11 +100,8 @@ class WorkerProcess:
     def close(self, *, kill: bool = False) -> None:
         """End the process. Idempotent.
 
-        Parameters
-        ----------
-        kill : bool
-            Whether to kill it at once. Otherwise its input ends, and it is killed only if it does
-            not exit within 5 seconds.
+        `kill`: Otherwise its input ends, and it is killed only if it does not exit within 5
+        seconds.
         """
         process = self._process
         assert process.stdin is not None
@@ -168,17 +148,8 @@ class WorkerProcess:
 def receive_replies(workers: Sequence[WorkerProcess], timeout: float) -> list[dict[str, Any]]:
     """Wait for one reply of each worker, and return the replies in the order of the workers.
 
-    Parameters
-    ----------
-    workers : sequence of WorkerProcess
-        The workers. Each has received a command.
-    timeout : float
-        The longest time to wait for all replies, in seconds.
-
-    Raises
-    ------
-    SplitArrowError
-        If a worker fails, exits, or does not reply in time.
+    `workers`: each has received a command. `timeout` is the longest time to wait for all replies,
+    in seconds. Raises `SplitArrowError` if a worker fails, exits, or does not reply in time.
     """
     deadline = time.monotonic() + timeout
     pending = {worker.fileno(): worker for worker in workers}

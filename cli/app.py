@@ -132,11 +132,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit status.
 
     If the command fails, its error has been printed on standard error.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The arguments without the program's name; by default those of the process.
     """
     # gRPC reads the variable on import. It would otherwise print to standard error itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

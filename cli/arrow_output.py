@@ -26,21 +26,7 @@ _TRUNCATED_MESSAGE = b"\xff\xff\xff\xff\x08\0\0\0"
 class ArrowOutput:
     """Writes the messages of one stream.
 
-    Parameters
-    ----------
-    file : binary file
-        The file. The output closes it.
-    assembler : StreamAssembler
-        The format.
-    converter : MessageConverter
-        The form of the messages.
-    source_schema : bytes
-        The FlatBuffer of the schema message of the source.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; so do the methods.
+    `file`: the output closes it. Raises `OSError` if the file cannot be written; so do the methods.
     """
 
     def __init__(
@@ -61,12 +47,8 @@ class ArrowOutput:
     def write(self, message: InputMessage) -> None:
         """Write a message. A dictionary that equals the current one of its ID is left out.
 
-        Raises
-        ------
-        ReplacedDictionaryError
-            If the message replaces a dictionary, which a file cannot hold.
-        ProtocolError
-            If the message is malformed.
+        Raises `ReplacedDictionaryError` if the message replaces a dictionary, which a file cannot
+        hold. Raises `ProtocolError` if the message is malformed.
         """
         metadata, parts, length = message
         is_dictionary = read_message_info(metadata).header_type is HeaderType.DICTIONARY_BATCH
@@ -145,17 +127,7 @@ def open_arrow_file(path: Path) -> BinaryIO:
 def make_assembler(
     suffix: str, *, legacy: bool, footer: Mapping[bytes, bytes] | None = None
 ) -> StreamAssembler:
-    """Return the assembler of the format that a suffix selects.
-
-    Parameters
-    ----------
-    suffix : str
-        ``.arrows`` is the stream format; every other one is the file format.
-    legacy : bool
-        Whether to use the framing before Arrow 0.15.
-    footer : mapping, optional
-        The custom metadata of the footer of a file.
-    """
+    """Return the assembler of the format that a suffix selects."""
     if suffix == ".arrows":
         return StreamAssembler(legacy=legacy)
     return FileAssembler(legacy=legacy, footer_metadata=[*(footer or {}).items()])

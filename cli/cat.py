@@ -73,15 +73,7 @@ def cat(
 
 
 def show_rows(source: AbstractContextManager[Source], format: str) -> None:
-    """Print the rows of a source on standard output.
-
-    Parameters
-    ----------
-    source : context manager
-        Yields the source.
-    format : {"table", "csv", "jsonl"}
-        How to show the rows.
-    """
+    """Print the rows of a source on standard output."""
     from .output_formats import StandardOutputTextSink
     from .row_printer import TablePrinter
 

@@ -50,10 +50,7 @@ class CertificateReport:
 def import_cryptography(module: str) -> Any:
     """Import a module of cryptography.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
+    Raises `MissingExtraError` if it is not installed.
     """
     try:
         return import_module(f"cryptography.{module}")
@@ -66,12 +63,7 @@ def import_cryptography(module: str) -> Any:
 def read_certificates(path: Path) -> list[Certificate]:
     """Return the certificates of a PEM file.
 
-    Raises
-    ------
-    ConfigError
-        If it has none.
-    OSError
-        If it cannot be read.
+    Raises `ConfigError` if it has none. Raises `OSError` if it cannot be read.
     """
     x509 = import_cryptography("x509")
     try:
@@ -91,20 +83,8 @@ def check_certificates(
 ) -> CertificateReport:
     """Return a report of a certificate and the intermediate ones that follow it.
 
-    Parameters
-    ----------
-    target : str
-        The file or the URI, for the report.
-    certificates : sequence of Certificate
-        The certificate and its intermediates, each issued by the next.
-    days : int
-        How long each must still be valid.
-    names : sequence of str
-        The hosts that the certificate must be for.
-    authorities : sequence of Certificate, optional
-        The trusted authorities. By default, the end of the chain is not checked.
-    now : datetime, optional
-        The time; by default that of the clock.
+    `days`: how long each must still be valid. `names` is the hosts that the certificate must be
+    for. `authorities`: By default, the end of the chain is not checked.
     """
     leaf = certificates[0]
     now = now or datetime.now(UTC)
@@ -136,10 +116,7 @@ def check_certificates(
 def check_key(certificate: Certificate, path: Path) -> str | None:
     """Return what is wrong with the private key of a certificate, or None.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
+    Raises `OSError` if the file cannot be read.
     """
     serialization = import_cryptography("hazmat.primitives.serialization")
     try:

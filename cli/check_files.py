@@ -30,19 +30,7 @@ _MAX_VORTEX_HEADER = 4096
 
 
 def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") -> Report:
-    """Check one file. Its content determines the format.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    full : bool
-        Whether to decode all data and validate the values.
-    progress : callable
-        Receives the progress.
-    name : str, optional
-        The name for the report; by default the path.
-    """
+    """Check one file. Its content determines the format."""
     report = Report(name or str(path))
     try:
         with closing(SourceFile(path, refuse_writers=False)) as file:
@@ -139,10 +127,7 @@ def open_scan_decoder(scan: FileScan) -> Decoder:
 def decode(file: SourceFile, found: ScannedMessage, decoder: Decoder) -> pa.RecordBatch | None:
     """Return the record batch of a message; None for a dictionary batch, which the decoder keeps.
 
-    Raises
-    ------
-    ProtocolError
-        If it cannot be decoded.
+    Raises `ProtocolError` if it cannot be decoded.
     """
     message = found.message
     data = file.read(message.body_offset, message.body_length)

@@ -18,10 +18,8 @@ _MAGIC_BYTES = 4
 def check_parquet(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
     """Check the footer of a Parquet file; with `full`, all pages and values, too.
 
-    Raises
-    ------
-    ProtocolError, pyarrow.ArrowException
-        If the footer or, with `full`, a page cannot be read.
+    Raises `ProtocolError`, `pyarrow.ArrowException` if the footer or, with `full`, a page cannot be
+    read.
     """
     report.batch_noun = "row group"
     plan, parquet = inspect_parquet(file)

@@ -12,13 +12,7 @@ from .check_report import Progress, Report
 
 
 def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[Report]:
-    """Check a file, all files in a folder, or the newest version of a published dataset.
-
-    Yields
-    ------
-    Report
-        One for each file.
-    """
+    """Check a file, all files in a folder, or the newest version of a published dataset."""
     if not path.is_dir():
         yield check_file(path, full=full, progress=progress)
         return

@@ -25,11 +25,6 @@ def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator
     """Check the newest version of a published dataset: its manifest and its shards.
 
     With `full`, the SHA-256 of each shard is compared with the manifest, too.
-
-    Yields
-    ------
-    Report
-        One for the manifest, and one for each shard.
     """
     report = Report(str(folder), "published dataset", batch_noun="shard")
     try:

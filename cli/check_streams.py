@@ -18,15 +18,7 @@ def check_uri(
 ) -> Iterator[Report]:
     """Read a dataset of a server, or all of its datasets, and check each message.
 
-    Yields
-    ------
-    Report
-        One for each dataset.
-
-    Raises
-    ------
-    UsageError
-        If the URI is malformed.
+    Raises `UsageError` if the URI is malformed.
     """
     options: dict[str, Any] = {
         "validate": "full" if full else "cheap",

@@ -48,15 +48,7 @@ class DistinctSketch:
 
 
 class ColumnStatistics:
-    """Statistics of one column.
-
-    Parameters
-    ----------
-    name : str
-        The name of the column.
-    type_name : str
-        Its type, for people.
-    """
+    """Statistics of one column."""
 
     def __init__(self, name: str, type_name: str) -> None:
         self.name = name

@@ -61,10 +61,7 @@ def is_control_uri(uri: str) -> bool:
 def locate(uri: str, name: str | None, command: str) -> tuple[str, str]:
     """Return the control plane and the dataset, which the URI or the next argument names.
 
-    Raises
-    ------
-    UsageError
-        If neither names a dataset, or both do.
+    Raises `UsageError` if neither names a dataset, or both do.
     """
     from ..client.uris import split_dataset
 
@@ -85,12 +82,8 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
 
     TLS uses the variables ``SPLITARROW_TLS_CA``, ``_CERT``, ``_KEY`` and ``_SERVER_NAME``.
 
-    Raises
-    ------
-    UsageError
-        If the URI is not that of a control plane, or the timeout is not positive.
-    TransportError, RemoteError
-        If the connection fails.
+    Raises `UsageError` if the URI is not that of a control plane, or the timeout is not positive.
+    Raises `TransportError`, `RemoteError` if the connection fails.
     """
     from ..client.connect import connect
     from ..transport.tls_options import TlsOptions
@@ -106,10 +99,7 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
 def open_single_client(uri: str, token: str | None, connect_timeout: float) -> Generator[Client]:
     """Connect to one control plane while the context lasts; see `open_client`.
 
-    Raises
-    ------
-    UsageError
-        If the URI names several.
+    Raises `UsageError` if the URI names several.
     """
     with open_client(uri, token, connect_timeout) as client:
         from ..client.dataset.client import Client

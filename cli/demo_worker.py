@@ -26,10 +26,7 @@ class Comparison(Consumer):
     def consume_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Compare all batches.
 
-        Raises
-        ------
-        InvalidDataError
-            If a batch differs, or the number of batches does.
+        Raises `InvalidDataError` if a batch differs, or the number of batches does.
         """
         with pa.memory_map(self.dataset.path) as source:
             file = pa.ipc.open_file(source)

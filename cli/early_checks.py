@@ -25,10 +25,7 @@ def connect_first(
     Over other transports than TCP, and for a pair of URIs, it does nothing. An invalid or
     incomplete URI is left to the reader too.
 
-    Raises
-    ------
-    ConnectError
-        If the connection fails.
+    Raises `ConnectError` if the connection fails.
     """
     try:
         uri = DataUri.parse(uris[0])
@@ -53,12 +50,7 @@ def check_control_plane(uri: str, timeout: float) -> None:
 
     With several addresses, or behind a proxy, it does nothing.
 
-    Raises
-    ------
-    ConnectError
-        If the connection is refused.
-    UriError
-        If the URI is malformed.
+    Raises `ConnectError` if the connection is refused. Raises `UriError` if the URI is malformed.
     """
     from ..client.rpc.errors import explain_connect_failure
     from ..client.uris import parse_control_uris

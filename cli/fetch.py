@@ -176,10 +176,7 @@ def check_output(output: str | None, format: str | None, *, as_json: bool) -> No
 def parse_ranges(text: str) -> list[int]:
     """Return the numbers of a list such as ``0,2,5-8``.
 
-    Raises
-    ------
-    UsageError
-        If it is malformed.
+    Raises `UsageError` if it is malformed.
 
     Examples
     --------
@@ -198,10 +195,8 @@ def parse_ranges(text: str) -> list[int]:
 def parse_shredding(texts: list[str] | None, output: str | None) -> dict[str, Any]:
     """Return the columns that ``--shred`` names, and their types; None where the type is open.
 
-    Raises
-    ------
-    UsageError
-        If the output is not a Parquet file, a column is named twice, or a type is malformed.
+    Raises `UsageError` if the output is not a Parquet file, a column is named twice, or a type is
+    malformed.
     """
     if not texts:
         return {}

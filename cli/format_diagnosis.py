@@ -19,10 +19,7 @@ def check_vortex() -> dict[str, Any]:
 def choose_format(client: Any, names: list[str]) -> dict[str, Any] | None:
     """Return what ``format="auto"`` chooses for the first dataset of a server, and why.
 
-    Returns
-    -------
-    dict or None
-        None if the server has no dataset that can be read.
+    Return None if the server has no dataset that can be read.
     """
     for name in names[:1]:
         try:

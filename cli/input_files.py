@@ -19,18 +19,9 @@ _MAGIC_BYTES = 8
 def open_input(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | None]]:
     """Open a file while the context lasts.
 
-    Yields
-    ------
-    tuple
-        Its schema, its record batches, and its number of rows, or None if the format does not
-        store it.
-
-    Raises
-    ------
-    DatasetError
-        If the format is unknown or the file cannot be read; also while its batches are read.
-    OSError
-        With ``filename`` set, if the file cannot be opened.
+    Its schema, its record batches, and its number of rows, or None if the format does not store it.
+    Raises `DatasetError` if the format is unknown or the file cannot be read; also while its
+    batches are read. Raises `OSError`: With ``filename`` set, if the file cannot be opened.
     """
     with path.open("rb") as file:
         magic = file.read(_MAGIC_BYTES)

@@ -52,28 +52,7 @@ def open_input(
 ) -> Generator[Source]:
     """Find an input, and keep what it needs open while the context lasts.
 
-    Parameters
-    ----------
-    location : str
-        See `Input`.
-    selection : dict
-        The part to read, as `parse_selection` returns it.
-    token, transport, validate, connect_timeout, stall_timeout
-        The options of `fetch`, for an input on a server.
-    input_format : {"csv", "jsonl"}, optional
-        The format of text on standard input.
-    quiet : bool
-        Whether no progress is shown, so that the number of rows need not be known.
-
-    Yields
-    ------
-    Source
-        The name, the number of rows if it is known and of use, and a function that opens a stream.
-
-    Raises
-    ------
-    SplitArrowError
-        If the input does not exist, or cannot be read.
+    Raises `SplitArrowError` if the input does not exist, or cannot be read.
     """
     counts_rows = not quiet and is_terminal(sys.stderr)
     if location == "-":

@@ -39,14 +39,7 @@ _BUDGET = Budget(filter_seconds=1e9)
 class LocalInput:
     """A dataset that this process reads; see `InputStream`.
 
-    Parameters
-    ----------
-    source : Source
-        The messages. The input closes it.
-    validate : {"strict", "full", "cheap", "off"}
-        How to check record batches that are decoded.
-    name : str
-        The dataset, for errors.
+    `source`: the input closes it.
     """
 
     transport = "file"
@@ -133,13 +126,7 @@ def _collect(message: SourceMessage) -> ReceivedBody:
 
 @contextmanager
 def open_local(location: str | Any) -> Generator[Dataset]:
-    """Open a dataset while the context lasts; errors as for `open_dataset`.
-
-    Parameters
-    ----------
-    location : str or Arrow data
-        A path, a pattern or a URL, or whatever else `open_dataset` takes.
-    """
+    """Open a dataset while the context lasts; errors as for `open_dataset`."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
     dataset = open_dataset(location)
@@ -161,10 +148,7 @@ def open_selection(
 ) -> LocalInput:
     """Open a part of a dataset; the arguments are those of `splitarrow.open`.
 
-    Raises
-    ------
-    SplitArrowError
-        If the selection does not fit the dataset, or the data cannot be read.
+    Raises `SplitArrowError` if the selection does not fit the dataset, or the data cannot be read.
     """
     choices = (columns, filter, limit, rows, batch_rows)
     if is_tensor_content(dataset.schema) and any(choice is not None for choice in choices):

@@ -80,17 +80,7 @@ def read_messages(stream: Any, schema_metadata: bytes) -> Iterator[InputMessage]
     dictionaries: the part of a batch that a limit leaves, or a part of a dataset whose schema
     message differs.
 
-    Parameters
-    ----------
-    stream : InputStream
-        The stream, of which nothing was read.
-    schema_metadata : bytes
-        The FlatBuffer of its schema message; see `read_schema_metadata`.
-
-    Raises
-    ------
-    SplitArrowError
-        If the stream fails.
+    Raises `SplitArrowError` if the stream fails.
     """
     if hasattr(stream, "messages"):
         yield from stream.messages()

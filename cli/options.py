@@ -24,19 +24,7 @@ class Subcommands:
 
 
 def option(*names: str, default: str | None = None, panel: str | None = None, **more: Any) -> Any:
-    """Declare an option that takes a value.
-
-    Parameters
-    ----------
-    *names : str
-        The option's names, if they do not follow from the parameter's.
-    default : str, optional
-        The default in words, if the value itself does not show it.
-    panel : str, optional
-        The heading that help lists the option under.
-    **more
-        Further arguments of `typer.Option`, such as ``help``.
-    """
+    """Declare an option that takes a value."""
     if default is not None:
         more |= {"help": rf"{more['help']} [dim]\[default: {default}][/dim]", "show_default": False}
     return typer.Option(*names, rich_help_panel=panel, **more)

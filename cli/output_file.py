@@ -19,23 +19,13 @@ class OutputFile:
     The temporary file is hidden, in the same folder, and its name ends in ``.part``. If the block
     raises, the temporary file is removed, and a file that already had the name stays unchanged.
 
-    Parameters
-    ----------
-    path : Path
-        The file. Symbolic links are followed.
-    sync : bool
-        Whether to wait until the file is on the disk before it is renamed.
+    `path`: Symbolic links are followed. Raises `OSError`: With ``filename`` set: if `path` exists
+    and is not a file, or its folder is missing, not writable or full.
 
     Attributes
     ----------
     part : Path
         The temporary file to write to. It exists, empty, when the context is entered.
-
-    Raises
-    ------
-    OSError
-        With ``filename`` set: if `path` exists and is not a file, or its folder is missing, not
-        writable or full.
     """
 
     def __init__(self, path: Path, *, sync: bool = True) -> None:

@@ -25,12 +25,8 @@ class Sink(Protocol):
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch, or keep it for a later write.
 
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        UsageError
-            If the format cannot store the batch.
+        Raises `OSError` if the file cannot be written. Raises `UsageError` if the format cannot
+        store the batch.
         """
         ...
 
@@ -46,14 +42,7 @@ class Sink(Protocol):
 class StreamSink:
     """Writes the IPC stream format; see `Sink`.
 
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
-    **arguments
-        Further arguments of pyarrow's function that opens the writer.
+    `file`: the sink closes it.
     """
 
     _open: Callable[..., Any] = staticmethod(pa.ipc.new_stream)
@@ -83,13 +72,6 @@ class FileSink(StreamSink):
 
     The format has one dictionary for each field. A later batch may extend it but not replace it.
     So a batch with another dictionary is written with the previous one, extended by new values.
-
-    Parameters
-    ----------
-    file, schema
-        See `StreamSink`.
-    footer_metadata : mapping, optional
-        The custom metadata of the footer.
     """
 
     _open = staticmethod(pa.ipc.new_file)
@@ -154,15 +136,7 @@ _TEXT = {"csv": CsvSink, "jsonl": JsonLinesSink}
 
 
 class StandardOutputTextSink:
-    """Writes CSV or JSON Lines to standard output; see `Sink`.
-
-    Parameters
-    ----------
-    text_format : {"csv", "jsonl"}
-        The format.
-    schema : pyarrow.Schema
-        The schema of all batches.
-    """
+    """Writes CSV or JSON Lines to standard output; see `Sink`."""
 
     def __init__(self, text_format: str, schema: pa.Schema) -> None:
         output = open(1, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
@@ -190,21 +164,7 @@ def open_sink(
     footer_metadata: Mapping[bytes, bytes] | None = None,
     shred: Mapping[str, Any] | None = None,
 ) -> Sink:
-    """Open a file for writing. An existing file is overwritten.
-
-    Parameters
-    ----------
-    suffix : str
-        The format, as `parse_suffix` returns it.
-    path : Path
-        The file.
-    schema : pyarrow.Schema
-        The schema of all batches.
-    footer_metadata : mapping, optional
-        The custom metadata of the footer, for a format that has one.
-    shred : mapping, optional
-        The Variant columns to shred in a Parquet file; see `ParquetSink`.
-    """
+    """Open a file for writing. An existing file is overwritten."""
     file = pa.BufferedOutputStream(pa.OSFile(str(path), "wb"), _BUFFER_BYTES)
     try:
         open_format = _BY_SUFFIX[suffix]

@@ -25,22 +25,8 @@ _ROW_GROUP_BYTES = 128 << 20
 class ParquetSink:
     """Writes a Parquet file, with several batches in a row group; see `Sink`.
 
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
-    path : Path
-        The path of the file, to annotate its footer at the end.
-    shred : mapping of str to pyarrow.DataType or None, optional
-        The Variant columns to shred, and their types. None stands for the type that fits the first
-        rows.
-
-    Raises
-    ------
-    UsageError
-        If a Parquet file cannot have this schema, or a column to shred is not a Variant.
+    `file`: the sink closes it. `shred`: None stands for the type that fits the first rows. Raises
+    `UsageError` if a Parquet file cannot have this schema, or a column to shred is not a Variant.
     """
 
     def __init__(

@@ -20,13 +20,7 @@ _NAME_WIDTH = 30
 
 
 class Preview:
-    """Keeps the first rows of a stream of record batches.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
-    """
+    """Keeps the first rows of a stream of record batches."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

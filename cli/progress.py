@@ -18,17 +18,7 @@ _UPDATE_SECONDS = 0.1
 
 
 def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None = None) -> Progress:
-    """Return a progress bar on a terminal. It shows nothing anywhere else.
-
-    Parameters
-    ----------
-    *columns : rich.progress.ProgressColumn
-        The columns between the bar and the elapsed time.
-    enabled : bool
-        Whether to show anything.
-    file : text file, optional
-        The terminal; by default standard error.
-    """
+    """Return a progress bar on a terminal. It shows nothing anywhere else."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -49,14 +39,7 @@ class TransferProgress:
 
     If the number of rows is known, it also shows the percentage and the remaining time.
 
-    Parameters
-    ----------
-    name : str
-        The dataset.
-    total_rows : int, optional
-        The number of rows to transfer, if it is known.
-    enabled : bool
-        Whether to show anything. Nothing is shown unless standard error is a terminal.
+    `enabled`: Nothing is shown unless standard error is a terminal.
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:

@@ -97,23 +97,9 @@ def recover(source: Path, target: Path, progress: Progress) -> Recovery:
     The new file appears once it is complete. Every record batch in it decodes and is valid.
     Messages are copied unchanged, with their compression and custom metadata.
 
-    Parameters
-    ----------
-    source : Path
-        An Arrow IPC file or stream.
-    target : Path
-        The new file.
-    progress : callable
-        Receives the numbers of rows and bytes.
-
-    Raises
-    ------
-    UsageError
-        If both paths name the same file.
-    DatasetError
-        If the file cannot be read, or no schema can be recovered.
-    OSError
-        With ``filename`` set, if the new file cannot be written.
+    Raises `UsageError` if both paths name the same file. Raises `DatasetError` if the file cannot
+    be read, or no schema can be recovered. Raises `OSError`: With ``filename`` set, if the new file
+    cannot be written.
     """
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"--recover {target}: it is the damaged file; name another file")

@@ -50,10 +50,7 @@ def data_source(uris: list[str], ticket: str | None, options: dict[str, Any]) ->
 def _dataset_name(uris: list[str], ticket: str | None) -> str:
     """Return the name of the dataset that a ticket requests, after checking the URIs.
 
-    Raises
-    ------
-    UriError
-        If a URI is malformed or has an unknown scheme, or there is no ticket.
+    Raises `UriError` if a URI is malformed or has an unknown scheme, or there is no ticket.
     """
     from ..client.uris import complete_uri, read_dataset_name
 

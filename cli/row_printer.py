@@ -22,11 +22,6 @@ class TablePrinter:
 
     The first rows determine the widths. Later values that are longer are shortened. Columns that
     do not fit the width of the terminal are left out, and named at the end.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

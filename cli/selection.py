@@ -19,10 +19,7 @@ def parse_selection(
 ) -> dict[str, Any]:
     """Return the arguments of a read that options of the command line stand for.
 
-    Raises
-    ------
-    UsageError
-        If an option is malformed.
+    Raises `UsageError` if an option is malformed.
 
     Examples
     --------
@@ -39,15 +36,7 @@ def parse_selection(
 
 
 def count_expected_rows(rows: int | None, selection: dict[str, Any]) -> int | None:
-    """Return how many rows a read will return, or None if that is unknown.
-
-    Parameters
-    ----------
-    rows : int or None
-        The rows of the dataset.
-    selection : dict
-        The arguments of the read.
-    """
+    """Return how many rows a read will return, or None if that is unknown."""
     limit = selection["limit"]
     if any(selection.get(name) is not None for name in ("filter", "batches", "rows", "shards")):
         return None

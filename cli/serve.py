@@ -90,10 +90,7 @@ def serve(datasets: list[str] | None, config: Path | None, **options: Any) -> in
 def parse_datasets(arguments: list[str]) -> dict[str, str]:
     """Return the paths of datasets by name, from arguments ``NAME=PATH`` or ``PATH``.
 
-    Raises
-    ------
-    UsageError
-        If a name or a path is empty, or two paths have the same name.
+    Raises `UsageError` if a name or a path is empty, or two paths have the same name.
 
     Examples
     --------

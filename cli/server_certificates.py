@@ -26,25 +26,9 @@ def fetch_certificates(uri: str, timeout: float) -> tuple[list[Certificate], str
 
     The certificates of the client come from the ``SPLITARROW_TLS_…`` variables.
 
-    Parameters
-    ----------
-    uri : str
-        ``grpc+tls://host:port``, ``tcp+tls://host:port`` or ``https://host:port``.
-    timeout : float
-        The longest time to connect, in seconds.
-
-    Returns
-    -------
-    tuple
-        The certificates, and a reason or None. Before Python 3.13, the intermediate certificates
-        are left out.
-
-    Raises
-    ------
-    UsageError
-        If the scheme has no certificates.
-    ConnectError
-        If the server does not respond or does not use TLS.
+    `timeout` is the longest time to connect, in seconds. Return the certificates, and a reason or
+    None. Raises `UsageError` if the scheme has no certificates. Raises `ConnectError` if the server
+    does not respond or does not use TLS.
     """
     from ..transport.tls_options import TlsOptions, build_client_context
 

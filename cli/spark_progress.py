@@ -27,10 +27,8 @@ class StageTasks:
     def update(self, active: Mapping[int, Any]) -> tuple[int, int]:
         """Return the completed tasks and all tasks of the stages seen so far.
 
-        Parameters
-        ----------
-        active : mapping of int to stage
-            The stages that run now, each with ``numTasks`` and ``numCompletedTasks``, or None.
+        `active` is the stages that run now, each with ``numTasks`` and ``numCompletedTasks``, or
+        None.
         """
         remaining = 0
         for number, stage in active.items():
@@ -44,10 +42,7 @@ class StageTasks:
 class SparkProgress:
     """Shows that Spark starts, and then the finished tasks of its stages; a context manager.
 
-    Parameters
-    ----------
-    enabled : bool
-        Whether to show anything. Nothing is shown unless standard error is a terminal.
+    `enabled`: Nothing is shown unless standard error is a terminal.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
@@ -62,15 +57,7 @@ class SparkProgress:
 
     @contextmanager
     def track(self, spark: Any, name: str) -> Generator[None]:
-        """Show the tasks of a session while the context lasts.
-
-        Parameters
-        ----------
-        spark : pyspark.sql.SparkSession
-            The session that runs the jobs.
-        name : str
-            The dataset that the jobs write.
-        """
+        """Show the tasks of a session while the context lasts."""
         self.describe(name)
         if self._terminal is None:
             yield

@@ -38,17 +38,8 @@ InputFormat = Literal["csv", "jsonl"]
 class StreamInput:
     """An Arrow IPC stream from a pipe; see `InputStream`. Every batch is validated.
 
-    Parameters
-    ----------
-    file : binary file
-        The pipe.
-    validate : {"strict", "full", "cheap", "off"}
-        How to check record batches.
-
-    Raises
-    ------
-    DatasetError
-        If the stream does not begin with a schema, or is truncated; also while it is read.
+    Raises `DatasetError` if the stream does not begin with a schema, or is truncated; also while it
+    is read.
     """
 
     transport = "stdin"
@@ -139,26 +130,9 @@ def open_standard_input(
     A stream of Arrow IPC is read as it arrives. Data of other formats, and a stream of which
     record batches or rows are selected by their numbers, is first copied to a temporary file.
 
-    Parameters
-    ----------
-    selection : dict
-        The arguments of `open_selection`.
-    input_format : {"csv", "jsonl"}, optional
-        The format of text. By default, text that begins with ``{`` is JSON Lines.
-    validate : {"strict", "full", "cheap", "off"}
-        How to check record batches.
-
-    Yields
-    ------
-    callable
-        Opens the stream.
-
-    Raises
-    ------
-    UsageError
-        If standard input is closed, or is opened a second time.
-    DatasetError
-        If it is empty or malformed.
+    `input_format`: By default, text that begins with ``{`` is JSON Lines. Raises `UsageError` if
+    standard input is closed, or is opened a second time. Raises `DatasetError` if it is empty or
+    malformed.
     """
     if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
         raise UsageError("- reads standard input; redirect a file or a pipe to it")

@@ -19,10 +19,7 @@ _KNOWN = (
 def parse_suffix(path: Path) -> str:
     """Return the suffix of a path, in lower case, if it selects a format.
 
-    Raises
-    ------
-    UsageError
-        If it does not.
+    Raises `UsageError` if it does not.
     """
     suffix = path.suffix.lower()
     if suffix not in _KNOWN:

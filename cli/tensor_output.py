@@ -82,23 +82,9 @@ def copy_tensors(
 ) -> TensorPreview:
     """Read the tensors of a stream to its end, and write them to a file.
 
-    Parameters
-    ----------
-    stream : Stream or DatasetStream
-        The stream.
-    output : str or None
-        The output, as the user named it. None writes nothing.
-    file : OutputFile or None
-        The file to write; None if there is none, or it is standard output.
-    progress : TransferProgress
-        Shows the progress.
-
-    Raises
-    ------
-    UsageError
-        If the format cannot hold the tensors.
-    OSError
-        If the file cannot be written.
+    `output`: None writes nothing. `file` is the file to write; None if there is none, or it is
+    standard output. Raises `UsageError` if the format cannot hold the tensors. Raises `OSError` if
+    the file cannot be written.
     """
     suffix = "" if output is None else Path(output).suffix.lower()
     if output is not None and (file is None or suffix not in TENSOR_SUFFIXES):
@@ -130,15 +116,7 @@ def copy_tensors(
 
 
 def show_tensors(stream: Any, *, as_json: bool) -> None:
-    """Describe the tensors of a stream on standard output.
-
-    Parameters
-    ----------
-    stream : InputStream
-        The stream, which carries tensors.
-    as_json : bool
-        Whether to print one JSON object.
-    """
+    """Describe the tensors of a stream on standard output."""
     preview = TensorPreview()
     for tensor in stream.tensors():
         preview.add(tensor)

@@ -30,10 +30,8 @@ def print_message(text: str) -> None:
 def standard_output() -> Generator[None]:
     """Flush standard output at the end of the block, and name it in the errors of the block.
 
-    Raises
-    ------
-    OSError
-        With ``filename`` set. It is a `BrokenPipeError` if the reader of a pipe has closed it.
+    Raises `OSError`: With ``filename`` set. It is a `BrokenPipeError` if the reader of a pipe has
+    closed it.
     """
     stream: TextIO | None = sys.stdout
     try:

@@ -17,17 +17,7 @@ from ..errors import UsageError
 class CsvSink:
     """Writes CSV with a header line; see `Sink`.
 
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
-
-    Raises
-    ------
-    UsageError
-        If CSV has no form for a type.
+    `file`: the sink closes it. Raises `UsageError` if CSV has no form for a type.
     """
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
@@ -68,12 +58,7 @@ class JsonLinesSink:
     Binary data is base64, times are text, decimals are text with all digits, and numbers that JSON
     lacks (NaN, infinity) are null.
 
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
+    `file`: the sink closes it.
     """
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:

@@ -62,10 +62,7 @@ def _variable(name: str) -> str:
 def _environment(given: Mapping[str, str | None]) -> Generator[None]:
     """Set the variables of the options that are given, and restore them at the end.
 
-    Raises
-    ------
-    UsageError
-        If there is a key without a certificate.
+    Raises `UsageError` if there is a key without a certificate.
     """
     changed = {_variable(name): value for name, value in given.items() if value}
     cert, key = _variable(_CERT), _variable(_KEY)

@@ -28,16 +28,7 @@ _FIXED_LINES = 12
 def render(uri: str, report: Report, rates: Rates, lines: int | None = None) -> Group:
     """Return the view of one server.
 
-    Parameters
-    ----------
-    uri : str
-        The address of the server.
-    report : mapping
-        Its status, or its error.
-    rates : Rates
-        Its rates.
-    lines : int, optional
-        The height of the terminal, in lines. By default, all datasets and streams are shown.
+    `lines`: By default, all datasets and streams are shown.
     """
     parts: list[Any] = [_heading(uri, report)]
     if "error" in report:

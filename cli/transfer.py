@@ -67,24 +67,10 @@ def transfer(
     Arrow IPC messages are written as they arrive. They are decoded for other formats, and for a
     file of a stream whose dictionaries are replaced, which is read a second time.
 
-    Parameters
-    ----------
-    open_stream : callable
-        Opens the stream.
-    output : str or None
-        The file to write. Its suffix selects the format. ``-`` is standard output; None writes
-        nothing.
-    progress : TransferProgress
-        Shows the progress.
-    form : OutputForm
-        What to write.
-
-    Raises
-    ------
-    SplitArrowError
-        If the stream fails, the suffix is unknown, or the format cannot store the data.
-    OSError
-        If the output cannot be written. After any error, the file is unchanged or absent.
+    `output`: its suffix selects the format. ``-`` is standard output; None writes nothing. Raises
+    `SplitArrowError` if the stream fails, the suffix is unknown, or the format cannot store the
+    data. Raises `OSError` if the output cannot be written. After any error, the file is unchanged
+    or absent.
     """
     started = time.perf_counter()
     file = None

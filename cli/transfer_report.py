@@ -30,18 +30,7 @@ def run_transfer(
 ) -> None:
     """Copy a source to an output, and print a summary.
 
-    Parameters
-    ----------
-    source : context manager
-        Yields the source.
-    output : str or None
-        The file, ``-`` for standard output, or None to preview the data.
-    form : OutputForm, optional
-        What to write; by default Arrow IPC messages as they arrive.
-    selection : dict
-        The arguments of the read.
-    quiet, as_json : bool
-        The options of the command.
+    `output` is the file, ``-`` for standard output, or None to preview the data.
     """
     with signals.raise_on_signals(), source as (name, row_count, open_stream):
         # A transfer whose source cannot be opened needs none of these.

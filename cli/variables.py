@@ -13,10 +13,7 @@ _COMMON = ("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN")
 def check_variables(environ: Mapping[str, str]) -> None:
     """Raise if a variable that begins with ``SPLITARROW_`` is unknown.
 
-    Raises
-    ------
-    UsageError
-        The error suggests the nearest name.
+    Raises `UsageError`: The error suggests the nearest name.
     """
     prefix = "SPLITARROW_"
     if all(name.removeprefix(prefix) in _COMMON for name in environ if name.startswith(prefix)):

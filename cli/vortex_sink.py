@@ -50,12 +50,7 @@ class _BatchConverter:
 class VortexStreamSink:
     """Writes Vortex IPC messages; see `Sink`.
 
-    Parameters
-    ----------
-    file : pyarrow.NativeFile
-        The file. The sink closes it.
-    schema : pyarrow.Schema
-        The schema of all batches.
+    `file`: the sink closes it.
     """
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
@@ -101,15 +96,7 @@ class VortexStreamSink:
 
 
 class VortexFileSink:
-    """Writes a Vortex file in a thread, which the library makes wait for batches; see `Sink`.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of all batches.
-    path : Path
-        The file.
-    """
+    """Writes a Vortex file in a thread, which the library makes wait for batches; see `Sink`."""
 
     def __init__(self, schema: pa.Schema, path: Path) -> None:
         self._vortex = import_library()

@@ -22,10 +22,7 @@ Validation = Literal["strict", "full", "cheap", "off"]
 def check_validation(value: str | None) -> Validation | None:
     """Return `value` if it is a `Validation` or None.
 
-    Raises
-    ------
-    UsageError
-        If it is anything else.
+    Raises `UsageError` if it is anything else.
     """
     if value is not None and value not in get_args(Validation):
         raise UsageError(f"validate is {value!r}; expected {', '.join(get_args(Validation))}")

@@ -46,10 +46,7 @@ class Operand:
     def cast(self, target: Any) -> Any:
         """Return the expression of this operand with another type.
 
-        Raises
-        ------
-        UsageError
-            If a literal has no such value.
+        Raises `UsageError` if a literal has no such value.
         """
         if self.expression is None:
             return pc.scalar(convert(self.value, target))
@@ -75,10 +72,7 @@ def column(name: str, schema: pa.Schema) -> Operand:
     Dictionary-encoded columns have the type of their values. Of extension types, only UUIDs keep
     their type, which literals then have, too.
 
-    Raises
-    ------
-    UsageError
-        If the schema has no such column, or several.
+    Raises `UsageError` if the schema has no such column, or several.
     """
     indices = schema.get_all_field_indices(name)
     if len(indices) != 1:
@@ -99,10 +93,7 @@ def column(name: str, schema: pa.Schema) -> Operand:
 def literal(value: Any) -> Operand:
     """Return the operand of a Python value.
 
-    Raises
-    ------
-    UsageError
-        If Arrow has no type for it.
+    Raises `UsageError` if Arrow has no type for it.
     """
     try:
         return Operand(pa.scalar(value).type, value=value)
@@ -113,10 +104,7 @@ def literal(value: Any) -> Operand:
 def convert(value: Any, target: Any) -> Any:
     """Return a value as a ``pyarrow.Scalar`` of a type.
 
-    Raises
-    ------
-    UsageError
-        If the type has no such value.
+    Raises `UsageError` if the type has no such value.
     """
     try:
         if isinstance(target, pa.UuidType):
@@ -134,10 +122,7 @@ def convert(value: Any, target: Any) -> Any:
 def compare(symbol: str, left: Operand, right: Operand) -> Any:
     """Return the expression that compares two operands, with a symbol of `COMPARISONS`.
 
-    Raises
-    ------
-    UsageError
-        If the types do not fit each other.
+    Raises `UsageError` if the types do not fit each other.
     """
     target = _common_type(left, right)
     return COMPARISONS[symbol](left.cast(target), right.cast(target))
@@ -146,10 +131,7 @@ def compare(symbol: str, left: Operand, right: Operand) -> Any:
 def is_in(operand: Operand, values: Collection[Any]) -> Any:
     """Return the expression that is true for some values, and null for null.
 
-    Raises
-    ------
-    UsageError
-        If there are no values, or their types do not fit.
+    Raises `UsageError` if there are no values, or their types do not fit.
     """
     if not values:
         raise UsageError("the filter is invalid: the list of values after 'in' is empty")

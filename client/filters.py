@@ -23,18 +23,9 @@ from .comparisons import COMPARISONS, column, combine, compare, is_in, literal, 
 def parse_tuples(filter: Any, schema: pa.Schema) -> Any:
     """Return the expression of tuples, as ``pyarrow.parquet.read_table`` takes them.
 
-    Parameters
-    ----------
-    filter : tuple or list
-        A tuple such as ``("delay", ">", 60)``, a list of tuples that must all hold, or a list of
-        such lists of which one must hold.
-    schema : pyarrow.Schema
-        The schema of the dataset.
-
-    Raises
-    ------
-    UsageError
-        If a tuple is malformed, or does not fit the schema.
+    `filter` is a tuple such as ``("delay", ">", 60)``, a list of tuples that must all hold, or a
+    list of such lists of which one must hold. Raises `UsageError` if a tuple is malformed, or does
+    not fit the schema.
     """
     if not filter:
         raise UsageError("the filter is empty; pass None to read all rows")
@@ -62,19 +53,7 @@ def _parse_tuple(item: Any, schema: pa.Schema) -> Any:
 def serialize_filter(name: str, schema: pa.Schema, filter: Any) -> str:
     """Return a filter as `Request` holds it: a Substrait expression in base64url.
 
-    Parameters
-    ----------
-    name : str
-        The dataset that errors name.
-    schema : pyarrow.Schema
-        The schema of the dataset.
-    filter : str, tuples, expression or BoxFilter
-        The filter, as `parse_filter` takes it, or one of `splitarrow.geo`.
-
-    Raises
-    ------
-    UsageError
-        If it is malformed, or does not fit the schema.
+    Raises `UsageError` if it is malformed, or does not fit the schema.
     """
     schema = filter_schema(schema)
     if isinstance(filter, BoxFilter):
@@ -118,18 +97,9 @@ def _knows_types(fields: list[Any]) -> bool:
 def parse_filter(filter: Any, schema: pa.Schema) -> Any:
     """Return the ``pyarrow.compute.Expression`` of a filter.
 
-    Parameters
-    ----------
-    filter : str, tuples, or expression
-        A SQL condition; a tuple such as ``("delay", ">", 60)``, a list of tuples that must all
-        hold, or a list of such lists of which one must hold; or an expression of pyarrow or polars.
-    schema : pyarrow.Schema
-        The schema of the dataset.
-
-    Raises
-    ------
-    UsageError
-        If the filter is malformed, or does not fit the schema.
+    `filter` is a SQL condition; a tuple such as ``("delay", ">", 60)``, a list of tuples that must
+    all hold, or a list of such lists of which one must hold; or an expression of pyarrow or polars.
+    Raises `UsageError` if the filter is malformed, or does not fit the schema.
 
     Examples
     --------

@@ -200,10 +200,7 @@ def open_dataset(
 def locate_dataset(uri: str | DataUri, ticket: bytes | str | None) -> tuple[str, str]:
     """Return the control plane and the name of a dataset.
 
-    Raises
-    ------
-    UriError
-        If the URI and the ticket name no dataset, or both do.
+    Raises `UriError` if the URI and the ticket name no dataset, or both do.
     """
     address, name = split_dataset(uri)
     if ticket is None and name is None:
@@ -220,10 +217,7 @@ def locate_dataset(uri: str | DataUri, ticket: bytes | str | None) -> tuple[str,
 def check_no_token(token: str | None) -> None:
     """Refuse a token for the URI of a data stream.
 
-    Raises
-    ------
-    UsageError
-        If there is one.
+    Raises `UsageError` if there is one.
     """
     if token is not None:
         raise UsageError(

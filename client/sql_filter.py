@@ -48,22 +48,8 @@ _TYPES = {
 def parse_sql_filter(text: str, schema: pa.Schema) -> Any:
     """Return the expression of a SQL condition.
 
-    Parameters
-    ----------
-    text : str
-        The condition, in DuckDB's dialect.
-    schema : pyarrow.Schema
-        The schema of the dataset.
-
-    Returns
-    -------
-    pyarrow.compute.Expression
-        The condition.
-
-    Raises
-    ------
-    UsageError
-        If the condition is malformed, names a missing column, or uses SQL without an equivalent.
+    Raises `UsageError` if the condition is malformed, names a missing column, or uses SQL without
+    an equivalent.
 
     Examples
     --------

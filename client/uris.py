@@ -40,15 +40,10 @@ def resolve_uris(
     The parameters are those of `splitarrow.open`, except that the filter is serialized. A URI such
     as ``tcp://host/flights`` gets its tags and its ticket.
 
-    Raises
-    ------
-    UriError
-        If a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket, or if two
-        URIs are not a pair.
-    MissingExtraError
-        If a scheme needs a package that is not installed.
-    UsageError
-        If the selection is invalid, or the ticket is signed and cannot be combined with one.
+    Raises `UriError` if a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket,
+    or if two URIs are not a pair. Raises `MissingExtraError` if a scheme needs a package that is
+    not installed. Raises `UsageError` if the selection is invalid, or the ticket is signed and
+    cannot be combined with one.
     """
     items = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
     uris = [complete_uri(item) for item in items]
@@ -76,10 +71,7 @@ def resolve_uris(
 def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
     """Return ranges of record batches or of rows as a request holds them.
 
-    Raises
-    ------
-    UsageError
-        If one is not a pair of integers, or both are given.
+    Raises `UsageError` if one is not a pair of integers, or both are given.
     """
     if batches is not None and rows is not None:
         raise UsageError("batches and rows both select a part of the dataset; give one of them")
@@ -105,12 +97,8 @@ def _check_span(name: str, item: str, span: Any) -> tuple[int, int] | None:
 def complete_uri(uri: str | DataUri) -> DataUri:
     """Parse a URI. If it has the form ``tcp://host/flights``, fill in its tags and its ticket.
 
-    Raises
-    ------
-    UriError
-        If the URI is malformed, or has an unknown scheme.
-    MissingExtraError
-        If the scheme needs a package that is not installed.
+    Raises `UriError` if the URI is malformed, or has an unknown scheme. Raises `MissingExtraError`
+    if the scheme needs a package that is not installed.
 
     Examples
     --------
@@ -138,10 +126,7 @@ def complete_uri(uri: str | DataUri) -> DataUri:
 def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
     """Return URIs that request all columns of the same dataset, but no rows.
 
-    Raises
-    ------
-    UsageError
-        If the ticket is signed, so that it cannot be changed.
+    Raises `UsageError` if the ticket is signed, so that it cannot be changed.
     """
 
     def change(ticket: bytes) -> bytes:
@@ -241,10 +226,7 @@ def _is_bare(text: str) -> bool:
 def split_dataset(uri: str | DataUri) -> tuple[str, str | None]:
     """Return the address of a control plane, and the name of the dataset that follows it.
 
-    Raises
-    ------
-    UriError
-        If the URI has parameters.
+    Raises `UriError` if the URI has parameters.
 
     Examples
     --------
@@ -264,11 +246,8 @@ def split_dataset(uri: str | DataUri) -> tuple[str, str | None]:
 def parse_control_uri(uri: str | DataUri) -> DataUri:
     """Parse the URI of one control plane and fill in the default port.
 
-    Raises
-    ------
-    UriError
-        If the scheme is not a control plane's, the host is missing, or the URI has a path or
-        parameters. `split_dataset` separates the name of a dataset.
+    Raises `UriError` if the scheme is not a control plane's, the host is missing, or the URI has a
+    path or parameters. `split_dataset` separates the name of a dataset.
 
     Examples
     --------
@@ -295,16 +274,8 @@ def parse_control_uri(uri: str | DataUri) -> DataUri:
 def parse_control_uris(uris: str | DataUri | Sequence[str | DataUri]) -> list[DataUri]:
     """Parse the URIs of one or several control planes and remove duplicates.
 
-    Parameters
-    ----------
-    uris : str, DataUri, or a sequence of them
-        A string may list several hosts, separated by commas. The scheme of the first one
-        applies to those without a scheme.
-
-    Raises
-    ------
-    UriError
-        If there is no URI, or one is malformed.
+    `uris`: the scheme of the first one applies to those without a scheme. Raises `UriError` if
+    there is no URI, or one is malformed.
 
     Examples
     --------

@@ -29,17 +29,7 @@ def read_root(data: Bytes) -> int:
 
 
 def find_field(data: Bytes, table: int, slot: int) -> int:
-    """Return the position of a field of a table, 0 if the field is absent.
-
-    Parameters
-    ----------
-    data : bytes-like
-        The FlatBuffer.
-    table : int
-        The position of the table.
-    slot : int
-        The offset of the field in the table's vtable: 4 for the first field, 6 for the second.
-    """
+    """Return the position of a field of a table, 0 if the field is absent."""
     vtable = table - _I32.unpack_from(data, table)[0]
     if vtable < 0:
         raise IndexError

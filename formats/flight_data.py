@@ -46,16 +46,8 @@ def pack_flight_data(
 ) -> bytes:
     """Return a serialized FlightData message.
 
-    Parameters
-    ----------
-    header : bytes-like
-        The FlatBuffer of an Arrow IPC message.
-    body : iterable of bytes-like, optional
-        The parts of its body. `None` omits the field.
-    body_length : int
-        The total size of these parts in bytes.
-    app_metadata, descriptor : bytes
-        The other fields. An empty field is omitted.
+    `body`: `None` omits the field. `body_length` is the total size of these parts in bytes.
+    `app_metadata`, `descriptor`: an empty field is omitted.
 
     Examples
     --------
@@ -80,10 +72,7 @@ def pack_flight_data(
 def parse_flight_data(data: bytes) -> FlightData:
     """Parse a serialized FlightData message.
 
-    Raises
-    ------
-    ProtocolError
-        If it is malformed.
+    Raises `ProtocolError` if it is malformed.
     """
     empty = memoryview(b"")
     descriptor: memoryview | None = None
@@ -108,10 +97,7 @@ def iter_protobuf_fields(data: bytes) -> Iterator[tuple[int, int | memoryview]]:
 
     A varint is an integer; any other value is a view of its bytes.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
+    Raises `ProtocolError` if the message is malformed.
 
     Examples
     --------

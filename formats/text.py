@@ -24,10 +24,7 @@ def parse_size(text: str) -> int:
     ``kB``, ``MB``, ``GB`` and ``TB`` are powers of 1000. ``K``, ``KiB`` and so on are powers of
     1024. Case does not matter.
 
-    Raises
-    ------
-    UsageError
-        If `text` is not a size.
+    Raises `UsageError` if `text` is not a size.
 
     Examples
     --------
@@ -82,15 +79,6 @@ _MAX_NAME = 40
 
 def describe_object(title: str, schema: Any, facts: Sequence[str]) -> str:
     """Return two lines: the title with the facts, and the first columns.
-
-    Parameters
-    ----------
-    title : str
-        The type of the object and its name.
-    schema : pyarrow.Schema
-        The columns.
-    facts : sequence of str
-        Short descriptions.
 
     Examples
     --------

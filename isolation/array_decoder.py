@@ -56,15 +56,7 @@ class ProcessLimits(NamedTuple):
 class DecoderProcess:
     """A child process that decodes arrays.
 
-    Parameters
-    ----------
-    limits : ProcessLimits
-        Bounds its memory and its time.
-
-    Raises
-    ------
-    OSError
-        If the process cannot be started.
+    Raises `OSError` if the process cannot be started.
     """
 
     def __init__(self, limits: ProcessLimits) -> None:
@@ -110,29 +102,11 @@ class DecoderProcess:
     ) -> pa.Array[Any]:
         """Decode an array message that has passed the checks.
 
-        Parameters
-        ----------
-        dtype_parts : list of bytes
-            The encoded dtype message.
-        message : Message
-            The array message.
-        declared_bytes : int
-            The smallest size of its rows in Arrow, in bytes.
-        data_type : pyarrow.DataType, optional
-            The type of the result. By default, the library chooses it.
-
-        Returns
-        -------
-        pyarrow.Array
-            The array, over memory that no process can change. Its values are those of the child,
-            and not validated.
-
-        Raises
-        ------
-        InvalidDataError
-            If the library refuses the message, or the child ends. It is not usable afterwards.
-        LimitError
-            If the array needs more memory or time than the limits allow.
+        `dtype_parts` is the encoded dtype message. `declared_bytes` is the smallest size of its
+        rows in Arrow, in bytes. `data_type`: By default, the library chooses it. Raises
+        `InvalidDataError` if the library refuses the message, or the child ends. It is not usable
+        afterwards. Raises `LimitError` if the array needs more memory or time than the limits
+        allow.
         """
         schema = b"" if data_type is None else _serialize(data_type)
         parts = [*dtype_parts, schema, *encode_message(message)]
@@ -242,10 +216,7 @@ class ProcessPool:
     def take(self, limits: ProcessLimits) -> DecoderProcess:
         """Return a process with these limits, which the caller returns with `put`.
 
-        Raises
-        ------
-        OSError
-            If no process can be started.
+        Raises `OSError` if no process can be started.
         """
         others: list[tuple[ProcessLimits, DecoderProcess]] = []
         process = None
@@ -308,29 +279,15 @@ class IsolatedDecoder:
     Every message is checked in this process first. What the checks cannot bound happens in the
     child: if it crashes, hangs or takes too much memory, the kernel ends it, and the stream fails.
 
-    Parameters
-    ----------
-    dtype : Message
-        The dtype message, with which the stream begins.
-    limits : VortexLimits
-        Bounds what messages declare.
-    process_limits : ProcessLimits, optional
-        Bounds the child. By default, its arrays may have ``limits.decoded_bytes``, and its memory
-        twice as many.
-    pool : ProcessPool
-        Provides the child.
+    `dtype` is the dtype message, with which the stream begins. `process_limits`: By default, its
+    arrays may have ``limits.decoded_bytes``, and its memory twice as many. Raises
+    `InvalidDataError`, `LimitError` if the dtype is malformed or exceeds a limit. Raises
+    `MissingExtraError` if vortex-data is not installed.
 
     Attributes
     ----------
     dtype : DType
         The type of all arrays.
-
-    Raises
-    ------
-    InvalidDataError, LimitError
-        If the dtype is malformed or exceeds a limit.
-    MissingExtraError
-        If vortex-data is not installed.
     """
 
     def __init__(
@@ -355,20 +312,9 @@ class IsolatedDecoder:
         The array is in memory of its own, which no process can change. Its values are those that
         the child decoded. They are not validated.
 
-        Parameters
-        ----------
-        message : Message
-            The message.
-        data_type : pyarrow.DataType, optional
-            The type of the Arrow array. By default, the library chooses it.
-
-        Raises
-        ------
-        InvalidDataError
-            If the message does not pass the checks, the library cannot decode it, or the child
-            ends.
-        LimitError
-            If the message exceeds a limit, or decoding it takes too much memory or time.
+        `data_type`: By default, the library chooses it. Raises `InvalidDataError` if the message
+        does not pass the checks, the library cannot decode it, or the child ends. Raises
+        `LimitError` if the message exceeds a limit, or decoding it takes too much memory or time.
         """
         checked, prepared = prepare_message(message, self.dtype, self._limits)
         if self._process is None:

@@ -70,10 +70,7 @@ class Packet(NamedTuple):
 def send_packet(connection: socket.socket, packet: Packet) -> None:
     """Send a message. The descriptor stays open.
 
-    Raises
-    ------
-    OSError
-        If the other process is gone.
+    Raises `OSError` if the other process is gone.
     """
     text = packet.text.encode(errors="replace")[:_MAX_TEXT_BYTES]
     data = _HEADER.pack(packet.kind, len(text), *packet.numbers) + text
@@ -86,10 +83,7 @@ def send_packet(connection: socket.socket, packet: Packet) -> None:
 def receive_packet(connection: socket.socket) -> Packet | None:
     """Return the next message; None if the other process is gone.
 
-    Raises
-    ------
-    TimeoutError
-        If no message arrives within the timeout of the socket.
+    Raises `TimeoutError` if no message arrives within the timeout of the socket.
     """
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     data, ancillary, _, _ = connection.recvmsg(_HEADER.size, room, socket.MSG_CMSG_CLOEXEC)
@@ -124,17 +118,7 @@ def _receive_rest(connection: socket.socket, nbytes: int) -> bytes:
 def store(pieces: Iterable[Any], *, is_sealed: bool = False) -> int:
     """Write bytes into new memory, and return its descriptor.
 
-    Parameters
-    ----------
-    pieces : iterable of bytes-like
-        The bytes.
-    is_sealed : bool
-        Whether no process may change the memory afterwards.
-
-    Raises
-    ------
-    OSError
-        If the system is out of memory or descriptors.
+    Raises `OSError` if the system is out of memory or descriptors.
     """
     descriptor = os.memfd_create("splitarrow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -157,10 +141,7 @@ def store(pieces: Iterable[Any], *, is_sealed: bool = False) -> int:
 def map_memory(descriptor: int) -> Any:
     """Return memory of the other process as a read-only mapping.
 
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be mapped, for example because it is empty.
+    Raises `OSError`, `ValueError` if it cannot be mapped, for example because it is empty.
     """
     return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
 
@@ -168,10 +149,7 @@ def map_memory(descriptor: int) -> Any:
 def check_sealed(descriptor: int) -> None:
     """Check that the other process cannot change or truncate memory any more.
 
-    Raises
-    ------
-    InvalidDataError
-        If it can.
+    Raises `InvalidDataError` if it can.
     """
     if fcntl.fcntl(descriptor, _F_GET_SEALS) & _SEALS != _SEALS:
         raise InvalidDataError("the decoder process returned memory that is not sealed")
@@ -184,17 +162,9 @@ _DESCRIPTORS = 64
 def serve(descriptor: int, memory_bytes: int, seconds: int, bytes_per_second: int) -> None:
     """Decode arrays until the parent is gone.
 
-    Parameters
-    ----------
-    descriptor : int
-        The socket to the parent.
-    memory_bytes : int
-        The memory that decoding may take, in bytes.
-    seconds : int
-        The CPU time that any array may take, in seconds.
-    bytes_per_second : int
-        The slowest rate of decoding, in bytes of declared rows per second of further CPU
-        time. A byte of input counts as four.
+    `memory_bytes` is the memory that decoding may take, in bytes. `seconds` is the CPU time that
+    any array may take, in seconds. `bytes_per_second` is the slowest rate of decoding, in bytes of
+    declared rows per second of further CPU time. A byte of input counts as four.
     """
     connection = socket.socket(fileno=descriptor)
     decode = import_library("vortex.serde").decode_ipc_array_buffers

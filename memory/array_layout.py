@@ -85,13 +85,6 @@ class ArrayLayout:
         """Return some of the rows, in the same buffers, which are not read.
 
         The null counts become unknown. Offsets keep their values, and so refer to the whole values.
-
-        Parameters
-        ----------
-        begin : int
-            The first row, a multiple of 8, so that it begins at a byte of a bitmap.
-        length : int
-            The number of rows.
         """
         kind, own, children = self.storage_type, list(self.buffers), self.children
 

@@ -33,13 +33,7 @@ class Event(Protocol):
         ...
 
     def delay(self, stream: int) -> None:
-        """Make a consumer's stream wait for it, without waiting here.
-
-        Parameters
-        ----------
-        stream : int
-            The native handle of the stream, as DLPack passes it.
-        """
+        """Make a consumer's stream wait for it, without waiting here."""
         ...
 
 
@@ -72,10 +66,7 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, which is aligned to 64 bytes or more.
 
-        Raises
-        ------
-        MemoryError
-            If the device has not enough memory.
+        Raises `MemoryError` if the device has not enough memory.
         """
         ...
 
@@ -100,20 +91,15 @@ class Device(Protocol):
     def export_allocation(self, address: int) -> bytes:
         """Return the handle by which other processes open an allocation, in 64 bytes.
 
-        Raises
-        ------
-        SplitArrowError
-            If they cannot.
+        Raises `SplitArrowError` if they cannot.
         """
         ...
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process.
 
-        Raises
-        ------
-        SplitArrowError
-            If the handle is not valid on this host, or the allocation is smaller.
+        Raises `SplitArrowError` if the handle is not valid on this host, or the allocation is
+        smaller.
         """
         ...
 
@@ -128,10 +114,7 @@ class Device(Protocol):
     def register_host(self, address: int, nbytes: int) -> None:
         """Page-lock memory of the host that is mapped for reading, from the beginning of a page.
 
-        Raises
-        ------
-        SplitArrowError, MemoryError
-            If that is not possible.
+        Raises `SplitArrowError`, `MemoryError` if that is not possible.
         """
         ...
 
@@ -175,12 +158,8 @@ _DEVICE_CUDA, _DEVICE_CUDA_MANAGED = 2, 13
 def load_runtime() -> Any:
     """Return the module ``cuda.bindings.runtime``.
 
-    Raises
-    ------
-    MissingExtraError
-        If cuda-bindings is not installed.
-    UsageError
-        If there is no CUDA device, or its driver is too old.
+    Raises `MissingExtraError` if cuda-bindings is not installed. Raises `UsageError` if there is no
+    CUDA device, or its driver is too old.
     """
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
@@ -201,12 +180,8 @@ def load_runtime() -> Any:
 def call(function: str, *args: Any) -> Any:
     """Call a function of the CUDA runtime, and return its result, if it has one.
 
-    Raises
-    ------
-    MemoryError
-        If there is not enough memory.
-    SplitArrowError
-        If the call fails in another way.
+    Raises `MemoryError` if there is not enough memory. Raises `SplitArrowError` if the call fails
+    in another way.
     """
     runtime = load_runtime()
     error, *results = getattr(runtime, function)(*args)
@@ -220,10 +195,7 @@ def call(function: str, *args: Any) -> Any:
 def call_driver(function: str, *args: Any) -> Any:
     """Call a function of the CUDA driver, and return its result, or a tuple of several.
 
-    Raises
-    ------
-    SplitArrowError
-        If the call fails.
+    Raises `SplitArrowError` if the call fails.
     """
     load_runtime()  # which initializes the driver
     driver: Any = import_module("cuda.bindings.driver")
@@ -259,15 +231,7 @@ def find_pointer_device(address: int) -> tuple[int, int]:
 
 
 class CudaEvent:
-    """An event of a CUDA device; see `Event`.
-
-    Parameters
-    ----------
-    device : CudaDevice
-        The device.
-    stream : int
-        The stream after whose present work it happens.
-    """
+    """An event of a CUDA device; see `Event`."""
 
     def __init__(self, device: CudaDevice, stream: int) -> None:
         self._device = device
@@ -304,15 +268,7 @@ class CudaEvent:
 class CudaDevice:
     """A CUDA device, with a stream of its own for copies; see `Device`.
 
-    Parameters
-    ----------
-    index : int
-        The number of the device.
-
-    Raises
-    ------
-    UsageError
-        If it does not exist.
+    Raises `UsageError` if it does not exist.
     """
 
     type_code = _DEVICE_CUDA

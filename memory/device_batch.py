@@ -23,16 +23,8 @@ _NO_SYNCHRONIZATION = -1
 class Residence:
     """Where the buffers of a batch are, and when they are there.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    blocks : sequence of Block
-        The memory. It returns to its pool when the batch and all that was made of it are gone.
-    ready : Event
-        The end of the copies.
-    is_shared : bool
-        Whether other processes have the memory, too. Exports are then read-only.
+    `blocks`: It returns to its pool when the batch and all that was made of it are gone. `ready` is
+    the end of the copies. `is_shared`: Exports are then read-only.
     """
 
     def __init__(
@@ -140,12 +132,8 @@ class DeviceColumn:
     ) -> object:
         """Return a DLPack capsule. The consumer's stream waits for the copies to the device.
 
-        Raises
-        ------
-        BufferError
-            If a copy, or another device, is requested.
-        UsageError
-            If the column has nulls, or is not one of numbers, or has more than one dimension.
+        Raises `BufferError` if a copy, or another device, is requested. Raises `UsageError` if the
+        column has nulls, or is not one of numbers, or has more than one dimension.
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"a column on {self.device} is exported there, without a copy")
@@ -255,10 +243,7 @@ class DeviceBatch:
     def __getitem__(self, name: str) -> DeviceColumn:
         """Return a column by its name.
 
-        Raises
-        ------
-        KeyError
-            If no column, or more than one, has the name.
+        Raises `KeyError` if no column, or more than one, has the name.
         """
         index = self.schema.get_field_index(name)
         if index < 0:
@@ -336,10 +321,7 @@ class DeviceBatch:
         The event in it happens after the copies. The device has to finish all its work before the
         memory is used again, because this interface does not say which streams use it.
 
-        Raises
-        ------
-        UsageError
-            If another schema is requested: casts would need the values.
+        Raises `UsageError` if another schema is requested: casts would need the values.
         """
         if requested_schema is not None:
             requested = pa.Schema._import_from_c_capsule(requested_schema)

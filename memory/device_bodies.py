@@ -37,15 +37,7 @@ _ALIGNMENT = 64
 
 
 class StandIn:
-    """Addresses for the buffers of one batch.
-
-    Parameters
-    ----------
-    columns : sequence of ArrayLayout
-        The columns, in the memory of a device.
-    type_code : int
-        The type of that memory, as in DLPack.
-    """
+    """Addresses for the buffers of one batch."""
 
     def __init__(self, columns: Sequence[ArrayLayout], type_code: int) -> None:
         buffers = [buffer for column in columns for buffer in column.list_buffers()]
@@ -83,23 +75,8 @@ def encode_on_device(
 ) -> EncodedMessage:
     """Return the message of a batch whose body stays in the memory of a device.
 
-    Parameters
-    ----------
-    encoder : MessageEncoder
-        The encoder of the stream, without compression.
-    schema : pyarrow.Schema
-        The schema of the batch.
-    columns : sequence of ArrayLayout
-        The columns, of types with a fixed width (`has_fixed_width`), with known null counts.
-    type_code : int
-        The type of the memory, as in DLPack.
-    padding : DeviceSpan
-        Zeros in the same memory, to go between buffers: at least 64 bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If pyarrow made a copy of a buffer, which is not the memory of the device.
+    Raises `InvalidDataError` if pyarrow made a copy of a buffer, which is not the memory of the
+    device.
     """
     stand_in = StandIn(columns, type_code)
     arrays = [column.to_array() for column in stand_in.columns]
@@ -136,13 +113,8 @@ _SMALLEST = 1 << 20
 def can_decode_on_device(schema: pa.Schema, *, fully: bool) -> bool:
     """Return whether nothing has to be read of the values of a stream, to validate them.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema. Offsets, indices and UTF-8 have to be read, and so they exclude all columns but
-        those of a fixed width.
-    fully : bool
-        Whether values are validated, which excludes the types that do not allow every value.
+    `schema`: Offsets, indices and UTF-8 have to be read, and so they exclude all columns but those
+    of a fixed width.
     """
     kinds = [field.type for field in schema]
     return all(map(has_fixed_width, kinds)) and not (fully and any(map(_has_range, kinds)))
@@ -151,16 +123,7 @@ def can_decode_on_device(schema: pa.Schema, *, fully: bool) -> bool:
 class BodyDecoder:
     """Makes the record batches of one stream.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema, for which `can_decode_on_device` returns True.
-    device : Device
-        The device.
-    validates : bool
-        Whether the sizes of buffers are checked.
-    fully : bool
-        Whether the nulls are counted too, in copies of the validities on the host.
+    `fully` states whether the nulls are counted too, in copies of the validities on the host.
     """
 
     def __init__(self, schema: pa.Schema, device: Device, *, validates: bool, fully: bool) -> None:
@@ -177,10 +140,7 @@ class BodyDecoder:
 
         pyarrow would count nulls whose number is not declared.
 
-        Raises
-        ------
-        ProtocolError
-            If it is malformed.
+        Raises `ProtocolError` if it is malformed.
         """
         if metadata == self._checked_metadata:
             return True
@@ -203,23 +163,9 @@ class BodyDecoder:
     ) -> DeviceBatch:
         """Return the record batch of a message that `accepts` accepts.
 
-        Parameters
-        ----------
-        metadata : bytes
-            The message.
-        nbytes : int
-            The size of its body in bytes.
-        locate : callable
-            Returns the address on the device of an offset in the body.
-        blocks : sequence of Block
-            The memory, which the batch keeps.
-        is_shared : bool
-            Whether other processes have the memory, too.
-
-        Raises
-        ------
-        ProtocolError, InvalidDataError, pyarrow.ArrowInvalid
-            If the message does not fit its schema or its body, or nulls are not where it says.
+        `nbytes` is the size of its body in bytes. Raises `ProtocolError`, `InvalidDataError`,
+        `pyarrow.ArrowInvalid` if the message does not fit its schema or its body, or nulls are not
+        where it says.
         """
         if metadata != self._checked_metadata:
             self._checker.check_parts(metadata, nbytes, _read_nothing)
@@ -286,14 +232,7 @@ def _has_range(kind: Any) -> bool:
 class DeviceBodies:
     """Allocates the bodies that a transport receives on a device; see `DeviceAllocator`.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    pool : BlockPool
-        Its memory.
-    registrations : HostRegistrations
-        The memory of others that it copies from.
+    `registrations` is the memory of others that it copies from.
     """
 
     def __init__(self, device: Device, pool: BlockPool, registrations: HostRegistrations) -> None:

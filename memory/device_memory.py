@@ -43,16 +43,8 @@ class _Area:
 class DeviceCopier:
     """Copies record batches to a device, in order, without waiting for the copies.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    pool : BlockPool
-        Its memory.
-    max_pending : int
-        The size of the host memory that may wait for its copy, in bytes.
-    staging : Allocator
-        Host memory that the device copies from by itself, for batches that are elsewhere.
+    `max_pending` is the size of the host memory that may wait for its copy, in bytes. `staging`:
+    Host memory that the device copies from by itself, for batches that are elsewhere.
     """
 
     def __init__(
@@ -68,10 +60,8 @@ class DeviceCopier:
     def copy(self, batch: pa.RecordBatch) -> DeviceBatch:
         """Return a batch on the device. Its copies may still run.
 
-        Raises
-        ------
-        LimitError
-            If the batches that the consumer holds have spent the budget of the device.
+        Raises `LimitError` if the batches that the consumer holds have spent the budget of the
+        device.
         """
         self._drop_copied()
         batch = without_offsets(batch)
@@ -279,17 +269,8 @@ _CUDA = re.compile(r"cuda(?::(\d+))?")
 def select_memory(memory: Any) -> Allocator | DeviceMemory:
     """Return the memory that an argument names.
 
-    Parameters
-    ----------
-    memory : str, DeviceMemory or Allocator
-        ``"pinned"``, ``"cuda"`` or ``"cuda:1"``, or the memory itself.
-
-    Raises
-    ------
-    UsageError
-        If it is anything else, or is not host memory and has no way to fill it.
-    MissingExtraError
-        If it needs cuda-bindings.
+    Raises `UsageError` if it is anything else, or is not host memory and has no way to fill it.
+    Raises `MissingExtraError` if it needs cuda-bindings.
     """
     if isinstance(memory, DeviceMemory):
         return memory

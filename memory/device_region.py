@@ -21,22 +21,9 @@ from .device import Device
 class DeviceExport:
     """The allocations that hold some buffers, one after another in one region.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    type_code : int
-        The type of the memory, as in DLPack.
-    buffers : iterable of Buffer
-        The buffers.
-
-    Raises
-    ------
-    SplitArrowError
-        If other processes cannot open one of the allocations. So it is with managed memory, and
-        with memory of pools of the driver.
-    UsageError
-        If a buffer is not within one allocation.
+    Raises `SplitArrowError` if other processes cannot open one of the allocations. So it is with
+    managed memory, and with memory of pools of the driver. Raises `UsageError` if a buffer is not
+    within one allocation.
     """
 
     def __init__(self, device: Device, type_code: int, buffers: Iterable[pa.Buffer]) -> None:
@@ -88,17 +75,7 @@ _lock = threading.Lock()
 class DeviceRegion:
     """The allocations that a server has announced, one after another; a `Region`.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    handles : DeviceHandles
-        The allocations.
-
-    Raises
-    ------
-    ConnectError
-        If the memory is on another device, or cannot be opened.
+    Raises `ConnectError` if the memory is on another device, or cannot be opened.
     """
 
     def __init__(self, device: Device, handles: DeviceHandles) -> None:
@@ -130,10 +107,7 @@ class DeviceRegion:
     def locate(self, offset: int, nbytes: int) -> int:
         """Return the address of a span, which is not empty.
 
-        Raises
-        ------
-        ProtocolError
-            If the span is not within one allocation.
+        Raises `ProtocolError` if the span is not within one allocation.
         """
         index = bisect_right(self._ends, offset)
         if index >= len(self._ends) or offset + nbytes > self._ends[index]:
@@ -161,26 +135,13 @@ class DeviceRegion:
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
         """Refuse: there is no host memory.
 
-        Raises
-        ------
-        UsageError
-            Always.
+        Raises `UsageError`: Always.
         """
         raise UsageError(f"the data is on {self._device.name}, not in host memory")
 
 
 class LeasedBlock:
-    """Memory of a region; see `Returnable`.
-
-    Parameters
-    ----------
-    device : Device
-        The device.
-    region : DeviceRegion
-        The region, which stays open.
-    lease : object
-        What is dropped once the device does not use the memory any more.
-    """
+    """Memory of a region; see `Returnable`."""
 
     def __init__(self, device: Device, region: DeviceRegion, lease: object) -> None:
         self._device = device

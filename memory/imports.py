@@ -31,23 +31,8 @@ def read_array(
 ) -> ArrayLayout:
     """Return the layout of an exported array.
 
-    Parameters
-    ----------
-    array : ArrowArray
-        The array.
-    kind : pyarrow.DataType
-        Its type.
-    device : Device
-        The device that its buffers are on.
-    owner : object
-        What keeps the memory alive.
-    column : str
-        The name of its column, for errors.
-
-    Raises
-    ------
-    UsageError
-        If arrays of the type cannot be served from a device, or have an offset within a byte.
+    Raises `UsageError` if arrays of the type cannot be served from a device, or have an offset
+    within a byte.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return replace(read_array(array, kind.storage_type, device, owner, column), type=kind)
@@ -129,17 +114,7 @@ def copy_buffer(device: Device, source: pa.Buffer) -> pa.Buffer:
 def fetch_array(
     layout: ArrayLayout, copy: BufferCopy, dictionaries: dict[int, ArrayLayout]
 ) -> pa.Array[Any]:
-    """Return a copy of an array in host memory: of no more than its rows refer to.
-
-    Parameters
-    ----------
-    layout : ArrayLayout
-        An array as `read_array` returns it, or a slice of it.
-    copy : callable
-        Copies a buffer.
-    dictionaries : dict
-        Copies of dictionaries, to be used again for other slices.
-    """
+    """Return a copy of an array in host memory: of no more than its rows refer to."""
     return _fetch(layout, copy, dictionaries).to_array()
 
 
@@ -226,18 +201,14 @@ class DeviceData:
 def import_device_data(source: Any) -> list[DeviceData] | None:
     """Return the record batches of an object in the memory of a device; None if it is not there.
 
-    Parameters
-    ----------
-    source : object
-        - An object with ``__arrow_c_device_array__``, or a list of such objects with one schema.
-        - An array with ``__dlpack__`` or ``__cuda_array_interface__``. It becomes the column
-          `ARRAY_COLUMN`. The dimensions after the first one become lists of a fixed size.
-        - A mapping of names to such arrays of one length, which become the columns.
+    Raises `UsageError` if the data is on a device that cannot be served, or has a type or layout
+    that cannot.
 
-    Raises
-    ------
-    UsageError
-        If the data is on a device that cannot be served, or has a type or layout that cannot.
+    `source`: - An object with ``__arrow_c_device_array__``, or a list of such objects with one
+    schema.
+    - An array with ``__dlpack__`` or ``__cuda_array_interface__``. It becomes the column
+      `ARRAY_COLUMN`. The dimensions after the first one become lists of a fixed size.
+    - A mapping of names to such arrays of one length, which become the columns.
     """
     if isinstance(source, (list, tuple)):
         items = cast("Sequence[Any]", source)

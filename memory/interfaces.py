@@ -167,16 +167,7 @@ def dlpack_capsule(
 ) -> object:
     """Return a DLPack capsule of an array of numbers without nulls.
 
-    Parameters
-    ----------
-    array : ArrayLayout
-        The array.
-    device : Device
-        The device that its memory is on.
-    max_version : tuple of int, optional
-        The version of DLPack that the consumer knows. `None` is that before 1.0.
-    is_read_only : bool
-        Whether others have this memory too. Capsules of before 1.0 cannot say so.
+    `max_version`: `None` is that before 1.0. `is_read_only`: Capsules of before 1.0 cannot say so.
     """
     numbers: Any = ArrayLayout(array.type, array.length, 0, (None, array.buffers[1])).to_array()
     capsule = None
@@ -220,21 +211,7 @@ def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[s
 def device_capsules(
     schema: pa.Schema, columns: list[ArrayLayout], rows: int, device: Device, ready: Event
 ) -> DeviceCapsules:
-    """Return the capsules of Arrow's C device interface.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batch.
-    columns : list of ArrayLayout
-        Its columns, with buffers in the memory of the device, which keep `ready` alive.
-    rows : int
-        Its number of rows.
-    device : Device
-        The device.
-    ready : Event
-        After which the memory has its contents.
-    """
+    """Return the capsules of Arrow's C device interface."""
     empty = [column.without_values().move(_shadow).to_array() for column in columns]
     exported_schema, exported = pa.RecordBatch.from_arrays(
         empty, schema=schema

@@ -65,10 +65,7 @@ class PinnedMemory:
 def check_budget(budget: int | str) -> int:
     """Return a budget in bytes.
 
-    Raises
-    ------
-    UsageError
-        If it is not a size above 0.
+    Raises `UsageError` if it is not a size above 0.
     """
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size < 1:
@@ -107,12 +104,7 @@ class HostRegistration:
 class HostRegistrations:
     """Page-locks memory that a transport has mapped, up to a limit.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-    limit : int
-        The limit on all such memory, in bytes.
+    `limit` is the limit on all such memory, in bytes.
     """
 
     def __init__(self, device: Device, limit: int) -> None:
@@ -125,10 +117,7 @@ class HostRegistrations:
     def add(self, address: int, nbytes: int) -> HostRegistration | None:
         """Page-lock read-only memory that begins at a page.
 
-        Returns
-        -------
-        HostRegistration or None
-            None if the driver refuses, or the limit is reached. The reason is logged once.
+        Return None if the driver refuses, or the limit is reached.
         """
         with self._lock:
             has_room = self._nbytes + nbytes <= self._limit

@@ -26,14 +26,7 @@ class Returnable(Protocol):
 class Block:
     """Memory of a pool, which gets it back when the block is collected.
 
-    Parameters
-    ----------
-    pool : BlockPool
-        The pool.
-    address : int
-        Where the memory begins.
-    nbytes : int
-        Its size in bytes.
+    `nbytes`: its size in bytes.
     """
 
     __slots__ = ("_pool", "address", "nbytes", "on_return")
@@ -55,17 +48,8 @@ class BlockPool:
 
     Any thread may use it, and blocks may be collected in any thread at any time.
 
-    Parameters
-    ----------
-    allocate : callable
-        Returns the address of new memory of a size in bytes. It raises `MemoryError` if there is
-        none.
-    free : callable
-        Frees memory at an address.
-    budget : int
-        The limit on all memory, whether in use or kept, in bytes.
-    name : str
-        How errors name the memory.
+    `allocate`: returns the address of new memory of a size in bytes. It raises `MemoryError` if
+    there is none. `budget` is the limit on all memory, whether in use or kept, in bytes.
     """
 
     def __init__(
@@ -90,10 +74,7 @@ class BlockPool:
     def acquire(self, nbytes: int) -> Block:
         """Return a block of at least `nbytes` bytes.
 
-        Raises
-        ------
-        MemoryError
-            If the budget is spent, or there is no more memory.
+        Raises `MemoryError` if the budget is spent, or there is no more memory.
         """
         size = _round_up(nbytes)
         with self._lock:

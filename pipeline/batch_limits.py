@@ -35,12 +35,7 @@ def batch_limits(spark: SparkSession, frame: DataFrame) -> Generator[None]:
 
     Limits that differ from those of `session` are the user's, and stay.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        The session.
-    frame : pyspark.sql.DataFrame
-        The rows. Unless all columns are narrow by type, the first rows are read as a sample.
+    `frame`: Unless all columns are narrow by type, the first rows are read as a sample.
     """
     if any(spark.conf.get(key, None) != DEFAULTS[key] for key in (BATCH_ROWS, BATCH_BYTES)):
         yield

@@ -19,17 +19,8 @@ CASTING_ERRORS = (pa.ArrowException, ValueError, TypeError, NotImplementedError,
 class Caster:
     """Casts record batches from one schema to another without changing a value.
 
-    Parameters
-    ----------
-    source : pyarrow.Schema
-        The schema of the batches.
-    target : pyarrow.Schema
-        The schema to cast to. Its columns are selected by name, in its order.
-
-    Raises
-    ------
-    InvalidDataError
-        If the batches do not have exactly one column of each name in `target`.
+    `target`: its columns are selected by name, in its order. Raises `InvalidDataError` if the
+    batches do not have exactly one column of each name in `target`.
 
     Examples
     --------
@@ -52,10 +43,7 @@ class Caster:
     def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the target schema. Columns that need no cast share their memory.
 
-        Raises
-        ------
-        InvalidDataError
-            If a value does not fit the type of its column.
+        Raises `InvalidDataError` if a value does not fit the type of its column.
         """
         columns: list[Any] = []
         for index, is_same_type, field in self._columns:
@@ -80,17 +68,8 @@ def _cast_column(column: Any, field: Any) -> Any:
 def cast_array(array: Any, target: Any) -> Any:
     """Return an array of another type with the same values.
 
-    Parameters
-    ----------
-    array : pyarrow.Array
-        The values.
-    target : pyarrow.DataType
-        The type to cast to.
-
-    Raises
-    ------
-    pyarrow.ArrowException, ValueError, TypeError, NotImplementedError, OverflowError
-        If the types are incompatible or a value does not fit; see `CASTING_ERRORS`.
+    Raises `pyarrow.ArrowException`, `ValueError`, `TypeError`, `NotImplementedError`,
+    `OverflowError` if the types are incompatible or a value does not fit; see `CASTING_ERRORS`.
     """
     source = array.type
     if source.equals(target):

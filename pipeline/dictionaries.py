@@ -25,17 +25,8 @@ class DictionaryEncoder:
     An Arrow file can extend a dictionary with delta dictionary batches, but not replace it. So
     each batch appends its new values after the known ones.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
-    columns : sequence of str
-        The names of the columns to encode. Their type must be string or binary.
-
-    Raises
-    ------
-    UsageError
-        If the schema does not have exactly one column of a name, or it has another type.
+    `columns`: Their type must be string or binary. Raises `UsageError` if the schema does not have
+    exactly one column of a name, or it has another type.
 
     Examples
     --------

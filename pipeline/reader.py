@@ -58,10 +58,7 @@ class RemoteDataset:
     def from_options(cls, options: Options) -> RemoteDataset:
         """Return the dataset that the options of a reader name.
 
-        Raises
-        ------
-        UsageError
-            If an option is missing or has a wrong value.
+        Raises `UsageError` if an option is missing or has a wrong value.
         """
         settings: dict[str, Any] = {
             "token": options.token(),
@@ -84,15 +81,8 @@ class RemoteDataset:
     def info(self, version: str | None = None) -> DatasetInfo:
         """Return the control plane's description of the dataset.
 
-        Parameters
-        ----------
-        version : str, optional
-            The version to describe. The default is the current version.
-
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the daemon no longer has the version.
+        `version`: the default is the current version. Raises `RemoteError`: With the code
+        FAILED_PRECONDITION, if the daemon no longer has the version.
         """
         with self.connect() as client:
             return client.describe(Request(self.name, version=version or None))
@@ -119,17 +109,7 @@ def plan_read(
 ) -> list[ReadTask]:
     """Divide shards among read tasks.
 
-    Parameters
-    ----------
-    info : DatasetInfo
-        The control plane's description of the version to read.
-    shards : sequence of int
-        The ordinals of the shards to read.
-    shards_per_task : int
-        The maximum number of shards of a task.
-    limit : int or None
-        The maximum number of rows of the whole read. With a limit, a single task reads the
-        dataset in order.
+    `limit`: With a limit, a single task reads the dataset in order.
     """
     if limit is not None:
         return [ReadTask(info.version, None, limit)]
@@ -154,21 +134,8 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a read task with the schema that Spark expects.
 
-    Parameters
-    ----------
-    dataset : RemoteDataset
-        The dataset.
-    task : ReadTask
-        The shards to read.
-    filter : PushedFilter or None
-        The filter that the daemon applies; None reads all rows.
-    schema : pyarrow.Schema
-        The columns to read, and the types to cast them to.
-
-    Raises
-    ------
-    SplitArrowError
-        If the data cannot be read to its end, or a value does not fit its type.
+    `filter` is the filter that the daemon applies; None reads all rows. Raises `SplitArrowError` if
+    the data cannot be read to its end, or a value does not fit its type.
     """
     with (
         dataset.connect() as client,
@@ -248,14 +215,7 @@ class ReadPartition(ds.InputPartition):
 class DatasetReader(Portable, ds.DataSourceReader):
     """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
 
-    Parameters
-    ----------
-    options : Options
-        The options of ``spark.read``.
-    schema : pyspark.sql.types.StructType
-        The columns to read.
-    version : str or None
-        The version to read if the options name none; None reads the current version.
+    `version` is the version to read if the options name none; None reads the current version.
     """
 
     def __init__(self, options: Options, schema: st.StructType, version: str | None) -> None:
@@ -322,19 +282,9 @@ class _FilterPushdown:
 def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
     """Return the Spark schema of a dataset.
 
-    Parameters
-    ----------
-    info : DatasetInfo
-        The control plane's description of the dataset.
-    columns : sequence of str, optional
-        The columns to select, in order. The default is all columns.
-
-    Raises
-    ------
-    UsageError
-        If the dataset has no such column.
-    InvalidDataError
-        If a column has a type that Spark cannot hold.
+    `columns` is the columns to select, in order. The default is all columns. Raises `UsageError` if
+    the dataset has no such column. Raises `InvalidDataError` if a column has a type that Spark
+    cannot hold.
     """
     schema = info.schema
     if columns is not None:
@@ -359,17 +309,8 @@ _INITIAL_OFFSET: Offset = {"shards": 0, "digest": "", "version": ""}
 class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Finds new versions on the driver, and reads their new shards in the tasks.
 
-    Parameters
-    ----------
-    options : Options
-        The options of ``spark.readStream``.
-    schema : pyspark.sql.types.StructType
-        The columns to read.
-
-    Raises
-    ------
-    UsageError
-        If the options contain a limit, a filter or a version, or one has a wrong value.
+    Raises `UsageError` if the options contain a limit, a filter or a version, or one has a wrong
+    value.
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
@@ -398,11 +339,8 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAv
     def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         """Return partitions for the shards between two offsets.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the dataset was overwritten and the daemon no
-            longer has the version of `end`.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the dataset was overwritten and
+        the daemon no longer has the version of `end`.
         """
         if start["digest"] == end["digest"] and start["shards"] == end["shards"]:
             return []
@@ -445,10 +383,8 @@ def has_prefix(info: DatasetInfo, offset: Offset) -> bool:
 def _shards_digest(info: DatasetInfo, shards: int) -> str:
     """Return a digest of the first `shards` shards of a version, or an empty string for 0.
 
-    Raises
-    ------
-    UsageError
-        If the daemon does not report the checksums of the shards: the dataset is not published.
+    Raises `UsageError` if the daemon does not report the checksums of the shards: the dataset is
+    not published.
     """
     if not shards:
         return ""

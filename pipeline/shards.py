@@ -61,28 +61,10 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the rows of a task to staged shards.
 
-    Parameters
-    ----------
-    job : WriteJob
-        The settings of the write.
-    attempt : str
-        The identifier of this attempt of the task, unique within the job. File names begin with
-        it, so that attempts of one task do not overwrite each other's files.
-    batches : iterable of pyarrow.RecordBatch
-        The rows.
-
-    Returns
-    -------
-    list of ShardEntry
-        The shards in the order of the rows, without ordinals. Empty if there are no rows.
-
-    Raises
-    ------
-    DatasetError
-        If the dataset cannot be written, or the job's staging folder does not exist; see
-        `VersionStore.create_staging`.
-    InvalidDataError
-        If a value does not fit the schema.
+    `attempt`: File names begin with it, so that attempts of one task do not overwrite each other's
+    files. Raises `DatasetError` if the dataset cannot be written, or the job's staging folder does
+    not exist; see `VersionStore.create_staging`. Raises `InvalidDataError` if a value does not fit
+    the schema.
     """
     store = VersionStore(job.location)
     try:

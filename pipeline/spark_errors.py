@@ -20,17 +20,8 @@ _QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 def translate_errors(source: str) -> Generator[None]:
     """Raise the errors of Spark within the context as errors of splitarrow.
 
-    Parameters
-    ----------
-    source : str
-        The source of the rows. It begins each message.
-
-    Raises
-    ------
-    UsageError
-        If Spark cannot analyze the query: a column or an expression is wrong.
-    DatasetError
-        If any other operation of Spark fails.
+    `source`: It begins each message. Raises `UsageError` if Spark cannot analyze the query: a
+    column or an expression is wrong. Raises `DatasetError` if any other operation of Spark fails.
     """
     try:
         yield

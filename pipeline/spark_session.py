@@ -52,18 +52,8 @@ _TAIL_BYTES = 4096
 def start_session(builder: Any, log: IO[bytes] | None = None) -> SparkSession:
     """Return the session of a builder, and start Java first if none is running.
 
-    Parameters
-    ----------
-    builder : pyspark.sql.SparkSession.Builder
-        The configured builder.
-    log : binary file, optional
-        The file that receives the output of Java and Spark. By default they share the standard
-        output and error of this process.
-
-    Raises
-    ------
-    ConfigError
-        If Java or Spark does not start. The message contains the cause that it reported.
+    `log`: By default they share the standard output and error of this process. Raises `ConfigError`
+    if Java or Spark does not start. The message contains the cause that it reported.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkRuntimeError
@@ -148,10 +138,7 @@ _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 def require_pyspark() -> None:
     """Check that PySpark and pandas are installed. PySpark needs pandas for Arrow data.
 
-    Raises
-    ------
-    MissingExtraError
-        If one of them is not installed.
+    Raises `MissingExtraError` if one of them is not installed.
     """
     for package in ("pyspark", "pandas"):
         try:

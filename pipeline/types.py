@@ -55,10 +55,7 @@ _PRIMITIVES: dict[Any, Callable[[], st.DataType]] = {
 def spark_schema(schema: pa.Schema) -> st.StructType:
     """Return the Spark schema for an Arrow schema. All columns are nullable.
 
-    Raises
-    ------
-    InvalidDataError
-        If Spark cannot hold a column. The message names the column.
+    Raises `InvalidDataError` if Spark cannot hold a column. The message names the column.
     """
     return st.StructType([st.StructField(f.name, spark_type(f.type, f.name)) for f in schema])
 
@@ -66,17 +63,7 @@ def spark_schema(schema: pa.Schema) -> st.StructType:
 def spark_type(arrow_type: Any, column: str) -> st.DataType:
     """Return the Spark type that holds all values of an Arrow type.
 
-    Parameters
-    ----------
-    arrow_type : pyarrow.DataType
-        The Arrow type.
-    column : str
-        The path of the column, with dots between the names of nested fields, for errors.
-
-    Raises
-    ------
-    InvalidDataError
-        If Spark has no such type.
+    Raises `InvalidDataError` if Spark has no such type.
     """
     primitive = _PRIMITIVES.get(arrow_type)
     if primitive is not None:
@@ -155,11 +142,8 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
 
     All fields are nullable, because nullability in Spark depends on the query, not on the data.
 
-    Raises
-    ------
-    InvalidDataError
-        If Spark cannot export a column as Arrow data, or would lose its collation. The message
-        names the column.
+    Raises `InvalidDataError` if Spark cannot export a column as Arrow data, or would lose its
+    collation. The message names the column.
     """
     fields: list[Any] = []
     for field in schema.fields:
@@ -182,10 +166,8 @@ def sink_schema(schema: st.StructType) -> pa.Schema:
     its field names the extension ``geoarrow.wkb``. That of a VARIANT names
     ``arrow.parquet.variant``.
 
-    Raises
-    ------
-    InvalidDataError
-        As `arrow_schema` does; also if each value of a geospatial column has its own SRID.
+    Raises `InvalidDataError` as `arrow_schema` does; also if each value of a geospatial column has
+    its own SRID.
     """
     arrow = arrow_schema(schema)
     for index, field in enumerate(schema.fields):
@@ -254,10 +236,7 @@ def _nullable(data_type: st.DataType) -> st.DataType:
 def check_readable(schema: st.StructType) -> None:
     """Check that Spark accepts all columns from a data source that is written in Python.
 
-    Raises
-    ------
-    InvalidDataError
-        If Spark rejects a column. The message names the column.
+    Raises `InvalidDataError` if Spark rejects a column. The message names the column.
     """
     for field, arrow_field in zip(schema.fields, arrow_schema(schema), strict=True):
         arrow_type = arrow_field.type

@@ -83,11 +83,8 @@ def check_workers(spark: SparkSession) -> None:
     A small job imports the packages on the executors. It runs once per application and interpreter,
     and not at all if the workers are on this machine (a master ``local[…]``).
 
-    Raises
-    ------
-    ConfigError
-        If a package is missing or differs. The message is one line with the host, the interpreter
-        and the module.
+    Raises `ConfigError` if a package is missing or differs. The message is one line with the host,
+    the interpreter and the module.
     """
     context: Any = spark.sparkContext
     checked = context.__dict__.setdefault("_splitarrow_checked", set[str]())
@@ -119,10 +116,7 @@ def describe_problem(findings: Iterable[Finding]) -> str:
 def run_probe(context: Any, tasks: int) -> list[Finding]:
     """Return what the Python workers of the executors find, with one task per core.
 
-    Raises
-    ------
-    ConfigError
-        If the interpreter does not run there.
+    Raises `ConfigError` if the interpreter does not run there.
     """
     from py4j.protocol import Py4JJavaError
 

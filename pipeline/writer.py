@@ -41,12 +41,8 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 def plan_write(options: Options, schema: st.StructType) -> WriteJob:
     """Return the settings of a write. Nothing is written.
 
-    Raises
-    ------
-    UsageError
-        If an option is missing or has a wrong value.
-    InvalidDataError
-        If Spark cannot export a column as Arrow data.
+    Raises `UsageError` if an option is missing or has a wrong value. Raises `InvalidDataError` if
+    Spark cannot export a column as Arrow data.
     """
     rows = options.count("rows_per_shard")
     default_bytes = DEFAULT_BYTES_PER_SHARD if rows is None else None
@@ -94,12 +90,7 @@ class ShardWriter(Portable, ds.DataSourceArrowWriter):
     The driver creates it, and with it the staging folder of the job. `write` runs in every task.
     `commit` or `abort` runs once, on the driver.
 
-    Parameters
-    ----------
-    job : WriteJob
-        The settings of the write.
-    overwrite : bool
-        Whether the new version replaces the shards of the current one. If not, it appends.
+    `overwrite`: if not, it appends.
     """
 
     def __init__(self, job: WriteJob, overwrite: bool) -> None:
@@ -139,10 +130,7 @@ def stage_task(job: WriteJob, batches: Iterator[pa.RecordBatch]) -> StagedShards
 def collect_shards(messages: Sequence[ds.WriterCommitMessage | None]) -> list[ShardEntry]:
     """Return the shards of all tasks in the order of the partitions.
 
-    Raises
-    ------
-    DatasetError
-        If the result of a task is missing or duplicate.
+    Raises `DatasetError` if the result of a task is missing or duplicate.
     """
     by_partition: dict[int, list[ShardEntry]] = {}
     for message in messages:
@@ -169,12 +157,7 @@ _BATCH_ID = "streaming.sql.batchId"
 class StreamShardWriter(Portable, ds.DataSourceStreamArrowWriter):
     """Writes each micro-batch as a version. Spark pickles it for the tasks.
 
-    Parameters
-    ----------
-    job : WriteJob
-        The settings of the write. Its identifier is not used.
-    overwrite : bool
-        Whether each version replaces the one before (output mode ``complete``), or appends.
+    `job`: its identifier is not used.
     """
 
     def __init__(self, job: WriteJob, overwrite: bool) -> None:
@@ -227,21 +210,9 @@ def _job_id(messages: Sequence[ds.WriterCommitMessage | None]) -> str | None:
 def find_existing(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the location of the dataset to write, if it exists.
 
-    Parameters
-    ----------
-    values : mapping
-        ``options``, those of ``df.write``.
-
-    Returns
-    -------
-    dict
-        ``existing``: the location; None if the dataset has no version, or has one of the same
-        job, which is not written twice.
-
-    Raises
-    ------
-    SplitArrowError
-        If an option is wrong, or the location cannot be read.
+    ``existing``: the location; None if the dataset has no version, or has one of the same job,
+    which is not written twice. Raises `SplitArrowError` if an option is wrong, or the location
+    cannot be read.
     """
     options = Options(values["options"], WRITE_OPTIONS)
     store = VersionStore(options.require("path", "/data/flights"))

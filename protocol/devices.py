@@ -19,14 +19,7 @@ _NO_BYTES = pa.py_buffer(b"")
 class DeviceBody(ReceivedBody):
     """A packed body in the memory of a device. Host code knows its address and its size alone.
 
-    Parameters
-    ----------
-    address : int
-        Where it begins.
-    nbytes : int
-        Its size in bytes.
-    owner : object
-        What keeps the memory allocated.
+    `nbytes`: its size in bytes.
     """
 
     __slots__ = ("address", "owner")
@@ -56,20 +49,15 @@ class DeviceAllocator(Protocol):
     def allocate(self, nbytes: int) -> DeviceBody:
         """Return memory for a packed body, which nothing uses any more.
 
-        Raises
-        ------
-        MemoryError
-            If there is not enough memory. The stream then fails with a `LimitError`.
+        Raises `MemoryError` if there is not enough memory. The stream then fails with a
+        `LimitError`.
         """
         ...
 
     def register(self, address: int, nbytes: int) -> ClosableMemory | None:
         """Page-lock memory that a transport has mapped, so that the device copies from it directly.
 
-        Returns
-        -------
-        ClosableMemory or None
-            It is page-locked until it is closed, or collected. None if it cannot be.
+        Return None if it cannot be.
         """
         ...
 
@@ -84,10 +72,7 @@ class DeviceAllocator(Protocol):
     def open_region(self, handles: DeviceHandles) -> Region:
         """Return the memory of the device that a server on this host has announced.
 
-        Raises
-        ------
-        ConnectError
-            If it is on another device, or cannot be opened.
+        Raises `ConnectError` if it is on another device, or cannot be opened.
         """
         ...
 
@@ -100,13 +85,6 @@ class StagingAllocator:
     """Host memory to receive bodies into that go on to a device.
 
     A transport that knows the memory of the device may receive packed bodies there instead.
-
-    Parameters
-    ----------
-    staging : Allocator
-        The host memory.
-    device : DeviceAllocator
-        The memory of the device.
     """
 
     is_host = True
@@ -123,10 +101,7 @@ class StagingAllocator:
 def allocate_on_device(allocator: DeviceAllocator, nbytes: int, tag: int) -> DeviceBody:
     """Return memory of a device for a body.
 
-    Raises
-    ------
-    LimitError
-        If there is not enough memory.
+    Raises `LimitError` if there is not enough memory.
     """
     try:
         return allocator.allocate(nbytes)

@@ -52,24 +52,7 @@ class MessageRun:
     numbers increase by one. A decoder handles a run in one loop, which costs far less than
     handling the frames one by one.
 
-    Parameters
-    ----------
-    sequence : int
-        The sequence number of the first message.
-    metadata : bytes
-        The payload of each metadata message, after its type and sequence number.
-    nbytes : int
-        The size of each body in bytes.
-    headroom : int
-        The number of bytes to reserve in front of each body.
-    count : int
-        The number of messages.
-    buffer : pyarrow.Buffer
-        Memory for all bodies: `count` times `stride_of(nbytes, headroom)` bytes.
-    body_type : BodyType
-        The content of the bodies: packed, or offsets.
-    view : memoryview, optional
-        The same memory as `buffer`, where this is not mutable itself: a slice.
+    `nbytes` is the size of each body in bytes.
 
     Attributes
     ----------

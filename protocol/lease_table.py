@@ -22,10 +22,7 @@ class _Lease(NamedTuple):
 class LeaseTable:
     """The leases that one connection holds on the server's memory.
 
-    Parameters
-    ----------
-    bad_frees : int
-        The number of unknown or surplus frees to ignore before the peer is refused.
+    `bad_frees` is the number of unknown or surplus frees to ignore before the peer is refused.
 
     Attributes
     ----------
@@ -62,12 +59,7 @@ class LeaseTable:
     def grant(self, spans: Iterable[Span], now: float = 0.0) -> None:
         """Record leases on buffers that are about to be delivered. Empty buffers need none.
 
-        Parameters
-        ----------
-        spans : iterable of (offset, length)
-            The buffers.
-        now : float
-            The time from a monotonic clock, in seconds.
+        `now` is the time from a monotonic clock, in seconds.
         """
         for offset, length in spans:
             if not length:
@@ -85,14 +77,8 @@ class LeaseTable:
     ) -> None:
         """Record leases on the buffers of many messages with equal metadata.
 
-        Parameters
-        ----------
-        offsets : sequence of sequence of int
-            For each buffer of a message, its offset in every message.
-        lengths : sequence of int
-            The length of each buffer in bytes, none of which is empty.
-        now : float
-            The time from a monotonic clock, in seconds.
+        `lengths` is the length of each buffer in bytes, none of which is empty. `now` is the time
+        from a monotonic clock, in seconds.
         """
         fresh: dict[int, _Lease] = {}
         count = 0
@@ -112,11 +98,8 @@ class LeaseTable:
     def free(self, offsets: Iterable[int]) -> list[int]:
         """Free one delivery of each offset and return the offsets without further leases.
 
-        Raises
-        ------
-        LimitError
-            If the peer has sent too many bad frees. The leases that this call would have ended
-            then remain, for `free_all` to return.
+        Raises `LimitError` if the peer has sent too many bad frees. The leases that this call would
+        have ended then remain, for `free_all` to return.
         """
         released: dict[int, _Lease] = {}
         for offset in offsets:

@@ -71,13 +71,6 @@ class DuplicateCounter:
     A network or a proxy may repeat frames. A server that only repeats itself would keep its reader
     busy forever.
 
-    Parameters
-    ----------
-    limit : int
-        The largest number of duplicates without a new frame in between.
-    name : str
-        What is counted, for errors.
-
     Attributes
     ----------
     total : int
@@ -94,15 +87,8 @@ class DuplicateCounter:
     def count(self, position: object) -> None:
         """Count a duplicate.
 
-        Parameters
-        ----------
-        position : object
-            A value that differs if new frames have arrived since the last duplicate.
-
-        Raises
-        ------
-        LimitError
-            If too many duplicates have arrived in succession.
+        `position` is a value that differs if new frames have arrived since the last duplicate.
+        Raises `LimitError` if too many duplicates have arrived in succession.
         """
         self.total += 1
         if position != self._position:

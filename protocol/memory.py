@@ -66,16 +66,7 @@ DEFAULT_ALLOCATOR: Allocator = HostAllocator()
 class DeviceSpan:
     """A part of an outgoing body that is in the memory of a device.
 
-    Parameters
-    ----------
-    address : int
-        Where it begins, in the address space of this process.
-    nbytes : int
-        Its size in bytes.
-    type_code : int
-        The type of the memory, as in DLPack: 1 is the processor's, 2 is CUDA's.
-    owner : object
-        What keeps the memory allocated.
+    `nbytes`: its size in bytes.
     """
 
     __slots__ = ("address", "nbytes", "owner", "type_code")
@@ -96,16 +87,8 @@ class ReceivedBody:
 
     Any slice of `buffer` keeps the memory alive.
 
-    Parameters
-    ----------
-    buffer : pyarrow.Buffer
-        The headroom and the payload.
-    view : memoryview
-        The same memory as bytes, writable if the buffer is. Empty for device memory.
-    start : int
-        The size of the headroom in bytes, and so the offset of the payload in `buffer`.
-    nbytes : int
-        The size of the payload in bytes.
+    `view`: Empty for device memory. `start` is the size of the headroom in bytes, and so the offset
+    of the payload in `buffer`. `nbytes` is the size of the payload in bytes.
     """
 
     __slots__ = ("buffer", "nbytes", "start", "view")
@@ -148,10 +131,7 @@ class BodyPool:
     Small bodies share an allocation. Each then costs a slice instead of an allocation, but keeps
     up to `ARENA_BYTES` alive.
 
-    Parameters
-    ----------
-    allocator : Allocator
-        Supplies the memory. Bodies outside host memory get no headroom and share nothing.
+    `allocator`: Bodies outside host memory get no headroom and share nothing.
     """
 
     __slots__ = ("_allocate", "_arena", "_arena_view", "_end", "_is_host", "_small_bytes")
@@ -169,21 +149,9 @@ class BodyPool:
     def allocate(self, nbytes: int, headroom: int, tag: int | None = None) -> ReceivedBody:
         """Return memory for a body.
 
-        Parameters
-        ----------
-        nbytes : int
-            The size of the body in bytes.
-        headroom : int
-            The number of bytes to reserve in front. The body may get more, or none at all.
-        tag : int, optional
-            The tag of the message, for errors.
-
-        Raises
-        ------
-        LimitError
-            If there is not enough memory.
-        UsageError
-            If the allocator returns an unsuitable buffer.
+        `nbytes` is the size of the body in bytes. `headroom`: the body may get more, or none at
+        all. Raises `LimitError` if there is not enough memory. Raises `UsageError` if the allocator
+        returns an unsuitable buffer.
         """
         start = (headroom + 63) & ~63
         if headroom + nbytes > self._small_bytes:

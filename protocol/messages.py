@@ -104,10 +104,8 @@ def pack_metadata(metadata_type: int, sequence: int, payload: bytes | memoryview
 def parse_metadata_prefix(message: bytes) -> tuple[MetadataType, int]:
     """Return the type and the sequence number of a metadata message.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is too short, of an unknown type, or an end of stream with a payload.
+    Raises `ProtocolError` if the message is too short, of an unknown type, or an end of stream with
+    a payload.
     """
     if len(message) < PREFIX.size:
         raise ProtocolError(
@@ -129,13 +127,6 @@ def pack_failure(code: str, message: str) -> bytes:
     """Return the payload that reports a failure, for metadata type 2 and body type 255.
 
     A long message is cut, so that the payload stays far below ``Limits.failure_bytes``.
-
-    Parameters
-    ----------
-    code : str
-        A gRPC status name.
-    message : str
-        The explanation for the reader.
     """
     reason = _replace_surrogates(message[:_MAX_REASON_CHARS])
     return json.dumps({"code": code, "message": reason}).encode()
@@ -146,21 +137,8 @@ def parse_failure(
 ) -> RemoteError:
     """Return the exception for a failure that the server reported.
 
-    Parameters
-    ----------
-    payload : bytes-like
-        The payload of metadata type 2 or of body type 255.
-    limits : Limits
-        Bounds its size.
-    stream : str, optional
-        The name of the stream.
-
-    Raises
-    ------
-    ProtocolError
-        If the payload is not a JSON object with a code and a message.
-    LimitError
-        If it is larger than ``limits.failure_bytes``.
+    Raises `ProtocolError` if the payload is not a JSON object with a code and a message. Raises
+    `LimitError` if it is larger than ``limits.failure_bytes``.
     """
     if len(payload) > limits.failure_bytes:
         raise LimitError(
@@ -211,25 +189,10 @@ def parse_metadata(
 ) -> ParsedMetadata:
     """Parse and check the metadata of a message.
 
-    Parameters
-    ----------
-    formats : mapping of MetadataType to MessageFormat
-        Reads the metadata of each format. Contains `message_type`.
-    limits : Limits
-        Bounds the size of the body.
-    message_type, sequence : int
-        The prefix of the metadata message.
-    payload : bytes
-        The FlatBuffer of the message.
-    is_first : bool
-        Whether the message is the first of its stream, which must be the schema.
-
-    Raises
-    ------
-    ProtocolError
-        If the metadata is malformed, or a schema is missing or out of place.
-    LimitError
-        If the metadata declares a body larger than ``limits.body_bytes``.
+    `formats`: Contains `message_type`. `is_first` states whether the message is the first of its
+    stream, which must be the schema. Raises `ProtocolError` if the metadata is malformed, or a
+    schema is missing or out of place. Raises `LimitError` if the metadata declares a body larger
+    than ``limits.body_bytes``.
     """
     try:
         summary = formats[MetadataType(message_type)](payload)
@@ -256,18 +219,8 @@ class FrameRun(Sequence[OutgoingFrame]):
     It is the sequence of these frames: metadata, body, metadata, body, and so on. A byte stream
     encodes all of them at once instead, which costs a fraction.
 
-    Parameters
-    ----------
-    message_type : int
-        The type of the metadata messages.
-    sequence : int
-        The sequence number of the first message. The numbers of the others do not roll over.
-    metadata : bytes
-        The payload of each metadata message, after its type and sequence number.
-    bodies : numpy.ndarray of uint8
-        The bodies, with the shape (messages, bytes).
-    body_type : BodyType
-        The content of the bodies.
+    `sequence`: the numbers of the others do not roll over. `bodies` is the bodies, with the shape
+    (messages, bytes).
     """
 
     __slots__ = ("bodies", "body_type", "message_type", "metadata", "sequence")

@@ -36,23 +36,10 @@ def parse_spans(
 ) -> list[Span]:
     """Check a body of type 1 and return its (offset, length) pairs.
 
-    Parameters
-    ----------
-    payload : bytes-like
-        The body.
-    region_size : int
-        The size in bytes of the region that the offsets refer to.
-    expected : int
-        The number of buffers in the message's metadata.
-    sequence : int, optional
-        The sequence number of the message, for errors.
-
-    Raises
-    ------
-    ProtocolError
-        If the body does not have `expected` pairs, its total is not the sum of the lengths, a
-        pair is outside the region, or two pairs overlap. Equal pairs do not count as an overlap,
-        because a message may use one buffer twice.
+    `region_size` is the size in bytes of the region that the offsets refer to. Raises
+    `ProtocolError` if the body does not have `expected` pairs, its total is not the sum of the
+    lengths, a pair is outside the region, or two pairs overlap. Equal pairs do not count as an
+    overlap, because a message may use one buffer twice.
     """
 
     def invalid(problem: str) -> ProtocolError:
@@ -93,12 +80,8 @@ def pack_offsets(offsets: Iterable[int]) -> bytes:
 def parse_offsets(payload: bytes | memoryview, *, limit: int) -> list[int]:
     """Return the offsets of a free_data message.
 
-    Raises
-    ------
-    LimitError
-        If there are more than `limit` offsets.
-    ProtocolError
-        If there are none, or the size is not a multiple of 8 bytes.
+    Raises `LimitError` if there are more than `limit` offsets. Raises `ProtocolError` if there are
+    none, or the size is not a multiple of 8 bytes.
     """
     if not payload or len(payload) % 8:
         raise ProtocolError(
@@ -133,10 +116,7 @@ def pack_interval(seconds: float) -> bytes:
 def parse_interval(payload: bytes) -> float:
     """Return the interval that a request for keep-alives asks for, in seconds.
 
-    Raises
-    ------
-    ProtocolError
-        If the payload does not have 4 bytes.
+    Raises `ProtocolError` if the payload does not have 4 bytes.
     """
     if len(payload) != _PAYLOAD.size:
         raise ProtocolError(

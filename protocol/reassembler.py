@@ -68,11 +68,8 @@ class PendingFrames:
     def take(self, sequence: int) -> Message | None:
         """Remove and return message `sequence`, or return None if it is incomplete.
 
-        Raises
-        ------
-        ProtocolError
-            If the message has a body that its metadata excludes, or a packed body of another
-            size than its metadata declares.
+        Raises `ProtocolError` if the message has a body that its metadata excludes, or a packed
+        body of another size than its metadata declares.
         """
         metadata = self.metadata.get(sequence)
         if metadata is None:
@@ -108,18 +105,7 @@ _make_message = partial(tuple.__new__, Message)
 class Reassembler:
     """Matches bodies to metadata and delivers the messages of one stream in order.
 
-    Parameters
-    ----------
-    formats : mapping of MetadataType to MessageFormat
-        The formats that the stream may carry. A message of any other type is refused.
-    limits : Limits
-        Bounds on the frames that may wait.
-    stream : str, optional
-        The name of the stream, for errors.
-    first_sequence : int
-        The sequence number of the first message.
-    keep_alive_tags : set of int
-        The tags of keep-alives.
+    `formats`: a message of any other type is refused.
 
     Attributes
     ----------
@@ -206,22 +192,10 @@ class Reassembler:
     ) -> None:
         """Accept received frames and append the messages that they complete to `ready`.
 
-        Parameters
-        ----------
-        frames : iterable of UntaggedFrame, ReceivedFrame or MessageRun
-            The frames in the order of their arrival.
-        ready : list of Message or MessageRun
-            Receives the complete messages in order. If this method raises, the list holds the
-            messages before the error.
-        origin : Streams
-            The streams that the connection carries.
-
-        Raises
-        ------
-        ProtocolError
-            If a frame, or its position in the stream, violates the protocol.
-        LimitError
-            If more frames would have to wait than the limits allow.
+        `ready`: receives the complete messages in order. If this method raises, the list holds the
+        messages before the error. Raises `ProtocolError` if a frame, or its position in the stream,
+        violates the protocol. Raises `LimitError` if more frames would have to wait than the limits
+        allow.
         """
         in_order = self._in_order(origin)
         takes_bodies, unpack = origin.carries_bodies, PREFIX.unpack_from
@@ -423,12 +397,8 @@ class Reassembler:
     def _is_outstanding(self, sequence: int, tag: int | None = None) -> bool:
         """Return whether message `sequence` is still to be delivered, or count a duplicate.
 
-        Raises
-        ------
-        ProtocolError
-            If the stream cannot contain this sequence number.
-        LimitError
-            If the message is too far ahead.
+        Raises `ProtocolError` if the stream cannot contain this sequence number. Raises
+        `LimitError` if the message is too far ahead.
         """
         ahead = distance(sequence, self._next)
         if ahead < 0:

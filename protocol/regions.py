@@ -34,41 +34,21 @@ class Region(Protocol):
     def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
         """Return whether the region holds `data` at `count` positions.
 
-        Parameters
-        ----------
-        data : bytes
-            The bytes to look for.
-        begin, period : int
-            The first position, and the distance between two of them, in bytes. All but the first
-            are known to be within the region.
-        count : int
-            The number of positions.
+        `begin`, `period`: the first position, and the distance between two of them, in bytes. All
+        but the first are known to be within the region.
         """
         ...
 
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
         """Return a buffer of the region, without copying.
 
-        Parameters
-        ----------
-        offset, nbytes : int
-            The position and the size in bytes; within the region.
-        owner : object
-            Kept alive by the buffer and everything derived from it.
+        `offset`, `nbytes`: the position and the size in bytes; within the region.
         """
         ...
 
 
 class RemoteBody(ReceivedBody):
-    """A body of type 1: the offsets and lengths of a message's buffers in a region.
-
-    Parameters
-    ----------
-    body : ReceivedBody
-        The received offsets and lengths.
-    region : Region
-        The region that the offsets refer to.
-    """
+    """A body of type 1: the offsets and lengths of a message's buffers in a region."""
 
     __slots__ = ("region",)
 

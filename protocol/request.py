@@ -32,10 +32,7 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}", re.ASCII)
 class Request:
     """A request for the data of a dataset. It is valid once built.
 
-    Raises
-    ------
-    InvalidRequestError
-        If a field has an invalid value.
+    Raises `InvalidRequestError` if a field has an invalid value.
     """
 
     dataset: str
@@ -87,10 +84,8 @@ class Request:
     def parse(cls, ticket: bytes) -> Request:
         """Parse an unsigned ticket.
 
-        Raises
-        ------
-        InvalidRequestError
-            If it is not UTF-8, is malformed JSON, or has an unknown field or an invalid value.
+        Raises `InvalidRequestError` if it is not UTF-8, is malformed JSON, or has an unknown field
+        or an invalid value.
 
         Examples
         --------

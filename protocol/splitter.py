@@ -36,13 +36,6 @@ class SourceRun(Sequence[SourceMessage]):
     """Consecutive record batches with equal metadata and bodies of equal size.
 
     It is the sequence of their messages. Whatever handles many of them can handle them at once.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of each message.
-    rows : int
-        The number of rows of each record batch.
     """
 
     __slots__ = ("metadata", "rows")
@@ -67,14 +60,7 @@ class SourceRun(Sequence[SourceMessage]):
 class PackedRun(SourceRun):
     """A run whose bodies are in the memory of this process.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of each message.
-    rows : int
-        The number of rows of each record batch.
-    bodies : numpy.ndarray of uint8
-        The packed bodies, with the shape (messages, bytes). A body has at least one byte.
+    `bodies` is the packed bodies, with the shape (messages, bytes). A body has at least one byte.
     """
 
     __slots__ = ("bodies",)
@@ -107,13 +93,7 @@ def count_rows(messages: Sequence[SourceMessage]) -> int:
 class Splitter:
     """Numbers the messages of one stream and splits each into its two frames.
 
-    Parameters
-    ----------
-    streams : Streams
-        The streams to make frames for. Two splitters for the two streams number the same messages
-        alike.
-    first_sequence : int
-        The sequence number of the first message.
+    `streams`: Two splitters for the two streams number the same messages alike.
     """
 
     def __init__(self, streams: Streams = Streams.BOTH, first_sequence: int = 0) -> None:
@@ -132,10 +112,7 @@ class Splitter:
     ) -> Sequence[OutgoingFrame]:
         """Return the frames of the next messages, in the order to send them in.
 
-        Raises
-        ------
-        ProtocolError
-            If the stream has ended.
+        Raises `ProtocolError` if the stream has ended.
         """
         if isinstance(messages, PackedRun):
             run = self._split_run(messages.metadata, messages.bodies, body_type)
@@ -160,17 +137,7 @@ class Splitter:
     ) -> Sequence[OutgoingFrame]:
         """Return the frames of the next message, with a body of type 1.
 
-        Parameters
-        ----------
-        message : SourceMessage
-            The message. Its body is ignored.
-        spans : sequence of (offset, length)
-            The location of each of its buffers in the region.
-
-        Raises
-        ------
-        ProtocolError
-            If the stream has ended.
+        `message`: its body is ignored. Raises `ProtocolError` if the stream has ended.
         """
         payload = pack_spans(spans)
         return self.split(
@@ -182,23 +149,9 @@ class Splitter:
     ) -> Sequence[OutgoingFrame] | None:
         """Return the frames of the next messages, which have equal metadata and bodies of type 1.
 
-        Parameters
-        ----------
-        metadata : bytes
-            The FlatBuffer of each message.
-        payloads : numpy.ndarray of uint8
-            The bodies of type 1, with the shape (messages, bytes).
-
-        Returns
-        -------
-        sequence of frames, or None
-            None if the messages cannot be sent at once: their numbers roll over, or this is only
-            one of the two streams.
-
-        Raises
-        ------
-        ProtocolError
-            If the stream has ended.
+        `payloads` is the bodies of type 1, with the shape (messages, bytes). Return None if the
+        messages cannot be sent at once: their numbers roll over, or this is only one of the two
+        streams. Raises `ProtocolError` if the stream has ended.
         """
         return self._split_run(metadata, payloads, BodyType.OFFSETS)
 
@@ -224,15 +177,7 @@ class Splitter:
         return [UntaggedFrame(pack_metadata(MetadataType.END_OF_STREAM, self._next))]
 
     def fail(self, code: str, message: str) -> list[OutgoingFrame]:
-        """Return the frames that report the failure of the stream. Nothing may follow them.
-
-        Parameters
-        ----------
-        code : str
-            A gRPC status name.
-        message : str
-            The explanation for the reader.
-        """
+        """Return the frames that report the failure of the stream. Nothing may follow them."""
         self._ended = True
         payload = pack_failure(code, message)
         if self._sends_metadata:

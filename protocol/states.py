@@ -104,17 +104,7 @@ E = TypeVar("E", bound=Enum)
 
 
 class Machine(Generic[S, E]):
-    """A state machine driven by one of the tables.
-
-    Parameters
-    ----------
-    table : mapping
-        `SERVER` or `READER`.
-    state : Enum
-        The initial state.
-    stream : str, optional
-        The name of the stream, for errors.
-    """
+    """A state machine driven by one of the tables."""
 
     def __init__(self, table: Mapping[tuple[S, E], S], state: S, stream: str | None = None) -> None:
         self._table = table
@@ -124,10 +114,7 @@ class Machine(Generic[S, E]):
     def on(self, event: E) -> S:
         """Enter and return the state that follows from `event`.
 
-        Raises
-        ------
-        ProtocolError
-            If the current state does not allow the event. The error names both.
+        Raises `ProtocolError` if the current state does not allow the event. The error names both.
         """
         try:
             self.state = self._table[self.state, event]

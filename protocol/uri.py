@@ -48,10 +48,7 @@ class Streams(Enum):
 class DataUri:
     """A parsed URI of a data stream. It is valid once built.
 
-    Raises
-    ------
-    UriError
-        If a component has an invalid value.
+    Raises `UriError` if a component has an invalid value.
     """
 
     scheme: str
@@ -97,10 +94,8 @@ class DataUri:
     def parse(cls, text: str) -> DataUri:
         """Parse a URI.
 
-        Raises
-        ------
-        UriError
-            If the URI is malformed. The error names the invalid part and never the ticket.
+        Raises `UriError` if the URI is malformed. The error names the invalid part and never the
+        ticket.
 
         Examples
         --------
@@ -137,10 +132,7 @@ class DataUri:
     def require_want_data(self) -> int:
         """Return the value of ``want_data``.
 
-        Raises
-        ------
-        UriError
-            If the URI has none.
+        Raises `UriError` if the URI has none.
         """
         if self.want_data is None:
             raise UriError(
@@ -151,10 +143,7 @@ class DataUri:
     def parameter(self, name: str) -> str | None:
         """Return the value of a parameter in `extra`, or None if the URI does not have it.
 
-        Raises
-        ------
-        UriError
-            If the parameter occurs more than once.
+        Raises `UriError` if the parameter occurs more than once.
         """
         values = [value for key, value in self.extra if key == name]
         if len(values) > 1:

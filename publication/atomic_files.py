@@ -18,15 +18,8 @@ class AtomicFile:
     before keeps it until then. `discard` removes it. As a context manager, the object commits
     on success and discards after an error. A process that dies leaves the temporary file.
 
-    Parameters
-    ----------
-    path : Path
-        The name of the file.
-    temporary : Path, optional
-        The temporary name, in the same folder. By default, it begins with `TEMPORARY_PREFIX`.
-    overwrite : bool
-        Whether the file replaces another one. Otherwise, of several writers exactly one
-        succeeds.
+    `temporary`: By default, it begins with `TEMPORARY_PREFIX`. `overwrite`: Otherwise, of several
+    writers exactly one succeeds.
 
     Examples
     --------
@@ -59,10 +52,7 @@ class AtomicFile:
     def commit(self) -> None:
         """Give the file its name.
 
-        Raises
-        ------
-        FileExistsError
-            If the name is taken and `overwrite` is false.
+        Raises `FileExistsError` if the name is taken and `overwrite` is false.
         """
         if self._overwrite:
             self.temporary.replace(self.path)
@@ -98,10 +88,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     The file survives a crash of the process, but perhaps not of the machine.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written. The file that had the name before keeps it.
+    Raises `OSError` if it cannot be written. The file that had the name before keeps it.
     """
     with AtomicFile(path) as file:
         file.temporary.write_bytes(data)

@@ -25,11 +25,8 @@ from .manifest import MAX_BOUND_CHARACTERS, MAX_EXACT_INTEGER, ColumnRange, Rang
 class RangeTracker:
     """Computes the ranges of the columns of a shard, one batch at a time.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches. Columns whose name is not unique get no range. The typed fields
-        of Variants that it describes get ranges, too.
+    `schema`: Columns whose name is not unique get no range. The typed fields of Variants that it
+    describes get ranges, too.
 
     Examples
     --------
@@ -68,10 +65,8 @@ class RangeTracker:
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the values of a batch to the ranges.
 
-        Raises
-        ------
-        InvalidDataError
-            If a value of a geospatial column is not valid WKB, or a Variant is invalid.
+        Raises `InvalidDataError` if a value of a geospatial column is not valid WKB, or a Variant
+        is invalid.
         """
         if self._field_ranges is not None:
             arrays = [find_field(batch.column(each.column), each) for each in self._fields]
@@ -165,17 +160,7 @@ def encode_bound(value: pa.Scalar[Any]) -> RangeValue:
 def decode_bound(value: RangeValue, data_type: pa.DataType) -> pa.Scalar[Any] | None:
     """Return a minimum or maximum from a manifest as a scalar of the column's type.
 
-    Parameters
-    ----------
-    value : int, float, str or None
-        The value in the manifest.
-    data_type : pyarrow.DataType
-        The type of the column.
-
-    Returns
-    -------
-    pyarrow.Scalar or None
-        None if the value is unknown or is not a value of this type.
+    Return None if the value is unknown or is not a value of this type.
     """
     data_type = _get_value_type(data_type)
     if value is None or not has_range(data_type):

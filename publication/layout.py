@@ -78,17 +78,7 @@ def format_data_folder(job: str) -> str:
 def check_name(name: str, what: str) -> str:
     """Return the name of a job or a shard.
 
-    Parameters
-    ----------
-    name : str
-        The name.
-    what : {"job", "shard"}
-        The noun for the error message.
-
-    Raises
-    ------
-    UsageError
-        If the name is empty, too long, or has a character that is not allowed.
+    Raises `UsageError` if the name is empty, too long, or has a character that is not allowed.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

@@ -26,10 +26,7 @@ from .storage import Storage
 class VersionLock:
     """A shared lock on one version. It keeps the version from being pruned until its release.
 
-    Parameters
-    ----------
-    unlock : callable
-        Called once, on the first release.
+    `unlock`: called once, on the first release.
     """
 
     def __init__(self, unlock: Callable[[], object]) -> None:
@@ -45,13 +42,7 @@ class VersionLock:
 
 
 class VersionLocks:
-    """The version locks of one dataset.
-
-    Parameters
-    ----------
-    storage : Storage
-        The storage of the dataset.
-    """
+    """The version locks of one dataset."""
 
     _mutex = threading.Lock()
     _shared: ClassVar[Counter[str]] = Counter()
@@ -63,17 +54,7 @@ class VersionLocks:
     def acquire(self, name: str, *, check: bool = True) -> VersionLock | None:
         """Acquire a shared lock on a manifest.
 
-        Parameters
-        ----------
-        name : str
-            The name of the manifest in the storage.
-        check : bool
-            Whether to ask an object store if the manifest exists.
-
-        Returns
-        -------
-        VersionLock or None
-            None if the manifest does not exist or is being removed.
+        Return None if the manifest does not exist or is being removed.
         """
         if self._storage.folder is not None:
             descriptor = _lock_file(self._storage.folder / name, fcntl.LOCK_SH)

@@ -123,10 +123,7 @@ class ColumnRange:
     `column_ranges` computes it. Integers and floats are numbers. Integers that JSON readers may
     round, dates, timestamps and decimals are text.
 
-    Raises
-    ------
-    InvalidDataError
-        If a field has an impossible value. The error names the field.
+    Raises `InvalidDataError` if a field has an impossible value. The error names the field.
     """
 
     minimum: RangeValue
@@ -151,10 +148,7 @@ class ColumnRange:
 class ShardEntry:
     """The entry of one shard in a manifest. A shard is an Arrow IPC file.
 
-    Raises
-    ------
-    InvalidDataError
-        If a field has an impossible value. The error names the field.
+    Raises `InvalidDataError` if a field has an impossible value. The error names the field.
     """
 
     path: str
@@ -184,10 +178,7 @@ class ShardEntry:
 class Manifest:
     """One version of a published dataset. It is valid once built.
 
-    Raises
-    ------
-    InvalidDataError
-        If a field has an impossible value. The error names the field.
+    Raises `InvalidDataError` if a field has an impossible value. The error names the field.
     """
 
     version: int
@@ -306,18 +297,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, label: str) -> Manifest:
     """Return the manifest that a JSON document describes.
 
-    Parameters
-    ----------
-    data : bytes
-        The JSON document in UTF-8.
-    label : str
-        The origin of the document, for errors.
-
-    Raises
-    ------
-    DatasetError
-        If the document is malformed, has a later format version, or has an impossible value,
-        such as a shard path that leaves the dataset. The error names the label and the field.
+    Raises `DatasetError` if the document is malformed, has a later format version, or has an
+    impossible value, such as a shard path that leaves the dataset. The error names the label and
+    the field.
     """
     try:
         return _decode_manifest(_parse_document(data))
@@ -414,10 +396,7 @@ def _decode_shard(shard: dict[str, Any]) -> ShardEntry:
 def decode_range(column: Mapping[str, Any]) -> ColumnRange:
     """Return the range of a column from its JSON object; see `encode_ranges`.
 
-    Raises
-    ------
-    InvalidDataError
-        If a field has an impossible value.
+    Raises `InvalidDataError` if a field has an impossible value.
     """
     nulls = check_count(column.get("nulls"), "nulls")
     return ColumnRange(column.get("min"), column.get("max"), nulls, column.get("box"))

@@ -22,21 +22,7 @@ def write_shard_file(
 ) -> ShardEntry:
     """Write a shard, and return its entry. The entry's path is the name of the file.
 
-    Parameters
-    ----------
-    path : Path
-        The file to create.
-    schema : pyarrow.Schema
-        The schema of the batches.
-    batches : iterable of pyarrow.RecordBatch
-        The contents.
-    options : pyarrow.ipc.IpcWriteOptions, optional
-        The compression and other options of the file.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be written.
+    Raises `DatasetError` if the file cannot be written.
     """
     tracker, rows = RangeTracker(schema), 0
     try:
@@ -56,10 +42,7 @@ def write_shard_file(
 def inspect_shard_file(path: Path) -> tuple[pa.Schema, ShardEntry]:
     """Read an Arrow IPC file to its end, and return its schema and its entry.
 
-    Raises
-    ------
-    DatasetError
-        If it is not an Arrow IPC file, or its data is not valid.
+    Raises `DatasetError` if it is not an Arrow IPC file, or its data is not valid.
     """
     try:
         with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
@@ -85,19 +68,8 @@ def hash_file(path: Path) -> str:
 def check_shard_length(shard: ShardEntry, nbytes: int, location: str) -> None:
     """Check the length of a shard's file.
 
-    Parameters
-    ----------
-    shard : ShardEntry
-        The entry of the shard.
-    nbytes : int
-        The length of the file in bytes.
-    location : str
-        The location of the dataset, for errors.
-
-    Raises
-    ------
-    DatasetError
-        If the manifest gives another length.
+    `nbytes` is the length of the file in bytes. Raises `DatasetError` if the manifest gives another
+    length.
     """
     if nbytes != shard.nbytes:
         raise DatasetError(

@@ -26,18 +26,7 @@ def prune_shards(
     Arrow's dataset scanner evaluates the filter: each shard becomes a fragment whose partition
     expression states the ranges of its columns. No file is opened.
 
-    Parameters
-    ----------
-    shards : sequence of ShardEntry
-        The shards.
-    schema : pyarrow.Schema
-        The schema of the shards.
-    expression : pyarrow.compute.Expression
-        The filter. It refers to columns by field number.
-    columns : mapping of int to int
-        For each field number in the filter, the index of the column in `schema`.
-    types : sequence of pyarrow.DataType
-        For each field number, the type that the filter expects.
+    `expression`: It refers to columns by field number.
     """
     import pyarrow.dataset as ds  # takes a third of a second
     from pyarrow.fs import LocalFileSystem
@@ -62,17 +51,7 @@ def prune_shards(
 def prune_by_boxes(
     shards: Sequence[ShardEntry], conditions: Sequence[BoxCondition], geographies: frozenset[str]
 ) -> list[ShardEntry]:
-    """Return the shards whose boxes allow rows that fulfill all conditions, in order.
-
-    Parameters
-    ----------
-    shards : sequence of ShardEntry
-        The shards.
-    conditions : sequence of BoxCondition
-        The conditions.
-    geographies : frozenset of str
-        The columns that are GEOGRAPHY.
-    """
+    """Return the shards whose boxes allow rows that fulfill all conditions, in order."""
     return [shard for shard in shards if may_match(conditions, _list_boxes(shard, geographies))]
 
 

@@ -39,11 +39,6 @@ class StagingArea:
 
     Every method raises `DatasetError` if the storage cannot be read or written, and `UsageError`
     if a job or a shard has an invalid name.
-
-    Parameters
-    ----------
-    storage : Storage
-        The storage of the dataset.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -97,10 +92,7 @@ class StagingArea:
     def promote_shard(self, job: str, shard: ShardEntry) -> None:
         """Move a staged shard to the path in its entry.
 
-        Raises
-        ------
-        DatasetError
-            If the shard is neither staged nor promoted.
+        Raises `DatasetError` if the shard is neither staged nor promoted.
         """
         staged = f"{format_staging_folder(job)}/{shard.path.rpartition('/')[2]}"
         if self._is_promoted(shard):

@@ -71,11 +71,6 @@ class Storage(Protocol):
         """Create a file, unless its name is taken.
 
         The file appears complete and durable, or not at all.
-
-        Returns
-        -------
-        bool
-            Whether the file was created. If not, the existing file is unchanged.
         """
         ...
 
@@ -157,17 +152,7 @@ _STORES: Mapping[str, _Store] = {
 def check_credentials(location: str, environ: Mapping[str, str]) -> None:
     """Raise if the environment has no credentials for an object store.
 
-    Parameters
-    ----------
-    location : str
-        The URL of the data.
-    environ : mapping
-        The environment variables.
-
-    Raises
-    ------
-    UsageError
-        If there are none. The error names the variables.
+    Raises `UsageError` if there are none. The error names the variables.
 
     Examples
     --------
@@ -312,17 +297,8 @@ _T = TypeVar("_T")
 class ObjectStorage:
     """A prefix in an object store. See `Storage`.
 
-    Parameters
-    ----------
-    location : str
-        A URL: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``.
-
-    Raises
-    ------
-    MissingExtraError
-        If the extra ``object-store`` is not installed.
-    UsageError
-        If the URL has no bucket, or there are no credentials for the store.
+    Raises `MissingExtraError` if the extra ``object-store`` is not installed. Raises `UsageError`
+    if the URL has no bucket, or there are no credentials for the store.
     """
 
     def __init__(self, location: str) -> None:
@@ -363,17 +339,8 @@ class ObjectStorage:
     def read_range(self, entry: StoredObject, begin: int, end: int) -> bytes:
         """Return a part of an object, in exactly the state that `entry` describes.
 
-        Parameters
-        ----------
-        entry : StoredObject
-            The object, as `list_objects` or `find` returned it.
-        begin, end : int
-            The first byte, and the one after the last. The object has them all.
-
-        Raises
-        ------
-        DatasetError
-            If the object was replaced or deleted, or cannot be read.
+        `begin`, `end`: the first byte, and the one after the last. The object has them all. Raises
+        `DatasetError` if the object was replaced or deleted, or cannot be read.
         """
         options = {"range": (begin, end), "if_match": entry.etag}
         with self._map_errors(entry.name):
@@ -488,18 +455,8 @@ def is_object_url(location: str) -> bool:
 def open_storage(location: str | os.PathLike[str]) -> Storage:
     """Return the storage at a location. Nothing is read or created yet.
 
-    Parameters
-    ----------
-    location : str or path-like
-        A path, or a URL: ``file:///…``, ``s3://bucket/…``, ``gs://bucket/…``,
-        ``az://container/…``.
-
-    Raises
-    ------
-    UsageError
-        If the URL is incomplete or has another scheme.
-    MissingExtraError
-        If the URL names an object store, and the extra ``object-store`` is not installed.
+    Raises `UsageError` if the URL is incomplete or has another scheme. Raises `MissingExtraError`
+    if the URL names an object store, and the extra ``object-store`` is not installed.
     """
     text = os.fspath(location)
     scheme, separator, _ = text.partition("://")

@@ -31,11 +31,6 @@ class ManifestStore:
     """The manifests of one dataset. Safe to use from several threads and processes.
 
     Every method raises `DatasetError` if the storage cannot be read or written.
-
-    Parameters
-    ----------
-    storage : Storage
-        The storage of the dataset.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -52,10 +47,7 @@ class ManifestStore:
     def load(self, version: int) -> Manifest | None:
         """Return the manifest of a version; None if the version does not exist.
 
-        Raises
-        ------
-        DatasetError
-            If the manifest is malformed, or is that of another version.
+        Raises `DatasetError` if the manifest is malformed, or is that of another version.
         """
         name = format_manifest_name(version)
         data = self.storage.read(name)
@@ -79,33 +71,12 @@ class ManifestStore:
         return None
 
     def create(self, manifest: Manifest) -> bool:
-        """Create the manifest of a new version.
-
-        Returns
-        -------
-        bool
-            Whether it was created. If not, the version exists already.
-        """
+        """Create the manifest of a new version."""
         name = format_manifest_name(manifest.version)
         return self.storage.create(name, encode_manifest(manifest))
 
     def find_job(self, job: str, after: int = 0) -> tuple[int, Manifest | None]:
-        """Find the version that a job committed.
-
-        Parameters
-        ----------
-        job : str
-            The job.
-        after : int
-            Look only at versions with a higher number.
-
-        Returns
-        -------
-        version : int
-            The version that the job committed. If there is none, the highest version.
-        manifest : Manifest or None
-            The manifest of the version that the job committed.
-        """
+        """Find the version that a job committed."""
         highest = after
         for version in self.list_versions():
             if version > after:
@@ -159,16 +130,8 @@ def commit_version(
 ) -> Manifest:
     """Commit a job; see `VersionStore.commit`.
 
-    Parameters
-    ----------
-    manifests : ManifestStore
-        The versions of the dataset.
-    staging : StagingArea
-        The staged shards of the job.
-    new : Manifest
-        The manifest for an empty dataset: version 1 with the shards of the job.
-    append : bool
-        Whether the new version also has the shards of the current one, before its own.
+    `new` is the manifest for an empty dataset: version 1 with the shards of the job. `append`
+    states whether the new version also has the shards of the current one, before its own.
     """
     highest, committed = manifests.find_job(new.job)
     if committed is None:

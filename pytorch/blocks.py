@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 class BlockRows:
     """The rows of a block, in the order of the epoch. Safe to use from several threads.
 
-    Parameters
-    ----------
-    batches : iterable of RecordBatch
-        The rows. At least one record batch has some.
+    `batches`: At least one record batch has some.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -58,17 +55,8 @@ class BlockRows:
     ) -> Tensors | None:
         """Return rows as tensors, or None if they are in several record batches.
 
-        Parameters
-        ----------
-        begin, end : int
-            The first row, and the one after the last.
-        options, categories
-            As in `convert_batch`, and the same in each call.
-
-        Raises
-        ------
-        SplitArrowError
-            As `convert_batch` does.
+        `begin`, `end`: the first row, and the one after the last. Raises `SplitArrowError` as
+        `convert_batch` does.
         """
         from .tensors import BatchTensors  # needs PyTorch
 
@@ -98,10 +86,7 @@ class Part(NamedTuple):
 class Rows:
     """The rows of one batch.
 
-    Parameters
-    ----------
-    parts : list of Part
-        The rows, in order; at least one.
+    `parts` is the rows, in order; at least one.
     """
 
     __slots__ = ("_parts",)
@@ -124,15 +109,7 @@ class Rows:
     def to_tensors(self, options: TensorOptions, categories: Categories) -> Tensors:
         """Return the rows as tensors. Those of consecutive batches may share a storage.
 
-        Parameters
-        ----------
-        options, categories
-            As in `convert_batch`, and the same for all rows of a block.
-
-        Raises
-        ------
-        SplitArrowError
-            As `convert_batch` does.
+        Raises `SplitArrowError` as `convert_batch` does.
         """
         from .tensors import convert_batch  # needs PyTorch
 
@@ -171,13 +148,7 @@ class BatchPlan(NamedTuple):
 
 
 class _Read:
-    """Blocks that are read together: consecutive record batches of one shard.
-
-    Parameters
-    ----------
-    blocks : Future
-        The rows of the blocks by their indices, without those that could not be read together.
-    """
+    """Blocks that are read together: consecutive record batches of one shard."""
 
     __slots__ = ("_blocks",)
 
@@ -207,18 +178,7 @@ class BlockReader:
     Without shuffling, blocks of one shard that follow each other are read together, up to a size.
     A block stays in memory while a lane is in it.
 
-    Parameters
-    ----------
-    client : Client or ClusterClient
-        The client that reads. The caller closes it.
-    plan : DatasetPlan
-        The blocks.
-    order : EpochOrder
-        The order of the rows.
-    depth : int
-        The number of reads ahead of their use, and the number of threads.
-    lanes : int
-        The number of lanes that the batches come from.
+    `client`: the caller closes it.
     """
 
     def __init__(
@@ -250,10 +210,7 @@ class BlockReader:
     def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
         """Yield each batch with its rows.
 
-        Raises
-        ------
-        SplitArrowError
-            If a block cannot be read.
+        Raises `SplitArrowError` if a block cannot be read.
         """
         self._batches = batches
         ahead: deque[BatchPlan] = deque()
@@ -365,10 +322,7 @@ class BlockReader:
     def _divide(self, table: Any, blocks: Sequence[Block]) -> list[Any]:
         """Return the rows of each block. A record batch is in one block only.
 
-        Raises
-        ------
-        DatasetError
-            If the table has other rows than the plan states.
+        Raises `DatasetError` if the table has other rows than the plan states.
         """
         ends = set(accumulate(chunk.num_rows for chunk in table.to_batches()))
         expected = list(accumulate(block.rows for block in blocks))

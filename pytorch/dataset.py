@@ -39,10 +39,7 @@ _OTHER_TRANSPORTS = ("auto", "flight")
 def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the columns to read; None for all.
 
-    Raises
-    ------
-    UsageError
-        If there are none.
+    Raises `UsageError` if there are none.
     """
     if columns is None:
         return None
@@ -55,10 +52,7 @@ def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None
 def check_seed(seed: Any) -> int:
     """Return a seed as an integer.
 
-    Raises
-    ------
-    UsageError
-        If it is not one.
+    Raises `UsageError` if it is not one.
     """
     try:
         return operator.index(seed)
@@ -69,10 +63,7 @@ def check_seed(seed: Any) -> int:
 def check_transport(transport: str) -> str:
     """Return the name of a transport.
 
-    Raises
-    ------
-    UsageError
-        If no transport has this name.
+    Raises `UsageError` if no transport has this name.
     """
     known = [*_OTHER_TRANSPORTS, *list_schemes()]
     if transport not in known:
@@ -83,10 +74,7 @@ def check_transport(transport: str) -> str:
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks.
 
-    Raises
-    ------
-    UsageError
-        If one of them is given without the other, or the rank does not exist.
+    Raises `UsageError` if one of them is given without the other, or the rank does not exist.
     """
     if (rank is None) != (world_size is None):
         raise UsageError("rank and world_size belong together; pass both or neither")
@@ -122,14 +110,9 @@ def map_in_threads(
 
     Closing the generator waits for the calls that are running, and drops the others.
 
-    Parameters
-    ----------
-    function : callable
-        It must be thread-safe if there are several threads. Its exceptions arrive in order.
-    items : iterator
-        The items. The caller's thread takes them, at most `threads` ahead.
-    threads : int
-        The number of threads. With 0, the caller's thread calls the function.
+    `function`: It must be thread-safe if there are several threads. Its exceptions arrive in order.
+    `items`: the caller's thread takes them, at most `threads` ahead. `threads`: With 0, the
+    caller's thread calls the function.
     """
     if not threads:
         for item in items:
@@ -355,13 +338,8 @@ class StreamDataset(_IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this rank, or of this worker of a loader.
 
-        Raises
-        ------
-        UsageError
-            If the loader has workers, and ``device`` is set, or they were forked while this
-            process used gRPC.
-        SplitArrowError
-            As `Client.read` does.
+        Raises `UsageError` if the loader has workers, and ``device`` is set, or they were forked
+        while this process used gRPC. Raises `SplitArrowError` as `Client.read` does.
         """
         position, worker = self._start(), torch.utils.data.get_worker_info()
         number, workers = (None, 1) if worker is None else (worker.id, worker.num_workers)

@@ -25,10 +25,7 @@ from .torch_module import torch
 def check_device(device: Any) -> Any:
     """Return a ``torch.device``, or None.
 
-    Raises
-    ------
-    UsageError
-        If PyTorch does not know the device, or does not find it.
+    Raises `UsageError` if PyTorch does not know the device, or does not find it.
     """
     if device is None:
         return None
@@ -44,10 +41,7 @@ def check_device(device: Any) -> Any:
 def find_memory_device(memory: Any) -> Any:
     """Return the ``torch.device`` whose memory an argument ``memory`` names; None for the host's.
 
-    Raises
-    ------
-    UsageError
-        If the argument is invalid, or PyTorch does not find the device.
+    Raises `UsageError` if the argument is invalid, or PyTorch does not find the device.
     """
     if memory is None:
         return None
@@ -66,10 +60,7 @@ _INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 def check_device_schema(schema: pa.Schema, device: str) -> None:
     """Check that all columns become tensors without a look at their values by the processor.
 
-    Raises
-    ------
-    UsageError
-        If a column does not.
+    Raises `UsageError` if a column does not.
     """
     for field in schema:
         if not _becomes_tensor(field.type):
@@ -106,17 +97,7 @@ def _find_number(kind: Any) -> Any:
 class DeviceBatchTensors:
     """The tensors of one record batch on a device.
 
-    Parameters
-    ----------
-    batch : DeviceBatch
-        The record batch, of a schema that `check_device_schema` accepts.
-    options : TensorOptions
-        How to convert.
-
-    Raises
-    ------
-    InvalidDataError
-        If a column has nulls although ``on_null`` is ``error``.
+    Raises `InvalidDataError` if a column has nulls although ``on_null`` is ``error``.
     """
 
     def __init__(self, batch: DeviceBatch, options: TensorOptions) -> None:
@@ -218,12 +199,7 @@ def wait_for_stream(device: Any) -> None:
 class DeviceRows:
     """The rows of a block on a device, in the order of the epoch. Safe to use from several threads.
 
-    Parameters
-    ----------
-    batches : list of DeviceBatch
-        The rows. Each record batch has some.
-    permutation : pyarrow.Array, optional
-        The order of the rows. `None` is that of the record batches.
+    `batches`: each record batch has some. `permutation`: `None` is that of the record batches.
     """
 
     def __init__(self, batches: list[DeviceBatch], permutation: Any) -> None:
@@ -247,10 +223,7 @@ class DeviceRows:
     def tensors(self, begin: int, end: int, options: TensorOptions) -> Tensors:
         """Return rows as tensors, for the stream on which this thread uses the device.
 
-        Raises
-        ------
-        InvalidDataError
-            If a record batch has nulls, and these are errors.
+        Raises `InvalidDataError` if a record batch has nulls, and these are errors.
         """
         with self._lock:
             stream = find_stream(self._device)
@@ -288,17 +261,8 @@ class DeviceRows:
 def convert_parts(parts: Sequence[tuple[DeviceRows, int, int]], options: TensorOptions) -> Tensors:
     """Return rows of one or more blocks as tensors.
 
-    Parameters
-    ----------
-    parts : sequence of tuple
-        A block, the first row, and the one after the last, for each part.
-    options : TensorOptions
-        How to convert.
-
-    Raises
-    ------
-    InvalidDataError
-        If a record batch has nulls, and these are errors.
+    `parts` is a block, the first row, and the one after the last, for each part. Raises
+    `InvalidDataError` if a record batch has nulls, and these are errors.
     """
     tensors = join_tensors([rows.tensors(begin, end, options) for rows, begin, end in parts])
     for name, kind in parts[0][0].unsigned.items():

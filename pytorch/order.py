@@ -86,17 +86,7 @@ class Spans:
 
 
 class Share:
-    """The batches of one rank.
-
-    Parameters
-    ----------
-    rows : Spans
-        The positions that all ranks divide.
-    division : Division
-        How they are divided.
-    rank : int
-        The rank.
-    """
+    """The batches of one rank."""
 
     def __init__(self, rows: Spans, division: Division, rank: int) -> None:
         self._rows = rows
@@ -162,17 +152,7 @@ def remaining_rows(rows: Spans, division: Division, steps: int) -> Spans:
 
 
 class EpochOrder:
-    """The sequence of all rows in an epoch.
-
-    Parameters
-    ----------
-    block_rows : sequence of int
-        The rows of each block.
-    seed, epoch : int
-        They determine the order.
-    shuffle : bool
-        Whether blocks and rows are shuffled.
-    """
+    """The sequence of all rows in an epoch."""
 
     def __init__(self, block_rows: Sequence[int], seed: int, epoch: int, *, shuffle: bool) -> None:
         self._key = (seed, epoch)

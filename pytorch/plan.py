@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class DeviceTable:
-    """Record batches on a device, with those methods of ``pyarrow.Table`` that reads need.
-
-    Parameters
-    ----------
-    batches : iterable of DeviceBatch
-        The record batches.
-    """
+    """Record batches on a device, with those methods of ``pyarrow.Table`` that reads need."""
 
     def __init__(self, batches: Iterable[DeviceBatch]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
@@ -150,24 +144,10 @@ def make_plan(
 ) -> DatasetPlan:
     """Describe a dataset, count the rows of its record batches and form blocks of them.
 
-    Parameters
-    ----------
-    client : Client or ClusterClient
-        A client of the daemons.
-    selection : Selection
-        What to read. An empty version means the current one.
-    window_rows : int
-        The number of rows from which a block is complete.
-    categories : mapping of str to sequence
-        The categories of dictionary columns. For other columns, they are those of the first record
-        batch of each shard.
-
-    Raises
-    ------
-    SplitArrowError
-        If the daemons refuse, or the dataset has no random access.
-    UsageError
-        If a category is given for a column that has no dictionary.
+    `selection`: an empty version means the current one. `categories`: For other columns, they are
+    those of the first record batch of each shard. Raises `SplitArrowError` if the daemons refuse,
+    or the dataset has no random access. Raises `UsageError` if a category is given for a column
+    that has no dictionary.
     """
     info = client.info(selection.name)
     version = selection.version or info.version
@@ -266,19 +246,9 @@ def plan_dataset(
 ) -> DatasetPlan:
     """Return what `make_plan` returns, in a process of its own if loaders fork by default.
 
-    Parameters
-    ----------
-    connect : callable
-        Connects to the control planes. It can be pickled, and so can the other arguments.
-    selection, window_rows, categories
-        As in `make_plan`.
-
-    Raises
-    ------
-    ConnectionLostError
-        If the process ends without a result.
-    SplitArrowError
-        As `splitarrow.connect` and `make_plan` do.
+    `connect`: It can be pickled, and so can the other arguments. Raises `ConnectionLostError` if
+    the process ends without a result. Raises `SplitArrowError` as `splitarrow.connect` and
+    `make_plan` do.
     """
     if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
         with connect() as client:

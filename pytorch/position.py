@@ -17,17 +17,8 @@ _DATASET = "dataset_state"
 def find_dataset_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of a dataset.
 
-    Parameters
-    ----------
-    state : mapping
-        The state of a `StreamDataset`, or of torchdata's ``StatefulDataLoader`` with any number of
-        workers. A loader with workers counts the batches that it has yielded. The states of its
-        workers are ahead of it, as workers prefetch.
-
-    Raises
-    ------
-    UsageError
-        If it has another form.
+    `state`: a loader with workers counts the batches that it has yielded. The states of its workers
+    are ahead of it, as workers prefetch. Raises `UsageError` if it has another form.
     """
     try:
         if "stages" in state:
@@ -91,13 +82,7 @@ class Position:
         return Position(self.epoch, (*earlier, Stage(division, 0)))
 
     def remaining(self, rows: int) -> Spans:
-        """Return the rows that the current stage divides.
-
-        Parameters
-        ----------
-        rows : int
-            The number of rows in the epoch.
-        """
+        """Return the rows that the current stage divides."""
         spans = Spans([(0, rows)])
         for stage in self.stages[:-1]:
             spans = remaining_rows(spans, stage.division, stage.steps)
@@ -162,10 +147,7 @@ class Order:
     def check(self, state: Mapping[str, Any]) -> None:
         """Check that a checkpoint belongs to this order.
 
-        Raises
-        ------
-        UsageError
-            If it does not.
+        Raises `UsageError` if it does not.
         """
         if state.get("format") != _FORMAT:
             raise UsageError("the state is not that of a StreamDataset of this version")

@@ -65,17 +65,7 @@ class _Use:
 class WorkerConnection:
     """The connection to one worker.
 
-    Parameters
-    ----------
-    address : str
-        The address of the worker's `HeldBatches`.
-    releases : _Releases
-        Sends the releases.
-
-    Raises
-    ------
-    ConnectionLostError
-        If the worker has ended.
+    `releases`: Sends the releases. Raises `ConnectionLostError` if the worker has ended.
     """
 
     def __init__(self, address: str, releases: _Releases) -> None:
@@ -99,12 +89,8 @@ class WorkerConnection:
     def receive(self, number: int, places: Sequence[MappedPlace]) -> list[Any]:
         """Return the tensors of a batch. It is released when the last of them is gone.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the worker has ended.
-        ExhaustedError
-            If the batch must be copied, and the host has no memory left.
+        Raises `ConnectionLostError` if the worker has ended. Raises `ExhaustedError` if the batch
+        must be copied, and the host has no memory left.
         """
         use = _Use(self, number)
         try:
@@ -204,10 +190,7 @@ class _Releases:
     def connect(self, address: str) -> WorkerConnection:
         """Return the connection to a worker, which is opened if there is none.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the worker has ended.
+        Raises `ConnectionLostError` if the worker has ended.
         """
         with self._lock:
             connection = self._connections.get(address)
@@ -287,19 +270,7 @@ def receive_tensors(address: str, number: int, places: Sequence[MappedPlace]) ->
     They are in the memory of the daemon, which must not be written to. The worker holds the leases
     until the last tensor is gone.
 
-    Parameters
-    ----------
-    address : str
-        The address of the worker's `HeldBatches`.
-    number : int
-        The number of the batch.
-    places : sequence of MappedPlace
-        The tensors.
-
-    Raises
-    ------
-    ConnectionLostError
-        If the worker has ended.
+    Raises `ConnectionLostError` if the worker has ended.
     """
     return _RELEASES.connect(address).receive(number, places)
 
@@ -334,11 +305,7 @@ class _Place(NamedTuple):
 class SharedBatch(dict[str, Any]):
     """A dict of tensors that other processes of the loader can use. It arrives as a plain dict.
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        The tensors, and other values, which are pickled as they are. Tensors outside of regions are
-        copied into shared memory.
+    `values`: Tensors outside of regions are copied into shared memory.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:

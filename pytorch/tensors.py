@@ -45,22 +45,9 @@ class TensorOptions:
 def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Categories) -> Tensors:
     """Return the columns of a record batch as tensors.
 
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        The batch. The tensors may share its memory, which must not be written then.
-    options : TensorOptions
-        How to convert.
-    categories : mapping of str to pyarrow.Array
-        The categories of the dictionary columns.
-
-    Raises
-    ------
-    UsageError
-        If a column has a type that does not become a tensor.
-    InvalidDataError
-        If a column has nulls although ``on_null`` is ``error``, or a dictionary has an unknown
-        category.
+    `batch`: the tensors may share its memory, which must not be written then. Raises `UsageError`
+    if a column has a type that does not become a tensor. Raises `InvalidDataError` if a column has
+    nulls although ``on_null`` is ``error``, or a dictionary has an unknown category.
     """
     converter = _Converter(options, categories)
     tensors: Tensors = {}
@@ -96,10 +83,7 @@ def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
 def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categories) -> None:
     """Check that all columns of a schema become tensors.
 
-    Raises
-    ------
-    UsageError
-        If a column does not.
+    Raises `UsageError` if a column does not.
     """
     # pyarrow.array would import pandas, if it is installed.
     arrays = [pa.nulls(0, field.type) for field in schema]
@@ -335,15 +319,6 @@ class BatchTensors:
 
     Columns that become tensors without a copy are converted once. A slice has views of them, which
     share a storage, but no version counter: autograd does not confuse them.
-
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        The record batch.
-    options : TensorOptions
-        How to convert.
-    categories : mapping of str to pyarrow.Array
-        The categories of the dictionary columns.
     """
 
     def __init__(
@@ -367,10 +342,7 @@ class BatchTensors:
     def slice(self, begin: int, end: int) -> Tensors:
         """Return the tensors of the rows from `begin` to `end`, of which there is at least one.
 
-        Raises
-        ------
-        SplitArrowError
-            As `convert_batch` does.
+        Raises `SplitArrowError` as `convert_batch` does.
         """
         plain = self._slice_plain(begin, end)
         if not self._others:

@@ -66,25 +66,8 @@ def check_exposure(
 ) -> None:
     """Raise if other machines could read without a token, a signed ticket or a certificate.
 
-    Parameters
-    ----------
-    listeners : iterable of DataUri
-        The addresses of the data listeners.
-    control : DataUri or None
-        The address of the control plane, or of the HTTP listener.
-    requires_token : bool
-        Whether it requires a token.
-    signs_tickets : bool, optional
-        Whether the listeners require signed tickets. By default, `requires_token`.
-    client_certificates : bool
-        Whether listeners with TLS require a client certificate.
-    insecure : bool
-        Whether to allow everything.
-
-    Raises
-    ------
-    ConfigError
-        The error names the unprotected addresses.
+    `signs_tickets`: By default, `requires_token`. Raises `ConfigError`: The error names the
+    unprotected addresses.
     """
     if insecure:
         return
@@ -122,12 +105,8 @@ _CONTROL_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 def control_uri(settings: Settings) -> DataUri | None:
     """Return the URI of the control plane's listener; None if the server has no control plane.
 
-    Raises
-    ------
-    ConfigError
-        If the URI is not that of a gRPC listener, or the settings that it needs are missing.
-    UriError
-        If the URI is malformed.
+    Raises `ConfigError` if the URI is not that of a gRPC listener, or the settings that it needs
+    are missing. Raises `UriError` if the URI is malformed.
     """
     if settings.control is None:
         return None
@@ -151,11 +130,8 @@ _HTTP_SCHEMES = ("http", "https")
 def http_uri(settings: Settings) -> DataUri | None:
     """Return the URI of the HTTP listener; None if the server has none.
 
-    Raises
-    ------
-    ConfigError
-        If it is not the URI of an HTTP listener, if settings that it needs are missing, or if
-        other machines could use it without a token.
+    Raises `ConfigError` if it is not the URI of an HTTP listener, if settings that it needs are
+    missing, or if other machines could use it without a token.
     """
     if settings.http is None:
         return None
@@ -196,11 +172,6 @@ class HostNames:
     A web page can let its own name resolve to this host's address, and then read the responses:
     DNS rebinding. A request with a name that is none of this server's comes from such a page. A
     page cannot do that with an address, so addresses are accepted.
-
-    Parameters
-    ----------
-    *names : str or None
-        More names, as in the setting ``http_hosts``.
 
     Examples
     --------

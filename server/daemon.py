@@ -56,12 +56,8 @@ if TYPE_CHECKING:
 def open_http_listener(settings: Settings) -> HttpListener | None:
     """Return the HTTP listener of a server, which serves already; None if it has none.
 
-    Raises
-    ------
-    ConfigError
-        If its address cannot be used.
-    MissingExtraError
-        If the extra ``http`` is not installed.
+    Raises `ConfigError` if its address cannot be used. Raises `MissingExtraError` if the extra
+    ``http`` is not installed.
     """
     uri = http_uri(settings)
     if uri is None:
@@ -86,22 +82,8 @@ class Daemon:
 
     Call `bind`, then `run`. While it runs, `drain` and `cut` end it.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        The datasets. They may change while the daemon runs.
-    settings : Settings
-        The settings.
-    limits : Limits
-        Bounds on what readers and clients may send.
-    access : AccessControl, optional
-        Authenticates callers and redeems tickets. By default, it is built from the settings.
-    configuration : Configuration, optional
-        The sources of the settings, to read them again; see `Reloader`.
-    process : str
-        The name of this process in metrics.
-    usage : Usage, optional
-        What this process uses of the limits of the server. By default, it is the only process.
+    `catalog`: They may change while the daemon runs. `access`: By default, it is built from the
+    settings. `usage`: By default, it is the only process.
 
     Attributes
     ----------
@@ -189,15 +171,7 @@ class Daemon:
     def bind(
         self, sockets: Mapping[str, socket] | None = None, *, leaves_shared: bool = False
     ) -> None:
-        """Bind the listeners for readers; see `bind_listeners` for parameters and errors.
-
-        Parameters
-        ----------
-        sockets : mapping, optional
-            See `bind_listeners`.
-        leaves_shared : bool
-            Whether to leave the connections of listeners that processes can share to workers.
-        """
+        """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
         traced = self._context.tracer is not None
         self._listeners = bind_listeners(
             self.settings, self.access, self.regions, sockets, traced=traced
@@ -318,13 +292,7 @@ class Daemon:
         return self._context.draining.is_set()
 
     def report(self, *, streams: bool) -> ProcessReport:
-        """Return what this process does now. Any thread may call this.
-
-        Parameters
-        ----------
-        streams : bool
-            Whether to report running streams and refusals too.
-        """
+        """Return what this process does now. Any thread may call this."""
         acceptor = self._acceptor
         report = ProcessReport(
             self.process,
@@ -377,21 +345,8 @@ class Daemon:
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
         """Return the URI of a dataset, with a ticket.
 
-        Parameters
-        ----------
-        name : str
-            The dataset.
-        scheme : str, optional
-            The transport; by default that of the first listener.
-        stream : {"both", "metadata", "body"}, optional
-            The streams that the listener carries. By default, both are preferred.
-
-        Raises
-        ------
-        NotFoundError
-            If the dataset does not exist.
-        UsageError
-            If the server has no such listener.
+        `stream`: By default, both are preferred. Raises `NotFoundError` if the dataset does not
+        exist. Raises `UsageError` if the server has no such listener.
         """
         self.catalog.lookup(name)
         ticket = self.access.issue_ticket(Request(name))

@@ -49,21 +49,8 @@ _CANCEL_SECONDS = 0.2
 class DataStream:
     """One data stream of a connection.
 
-    Parameters
-    ----------
-    connection : Connection
-        The reader's connection.
-    body_type : BodyType
-        The type of the bodies that the reader requested.
-    context : ServerContext
-        The state of the server.
-    tasks : TaskGroup
-        The task group in which worker threads read ahead. It has to outlive the stream.
-    keep_alive_seconds : float or None
-        How long the stream may have nothing to send before it sends a keep-alive, in seconds.
-        None sends none.
-    trace : TraceContext or None
-        The context of the trace that the reader sent before its request.
+    `tasks`: It has to outlive the stream. `keep_alive_seconds`: how long the stream may have
+    nothing to send before it sends a keep-alive, in seconds. None sends none.
     """
 
     def __init__(
@@ -97,24 +84,9 @@ class DataStream:
     async def run(self, ticket: bytes, admit: Callable[[bytes], TicketClaims]) -> bool:
         """Send the stream, or the reason why it cannot be sent.
 
-        Parameters
-        ----------
-        ticket : bytes
-            The ticket that the reader sent.
-        admit : callable
-            Returns the contents of the ticket. An error that it raises is reported to the reader.
-
-        Returns
-        -------
-        bool
-            Whether the stream was sent to its end. If not, its failure was.
-
-        Raises
-        ------
-        ConnectionLostError, ProtocolError
-            If the connection has to end.
-        SplitArrowError
-            If the stream failed within a frame, so that no other frame can follow.
+        `admit`: an error that it raises is reported to the reader. Raises `ConnectionLostError`,
+        `ProtocolError` if the connection has to end. Raises `SplitArrowError` if the stream failed
+        within a frame, so that no other frame can follow.
         """
         tracer = self._context.tracer
         if tracer is None:

@@ -26,10 +26,7 @@ LINGER_SECONDS = 1.0
 class ReadsInProgress:
     """The datasets of which parts are being read.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns the time in seconds, from any start.
+    `clock`: returns the time in seconds, from any start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

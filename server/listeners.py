@@ -42,11 +42,6 @@ class Shares:
     One half of the capacity is reserved for the listeners, in equal parts. The other half belongs
     to whoever comes first.
 
-    Parameters
-    ----------
-    count : int
-        The number of listeners.
-
     Examples
     --------
     >>> shares = Shares(2)
@@ -119,24 +114,8 @@ def bind_listeners(
 ) -> list[Listener]:
     """Bind every listener of the settings, or none if one of them fails.
 
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the server.
-    access : AccessControl
-        Refuses listeners that other machines could read from without a ticket.
-    regions : SharedRegions
-        The regions that readers map or read remotely.
-    sockets : mapping, optional
-        Bound sockets, by the URI in the settings, for the processes that share them. Other
-        listeners are bound here.
-    traced : bool
-        Whether the server records traces.
-
-    Raises
-    ------
-    ConfigError
-        If an address cannot be bound, or would be open to other machines.
+    `sockets`: Other listeners are bound here. Raises `ConfigError` if an address cannot be bound,
+    or would be open to other machines.
     """
     uris = [listener_uri(text, traced=traced) for text in settings.listen]
     access.check_exposure(
@@ -189,19 +168,8 @@ def select_listener(
 ) -> DataUri:
     """Return the URI of the first listener of a scheme that carries a stream.
 
-    Parameters
-    ----------
-    uris : iterable of DataUri
-        The URIs that are bound.
-    scheme : str, optional
-        The transport. None accepts any.
-    stream : {"both", "metadata", "body"}, optional
-        The streams that the listener carries. None prefers both.
-
-    Raises
-    ------
-    UsageError
-        If there is no such listener.
+    `scheme`: None accepts any. `stream`: None prefers both. Raises `UsageError` if there is no such
+    listener.
     """
     matches = [
         uri for uri in uris if scheme in (None, uri.scheme) and stream in (None, uri.stream.value)
@@ -247,15 +215,6 @@ class Acceptor:
     A connection beyond a limit is refused: its first request gets RESOURCE_EXHAUSTED. If there
     are too many of those as well, it is closed at once. When the process runs out of
     descriptors, a spare one serves to refuse connections, one at a time, and all listeners pause.
-
-    Parameters
-    ----------
-    listeners : sequence of Listener
-        The listeners.
-    context : ServerContext
-        The state of the server.
-    serve : coroutine function
-        Serves a connection; see `Serve`.
     """
 
     def __init__(self, listeners: Sequence[Listener], context: ServerContext, serve: Serve) -> None:

@@ -55,12 +55,7 @@ def get_logger(name: str) -> Any:
 def configure_logs(level: str, style: str) -> None:
     """Write the events of this process to standard error.
 
-    Parameters
-    ----------
-    level : {"debug", "info", "warning", "error"}
-        The least severe level to write.
-    style : {"auto", "console", "json"}
-        The format. ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
+    `style`: ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
     """
     is_terminal = sys.stderr.isatty()
     console = style == "console" or (style == "auto" and is_terminal)
@@ -97,11 +92,6 @@ class EventFilter(logging.Filter):
     them.
 
     The next one that is logged has the field ``left_out``: the number of those in between.
-
-    Parameters
-    ----------
-    limit : int
-        The number of events with the same text per minute.
     """
 
     def __init__(self, limit: int = _MAX_EQUAL_EVENTS) -> None:

@@ -20,11 +20,6 @@ OTHER = "other"
 class LabelCap:
     """Replaces the values of a label by `OTHER`, except for a number of them.
 
-    Parameters
-    ----------
-    limit : int
-        The number of values to keep: those that come first.
-
     Examples
     --------
     >>> cap = LabelCap(2)
@@ -103,10 +98,7 @@ class Metric:
 class Histogram:
     """A distribution of observed values.
 
-    Parameters
-    ----------
-    bounds : sequence of float
-        The upper bounds of the buckets, in ascending order. A last bucket has no bound.
+    `bounds`: a last bucket has no bound.
 
     Attributes
     ----------
@@ -174,16 +166,7 @@ def counter(
     With labels, the attribute is a mapping from label values to totals: count with
     ``metrics.NAME[value1, value2] += n``.
 
-    Parameters
-    ----------
-    help : str
-        The description, in one sentence.
-    unit : {"", "bytes", "seconds"}
-        The unit.
-    labels : sequence of str
-        The names of the labels.
-    export : str or None
-        See `Metric`. By default, the name of the attribute.
+    `export`: By default, the name of the attribute.
     """
     return _declare(MetricType.COUNTER, help, unit, labels, int, export)
 
@@ -268,11 +251,6 @@ class Registry:
         """Yield the value of each metric, and of each combination of its labels so far.
 
         It may be called from any thread.
-
-        Parameters
-        ----------
-        *collectors : callable
-            More collectors, for this call only.
         """
         with self._lock:
             collected = [collect() for collect in (*self._collectors, *collectors)]
@@ -298,13 +276,7 @@ def _add_labelled(metric: Metric, counted: Any, added: list[Any]) -> Iterator[Sa
 
 
 def merge_samples(processes: Iterable[Iterable[Sample]]) -> list[Sample]:
-    """Return the samples of several processes as those of one server.
-
-    Parameters
-    ----------
-    processes : iterable of iterable of Sample
-        The samples of each process.
-    """
+    """Return the samples of several processes as those of one server."""
     merged: dict[tuple[str, tuple[str, ...]], Sample] = {}
     for samples in processes:
         for sample in samples:

@@ -20,23 +20,11 @@ class Prefetch(Generic[_T]):
 
     A worker thread prepares one item ahead of the consumer.
 
-    Parameters
-    ----------
-    items : iterator
-        The blocking iterator. No item is None.
-    close : callable
-        Called once, when the worker has finished: after the last item, after an error, or after the
-        context was left. It releases the iterator's resources.
-    tasks : TaskGroup
-        The task group that waits for the worker thread. It may outlive the context.
-    threads : CapacityLimiter
-        The limit on worker threads.
-    slot : asynchronous context manager, optional
-        Entered before each item and left after it. It can be entered again.
-    idle_seconds : float, optional
-        How long the consumer waits for an item before each call of `on_idle`, in seconds.
-    on_idle : asynchronous callable, optional
-        Called by the consumer while it waits.
+    `items`: No item is None. `close`: called once, when the worker has finished: after the last
+    item, after an error, or after the context was left. It releases the iterator's resources.
+    `tasks` is the task group that waits for the worker thread. It may outlive the context. `slot`:
+    It can be entered again. `idle_seconds`: how long the consumer waits for an item before each
+    call of `on_idle`, in seconds.
     """
 
     def __init__(

@@ -38,14 +38,7 @@ _WATCHDOG_PID = "WATCHDOG_PID"
 
 
 def notify(state: str) -> bool:
-    """Send a state such as ``READY=1`` to the service manager.
-
-    Returns
-    -------
-    bool
-        Whether it was sent. False if there is no service manager or it does not read: neither
-        is a reason to stop serving.
-    """
+    """Send a state such as ``READY=1`` to the service manager."""
     address = os.environ.get(_SOCKET, "")
     if not address.startswith(("/", "@")):
         return False
@@ -86,19 +79,8 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
     The first signal drains: the server refuses new streams and lets running ones finish, for up
     to ``drain_seconds``. The second signal cuts them. SIGHUP reloads the configuration.
 
-    Parameters
-    ----------
-    configuration : Configuration
-        The sources of the server's settings.
-    on_ready : callable, optional
-        Called with the daemon once every listener is bound.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong or an address cannot be bound.
-    DatasetError
-        If a dataset cannot be read.
+    Raises `ConfigError` if a setting is wrong or an address cannot be bound. Raises `DatasetError`
+    if a dataset cannot be read.
     """
     settings = configuration.load()
     if not settings.datasets and settings.writable is None:

@@ -28,14 +28,7 @@ def describe_for_reader(error: SplitArrowError, dataset: str | None, location: s
     A file in the folder of the dataset keeps its path within the folder, other files keep their
     names.
 
-    Parameters
-    ----------
-    error : SplitArrowError
-        The error.
-    dataset : str or None
-        The dataset that the reader requested. The text names it.
-    location : str or None
-        The path or the URL of the dataset.
+    `dataset`: the text names it.
 
     Examples
     --------
@@ -96,13 +89,6 @@ class RefusalLog:
 
     It keeps nothing that a client has sent: no ticket, no filter and no name of a dataset that
     does not exist.
-
-    Parameters
-    ----------
-    metrics : Metrics
-        The metrics.
-    datasets : container of str
-        The names of the datasets that exist.
     """
 
     def __init__(self, metrics: Metrics, datasets: Container[str]) -> None:
@@ -112,19 +98,7 @@ class RefusalLog:
         self._recent: OrderedDict[tuple[str, str, str | None, str], Refusals] = OrderedDict()
 
     def record(self, code: str, plane: str, dataset: str | None, transport: str) -> None:
-        """Record a request or call that ended with a status code, if it was refused.
-
-        Parameters
-        ----------
-        code : str
-            A gRPC status name.
-        plane : {"data", "control", "http"}
-            Where it was refused.
-        dataset : str or None
-            The dataset that was requested, if that is known.
-        transport : str
-            The scheme of the listener.
-        """
+        """Record a request or call that ended with a status code, if it was refused."""
         reason = code.lower()
         if reason in _REASONS:
             self._metrics.refused_requests[plane, reason] += 1

@@ -32,15 +32,7 @@ def check_configuration(configuration: Configuration) -> tuple[Settings | None, 
 
     It opens the datasets and reads the tokens, keys and certificates. It binds no address.
 
-    Parameters
-    ----------
-    configuration : Configuration
-        The sources of the settings.
-
-    Returns
-    -------
-    tuple
-        The settings, or None if they cannot be loaded; and one sentence for each problem.
+    Return the settings, or None if they cannot be loaded; and one sentence for each problem.
     """
     try:
         settings = configuration.load()
@@ -52,10 +44,8 @@ def check_configuration(configuration: Configuration) -> tuple[Settings | None, 
 def check_services(settings: Settings) -> None:
     """Read the tokens, keys and certificates, and check that the addresses are protected.
 
-    Raises
-    ------
-    ConfigError, UriError, MissingExtraError
-        If something that the settings name cannot be used.
+    Raises `ConfigError`, `UriError`, `MissingExtraError` if something that the settings name cannot
+    be used.
     """
     with closing(AccessControl.from_settings(settings)) as access:
         if settings.tls_cert is not None:
@@ -120,13 +110,8 @@ class ReloadReport:
 class Reloader:
     """Applies changed settings to a running daemon, all of them or none.
 
-    Parameters
-    ----------
-    context : ServerContext
-        The state of the server. Its settings are replaced.
-    configuration : Configuration, optional
-        The sources of the settings. Without it, the settings stay the same, and only datasets and
-        files are read again.
+    `context`: its settings are replaced. `configuration`: Without it, the settings stay the same,
+    and only datasets and files are read again.
     """
 
     def __init__(self, context: ServerContext, configuration: Configuration | None = None) -> None:
@@ -142,15 +127,7 @@ class Reloader:
     def reload(self) -> ReloadReport:
         """Read the configuration again and apply it. Call this on a worker thread.
 
-        Returns
-        -------
-        ReloadReport
-            The changes.
-
-        Raises
-        ------
-        ConfigError
-            If something is wrong. Everything then stays as it was.
+        Raises `ConfigError` if something is wrong. Everything then stays as it was.
         """
         with self._lock:
             configuration = self._configuration or Configuration()
@@ -179,10 +156,8 @@ class Reloader:
     def apply(self, settings: Settings) -> ReloadReport:
         """Apply other settings; see `reload`.
 
-        Raises
-        ------
-        ConfigError, DatasetError, UsageError, MissingExtraError
-            If something is wrong. Everything then stays as it was.
+        Raises `ConfigError`, `DatasetError`, `UsageError`, `MissingExtraError` if something is
+        wrong. Everything then stays as it was.
         """
         with self._lock:
             return self._apply(settings)

@@ -114,26 +114,13 @@ class Reporter(Protocol):
         ...
 
     def reports(self, *, streams: bool = False) -> list[ProcessReport]:
-        """Return the reports of the processes that respond.
-
-        Parameters
-        ----------
-        streams : bool
-            Whether to report running streams and refusals too.
-        """
+        """Return the reports of the processes that respond."""
         ...
 
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
         """Cancel a stream of a process, and return whether it exists.
 
-        Parameters
-        ----------
-        process : str
-            The process that sends it.
-        number : int
-            The stream.
-        owner : str or None
-            The principal whose stream it has to be. None allows any.
+        `owner`: None allows any.
         """
         ...
 
@@ -208,10 +195,7 @@ class ReportingDaemon(Protocol):
 class DaemonReporter:
     """Reports on a daemon whose event loop runs on another thread; see `Reporter`.
 
-    Parameters
-    ----------
-    daemon : ReportingDaemon
-        The daemon. It runs.
+    `daemon`: It runs.
     """
 
     def __init__(self, daemon: ReportingDaemon) -> None:
@@ -255,12 +239,7 @@ def responds(loop: AbstractEventLoop) -> bool:
 def call_in_time(loop: AbstractEventLoop, function: Callable[[], _T]) -> _T | None:
     """Return the result of a function that an event loop calls; None if it does not do so soon.
 
-    Parameters
-    ----------
-    loop : AbstractEventLoop
-        The event loop, which runs on another thread.
-    function : callable
-        The function. It raises nothing.
+    `loop` is the event loop, which runs on another thread. `function`: It raises nothing.
     """
 
     async def call() -> _T:

@@ -58,13 +58,7 @@ class FileSender(Protocol):
 
 
 async def yield_to_writers(list_senders: Callable[[], Iterable[FileSender]]) -> None:
-    """Let waiting processes write to served files, until cancelled.
-
-    Parameters
-    ----------
-    list_senders : callable
-        Returns the open sessions.
-    """
+    """Let waiting processes write to served files, until cancelled."""
     log = get_logger("files")
     deadlines: dict[FileSender, float] = {}
     while True:
@@ -94,16 +88,7 @@ _MAX_EARLY_FRAMES = 3
 class Session:
     """Serves the data streams of one connection, one after another.
 
-    Parameters
-    ----------
-    channel : Channel
-        The connection. The session closes it.
-    listener : Listener
-        The listener that accepted it.
-    context : ServerContext
-        The state of the server.
-    admitted : bool
-        Whether the daemon has room for the connection. If not, every request is refused.
+    `channel`: the session closes it. `admitted`: if not, every request is refused.
     """
 
     def __init__(
@@ -188,12 +173,8 @@ class Session:
     def check_progress(self, now: float, seconds: float) -> None:
         """Disconnect the reader if it has taken nothing of a stream for a time.
 
-        Parameters
-        ----------
-        now : float
-            The time of the event loop, in seconds.
-        seconds : float
-            The longest time without progress, in seconds.
+        `now` is the time of the event loop, in seconds. `seconds` is the longest time without
+        progress, in seconds.
         """
         # All of a stream may be sent, and its leases held, before the reader takes any of it.
         is_leased = self._machine.state is ServerState.LEASED
@@ -226,10 +207,7 @@ class Session:
     async def _next_frames(self) -> list[IncomingFrame]:
         """Return what the reader sends next.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the reader has been idle for too long.
+        Raises `ConnectionLostError` if the reader has been idle for too long.
         """
         # The deadline moves when a stream ends.
         with anyio.CancelScope(deadline=self._idle_deadline) as self._waiting:
@@ -390,13 +368,6 @@ class StallWatch:
 
     One task looks at all streams now and then, so that sending data costs nothing more. A reader
     that takes data slowly makes progress, and may go on.
-
-    Parameters
-    ----------
-    context : ServerContext
-        The state of the server.
-    sessions : iterable of Session
-        The sessions that run now.
     """
 
     def __init__(self, context: ServerContext, sessions: Iterable[Session]) -> None:

@@ -38,19 +38,8 @@ async def run_until_signalled(
 ) -> None:
     """Run a server. The first signal drains it, and the second one cuts its streams.
 
-    Parameters
-    ----------
-    server : Drainable
-        The server.
-    signals : sequence of signal.Signals
-        The signals to handle.
-    on_ready : callable
-        Called when the server is ready, with a task group that is cancelled when it has ended.
-    on_drain : callable
-        Called before the server drains.
-    on_hangup : coroutine function, optional
-        Called for SIGHUP. Signals that arrive meanwhile lead to one more call. A SIGHUP because
-        the terminal has gone drains instead.
+    `on_hangup`: Signals that arrive meanwhile lead to one more call. A SIGHUP because the terminal
+    has gone drains instead.
     """
     async with anyio.create_task_group() as background:
         async with anyio.create_task_group() as serving:

@@ -41,17 +41,7 @@ _GRPC_SCHEMES = ("ipv4:", "ipv6:")
 
 
 class _BoundSpan:
-    """A span that ends with a block, and whose trace the log events of the block name.
-
-    Parameters
-    ----------
-    tracer : OpenTelemetryTracer
-        Starts the spans below it.
-    span : Span
-        The span.
-    peer : str
-        The address of the client.
-    """
+    """A span that ends with a block, and whose trace the log events of the block name."""
 
     def __init__(self, tracer: OpenTelemetryTracer, span: Span, peer: str) -> None:
         self._tracer = tracer
@@ -91,15 +81,7 @@ class CallSpan(_BoundSpan):
         span.set_attribute("rpc.method", method)
 
     def end(self, dataset: str | None, status: str) -> None:
-        """Record the dataset and the status of the call.
-
-        Parameters
-        ----------
-        dataset : str or None
-            The dataset, if the call has one.
-        status : str
-            The name of the status.
-        """
+        """Record the dataset and the status of the call."""
         self._span.set_attribute("rpc.response.status_code", status)
         if dataset is not None:
             self._span.set_attribute("splitarrow.dataset", dataset)
@@ -112,21 +94,7 @@ class CallSpan(_BoundSpan):
 
 
 class StreamSpan(_BoundSpan):
-    """The span of a stream, with spans below it for opening, the first rows and the transfer.
-
-    Parameters
-    ----------
-    tracer : OpenTelemetryTracer
-        Starts the spans.
-    parent : Context
-        The span above it.
-    transport : str
-        The scheme of the transport; ``flight`` for DoGet.
-    peer : str
-        The address of the reader.
-    kind : SpanKind
-        Whether the parent is in another process.
-    """
+    """The span of a stream, with spans below it for opening, the first rows and the transfer."""
 
     def __init__(
         self,
@@ -202,12 +170,7 @@ class Tracer:
     ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_TRACES_SAMPLER``, ``OTEL_EXPORTER_OTLP_HEADERS``,
     ``OTEL_BSP_…`` and so on. By default a trace is recorded unless its caller does not record it.
 
-    Parameters
-    ----------
-    url : str or None
-        The URL for the spans. None lets the exporter read the variables.
-    process : str
-        The name of the process.
+    `url`: None lets the exporter read the variables.
     """
 
     def __init__(self, url: str | None, process: str) -> None:
@@ -219,17 +182,7 @@ class Tracer:
 
     @contextmanager
     def call(self, method: str, headers: Mapping[str, str], peer: str) -> Generator[CallSpan]:
-        """Record a call of the control plane while the block runs.
-
-        Parameters
-        ----------
-        method : str
-            The method, with the name of its service.
-        headers : mapping of str to str
-            The headers of the call, of which two may name the caller's context.
-        peer : str
-            The address of the client, as gRPC writes it.
-        """
+        """Record a call of the control plane while the block runs."""
         span = self._tracer.start_span(method, _parent(parse_headers(headers)), SpanKind.SERVER)
         with CallSpan(self._tracer, span, method, peer) as call:
             yield call
@@ -238,17 +191,7 @@ class Tracer:
     def stream(
         self, context: TraceContext | None, transport: str, peer: str
     ) -> Generator[StreamSpan]:
-        """Record a stream of a data transport while the block runs.
-
-        Parameters
-        ----------
-        context : TraceContext or None
-            The context that the reader sent.
-        transport : str
-            The scheme of the transport.
-        peer : str
-            The address of the reader.
-        """
+        """Record a stream of a data transport while the block runs."""
         with StreamSpan(self._tracer, _parent(context), transport, peer, SpanKind.SERVER) as stream:
             yield stream
 

@@ -63,11 +63,6 @@ class FilterSlots:
 
     Each evaluation takes a worker thread, memory and a processor. A stream with a filter waits for
     a slot of its principal before it takes a worker thread, so threads stay free for others.
-
-    Parameters
-    ----------
-    limit : int
-        The number of slots of each principal.
     """
 
     def __init__(self, limit: int) -> None:
@@ -172,17 +167,7 @@ class RunningStream:
 
 
 class StreamRegistry:
-    """The streams that a server is sending, over data transports and by DoGet alike.
-
-    Parameters
-    ----------
-    metrics : Metrics
-        Gets the duration of each stream.
-    max_per_principal : callable, optional
-        Returns the number of streams with signed tickets that one principal may read at a time.
-    usage : Usage, optional
-        Counts those streams, over all processes of the server.
-    """
+    """The streams that a server is sending, over data transports and by DoGet alike."""
 
     def __init__(
         self,
@@ -211,10 +196,7 @@ class StreamRegistry:
 
         `signed_ticket` is None for an unsigned ticket. The registry keeps its digest only.
 
-        Raises
-        ------
-        ExhaustedError
-            If the principal of a signed ticket reads too many streams.
+        Raises `ExhaustedError` if the principal of a signed ticket reads too many streams.
         """
         limit = self._max_per_principal()
         if signed_ticket is not None and not self._usage.streams.take(principal, limit):
@@ -278,12 +260,7 @@ class StreamRegistry:
     def cancel(self, number: int, principal: str | None) -> bool:
         """Cancel a stream, and return whether it exists.
 
-        Parameters
-        ----------
-        number : int
-            The stream.
-        principal : str or None
-            The principal that must own it. None accepts any.
+        `principal` is the principal that must own it. None accepts any.
         """
         stream = self._streams.get(number)
         if stream is None or principal not in (None, stream.principal):

@@ -34,10 +34,7 @@ def check_endpoint(settings: Settings) -> str | None:
 
     As for OpenTelemetry's own variable, ``/v1/traces`` is added to the path.
 
-    Raises
-    ------
-    ConfigError
-        If the setting is not the URL of a collector.
+    Raises `ConfigError` if the setting is not the URL of a collector.
     """
     text = settings.otlp
     if text is None:
@@ -66,10 +63,7 @@ def find_endpoint(settings: Settings) -> tuple[Endpoint | None, str | None]:
     Without the setting, the variables of OpenTelemetry decide. They often apply to all programs of
     a host, so what this server cannot do is no error.
 
-    Raises
-    ------
-    ConfigError
-        See `check_endpoint`.
+    Raises `ConfigError`: See `check_endpoint`.
     """
     url = check_endpoint(settings)
     if _variable("OTEL_SDK_DISABLED").lower() == "true":
@@ -101,19 +95,8 @@ else:
 def open_tracer(settings: Settings, process: str) -> Tracer | None:
     """Return the tracer of a process; None if the server records no traces.
 
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the server.
-    process : str
-        The name of the process, as in metrics.
-
-    Raises
-    ------
-    ConfigError
-        If the setting is not the URL of a collector.
-    MissingExtraError
-        If the setting is given and the extra ``otel`` is not installed.
+    Raises `ConfigError` if the setting is not the URL of a collector. Raises `MissingExtraError` if
+    the setting is given and the extra ``otel`` is not installed.
     """
     endpoint, reason = find_endpoint(settings)
     if reason is not None:

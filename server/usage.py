@@ -119,13 +119,8 @@ class UsageTable:
     The kernel allocates only the pages that were written. A process that dies at any point leaves
     the table consistent; `clear` then removes what it used.
 
-    Parameters
-    ----------
-    processes : int
-        The number of processes. An index below it identifies one.
-    capacity : int
-        The number of keys that may be in use at a time, 16 bytes and 4 for each process. The table
-        can be full a little earlier, when one of its buckets is.
+    `processes`: an index below it identifies one. `capacity`: the table can be full a little
+    earlier, when one of its buckets is.
 
     Notes
     -----
@@ -223,17 +218,7 @@ class UsageTable:
 
 
 class SharedCounts:
-    """The counts of one kind, as one process uses them; see `Counts`.
-
-    Parameters
-    ----------
-    table : UsageTable
-        The table.
-    kind : bytes
-        The kind of the keys.
-    process : int
-        The index of the process.
-    """
+    """The counts of one kind, as one process uses them; see `Counts`."""
 
     def __init__(self, table: UsageTable, kind: bytes, process: int) -> None:
         self._table = table
@@ -252,12 +237,7 @@ class SharedCounts:
 class SharedUsage:
     """The usage of one of several processes; see `Usage`.
 
-    Parameters
-    ----------
-    table : UsageTable
-        The usage of all processes.
-    process : int
-        The index of this process. That of the parent is 0: it shares no listener with the others.
+    `process`: That of the parent is 0: it shares no listener with the others.
     """
 
     def __init__(self, table: UsageTable, process: int) -> None:

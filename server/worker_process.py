@@ -99,15 +99,7 @@ Request = (
 
 
 class WorkerLink:
-    """The parent's end of the pipe to a worker. Any thread may use it.
-
-    Parameters
-    ----------
-    name : str
-        The name of the worker.
-    connection : Connection
-        The pipe.
-    """
+    """The parent's end of the pipe to a worker. Any thread may use it."""
 
     def __init__(self, name: str, connection: Connection) -> None:
         self.name = name
@@ -192,14 +184,8 @@ class WorkerStart:
 def run_worker(start: WorkerStart, parent: Connection) -> None:
     """Run a daemon in this worker process.
 
-    Parameters
-    ----------
-    start : WorkerStart
-        What to serve.
-    parent : Connection
-        The pipe to the parent. The worker writes `READY` to it once it is ready, responds to the
-        requests that it receives from it, and ends when the parent is gone and its running
-        streams have been sent.
+    `parent`: the worker writes `READY` to it once it is ready, responds to the requests that it
+    receives from it, and ends when the parent is gone and its running streams have been sent.
     """
     # A terminal sends SIGINT and SIGHUP to all processes of the group. The parent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -59,15 +59,7 @@ _DATASET_SECONDS = 10.0
 def bind_shared_sockets(settings: Settings) -> dict[str, socket]:
     """Bind a socket for each listener that processes can share, for all workers to accept on.
 
-    Returns
-    -------
-    dict
-        The sockets, by the URI in the settings.
-
-    Raises
-    ------
-    ConfigError
-        If an address cannot be bound, or no transport can share a socket.
+    Raises `ConfigError` if an address cannot be bound, or no transport can share a socket.
     """
     shared = [
         text for text in settings.listen if find_transport(listener_uri(text)).traits.shares_socket
@@ -93,15 +85,6 @@ class WorkerPool:
 
     The daemon of this process has the control plane, the uploads, and the listeners that processes
     cannot share. The pool makes the changes of its catalog at the workers too.
-
-    Parameters
-    ----------
-    daemon : Daemon
-        The daemon of this process.
-    sockets : mapping
-        The sockets that the workers share; see `bind_shared_sockets`.
-    usage : UsageTable
-        What the processes use of the limits that they share.
 
     Attributes
     ----------
@@ -154,11 +137,8 @@ class WorkerPool:
 
         A worker that does not respond in time is replaced.
 
-        Raises
-        ------
-        RemoteError
-            With the code UNAVAILABLE, if a worker cannot serve a dataset. The others then do not
-            serve it either.
+        Raises `RemoteError`: With the code UNAVAILABLE, if a worker cannot serve a dataset. The
+        others then do not serve it either.
         """
         paths = {name: os.fspath(source) for name, source in sources.items()}
         with self._changes:
@@ -248,13 +228,7 @@ class WorkerPool:
         return self._exchange({}, drains=False)
 
     def drain(self, elsewhere: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-        """Let every worker drain, or continue to do so; see `find_reads`.
-
-        Parameters
-        ----------
-        elsewhere : mapping
-            The datasets of which parts are being read, by the name of the process.
-        """
+        """Let every worker drain, or continue to do so; see `find_reads`."""
         if not self._draining:
             self._draining = True
             for worker, link in list(self._workers.items()):
@@ -373,13 +347,6 @@ class Supervisor:
     The daemon of this process has the control plane, the uploads, and the listeners that processes
     cannot share. The workers serve the readers of the others. They all drain together: as long as a
     read of several parts is in progress at one of them, the others serve its further parts.
-
-    Parameters
-    ----------
-    daemon : Daemon
-        The daemon of this process.
-    pool : WorkerPool
-        The workers.
     """
 
     def __init__(self, daemon: Daemon, pool: WorkerPool) -> None:

@@ -43,12 +43,8 @@ async def send(
 ) -> None:
     """Send frames and wait until the transport has accepted all of them.
 
-    Raises
-    ------
-    StallError
-        If the peer accepts nothing for `stall_timeout` seconds.
-    ConnectionLostError
-        If the peer is gone.
+    Raises `StallError` if the peer accepts nothing for `stall_timeout` seconds. Raises
+    `ConnectionLostError` if the peer is gone.
     """
     channel.queue(frames)
     await drain(channel, stall_timeout)
@@ -57,12 +53,8 @@ async def send(
 async def receive(channel: Channel, stall_timeout: float | None = None) -> list[IncomingFrame]:
     """Return the frames that have arrived. If there are none, wait for the first.
 
-    Raises
-    ------
-    StallError
-        If nothing arrives for `stall_timeout` seconds.
-    ConnectionLostError, NotAPeerError, ProtocolError
-        As the channel's `receive_some` does.
+    Raises `StallError` if nothing arrives for `stall_timeout` seconds. Raises
+    `ConnectionLostError`, `NotAPeerError`, `ProtocolError` as the channel's `receive_some` does.
     """
     timer = StallTimer(channel, stall_timeout)
     while not (frames := channel.receive_some()):

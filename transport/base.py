@@ -218,24 +218,16 @@ class Channel(Protocol):
 
         If it is not, wait for `send_fileno` and call again.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the peer is gone.
+        Raises `ConnectionLostError` if the peer is gone.
         """
         ...
 
     def receive_some(self) -> list[IncomingFrame]:
         """Return the frames that have arrived. If there are none, wait for `fileno`.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the peer is gone. `at_boundary` is False if it left within a frame.
-        NotAPeerError
-            If the peer does not speak the protocol of this transport.
-        ProtocolError
-            If the peer violates that protocol.
+        Raises `ConnectionLostError` if the peer is gone. `at_boundary` is False if it left within a
+        frame. Raises `NotAPeerError` if the peer does not speak the protocol of this transport.
+        Raises `ProtocolError` if the peer violates that protocol.
         """
         ...
 
@@ -272,20 +264,14 @@ class Listener(Protocol):
     def accept(self) -> Channel | None:
         """Return the channel of the next client, or None if no client is waiting.
 
-        Raises
-        ------
-        OSError
-            If the process is out of descriptors or memory.
+        Raises `OSError` if the process is out of descriptors or memory.
         """
         ...
 
     def reject(self) -> bool:
         """Disconnect the next client at once, and return whether one was waiting.
 
-        Raises
-        ------
-        OSError
-            As for `accept`.
+        Raises `OSError` as for `accept`.
         """
         ...
 
@@ -310,24 +296,16 @@ class Transport(Protocol):
     def listen(self, uri: DataUri, options: ListenOptions) -> Listener:
         """Bind an address. A URI without a host binds an address that only this host reaches.
 
-        Raises
-        ------
-        ConfigError
-            If the address cannot be bound.
-        UriError
-            If the URI does not suit the scheme.
+        Raises `ConfigError` if the address cannot be bound. Raises `UriError` if the URI does not
+        suit the scheme.
         """
         ...
 
     def connect(self, uri: DataUri, options: ConnectOptions) -> Channel:
         """Connect to an address.
 
-        Raises
-        ------
-        ConnectError
-            If the connection cannot be made.
-        UriError
-            If the URI does not suit the scheme.
+        Raises `ConnectError` if the connection cannot be made. Raises `UriError` if the URI does
+        not suit the scheme.
         """
         ...
 

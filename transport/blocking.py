@@ -34,17 +34,7 @@ class StallTimer:
     def compute_wait(self, transferred: int, wake_at: float | None = None) -> float | None:
         """Return the longest time to wait in seconds, or None to wait without a limit.
 
-        Parameters
-        ----------
-        transferred : int
-            The bytes that the channel has transferred so far.
-        wake_at : float, optional
-            The time (`time.monotonic`) at which the wait ends even if nothing happens.
-
-        Raises
-        ------
-        StallError
-            If no byte has been transferred for the timeout.
+        Raises `StallError` if no byte has been transferred for the timeout.
         """
         timeout = self._timeout
         if timeout is None and wake_at is None:
@@ -63,12 +53,8 @@ class StallTimer:
 def send(channel: Channel, frames: Iterable[OutgoingFrame], stall_timeout: float | None) -> None:
     """Send frames and wait until the transport has accepted all of them.
 
-    Raises
-    ------
-    StallError
-        If the peer accepts nothing for `stall_timeout` seconds.
-    ConnectionLostError
-        If the peer is gone.
+    Raises `StallError` if the peer accepts nothing for `stall_timeout` seconds. Raises
+    `ConnectionLostError` if the peer is gone.
     """
     channel.queue(frames)
     if channel.send_some():
@@ -84,12 +70,8 @@ def send(channel: Channel, frames: Iterable[OutgoingFrame], stall_timeout: float
 def receive(channel: Channel, stall_timeout: float | None) -> list[IncomingFrame]:
     """Return the frames that have arrived. If there are none, wait for the first.
 
-    Raises
-    ------
-    StallError
-        If nothing arrives for `stall_timeout` seconds.
-    ConnectionLostError, NotAPeerError, ProtocolError
-        As the channel's `receive_some` does.
+    Raises `StallError` if nothing arrives for `stall_timeout` seconds. Raises
+    `ConnectionLostError`, `NotAPeerError`, `ProtocolError` as the channel's `receive_some` does.
     """
     timer = StallTimer(channel, stall_timeout)
     while not (frames := channel.receive_some()):

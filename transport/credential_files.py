@@ -32,21 +32,9 @@ class Reloadable(Generic[T]):
     `check_files_now`. If they cannot be read after a change, the old value stays, and the failure
     is reported once.
 
-    Parameters
-    ----------
-    paths : iterable of Path
-        The files. Each check resolves the paths again, and so detects a renamed or relinked file.
-    read : callable
-        Returns the value. Raises a `SplitArrowError`, without secrets, if a file is invalid.
-    on_failure : callable
-        Receives the reason of a failure after a change.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-
-    Raises
-    ------
-    SplitArrowError
-        The error of the first `read`.
+    `paths`: each check resolves the paths again, and so detects a renamed or relinked file. `read`:
+    Raises a `SplitArrowError`, without secrets, if a file is invalid. `clock`: returns the time in
+    seconds, from any epoch. Raises `SplitArrowError`: The error of the first `read`.
     """
 
     def __init__(

@@ -21,19 +21,9 @@ _early: dict[tuple[str, int], socket.socket] = {}
 def open_socket(uri: DataUri, timeout: float) -> socket.socket:
     """Return a socket that is connected to the address of a URI.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The address. Its default port is that of ``tcp``.
-    timeout : float
-        The time limit in seconds.
-
-    Raises
-    ------
-    ConnectError
-        If the connection fails. The error names the address.
-    UriError
-        If the URI has no host.
+    `uri`: its default port is that of ``tcp``. `timeout` is the time limit in seconds. Raises
+    `ConnectError` if the connection fails. The error names the address. Raises `UriError` if the
+    URI has no host.
     """
     if not uri.host:
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address needs a host")
@@ -54,10 +44,7 @@ def open_socket(uri: DataUri, timeout: float) -> socket.socket:
 def connected_early(uri: DataUri, timeout: float) -> Generator[None]:
     """Connect to an address for the first `open_socket` in the context.
 
-    Raises
-    ------
-    ConnectError, UriError
-        As `open_socket` does.
+    Raises `ConnectError`, `UriError` as `open_socket` does.
     """
     address = _address_of(uri)
     _early[address] = open_socket(uri, timeout)

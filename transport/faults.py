@@ -210,15 +210,7 @@ def _flip_bit(
 
 
 class FaultyTransport:
-    """A transport that injects faults into the connections of readers.
-
-    Parameters
-    ----------
-    inner : Transport
-        The transport to wrap.
-    faults : Faults
-        The faults, which are the same on every connection.
-    """
+    """A transport that injects faults into the connections of readers."""
 
     def __init__(self, inner: Transport, faults: Faults) -> None:
         self._inner = inner

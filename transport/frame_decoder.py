@@ -54,14 +54,8 @@ class Repetitions:
     def record(self, payload: bytes, nbytes: int, tag: int) -> bool:
         """Record a message; return whether to expect that the next ones repeat it.
 
-        Parameters
-        ----------
-        payload : bytes
-            The metadata message; empty if none was directly before the body.
-        nbytes : int
-            The size of the body in bytes.
-        tag : int
-            The tag of the body.
+        `payload` is the metadata message; empty if none was directly before the body. `nbytes` is
+        the size of the body in bytes.
         """
         last_payload, last_nbytes, last_tag = self._last
         self._last = (payload, nbytes, tag)
@@ -97,16 +91,8 @@ class ExpectedRun:
     at its final, aligned address. Each header is compared as soon as it arrives. A message that
     differs is left to the caller, byte for byte.
 
-    Parameters
-    ----------
-    payload : bytes
-        The metadata message that the next ones repeat.
-    nbytes : int
-        The size of its body in bytes.
-    sequence : int
-        Its sequence number, less than the last one before the rollover.
-    pool : BodyPool
-        Supplies the memory.
+    `nbytes` is the size of its body in bytes. `sequence`: its sequence number, less than the last
+    one before the rollover.
     """
 
     __slots__ = (
@@ -175,10 +161,7 @@ class ExpectedRun:
     def targets(self) -> list[memoryview]:
         """Return the places of the next bytes, in order.
 
-        Raises
-        ------
-        LimitError
-            If there is not enough memory.
+        Raises `LimitError` if there is not enough memory.
         """
         if self._buffer is None:
             self._allocate()
@@ -308,22 +291,9 @@ class FrameDecoder:
     After two messages that are alike, an `ExpectedRun` receives those that follow. As soon as one
     differs, its bytes are decoded like all others.
 
-    Parameters
-    ----------
-    limits : Limits
-        Bounds on the sizes of frames.
-    staging : int
-        The size of the staging area in bytes.
-    allocator : Allocator
-        Supplies the memory of bodies.
-    expects_runs : bool
-        Whether to expect that messages repeat the one before them. This applies to the default
-        allocator only, because these bodies share an allocation.
-
-    Raises
-    ------
-    UsageError
-        If the allocator does not supply host memory.
+    `staging` is the size of the staging area in bytes. `expects_runs`: This applies to the default
+    allocator only, because these bodies share an allocation. Raises `UsageError` if the allocator
+    does not supply host memory.
     """
 
     _tag: int
@@ -416,14 +386,9 @@ class FrameDecoder:
     def advance(self, nbytes: int) -> None:
         """Decode `nbytes` bytes that were received into `targets`.
 
-        Raises
-        ------
-        PrefaceError
-            If the peer did not begin with the preface.
-        ProtocolError
-            If a header is malformed.
-        LimitError
-            If a frame is larger than the limits allow. No memory was allocated for it.
+        Raises `PrefaceError` if the peer did not begin with the preface. Raises `ProtocolError` if
+        a header is malformed. Raises `LimitError` if a frame is larger than the limits allow. No
+        memory was allocated for it.
         """
         body, metadata, run = self._body, self._metadata, self._run
         if run is not None:
@@ -595,17 +560,7 @@ class FrameDecoder:
             arrived = arrived[count:]
 
     def _decode_run(self, begin: int, end: int, payload: bytes, length: int, tag: int) -> int:
-        """Decode the messages that repeat the previous one and return the offset after them.
-
-        Parameters
-        ----------
-        begin, end : int
-            The undecoded bytes of the staging area.
-        payload : bytes
-            The metadata message decoded last.
-        length, tag : int
-            The size and the tag of its body.
-        """
+        """Decode the messages that repeat the previous one and return the offset after them."""
         metadata = payload[PREFIX.size :]
         period = _HEADER_BYTES + len(payload) + _HEADER_BYTES + length
         stride = MessageRun.stride_of(length, self._headroom)

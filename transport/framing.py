@@ -39,10 +39,7 @@ _MAX_COPIED_BYTES = 16 << 10
 def check_metadata_size(nbytes: int, limits: Limits) -> None:
     """Check the size of a metadata message.
 
-    Raises
-    ------
-    LimitError
-        If it exceeds ``limits.metadata_bytes``.
+    Raises `LimitError` if it exceeds ``limits.metadata_bytes``.
     """
     if nbytes > limits.metadata_bytes:
         raise LimitError(
@@ -53,10 +50,7 @@ def check_metadata_size(nbytes: int, limits: Limits) -> None:
 def check_body_size(nbytes: int, limits: Limits, tag: int) -> None:
     """Check the size of a body.
 
-    Raises
-    ------
-    LimitError
-        If it exceeds ``limits.body_bytes``.
+    Raises `LimitError` if it exceeds ``limits.body_bytes``.
     """
     if nbytes > limits.body_bytes:
         raise LimitError(

@@ -25,12 +25,7 @@ _TASKS = Path("/proc/self/task")
 class GrpcUsage:
     """The objects of this process that use gRPC: channels and servers.
 
-    Parameters
-    ----------
-    list_threads : callable
-        Returns the ids of gRPC's threads in this process, or None if they are unknown.
-    has_fork_support : bool
-        Whether gRPC itself keeps forked processes working.
+    `list_threads`: returns the ids of gRPC's threads in this process, or None if they are unknown.
     """
 
     def __init__(
@@ -51,10 +46,7 @@ class GrpcUsage:
     def check_process(self) -> None:
         """Check that gRPC works in this process.
 
-        Raises
-        ------
-        UsageError
-            If the parent of this process used gRPC when it forked.
+        Raises `UsageError` if the parent of this process used gRPC when it forked.
         """
         if self.is_blocked:
             raise UsageError(
@@ -67,10 +59,7 @@ class GrpcUsage:
     def add(self, user: object) -> None:
         """Count an object that is about to use gRPC until `discard`, or until it is collected.
 
-        Raises
-        ------
-        UsageError
-            See `check_process`.
+        Raises `UsageError`: See `check_process`.
         """
         self.check_process()
         if not self._is_used:

@@ -12,14 +12,8 @@ _MAX_KEYS = 1000
 class LogLimiter:
     """Lets a number of equal events through per period, and counts the others. Thread-safe.
 
-    Parameters
-    ----------
-    limit : int
-        The number of events of each kind per period.
-    seconds : float
-        The length of a period, in seconds.
-    clock : callable
-        Returns the time in seconds, from any epoch.
+    `seconds` is the length of a period, in seconds. `clock`: returns the time in seconds, from any
+    epoch.
 
     Examples
     --------

@@ -38,17 +38,8 @@ def set_admitted_share(listener: socket.socket, share: float) -> None:
 
     Its connections are not affected, although they inherit the filter: they get no SYN.
 
-    Parameters
-    ----------
-    listener : socket.socket
-        The socket.
-    share : float
-        The share of SYN packets to admit, from 0 to 1. With 1, the filter is removed.
-
-    Raises
-    ------
-    OSError
-        If the kernel does not support filters, or there is none to remove.
+    `share`: With 1, the filter is removed. Raises `OSError` if the kernel does not support filters,
+    or there is none to remove.
     """
     if share >= 1:
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
@@ -101,29 +92,15 @@ class PortGuard:
 
     While there are too many, the port admits a part of its new clients only; see `syn_filter`.
 
-    Parameters
-    ----------
-    port : int
-        The local port.
-    handshake_seconds : float, optional
-        The time for a peer to become an accepted one, in seconds. None disables the limit.
-    max_connections : int, optional
-        The number of connections that may wait to be accepted. None disables the limit.
-    closes_newest : bool
-        Whether to disconnect the newest peers of too many, and not those that wait longest.
-    clock : callable
-        Returns the time in seconds, from any epoch.
+    `handshake_seconds` is the time for a peer to become an accepted one, in seconds. None disables
+    the limit. `max_connections`: None disables the limit. `clock`: returns the time in seconds,
+    from any epoch. Raises `OSError` if the process has no descriptors left.
 
     Attributes
     ----------
     max_per_address : int or None
         The number of connections from one address that may wait to be accepted. None, the default,
         disables the limit.
-
-    Raises
-    ------
-    OSError
-        If the process has no descriptors left.
     """
 
     def __init__(
@@ -156,13 +133,7 @@ class PortGuard:
         return max(0.0, self._next_check - self._clock())
 
     def check_if_due(self, accepted: Container[Address] = ()) -> int:
-        """Disconnect the peers beyond the limits, if a check is due; return how many.
-
-        Parameters
-        ----------
-        accepted : container of Address
-            The peers that the limits do not apply to.
-        """
+        """Disconnect the peers beyond the limits, if a check is due; return how many."""
         started = self._clock()
         if started < self._next_check:
             return 0

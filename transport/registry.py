@@ -47,12 +47,9 @@ def list_schemes() -> list[str]:
 def find_transport(uri: DataUri) -> Transport:
     """Return the transport of a URI's scheme.
 
-    Raises
-    ------
-    UriError
-        If the scheme is unknown, or the package that provides it cannot be loaded.
-    MissingExtraError
-        If a dependency of the scheme is not installed. The error names the extra.
+    Raises `UriError` if the scheme is unknown, or the package that provides it cannot be loaded.
+    Raises `MissingExtraError` if a dependency of the scheme is not installed. The error names the
+    extra.
     """
     scheme = uri.scheme
     if scheme in _overrides:

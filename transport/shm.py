@@ -57,26 +57,13 @@ _ALLOCATION = struct.Struct("<64sQ")
 def pack_announcement(handle: bytes, size: int) -> bytes:
     """Return the message that announces a region.
 
-    Parameters
-    ----------
-    handle : bytes
-        The 16 bytes of the listener's ``remote_handle``.
-    size : int
-        The size of the region in bytes.
+    `size` is the size of the region in bytes.
     """
     return _MESSAGE.pack(handle, size)
 
 
 def pack_device_announcement(handle: bytes, devices: DeviceHandles) -> bytes:
-    """Return the message that announces memory of a device.
-
-    Parameters
-    ----------
-    handle : bytes
-        The 16 bytes of the listener's ``remote_handle``.
-    devices : DeviceHandles
-        The memory.
-    """
+    """Return the message that announces memory of a device."""
     parts = [_MESSAGE.pack(handle, devices.size)]
     parts.append(_DEVICE.pack(devices.type_code, len(devices.allocations), devices.device))
     parts += [_ALLOCATION.pack(each, nbytes) for each, nbytes in devices.allocations]
@@ -86,12 +73,8 @@ def pack_device_announcement(handle: bytes, devices: DeviceHandles) -> bytes:
 def parse_device_announcement(payload: bytes, handle: bytes) -> DeviceHandles:
     """Return the memory of a device that is announced.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
-    NotAPeerError
-        As `parse_announcement` does.
+    Raises `ProtocolError` if the message is malformed. Raises `NotAPeerError` as
+    `parse_announcement` does.
     """
     size = parse_announcement(payload[: _MESSAGE.size], handle)
     if len(payload) < _MESSAGE.size + _DEVICE.size:
@@ -129,12 +112,8 @@ def find_device_tag(want_data: int, handle: bytes) -> int | None:
 def parse_announcement(payload: bytes | memoryview, handle: bytes) -> int:
     """Return the size of the region that is announced, in bytes.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
-    NotAPeerError
-        If its identifier is not `handle` because another server now listens at the path.
+    Raises `ProtocolError` if the message is malformed. Raises `NotAPeerError` if its identifier is
+    not `handle` because another server now listens at the path.
     """
     if len(payload) != _MESSAGE.size:
         raise ProtocolError(
@@ -183,24 +162,8 @@ class _AnnouncementPart:
 class ShmChannel(SocketChannel):
     """One end of a connection over a Unix socket.
 
-    Parameters
-    ----------
-    sock : socket.socket
-        The connected socket. The channel owns it.
-    limits : Limits
-        Limits on received frames.
-    server : bool
-        Whether this is the server's end.
-    peer : str
-        The other end, for logs and errors.
-    region_tag : int, optional
-        The tag of announcements: the reader's ``want_data``.
-    handle : bytes, optional
-        The identifier of the listener's regions: the URI's ``remote_handle``.
-    staging : int
-        The size of the receive buffer, in bytes.
-    device : DeviceAllocator, optional
-        The device that the reader copies bodies to. Regions are page-locked for it.
+    `sock`: the channel owns it. `staging` is the size of the receive buffer, in bytes. `device` is
+    the device that the reader copies bodies to. Regions are page-locked for it.
     """
 
     capabilities = Capabilities(offset_bodies=True)
@@ -250,13 +213,8 @@ class ShmChannel(SocketChannel):
     def announce(self, size: int, descriptors: tuple[Any, ...]) -> RegionAnnouncement:
         """Return the message that announces a region to the reader.
 
-        Parameters
-        ----------
-        size : int
-            The size of the region in bytes.
-        descriptors : tuple
-            The region, an object with ``fileno``, and the reader's end of its revocation socket if
-            it has one. The channel closes the socket once it is sent.
+        `size` is the size of the region in bytes. `descriptors`: the channel closes the socket once
+        it is sent.
         """
         return RegionAnnouncement(pack_announcement(self._handle or b"", size), descriptors)
 
@@ -436,19 +394,9 @@ def create_socket_path() -> Path:
 class ShmListener:
     """A bound Unix socket.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The path to bind. Without a path the listener chooses one in `find_runtime_folder`.
-    limits : Limits
-        Limits on received frames.
-    users : frozenset of int
-        The user IDs that may connect, besides the server's own and root.
-
-    Raises
-    ------
-    ConfigError
-        If the path cannot be bound.
+    `uri`: Without a path the listener chooses one in `find_runtime_folder`. `users` is the user IDs
+    that may connect, besides the server's own and root. Raises `ConfigError` if the path cannot be
+    bound.
     """
 
     def __init__(self, uri: DataUri, limits: Limits, users: frozenset[int]) -> None:
@@ -524,10 +472,7 @@ def _explain_refusal(user: int) -> str:
 def _bind_socket(path: Path, mode: int) -> socket.socket:
     """Return a listening Unix socket. It replaces the socket that a dead server left behind.
 
-    Raises
-    ------
-    ConfigError
-        If the path cannot be bound.
+    Raises `ConfigError` if the path cannot be bound.
     """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise ConfigError(

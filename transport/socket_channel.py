@@ -47,22 +47,8 @@ _HTTP2_SETTINGS = b"\x04"
 class SocketChannel:
     """One end of a connection over a stream socket.
 
-    Parameters
-    ----------
-    sock : socket.socket
-        The connected socket. The channel owns it and makes it non-blocking.
-    limits : Limits
-        Limits on received frames.
-    server : bool
-        Whether this is the server's end, which sends only after it has received a preface.
-    peer : str
-        The other end, for logs and errors.
-    is_local : bool
-        Whether the other end is on this host.
-    staging : int
-        The size of the receive buffer, in bytes.
-    allocator : Allocator
-        Supplies the memory of received bodies.
+    `sock`: the channel owns it and makes it non-blocking. `staging` is the size of the receive
+    buffer, in bytes.
     """
 
     capabilities = Capabilities()

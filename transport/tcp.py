@@ -70,14 +70,7 @@ class TcpListener:
     processor time as the rest. Connections begin with the setting of the listening socket. It is
     that of local ones, because one that has begun with BBR keeps its timers.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The address to bind. Port 0 selects a free port.
-    limits : Limits
-        Limits on received frames.
-    sock : socket.socket, optional
-        A listening socket to use instead of binding one. Several processes may share it.
+    `uri`: Port 0 selects a free port. `sock`: Several processes may share it.
     """
 
     def __init__(self, uri: DataUri, limits: Limits, sock: socket.socket | None = None) -> None:
@@ -141,10 +134,7 @@ class TcpListener:
 def bind_socket(uri: DataUri) -> socket.socket:
     """Return a socket that listens at the address of a URI.
 
-    Raises
-    ------
-    ConfigError
-        If the address cannot be bound. The error names it.
+    Raises `ConfigError` if the address cannot be bound. The error names it.
     """
     host = uri.host or "127.0.0.1"
     port = DEFAULT_PORT if uri.port is None else uri.port
@@ -170,10 +160,7 @@ def bind_socket(uri: DataUri) -> socket.socket:
 def check_address(uri: DataUri) -> None:
     """Refuse an address that has more parts than host and port.
 
-    Raises
-    ------
-    UriError
-        If it has a path.
+    Raises `UriError` if it has a path.
     """
     if uri.path.strip("/"):
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address has no path")
@@ -182,12 +169,8 @@ def check_address(uri: DataUri) -> None:
 def connect_socket(uri: DataUri, timeout: float) -> socket.socket:
     """Return a socket that is connected to the address of a URI.
 
-    Raises
-    ------
-    ConnectError
-        If the connection fails. The error names the address.
-    UriError
-        If the URI has no host.
+    Raises `ConnectError` if the connection fails. The error names the address. Raises `UriError` if
+    the URI has no host.
     """
     sock = open_socket(uri, timeout)
     try:

@@ -69,19 +69,8 @@ def map_ssl_error(
 ) -> TransportError:
     """Return the error that corresponds to an error of OpenSSL.
 
-    Parameters
-    ----------
-    error : ssl.SSLError
-        The error of OpenSSL.
-    peer : str
-        The other end, for the message.
-    server : bool
-        Whether this end is the server.
-    established : bool
-        Whether this end has finished the handshake.
-    preface_received : bool
-        Whether the peer's preface has arrived. With TLS 1.3, a server can refuse a client's
-        certificate after the client has finished the handshake, but not after that.
+    `preface_received`: With TLS 1.3, a server can refuse a client's certificate after the client
+    has finished the handshake, but not after that.
     """
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -118,26 +107,9 @@ class TlsChannel(SocketChannel):
     OpenSSL therefore never waits, and callers wait for the socket's descriptor. `receive_some` and
     `send_some` continue the handshake step by step.
 
-    Parameters
-    ----------
-    sock : socket.socket
-        The connected socket. The channel owns it and makes it non-blocking.
-    limits : Limits
-        Limits on received frames.
-    context : ssl.SSLContext
-        The certificates and the protocol version.
-    server : bool
-        Whether this is the server's end.
-    server_name : str, optional
-        The name that the server's certificate must have. Only a client needs it.
-    peer : str
-        The other end, for logs and errors.
-    is_local : bool
-        Whether the other end is on this host.
-    staging : int
-        The size of the receive buffer, and of the buffer for ciphertext, in bytes.
-    allocator : Allocator
-        Supplies the memory of received bodies.
+    `sock`: the channel owns it and makes it non-blocking. `server_name` is the name that the
+    server's certificate must have. Only a client needs it. `staging` is the size of the receive
+    buffer, and of the buffer for ciphertext, in bytes.
     """
 
     def __init__(
@@ -187,12 +159,8 @@ class TlsChannel(SocketChannel):
     def shake_hands(self) -> None:
         """Continue the handshake until it is finished or has to wait.
 
-        Raises
-        ------
-        BlockingIOError
-            If it has to wait until `fileno` is readable or, with `has_unsent_bytes`, writable.
-        TransportError
-            If it fails.
+        Raises `BlockingIOError` if it has to wait until `fileno` is readable or, with
+        `has_unsent_bytes`, writable. Raises `TransportError` if it fails.
         """
         try:
             with self._lock:
@@ -422,23 +390,9 @@ SCHEME = "tcp+tls"
 class TlsListener(TcpListener):
     """A bound TCP port whose clients use TLS.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The address to bind. Port 0 selects a free port.
-    limits : Limits
-        Limits on received frames.
-    options : TlsServerOptions
-        The certificates. New connections use files that have changed.
-    sock : socket.socket, optional
-        A listening socket to use instead of binding one.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-
-    Raises
-    ------
-    ConfigError
-        If a file is invalid, or the address cannot be bound.
+    `uri`: Port 0 selects a free port. `options`: New connections use files that have changed.
+    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a file is invalid,
+    or the address cannot be bound.
     """
 
     def __init__(
@@ -482,14 +436,9 @@ class TlsTransport:
     def connect(self, uri: DataUri, options: ConnectOptions) -> TlsChannel:
         """Connect, including the handshake; see `Transport.connect`.
 
-        Raises
-        ------
-        ConnectError
-            If the connection cannot be made, or one end refuses the other.
-        NotAPeerError
-            If the server does not use TLS.
-        UsageError
-            If a file of the options is invalid.
+        Raises `ConnectError` if the connection cannot be made, or one end refuses the other. Raises
+        `NotAPeerError` if the server does not use TLS. Raises `UsageError` if a file of the options
+        is invalid.
         """
         deadline = time.monotonic() + options.timeout
         tls = options.tls or TlsOptions.from_environment()

@@ -84,10 +84,7 @@ class TlsServerOptions:
         The variables are ``SPLITARROW_TLS_CERT``, ``SPLITARROW_TLS_KEY`` and
         ``SPLITARROW_TLS_CLIENT_CA``.
 
-        Parameters
-        ----------
-        environ : mapping, optional
-            The variables. By default, those of the process.
+        `environ`: By default, those of the process.
         """
         names = (_PREFIX + name for name in ("CERT", "KEY", "CLIENT_CA"))
         variables = os.environ if environ is None else environ
@@ -103,10 +100,7 @@ class _EncryptedKeyError(Exception):
 def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
     """Return the context for a client's options, which is rebuilt when a file changes.
 
-    Raises
-    ------
-    UsageError
-        If a file is invalid. The error names it.
+    Raises `UsageError` if a file is invalid. The error names it.
     """
     return Reloadable(
         _list_paths(options.ca_file, options.cert_file, options.key_file),
@@ -120,17 +114,8 @@ def load_server_context(
 ) -> Reloadable[ssl.SSLContext]:
     """Return the context for a server's options, which is rebuilt when a file changes.
 
-    Parameters
-    ----------
-    options : TlsServerOptions
-        The files.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-
-    Raises
-    ------
-    ConfigError
-        If a file is invalid. The error names it.
+    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a file is invalid.
+    The error names it.
     """
     return Reloadable(
         _list_paths(options.cert_file, options.key_file, options.client_ca_file),
@@ -143,10 +128,7 @@ def load_server_context(
 def build_client_context(options: TlsOptions) -> ssl.SSLContext:
     """Return a context for a client. It requires TLS 1.3 and, by default, the server's name.
 
-    Raises
-    ------
-    UsageError
-        If a file is invalid. The error names it.
+    Raises `UsageError` if a file is invalid. The error names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -164,10 +146,7 @@ def build_client_context(options: TlsOptions) -> ssl.SSLContext:
 def build_server_context(options: TlsServerOptions) -> ssl.SSLContext:
     """Return a context for a server. It requires TLS 1.3 and, optionally, client certificates.
 
-    Raises
-    ------
-    ConfigError
-        If a file is invalid. The error names it.
+    Raises `ConfigError` if a file is invalid. The error names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

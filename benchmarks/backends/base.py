@@ -38,15 +38,5 @@ class Backend(Protocol):
         ...
 
     def read(self, address: str, consumer: Consumer, *, validate: Validate | None = None) -> None:
-        """Connect, read the whole file once, pass it to the consumer, and disconnect.
-
-        Parameters
-        ----------
-        address : str
-            The address that `serve` yielded.
-        consumer : Consumer
-            Receives the batches, or the table if its `reads_table` is true.
-        validate : {"strict", "full", "cheap", "off"}, optional
-            How to validate batches, if the backend can.
-        """
+        """Connect, read the whole file once, pass it to the consumer, and disconnect."""
         ...

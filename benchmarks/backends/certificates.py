@@ -30,15 +30,7 @@ def missing_package() -> str | None:
 
 
 def make_certificates(folder: Path, name: str) -> Certificates:
-    """Write certificates for a server on this host to a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    name : str
-        What the names of the files begin with.
-    """
+    """Write certificates for a server on this host to a folder."""
     import trustme
 
     paths = Certificates(*(folder / f"{name}-{part}.pem" for part in ("ca", "cert", "key")))

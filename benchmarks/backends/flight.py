@@ -24,17 +24,7 @@ _TICKET = b"benchmark"
 
 
 class FlightBackend:
-    """pyarrow.flight: ``DoGet`` of a table whose buffers are the mapped file.
-
-    Parameters
-    ----------
-    name : str
-        The name in the report.
-    tls : bool
-        Whether server and client use TLS.
-    parquet : bool
-        Whether the server streams a Parquet file through pyarrow.dataset.
-    """
+    """pyarrow.flight: ``DoGet`` of a table whose buffers are the mapped file."""
 
     in_process = False
     baseline: str | None = None
@@ -107,14 +97,8 @@ class FlightBackend:
 def read_flight(address: str, consumer: Consumer, ticket: bytes | None) -> None:
     """Read all batches with a client of pyarrow.flight.
 
-    Parameters
-    ----------
-    address : str
-        The URI of the server. After ``#ca=``, it has the path of the authority's certificate.
-    consumer : Consumer
-        Receives the batches.
-    ticket : bytes, optional
-        The ticket. Without it, the client asks the server for those of its first dataset.
+    `address`: After ``#ca=``, it has the path of the authority's certificate. `ticket`: Without it,
+    the client asks the server for those of its first dataset.
     """
     from pyarrow import flight
 

@@ -13,13 +13,6 @@ def write_parquet(dataset: Dataset, name: str) -> Path:
     """Write the rows of a file as Parquet, with pyarrow's default encodings and compression.
 
     Each record batch becomes a row group. The file lies beside the other one.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The Arrow file.
-    name : str
-        What the name of the file begins with.
     """
     from pyarrow import parquet
 

@@ -46,23 +46,14 @@ _ALL = _BACKENDS | _ON_REQUEST
 
 
 def backend_names(*, on_request: bool = False) -> list[str]:
-    """Return the names of the backends, in the order of the report.
-
-    Parameters
-    ----------
-    on_request : bool
-        Whether to include those that only run if they are named.
-    """
+    """Return the names of the backends, in the order of the report."""
     return list(_ALL if on_request else _BACKENDS)
 
 
 def find_backend(name: str) -> Backend:
     """Return the backend with a name.
 
-    Raises
-    ------
-    UsageError
-        If there is no such backend.
+    Raises `UsageError` if there is no such backend.
     """
     try:
         return _ALL[name]
@@ -74,13 +65,6 @@ def available_backends() -> tuple[list[str], dict[str, str]]:
     """Return the backends that can run on this machine, and the reasons why others cannot.
 
     Those on request do not count.
-
-    Returns
-    -------
-    available : list of str
-        The names of the backends that can run, in the order of the report.
-    unavailable : dict of str to str
-        The reasons by the names of the other backends.
     """
     reasons = {name: backend.unavailable_reason() for name, backend in _BACKENDS.items()}
     unavailable = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -29,24 +29,7 @@ _DATASET = "benchmark"
 class SplitArrowBackend:
     """splitarrow's server and one of its clients.
 
-    Parameters
-    ----------
-    name : str
-        The name in the report.
-    listen : str
-        The URI that the server listens on. Its scheme selects the transport.
-    asynchronous : bool
-        Whether the client is the asynchronous one.
-    in_process : bool
-        Whether server and client run in one process.
-    body : {"packed", "remote"}, optional
-        For ucx: whether the server sends the bodies or the client reads them remotely.
-    lanes : str, optional
-        For ucx: the transports that UCX may use. The setting applies to the whole process.
-    parquet : bool
-        Whether the server serves a Parquet file of the same rows.
-    baseline : str
-        The name of the backend that the report compares it with.
+    `listen`: its scheme selects the transport. `lanes`: the setting applies to the whole process.
     """
 
     def __init__(

@@ -85,10 +85,7 @@ class DaemonConnection:
     def client(self) -> Client:
         """Return the client of the daemon; connect if there is none yet.
 
-        Raises
-        ------
-        ConnectError
-            If the daemon does not respond.
+        Raises `ConnectError` if the daemon does not respond.
         """
         with self._lock:
             if self._closed:
@@ -116,10 +113,7 @@ class DaemonConnection:
 class DaemonPool:
     """Calls all daemons of a cluster at once. Safe to use from several threads.
 
-    Parameters
-    ----------
-    connections : sequence of DaemonConnection
-        The daemons. The pool closes them.
+    `connections`: the pool closes them.
     """
 
     def __init__(self, connections: Sequence[DaemonConnection]) -> None:
@@ -136,12 +130,8 @@ class DaemonPool:
     def call_all(self, function: Callable[[Client], T]) -> dict[str, T | SplitArrowError]:
         """Call a function with the client of each daemon; return the results or the errors.
 
-        Raises
-        ------
-        UsageError
-            If the function raises it: the arguments are then invalid at every daemon.
-        ClosedError
-            If the pool is closed.
+        Raises `UsageError` if the function raises it: the arguments are then invalid at every
+        daemon. Raises `ClosedError` if the pool is closed.
         """
         if self._closed:
             raise self._closed_error()
@@ -203,21 +193,8 @@ def count_merged_rows(
 
     A daemon counts all its shards. Another daemon is asked only for shards that are missing.
 
-    Parameters
-    ----------
-    pool : DaemonPool
-        The daemons.
-    merged : MergedDataset
-        The dataset as they have it together.
-    request : Request
-        The dataset and the filter.
-    timeout : float
-        The time limit for each daemon, in seconds.
-
-    Raises
-    ------
-    SplitArrowError
-        If a daemon refuses, or no daemon that holds a shard responds.
+    `timeout` is the time limit for each daemon, in seconds. Raises `SplitArrowError` if a daemon
+    refuses, or no daemon that holds a shard responds.
     """
     missing = dict(enumerate(list_ordinals(merged.info)))
     counted: dict[int, list[int]] = {}
@@ -504,10 +481,7 @@ class ClusterClient(BaseClient):
     def _describe_each(self, request: Request) -> list[DaemonInfo]:
         """Describe a dataset at each daemon.
 
-        Raises
-        ------
-        RemoteError
-            If the request is invalid.
+        Raises `RemoteError` if the request is invalid.
         """
         results = self._pool.call_all(lambda client: client.describe(request))
         for result in results.values():

@@ -72,10 +72,7 @@ def common_value(
 ) -> Any:
     """Return the value that all daemons report.
 
-    Raises
-    ------
-    DatasetError
-        If two daemons report different values.
+    Raises `DatasetError` if two daemons report different values.
     """
     (first_address, first), *others = holders
     for address, info in others:
@@ -210,21 +207,9 @@ def merge(name: str, infos: Sequence[DaemonInfo]) -> MergedDataset:
     Exactly one publication (snapshot) must be complete. Datasets that are not published merge
     only if their versions are equal.
 
-    Parameters
-    ----------
-    name : str
-        The dataset.
-    infos : sequence of DaemonInfo
-        One response from each daemon.
-
-    Raises
-    ------
-    NotFoundError
-        If every daemon responds, and none has the dataset.
-    ConnectError
-        If shards are missing, and a daemon that may hold them does not respond.
-    DatasetError
-        If shards are missing, or the daemons have different datasets of that name.
+    Raises `NotFoundError` if every daemon responds, and none has the dataset. Raises `ConnectError`
+    if shards are missing, and a daemon that may hold them does not respond. Raises `DatasetError`
+    if shards are missing, or the daemons have different datasets of that name.
     """
     holders = [(info.address, info.dataset) for info in infos if info.dataset is not None]
     if not holders:

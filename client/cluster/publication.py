@@ -38,19 +38,7 @@ from ..uris import parse_control_uris
 def choose_nodes(key: str, nodes: Sequence[str], replicas: int = 1) -> list[str]:
     """Return the nodes for a key, in order of preference.
 
-    Parameters
-    ----------
-    key : str
-        The key.
-    nodes : sequence of str
-        The names of the nodes, in any order.
-    replicas : int
-        The number of nodes to choose.
-
-    Raises
-    ------
-    UsageError
-        If there are fewer nodes than replicas, or two nodes have the same name.
+    Raises `UsageError` if there are fewer nodes than replicas, or two nodes have the same name.
 
     Examples
     --------
@@ -123,12 +111,7 @@ def read_source_schema(source: ShardSource) -> pa.Schema:
 def hash_files(name: str, shards: Sequence[ShardSource]) -> str:
     """Return the name of a job that depends on the dataset and the contents of the files only.
 
-    Raises
-    ------
-    UsageError
-        If a shard is not a file.
-    DatasetError
-        If a file cannot be read.
+    Raises `UsageError` if a shard is not a file. Raises `DatasetError` if a file cannot be read.
     """
     digest = hashlib.sha256(name.encode())
     for shard in shards:
@@ -413,10 +396,7 @@ class _Publication:
     ) -> dict[str, PublishResult]:
         """Commit the version at the daemons.
 
-        Raises
-        ------
-        DatasetError
-            If a daemon fails. The error names those that have committed.
+        Raises `DatasetError` if a daemon fails. The error names those that have committed.
         """
 
         def commit_at(node: str) -> PublishResult | SplitArrowError:

@@ -169,14 +169,10 @@ class DatasetStream(BatchStream):
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
 
-        Raises
-        ------
-        StopIteration
-            At the proven end of all endpoints, and only there.
-        ProtocolError, RemoteError, TransportError
-            If the stream fails. All batches returned before are valid, but the data is incomplete.
-        ClosedError
-            If the stream was closed or cancelled.
+        Raises `StopIteration`: At the proven end of all endpoints, and only there. Raises
+        `ProtocolError`, `RemoteError`, `TransportError` if the stream fails. All batches returned
+        before are valid, but the data is incomplete. Raises `ClosedError` if the stream was closed
+        or cancelled.
         """
         batch = self._next_item(self._next_of_endpoint)
         if batch is None:

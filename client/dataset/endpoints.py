@@ -52,15 +52,7 @@ MAX_PAUSE_SECONDS = 5.0
 def draw_pause(retry: int) -> float:
     """Draw the pause before a retry: between half of its longest pause and all of it.
 
-    Parameters
-    ----------
-    retry : int
-        The number of retries before this one.
-
-    Returns
-    -------
-    float
-        The pause in seconds.
+    Return the pause in seconds.
     """
     import tenacity  # only a failed read needs it
 
@@ -101,14 +93,8 @@ class Replica:
 class ReplicaSet:
     """The replicas of one endpoint, the current one, and the failed attempts.
 
-    Parameters
-    ----------
-    replicas : sequence of Replica
-        The replicas in order of preference; at least one.
-    attempts : int
-        Consecutive retries per replica without receiving a row.
-    unreachable : set of str
-        The addresses of servers that failed lately. All endpoints of a read share this set.
+    `replicas` is the replicas in order of preference; at least one. `unreachable`: all endpoints of
+    a read share this set.
     """
 
     def __init__(self, replicas: Sequence[Replica], attempts: int, unreachable: set[str]) -> None:
@@ -181,14 +167,7 @@ class ReplicaSet:
 
         A pause precedes each round over all replicas; see `draw_pause`.
 
-        Parameters
-        ----------
-        pause : callable
-            Waits for a number of seconds.
-        limit : int, optional
-            The number of failed attempts to allow. By default, `attempts` per replica.
-        start_with_current : bool
-            Whether the first attempt uses the current replica instead of the next one.
+        `limit`: By default, `attempts` per replica.
         """
         advance = not start_with_current
         while self._failed_attempts < self._limit(limit):
@@ -286,25 +265,9 @@ def open_endpoint(
     A ticket may be valid for one use only. After a server has refused it, the other locations are
     not tried.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server that returned the endpoint.
-    endpoint : Endpoint
-        The endpoint.
-    plan : ReadPlan
-        How to read.
-    name : str
-        The dataset that errors name.
-
-    Raises
-    ------
-    ConnectError
-        If no location can be reached. The message lists the reasons.
-    UsageError
-        If the endpoint does not offer the transport that the plan requires.
-    SplitArrowError
-        If the server refuses.
+    Raises `ConnectError` if no location can be reached. The message lists the reasons. Raises
+    `UsageError` if the endpoint does not offer the transport that the plan requires. Raises
+    `SplitArrowError` if the server refuses.
     """
     offered = list(_list_locations(endpoint))
     locations = [
@@ -391,22 +354,8 @@ class ResumableEndpoint:
     Every row is returned once. After a failure, the read continues after the last row that it
     returned, at the same server or at another one that holds the same rows.
 
-    Parameters
-    ----------
-    replicas : sequence of Replica
-        The servers that hold the endpoint, in order of preference; at least one.
-    name : str
-        The dataset.
-    plan : ReadPlan
-        How to read.
-    limit : int, optional
-        The number of rows that was requested.
-    ordinal : int, optional
-        The ordinal of the shard, if several servers share the dataset. Errors name it, and all
-        servers that were tried.
-    unreachable : set of str, optional
-        The addresses of servers that failed lately, shared by all endpoints of a read. They are
-        tried last.
+    `replicas` is the servers that hold the endpoint, in order of preference; at least one.
+    `ordinal`: Errors name it, and all servers that were tried. `unreachable`: They are tried last.
     """
 
     def __init__(
@@ -486,11 +435,8 @@ class ResumableEndpoint:
     def open(self, *, first: bool = False) -> None:
         """Connect, unless the endpoint is open; raises as `open_endpoint` does.
 
-        Parameters
-        ----------
-        first : bool
-            Whether no endpoint of the read was opened yet. The read then fails at once if its
-            only server cannot be reached, instead of waiting for it.
+        `first`: the read then fails at once if its only server cannot be reached, instead of
+        waiting for it.
         """
         if self._cancelled.is_set():
             raise self._cancellation()
@@ -584,12 +530,7 @@ class ResumableEndpoint:
     ) -> None:
         """Continue over a new connection, after the last row that was returned.
 
-        Parameters
-        ----------
-        error : SplitArrowError
-            The failure that made this necessary. It is raised if no attempt succeeds.
-        limit, start_with_current
-            See `ReplicaSet.next_attempts`.
+        `error`: It is raised if no attempt succeeds.
         """
         schema = self._close_reader()
         for replica in self._replicas.next_attempts(
@@ -617,14 +558,7 @@ class ResumableEndpoint:
     ) -> None:
         """Open an endpoint, or the rest of it.
 
-        Parameters
-        ----------
-        replica : Replica
-            The server.
-        endpoint : Endpoint, optional
-            The endpoint. By default, a request to the server returns one for the remaining rows.
-        schema : pyarrow.Schema, optional
-            The schema that the earlier connections had.
+        `endpoint`: By default, a request to the server returns one for the remaining rows.
         """
         with activate(self.trace_context):
             endpoint = endpoint or self._request_rest(replica)

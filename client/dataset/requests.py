@@ -20,10 +20,7 @@ from ..rpc.info import DatasetInfo, Endpoint
 def check_name(name: str) -> str:
     """Return `name` if a dataset can have it.
 
-    Raises
-    ------
-    UsageError
-        If it is empty, contains a null character, or is not Unicode text.
+    Raises `UsageError` if it is empty, contains a null character, or is not Unicode text.
     """
     return build_request(name).dataset
 
@@ -31,10 +28,7 @@ def check_name(name: str) -> str:
 def build_request(name: str, **selection: Any) -> Request:
     """Return a request for a dataset; `selection` holds further fields of `Request`.
 
-    Raises
-    ------
-    UsageError
-        If a field is invalid.
+    Raises `UsageError` if a field is invalid.
     """
     try:
         return Request(name, **selection)
@@ -74,19 +68,8 @@ def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint 
 
     A reader of many parts then requests no ticket for each.
 
-    Parameters
-    ----------
-    endpoint : Endpoint
-        The endpoint of the shard, for the request without these and its limit.
-    request : Request
-        The request.
-    version : str
-        The version of the dataset at the server; empty if unknown.
-
-    Returns
-    -------
-    Endpoint or None
-        None if the server has to issue the ticket.
+    `version` is the version of the dataset at the server; empty if unknown. Return None if the
+    server has to issue the ticket.
     """
     if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
         return None
@@ -110,17 +93,8 @@ _MAX_RANGES = 12
 def select_endpoints(info: DatasetInfo, shards: frozenset[int] | None) -> list[int]:
     """Return the indices of the endpoints to read, in the order of the dataset.
 
-    Parameters
-    ----------
-    info : DatasetInfo
-        The dataset. An endpoint without an ordinal is selected by its index.
-    shards : frozenset of int, optional
-        The ordinals to select. `None` selects all endpoints.
-
-    Raises
-    ------
-    UsageError
-        If the dataset does not have one of the shards.
+    `info`: an endpoint without an ordinal is selected by its index. `shards`: `None` selects all
+    endpoints. Raises `UsageError` if the dataset does not have one of the shards.
     """
     indices = list_ordinals(info)
     if shards is None:
@@ -179,12 +153,8 @@ class Descriptions(Generic[_T]):
     def get(self, request: Request, describe: Callable[[Request], _T]) -> _T:
         """Return the description for a request.
 
-        Parameters
-        ----------
-        request : Request
-            The request. Only the description of a request with a version is kept.
-        describe : callable
-            Requests the description. Its errors are raised.
+        `request`: Only the description of a request with a version is kept. `describe`: its errors
+        are raised.
         """
         if request.version is None:
             return describe(request)

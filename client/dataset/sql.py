@@ -17,13 +17,7 @@ from .dataset import DatasetStream
 
 
 class QueryStream(DatasetStream):
-    """The result of a SELECT statement over datasets, which is in memory. See `DatasetStream`.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-        The result.
-    """
+    """The result of a SELECT statement over datasets, which is in memory. See `DatasetStream`."""
 
     def __init__(self, table: pa.Table) -> None:
         super().__init__("query", table.schema, (), 1, 0)
@@ -67,17 +61,8 @@ class QueryStream(DatasetStream):
 def check_no_selection(name: str | None, selection: Mapping[str, Any]) -> None:
     """Refuse arguments that select from one dataset beside a query.
 
-    Parameters
-    ----------
-    name : str or None
-        The dataset that the caller named.
-    selection : mapping of str to object
-        The arguments. None stands for those that the caller left out.
-
-    Raises
-    ------
-    UsageError
-        If there are any.
+    `selection`: None stands for those that the caller left out. Raises `UsageError` if there are
+    any.
     """
     given = [key for key, value in selection.items() if value is not None]
     if name is not None:
@@ -102,23 +87,9 @@ def run_query(
     Each dataset that the query names is read as a stream, with the columns that the query uses. The
     query can access nothing else: no files and no variables of this process.
 
-    Parameters
-    ----------
-    query : str
-        One SELECT statement, in DuckDB's dialect. Its tables are datasets.
-    read_schema : callable
-        Returns the schema of a dataset.
-    read : callable
-        The method `read` of the client.
-
-    Raises
-    ------
-    UsageError
-        If the query is malformed or fails.
-    MissingExtraError
-        If duckdb or sqlglot is not installed.
-    SplitArrowError
-        If a dataset cannot be read.
+    `query`: its tables are datasets. Raises `UsageError` if the query is malformed or fails. Raises
+    `MissingExtraError` if duckdb or sqlglot is not installed. Raises `SplitArrowError` if a dataset
+    cannot be read.
     """
     duckdb, statement = _import_duckdb(), _parse(query)
     uses = _count_tables(statement)
@@ -214,11 +185,6 @@ def _takes_other_columns(statement: Any, qualified: Any) -> bool:
     """Return whether a query uses columns that it does not name.
 
     It may select them with a pattern or ``EXCLUDE``, or take the row of a table as one value.
-
-    Parameters
-    ----------
-    statement, qualified : sqlglot.exp.Query
-        The query, and the same with each ``*`` replaced by the columns that it stands for.
     """
     from sqlglot import exp
 

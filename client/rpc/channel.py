@@ -41,11 +41,6 @@ class DatasetHold:
 
     While the server drains, it continues to serve reads of the datasets that clients hold. A hold
     ends with `release`, and with the connection.
-
-    Parameters
-    ----------
-    call : grpc.Call
-        The action ``hold``.
     """
 
     def __init__(self, call: Any) -> None:
@@ -60,22 +55,10 @@ class DatasetHold:
 class FlightChannel:
     """A channel to the Flight service of one server. Safe to use from several threads.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The control plane, as `parse_control_uri` returns it.
-    token : str or None
-        The bearer token. Errors and representations never contain it.
-    tls : TlsOptions or None
-        Certificates for ``grpc+tls://``. `None` reads the ``SPLITARROW_TLS_*`` variables.
-    timeout : float
-        The time limit for calls that transfer no data, in seconds.
-
-    Raises
-    ------
-    UsageError
-        If the token is not printable ASCII, a TLS option cannot be used, or this process was forked
-        while its parent used gRPC.
+    `token`: Errors and representations never contain it. `tls`: `None` reads the
+    ``SPLITARROW_TLS_*`` variables. `timeout` is the time limit for calls that transfer no data, in
+    seconds. Raises `UsageError` if the token is not printable ASCII, a TLS option cannot be used,
+    or this process was forked while its parent used gRPC.
     """
 
     def __init__(
@@ -101,19 +84,7 @@ class FlightChannel:
     def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
         """Call a method that has one response, and return the response.
 
-        Parameters
-        ----------
-        method : str
-            The name of the method in the Flight service.
-        message : bytes
-            The serialized request.
-        dataset : str, optional
-            The dataset that errors name.
-
-        Raises
-        ------
-        SplitArrowError
-            If the call fails.
+        Raises `SplitArrowError` if the call fails.
         """
         call = self._channel.unary_unary(_SERVICE + method)
         try:
@@ -140,12 +111,8 @@ class FlightChannel:
     def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
         """Start DoGet and return the gRPC call, an iterator of serialized FlightData.
 
-        Parameters
-        ----------
-        message : bytes
-            The serialized ticket.
-        keep_alive_seconds : float, optional
-            How long the server may have nothing to send before it sends a keep-alive, in seconds.
+        `keep_alive_seconds`: how long the server may have nothing to send before it sends a
+        keep-alive, in seconds.
         """
         options = self._call_options()
         if keep_alive_seconds is not None:
@@ -169,17 +136,9 @@ class FlightChannel:
     def check_connection(self, timeout: float) -> None:
         """Wait until the server has responded and accepted the token.
 
-        Parameters
-        ----------
-        timeout : float
-            The time limit in seconds.
-
-        Raises
-        ------
-        ConnectError
-            If the server does not respond in time, or something else listens at the address.
-        DeniedError
-            If the server rejects the token.
+        `timeout` is the time limit in seconds. Raises `ConnectError` if the server does not respond
+        in time, or something else listens at the address. Raises `DeniedError` if the server
+        rejects the token.
         """
         try:
             for _ in self.call_stream("ListActions", b"", timeout=timeout):

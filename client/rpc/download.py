@@ -34,21 +34,8 @@ TRANSPORT = "flight"
 class FlightStream:
     """A data stream by DoGet: an iterator of record batches.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server. Closing the stream does not close it.
-    ticket : bytes
-        The ticket.
-    name : str
-        The dataset that errors name.
-    options : ReadOptions
-        How to read. The default validation is ``full``.
-
-    Raises
-    ------
-    SplitArrowError
-        If the server refuses, or its first message is not a schema.
+    `channel`: Closing the stream does not close it. `options`: the default validation is ``full``.
+    Raises `SplitArrowError` if the server refuses, or its first message is not a schema.
     """
 
     transport = TRANSPORT
@@ -205,12 +192,8 @@ class FlightStream:
 class _StallTimer:
     """Calls back if a wait takes too long. All waits of a stream share one thread.
 
-    Parameters
-    ----------
-    timeout : float or None
-        The time limit of a wait in seconds; None disables the timer.
-    on_stall : callable
-        Called once, on the timer's thread.
+    `timeout` is the time limit of a wait in seconds; None disables the timer. `on_stall`: called
+    once, on the timer's thread.
     """
 
     def __init__(self, timeout: float | None, on_stall: Callable[[], None]) -> None:

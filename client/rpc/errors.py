@@ -98,13 +98,6 @@ _ADDRESS = re.compile(r"^(?:[A-Z_]+: )*(?:ipv[46]|unix|dns):\S+: ")
 def explain_connect_failure(details: str, *, encrypted: bool) -> str:
     """Return the cause of a failure to connect and a hint, in one line.
 
-    Parameters
-    ----------
-    details : str
-        The text that gRPC reports.
-    encrypted : bool
-        Whether the client speaks TLS.
-
     Examples
     --------
     >>> details = "last error: UNKNOWN: ipv4:10.0.0.1:8815: Failed to connect: Connection refused"
@@ -136,13 +129,7 @@ _SECONDS = 1.0
 
 
 def explain_listener(uri: DataUri) -> str | None:
-    """Return what listens at an address, and which URI reaches it; None if that is unknown.
-
-    Parameters
-    ----------
-    uri : DataUri
-        The address that did not respond like a control plane.
-    """
+    """Return what listens at an address, and which URI reaches it; None if that is unknown."""
     try:
         if _speaks_splitarrow(uri):
             address = uri.replace(scheme="tcp").address
@@ -226,18 +213,7 @@ def convert_grpc_error(
 ) -> SplitArrowError:
     """Return the splitarrow exception for a failed call.
 
-    Parameters
-    ----------
-    error : grpc.RpcError
-        The error that gRPC raised.
-    address : str
-        The address of the server.
-    dataset : str, optional
-        The dataset that the call is about.
-    secret : str, optional
-        A text that the message must not contain, such as the token.
-    closed : bool
-        Whether this side ended the call.
+    `secret` is a text that the message must not contain, such as the token.
     """
     call: Any = error
     status: str = call.code().name if hasattr(call, "code") else "UNKNOWN"

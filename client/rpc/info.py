@@ -131,17 +131,8 @@ class DatasetInfo:
 def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
     """Parse a FlightInfo.
 
-    Parameters
-    ----------
-    message : bytes
-        The serialized message.
-    requested : str, optional
-        The name that was requested. It applies if the message does not contain a name.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
+    `requested`: It applies if the message does not contain a name. Raises `ProtocolError` if the
+    message is malformed.
     """
     try:
         info = flight.FlightInfo.FromString(message)
@@ -169,17 +160,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
 def parse_schema(message: bytes, name: str) -> pa.Schema:
     """Parse a schema, which Flight carries as an encapsulated message.
 
-    Parameters
-    ----------
-    message : bytes
-        The encapsulated message.
-    name : str
-        The dataset that errors name.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed.
+    Raises `ProtocolError` if the message is malformed.
     """
     try:
         metadata = pa.ipc.read_message(pa.py_buffer(message)).metadata
@@ -314,26 +295,8 @@ RowCounts = dict[int, list[int]]
 def count_rows(channel: FlightChannel, request: Request, timeout: float) -> RowCounts:
     """Count the rows of each record batch of a dataset.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server.
-    request : Request
-        The dataset, its version and the filter.
-    timeout : float
-        The time limit in seconds.
-
-    Returns
-    -------
-    dict of int to list of int
-        The rows of the record batches of each shard, by the index of the shard at the server.
-
-    Raises
-    ------
-    ProtocolError
-        If the response is malformed.
-    RemoteError
-        If the server refuses.
+    `timeout` is the time limit in seconds. Raises `ProtocolError` if the response is malformed.
+    Raises `RemoteError` if the server refuses.
     """
     action = flight.Action(type="count", body=request.ticket())
     message = action.SerializeToString()
@@ -375,27 +338,9 @@ def read_ranges(
 ) -> dict[int, ShardRanges]:
     """Return the ranges of the columns of a published dataset.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server.
-    request : Request
-        The dataset, its version and the columns.
-    timeout : float
-        The time limit in seconds.
-
-    Returns
-    -------
-    dict of int to ShardRanges
-        The ranges by the index of the shard at the server.
-
-    Raises
-    ------
-    ProtocolError
-        If the response is malformed.
-    RemoteError
-        If the server refuses: with the code UNIMPLEMENTED if the dataset is not published, or the
-        server is an older one.
+    `timeout` is the time limit in seconds. Raises `ProtocolError` if the response is malformed.
+    Raises `RemoteError` if the server refuses: with the code UNIMPLEMENTED if the dataset is not
+    published, or the server is an older one.
     """
     message = flight.Action(type="ranges", body=request.ticket()).SerializeToString()
     name = request.dataset

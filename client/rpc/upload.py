@@ -34,17 +34,8 @@ Progress = Callable[[int, int], None]
 def read_batches(data: Any, schema: pa.Schema | None = None) -> tuple[pa.Schema, Iterator[Any]]:
     """Return the schema and the record batches of any Arrow data.
 
-    Parameters
-    ----------
-    data : Table, RecordBatch, RecordBatchReader, object with an Arrow C stream, or iterable
-        The data. An iterable yields record batches.
-    schema : pyarrow.Schema, optional
-        The schema of an iterable that yields no record batch.
-
-    Raises
-    ------
-    UsageError
-        If the data is of another type, or has no schema.
+    `data`: an iterable yields record batches. Raises `UsageError` if the data is of another type,
+    or has no schema.
     """
     if isinstance(data, pa.RecordBatch):
         return data.schema, iter([data])
@@ -118,27 +109,9 @@ def upload_batches(
 ) -> Any:
     """Upload record batches and return the server's response, a parsed JSON document.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server.
-    descriptor : FlightDescriptor
-        The destination.
-    name : str
-        The dataset that errors name.
-    schema : pyarrow.Schema
-        The schema of the record batches.
-    batches : iterator of RecordBatch
-        The data.
-    progress : callable, optional
-        Receives the numbers of rows and bytes sent so far, on another thread.
-    compression : {"lz4", "zstd"}, optional
-        The codec of the bodies. `None` sends them uncompressed.
-
-    Raises
-    ------
-    SplitArrowError
-        If the server refuses the upload. It keeps nothing of it then, nor if `batches` raises.
+    `progress`: receives the numbers of rows and bytes sent so far, on another thread.
+    `compression`: `None` sends them uncompressed. Raises `SplitArrowError` if the server refuses
+    the upload. It keeps nothing of it then, nor if `batches` raises.
     """
     failures: list[Exception] = []
     call_started = threading.Event()
@@ -176,11 +149,6 @@ class _UploadSource:
 
     A call can end before that thread does. The caller may then close the file behind the batches,
     and reading a closed file crashes the process.
-
-    Parameters
-    ----------
-    batches : iterator of RecordBatch
-        The data.
     """
 
     def __init__(self, batches: Iterator[Any]) -> None:
@@ -194,10 +162,7 @@ class _UploadSource:
     def __next__(self) -> Any:
         """Return the next batch.
 
-        Raises
-        ------
-        ClosedError
-            If the upload has ended.
+        Raises `ClosedError` if the upload has ended.
         """
         with self._lock:
             if self._closed:
@@ -304,19 +269,8 @@ class ShardData(NamedTuple):
 def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardData]:
     """Open the contents of a shard while the context lasts.
 
-    Parameters
-    ----------
-    data : path-like, or any Arrow data
-        The path of an Arrow IPC file, or data that `read_batches` accepts.
-    schema : pyarrow.Schema, optional
-        The schema of an iterable that yields no record batch.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be read as an Arrow IPC file.
-    UsageError
-        If the data is of another type, or has no schema.
+    Raises `DatasetError` if the file cannot be read as an Arrow IPC file. Raises `UsageError` if
+    the data is of another type, or has no schema.
     """
     if not isinstance(data, (str, os.PathLike)):
         yield ShardData(*read_batches(data, schema), None)
@@ -354,29 +308,9 @@ def upload_shard(
 ) -> ShardUploadResult:
     """Upload a shard into the staging area of a publication.
 
-    Parameters
-    ----------
-    channel : FlightChannel
-        The channel to the server.
-    name : str
-        The dataset.
-    data : ShardData
-        The contents.
-    job : str
-        The publication.
-    ordinal : int
-        The position of the shard in the dataset, from 0.
-    compression : {"none", "lz4", "zstd"}, optional
-        The codec at the server. `None` keeps that of the source file.
-    progress : callable, optional
-        Receives the numbers of rows and bytes sent so far, on another thread.
-
-    Raises
-    ------
-    UsageError
-        If the job or the ordinal is invalid.
-    SplitArrowError
-        If the server refuses the shard. It keeps nothing of it then.
+    `compression`: `None` keeps that of the source file. `progress`: receives the numbers of rows
+    and bytes sent so far, on another thread. Raises `UsageError` if the job or the ordinal is
+    invalid. Raises `SplitArrowError` if the server refuses the shard. It keeps nothing of it then.
     """
     _check_job(job)
     if ordinal < 0:
@@ -413,10 +347,7 @@ def encode_publication(
 ) -> bytes:
     """Return the body of the action ``publish``; the parameters are those of `Client.publish`.
 
-    Raises
-    ------
-    UsageError
-        If an argument is invalid.
+    Raises `UsageError` if an argument is invalid.
     """
     _check_job(job)
     required = sorted(set(ordinals))
@@ -446,10 +377,7 @@ def encode_publication(
 def parse_publish_result(name: str, response: bytes) -> PublishResult:
     """Parse the response to the action ``publish``.
 
-    Raises
-    ------
-    ProtocolError
-        If it is malformed.
+    Raises `ProtocolError` if it is malformed.
     """
     try:
         result: Any = json.loads(response)

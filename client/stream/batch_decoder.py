@@ -47,15 +47,6 @@ class StatefulDecoder:
     pyarrow's reader requires every dictionary before the first record batch. The Arrow
     specification allows a stream to omit the dictionary of a column without values. An empty
     dictionary then takes its place.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the schema message.
-    types : dict of int to DataType
-        The value type of each dictionary, by its id.
-    limits : Limits
-        Bounds on the size of dictionaries.
     """
 
     def __init__(self, metadata: bytes, types: dict[int, pa.DataType], limits: Limits) -> None:
@@ -76,17 +67,9 @@ class StatefulDecoder:
     ) -> pa.RecordBatch | None:
         """Return the record batch; None for a dictionary batch.
 
-        Parameters
-        ----------
-        metadata, body
-            The message.
-        decoded_bytes : int
-            The size of the body once decoded, in bytes. It counts for dictionary batches only.
-
-        Raises
-        ------
-        LimitError
-            If the dictionaries of the stream become larger than the limits allow.
+        `decoded_bytes` is the size of the body once decoded, in bytes. It counts for dictionary
+        batches only. Raises `LimitError` if the dictionaries of the stream become larger than the
+        limits allow.
         """
         if read_message_info(metadata).header_type is HeaderType.DICTIONARY_BATCH:
             self._add_dictionary(metadata, body, decoded_bytes)
@@ -139,22 +122,9 @@ class BatchDecoder:
 
     The record batches share the memory of the received bodies and keep it alive.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the stream.
-    schema_message : Message
-        The first message of the stream.
-    limits : Limits
-        Bounds on nesting, buffers and decompressed sizes.
-    validate : {"strict", "full", "cheap", "off"}
-        ``full`` checks every value that a consumer relies on: offsets, UTF-8, indices. It warns of
-        values outside of their type's range; ``strict`` refuses them. ``cheap``
-        checks the sizes of buffers. ``off`` checks nothing, for peers that are trusted.
-    stream : str, optional
-        The name of the stream, for errors.
-    remote_bodies : RemoteBodies, optional
-        Resolves bodies of offsets. Without it, they are a protocol error.
+    `validate`: It warns of values outside of their type's range; ``strict`` refuses them. ``cheap``
+    checks the sizes of buffers. ``off`` checks nothing, for peers that are trusted.
+    `remote_bodies`: Without it, they are a protocol error.
 
     Attributes
     ----------
@@ -209,14 +179,9 @@ class BatchDecoder:
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of a message; None for a dictionary batch, which is kept.
 
-        Raises
-        ------
-        ProtocolError
-            If a stream of record batches cannot contain the message.
-        InvalidDataError
-            If the message cannot be decoded, or is not valid.
-        LimitError
-            If it would exceed the limits when it is decompressed.
+        Raises `ProtocolError` if a stream of record batches cannot contain the message. Raises
+        `InvalidDataError` if the message cannot be decoded, or is not valid. Raises `LimitError` if
+        it would exceed the limits when it is decompressed.
         """
         sequence, metadata, body, body_type, _ = message
         if body_type is BodyType.OFFSETS and self._remote_bodies is not None:
@@ -287,15 +252,8 @@ class BatchDecoder:
     def decode_run(self, run: MessageRun, batches: list[pa.RecordBatch]) -> bool:
         """Decode the messages of a run; append their record batches to `batches`.
 
-        Returns
-        -------
-        bool
-            False if decoding would allocate memory. Nothing was decoded then.
-
-        Raises
-        ------
-        ProtocolError, InvalidDataError, LimitError
-            As `decode` does. The record batches before the error have been appended.
+        Raises `ProtocolError`, `InvalidDataError`, `LimitError` as `decode` does. The record
+        batches before the error have been appended.
         """
         if self._framed_metadata is None or run.metadata != self._framed_metadata:
             return False
@@ -349,10 +307,8 @@ class BatchDecoder:
     def _accept_values(self, batch: pa.RecordBatch, error: pa.ArrowInvalid, sequence: int) -> None:
         """Accept a batch that is invalid only because of the ranges of values, with a warning.
 
-        Raises
-        ------
-        pyarrow.ArrowInvalid
-            If the batch is invalid for another reason, or values are validated strictly.
+        Raises `pyarrow.ArrowInvalid` if the batch is invalid for another reason, or values are
+        validated strictly.
         """
         if not self._allows_any_value:
             raise error
@@ -381,10 +337,7 @@ class BatchDecoder:
 
         Uncompressed record batches with the same metadata are checked only once.
 
-        Returns
-        -------
-        int
-            The memory that decoding allocates, in bytes.
+        Return the memory that decoding allocates, in bytes.
         """
         message = self._checker.check(metadata, body.view[body.start : body.start + body.nbytes])
         is_batch = message.header_type is HeaderType.RECORD_BATCH

@@ -54,10 +54,7 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
     """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``.
 
-    Raises
-    ------
-    MissingExtraError
-        If pandas is not installed.
+    Raises `MissingExtraError` if pandas is not installed.
     """
     _require("pandas")
     return table.to_pandas(**options)
@@ -66,10 +63,7 @@ def table_to_pandas(table: pa.Table, **options: Any) -> Any:
 def to_polars(data: Any) -> Any:
     """Return a ``polars.DataFrame`` of an Arrow C stream.
 
-    Raises
-    ------
-    MissingExtraError
-        If polars is not installed.
+    Raises `MissingExtraError` if polars is not installed.
     """
     return _require("polars").DataFrame(data)
 
@@ -77,17 +71,8 @@ def to_polars(data: Any) -> Any:
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
     """Return a ``duckdb.DuckDBPyRelation`` over a table.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        The table.
-    connection : duckdb.DuckDBPyConnection, optional
-        The connection of the relation. `None` is DuckDB's default connection.
-
-    Raises
-    ------
-    MissingExtraError
-        If duckdb is not installed.
+    `connection`: `None` is DuckDB's default connection. Raises `MissingExtraError` if duckdb is not
+    installed.
     """
     source = _require("duckdb") if connection is None else connection
     return source.from_arrow(table)
@@ -390,10 +375,7 @@ def refuse_several_tensors() -> UsageError:
 def check_unread(is_exhausted: bool) -> None:
     """Raise if a stream was read to its end.
 
-    Raises
-    ------
-    ClosedError
-        If it was.
+    Raises `ClosedError` if it was.
     """
     if is_exhausted:
         raise ClosedError("the stream was already read to its end; open it again to read it again")

@@ -37,20 +37,8 @@ class TensorDecoder:
     The tensors share the memory of the received bodies, or of the server's regions, and keep it
     alive.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the stream, which has no fields.
-    schema_message : Message
-        The first message of the stream. It declares the byte order.
-    limits : Limits
-        Bounds on the size of tensors whose bytes are swapped.
-    validate : {"strict", "full", "cheap", "off"}
-        Whether to check the indices of sparse tensors: all but ``off`` do.
-    stream : str, optional
-        The name of the stream, for errors.
-    remote_bodies : RemoteBodies, optional
-        Resolves bodies of offsets. Without it, they are a protocol error.
+    `schema_message`: It declares the byte order. `remote_bodies`: Without it, they are a protocol
+    error.
     """
 
     def __init__(
@@ -73,12 +61,8 @@ class TensorDecoder:
     def decode(self, message: Message) -> AnyTensor:
         """Return the tensor of a message.
 
-        Raises
-        ------
-        ProtocolError
-            If the message is invalid. `LimitError` and `InvalidDataError` are subclasses.
-        DatasetError
-            If the body is in a file that has changed.
+        Raises `ProtocolError` if the message is invalid. `LimitError` and `InvalidDataError` are
+        subclasses. Raises `DatasetError` if the body is in a file that has changed.
         """
         try:
             return self._decode(message)
@@ -138,26 +122,16 @@ class Decoder(Protocol):
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of a message, or None if the message completes none.
 
-        Raises
-        ------
-        ProtocolError
-            If the message is invalid. `LimitError` and `InvalidDataError` are subclasses.
+        Raises `ProtocolError` if the message is invalid. `LimitError` and `InvalidDataError` are
+        subclasses.
         """
         ...
 
     def decode_run(self, run: MessageRun, batches: list[pa.RecordBatch]) -> bool:
         """Decode the messages of a run and append their record batches to `batches`.
 
-        Returns
-        -------
-        bool
-            False if decoding would allocate memory. Nothing was decoded then, and the caller
-            decodes the messages one by one.
-
-        Raises
-        ------
-        ProtocolError
-            As for `decode`. The record batches before the error have been appended.
+        Raises `ProtocolError` as for `decode`. The record batches before the error have been
+        appended.
         """
         ...
 
@@ -171,10 +145,7 @@ def open_decoder(
 ) -> Decoder:
     """Return the decoder for a stream of record batches; see `open_content_decoder`.
 
-    Raises
-    ------
-    UsageError
-        If the stream carries tensors.
+    Raises `UsageError` if the stream carries tensors.
     """
     decoder = open_content_decoder(first, limits, validate, stream, remote_bodies)
     if isinstance(decoder, TensorDecoder):
@@ -195,25 +166,9 @@ def open_content_decoder(
 ) -> Decoder | TensorDecoder:
     """Return the decoder for a stream of record batches or of tensors.
 
-    Parameters
-    ----------
-    first : Message
-        Message 0 of the stream, which carries the schema.
-    limits : Limits
-        Bounds on nesting, buffers and decompressed sizes.
-    validate : {"strict", "full", "cheap", "off"}
-        How thoroughly the decoder checks record batches.
-    stream : str, optional
-        The name of the stream, for errors.
-    remote_bodies : RemoteBodies, optional
-        Resolves bodies of type 1. Without it, the decoder refuses them.
-
-    Raises
-    ------
-    InvalidDataError
-        If the schema is malformed or unknown to pyarrow.
-    LimitError
-        If the schema nests too deep or becomes too large.
+    `remote_bodies`: Without it, the decoder refuses them. Raises `InvalidDataError` if the schema
+    is malformed or unknown to pyarrow. Raises `LimitError` if the schema nests too deep or becomes
+    too large.
     """
     try:
         schema = read_schema(
@@ -276,17 +231,7 @@ def find_messages(batch: pa.RecordBatch) -> KeptMessages | None:
 
 
 class KeepingDecoder:
-    """A decoder that keeps the messages of each batch until the batch is garbage collected.
-
-    Parameters
-    ----------
-    decoder : Decoder
-        Decodes the messages.
-    schema_metadata : bytes
-        The FlatBuffer of the schema message of the stream.
-    remote_bodies : RemoteBodies, optional
-        Resolves bodies of type 1.
-    """
+    """A decoder that keeps the messages of each batch until the batch is garbage collected."""
 
     def __init__(
         self, decoder: Decoder, schema_metadata: bytes, remote_bodies: RemoteBodies | None = None

@@ -43,22 +43,7 @@ class DeviceChannel(Protocol):
 class DeviceDecoder:
     """Decodes the messages of one stream, whose bodies may be in the memory of a device.
 
-    Parameters
-    ----------
-    decoder : BatchDecoder
-        Decodes messages whose bodies are in host memory.
-    bodies : DeviceBodies
-        The memory of the device.
-    channel : Channel
-        The connection that carries the bodies.
-    limits : Limits
-        Bounds on the number of buffers.
-    validate : {"strict", "full", "cheap", "off"}
-        How thoroughly batches are validated.
-    stream : str, optional
-        The name of the stream, for errors.
-    remote_bodies : RemoteBodies, optional
-        Leases bodies in memory of the server. None if the connection has none.
+    `remote_bodies`: None if the connection has none.
     """
 
     def __init__(
@@ -178,13 +163,7 @@ def decode_on_device(
     stream: str | None,
     remote_bodies: RemoteBodies | None,
 ) -> Decoder:
-    """Return a decoder for a connection whose bodies may be in the memory of a device.
-
-    Returns
-    -------
-    Decoder
-        `decoder` itself if they cannot be there.
-    """
+    """Return a decoder for a connection whose bodies may be in the memory of a device."""
     bodies = allocator.device
     if (
         isinstance(bodies, DeviceBodies)

@@ -63,12 +63,8 @@ class DeviceStream:
     def __next__(self) -> DeviceBatch:
         """Return the next record batch, whose copy to the device may still run.
 
-        Raises
-        ------
-        LimitError
-            If the batches that the consumer holds have spent the budget of the memory.
-        SplitArrowError
-            As the other streams raise.
+        Raises `LimitError` if the batches that the consumer holds have spent the budget of the
+        memory. Raises `SplitArrowError` as the other streams raise.
         """
         try:
             batch: Any = next(self.source)
@@ -157,15 +153,7 @@ class AsyncDeviceStream:
 def find_allocator(memory: Any) -> Allocator:
     """Return the host memory that bodies are received into.
 
-    Parameters
-    ----------
-    memory : str, DeviceMemory, Allocator or None
-        The argument.
-
-    Raises
-    ------
-    UsageError
-        If the argument is invalid, or CUDA cannot be used.
+    Raises `UsageError` if the argument is invalid, or CUDA cannot be used.
     """
     if memory is None:
         return DEFAULT_ALLOCATOR
@@ -176,20 +164,7 @@ def find_allocator(memory: Any) -> Allocator:
 
 
 def move_to_memory(stream: Any, memory: Any) -> Any:
-    """Return a stream whose batches land where the argument says.
-
-    Parameters
-    ----------
-    stream : BatchStream or AsyncBatchStream
-        A stream that receives into the host memory of `find_allocator`.
-    memory : str, DeviceMemory, Allocator or None
-        The argument.
-
-    Returns
-    -------
-    DeviceStream or AsyncDeviceStream
-        For the memory of a device. Otherwise, `stream`.
-    """
+    """Return a stream whose batches land where the argument says."""
     if memory is None:
         return stream
     from ...memory.device_memory import DeviceMemory, select_memory

@@ -62,10 +62,7 @@ class FormatChooser:
     def measure_decoding(self) -> float:
         """Return the rate of decoding; it is measured once.
 
-        Raises
-        ------
-        MissingExtraError
-            If vortex-data is not installed.
+        Raises `MissingExtraError` if vortex-data is not installed.
         """
         if self._decoding_rate is None:
             rate = _measure_decoding()
@@ -76,17 +73,7 @@ class FormatChooser:
     def choose(self, peer: str, open_stream: OpenStream) -> FormatChoice:
         """Choose the format of a dataset.
 
-        Parameters
-        ----------
-        peer : str
-            The server. Its link is measured once.
-        open_stream : callable
-            Opens the dataset.
-
-        Raises
-        ------
-        SplitArrowError
-            If the dataset cannot be opened.
+        `peer`: its link is measured once. Raises `SplitArrowError` if the dataset cannot be opened.
         """
         try:
             decoding_rate = self.measure_decoding()
@@ -129,22 +116,8 @@ def choose_for_uris(
 ) -> str | None:
     """Return the format to request for a data stream.
 
-    Parameters
-    ----------
-    make_stream : callable
-        Opens a stream.
-    uris, options
-        Its URIs, and how to read it.
-
-    Returns
-    -------
-    str or None
-        None for a signed ticket, which states the format and may be valid only once.
-
-    Raises
-    ------
-    SplitArrowError
-        As for opening the stream.
+    Return None for a signed ticket, which states the format and may be valid only once. Raises
+    `SplitArrowError` as for opening the stream.
     """
     if any((uri.ticket or b"").startswith(SIGNED_PREFIX) for uri in uris):
         return None
@@ -198,14 +171,7 @@ def _measure_decoding() -> float:
 def choose_for_dataset(client: Any, name: str, **options: Any) -> FormatChoice:
     """Choose the format of a dataset; see `FormatChooser`.
 
-    Parameters
-    ----------
-    client : Client or ClusterClient
-        The client.
-    name : str
-        The dataset.
-    **options
-        Further arguments of ``read``. The transport is part of the peer.
+    `options`: the transport is part of the peer.
     """
 
     def open_stream(data_format: str, limit: int | None) -> BatchStream:

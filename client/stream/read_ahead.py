@@ -61,14 +61,9 @@ class _Window:
 class ThreadPrefetcher:
     """Prefetches batches on its own thread.
 
-    Parameters
-    ----------
-    read : callable
-        Waits for the next batch and returns it, or None at the end. From here on, only the
-        prefetcher calls it.
-    window : int
-        The size of the batches that may wait for the consumer, in bytes. Reading continues below
-        this size, so that the last batch may exceed it.
+    `read`: Waits for the next batch and returns it, or None at the end. From here on, only the
+    prefetcher calls it. `window` is the size of the batches that may wait for the consumer, in
+    bytes. Reading continues below this size, so that the last batch may exceed it.
     """
 
     def __init__(self, read: Callable[[], pa.RecordBatch | None], window: int) -> None:
@@ -219,10 +214,7 @@ class Pace:
     the stream then is faster. It is not where the consumer holds the interpreter's lock or where no
     core is idle; the next attempt follows later and later.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns the time in seconds.
+    `clock`: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -245,12 +237,7 @@ class Pace:
     def wants_thread(self, entered: float, nbytes: int) -> bool:
         """Record batches received without a thread; return whether to try one.
 
-        Parameters
-        ----------
-        entered : float
-            The result of `enter` before they were received.
-        nbytes : int
-            Their size, in bytes.
+        `nbytes`: Their size, in bytes.
         """
         now = self._clock()
         self._waited += now - entered
@@ -284,13 +271,9 @@ class Pace:
 class RunReader:
     """Reads runs on its own thread, until it is stopped.
 
-    Parameters
-    ----------
-    source : Source
-        What to read. From here on, only this object uses it, until `has_ended`.
-    window : int
-        The size of the batches that may wait for the consumer, in bytes. Reading continues below
-        this size, so that the last run may exceed it.
+    `source`: From here on, only this object uses it, until `has_ended`. `window` is the size of the
+    batches that may wait for the consumer, in bytes. Reading continues below this size, so that the
+    last run may exceed it.
     """
 
     def __init__(self, source: Source, window: int) -> None:
@@ -344,10 +327,7 @@ class RunReader:
     def take(self) -> tuple[Run, int]:
         """Wait for a run and return it and its size; an empty one once the thread has ended.
 
-        Raises
-        ------
-        BaseException
-            What the source raised, after the batches before it.
+        Raises `BaseException`: What the source raised, after the batches before it.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._runs or self.has_ended)
@@ -391,14 +371,8 @@ def has_second_core() -> bool:
 class ReadAhead:
     """Yields the runs of a source, read on the caller's thread or ahead of it.
 
-    Parameters
-    ----------
-    source : Source
-        What to read.
-    window : int
-        The size of the batches that may wait for the consumer, in bytes.
-    pace : Pace, optional
-        Decides when to read ahead. None never does.
+    `window` is the size of the batches that may wait for the consumer, in bytes. `pace`: None never
+    does.
     """
 
     def __init__(self, source: Source, window: int, pace: Pace | None) -> None:

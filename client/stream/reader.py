@@ -56,12 +56,7 @@ class ProgressWatch:
 
     Keep-alives show that the server works. The driver fails if no frame arrives.
 
-    Parameters
-    ----------
-    reassembler : Reassembler
-        Receives the frames of the stream.
-    timeout : float or None
-        The time limit in seconds. None disables it.
+    `timeout` is the time limit in seconds. None disables it.
     """
 
     def __init__(self, reassembler: Reassembler, timeout: float | None) -> None:
@@ -87,15 +82,8 @@ def list_request_frames(
 ) -> list[TaggedFrame]:
     """Return the frames to send, the data request last.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The URI of the connection. A server whose URI names no tag for keep-alives or for contexts
-        gets none.
-    stall_timeout : float or None
-        The longest wait for data from the server, in seconds.
-    context : TraceContext or None
-        The context of the trace that the stream belongs to.
+    `uri`: a server whose URI names no tag for keep-alives or for contexts gets none.
+    `stall_timeout` is the longest wait for data from the server, in seconds.
     """
     ticket = uri.ticket or b""
     messages: list[tuple[int, bytes]] = []
@@ -116,13 +104,6 @@ class Reader:
 
     A message is decoded when its batch is taken, because a small body may decode to a large one.
     Only runs, whose batches are the received memory itself, are decoded as a whole.
-
-    Parameters
-    ----------
-    uris : list of DataUri
-        The URIs, as `resolve_uris` returns them.
-    options : ReadOptions
-        How to read.
     """
 
     def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
@@ -198,10 +179,7 @@ class Reader:
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
         """Add a connected channel, which the reader closes; return the frames to send on it.
 
-        Raises
-        ------
-        ConnectError
-            If the options require another transport.
+        Raises `ConnectError` if the options require another transport.
         """
         self.channels[uri.stream] = channel
         self._lanes |= dict.fromkeys(channel.lanes)
@@ -245,13 +223,6 @@ class Reader:
 
         After an error, `take` still returns the batches before it, and then `expects_more` raises
         the error.
-
-        Parameters
-        ----------
-        stream : Streams
-            The streams that the connection carries.
-        frames : list of frames
-            The frames, in the order of their arrival.
         """
         messages: list[Message | MessageRun] = []
         try:
@@ -281,10 +252,7 @@ class Reader:
     def take(self) -> pa.RecordBatch | None:
         """Return the next batch that has arrived, or None if more frames are needed.
 
-        Raises
-        ------
-        UsageError
-            If the stream carries tensors.
+        Raises `UsageError` if the stream carries tensors.
         """
         if self._decoder is None and self._decode_item is not None:
             raise UsageError(
@@ -404,12 +372,7 @@ class Reader:
     def expects_more(self) -> bool:
         """Return whether more batches may arrive. Call this when `take` returns None.
 
-        Raises
-        ------
-        SplitArrowError
-            If the stream failed.
-        ClosedError
-            If it was closed.
+        Raises `SplitArrowError` if the stream failed. Raises `ClosedError` if it was closed.
         """
         if self._error is not None:
             raise self._error

@@ -66,14 +66,9 @@ class Lease:
 class LeaseReturns:
     """Tracks the leases of one connection, and returns them.
 
-    Parameters
-    ----------
-    channel : Channel
-        The connection. `close` closes it, and so does the return of the last lease after
-        `linger`.
-    free_data : int or None
-        The tag of ``free_data`` messages. `None` if the server accepts none: it then frees all
-        leases when the connection ends.
+    `channel`: `close` closes it, and so does the return of the last lease after `linger`.
+    `free_data`: `None` if the server accepts none: it then frees all leases when the connection
+    ends.
     """
 
     def __init__(self, channel: Channel, free_data: int | None) -> None:
@@ -105,10 +100,7 @@ class LeaseReturns:
     def linger(self) -> bool:
         """Keep the connection open until all leases are returned.
 
-        Returns
-        -------
-        bool
-            Whether there is anything to wait for. If not, the caller closes the connection.
+        If not, the caller closes the connection.
         """
         all_returned = self._granted_count == self._sent_count
         if self._tag is None or all_returned or self._process != os.getpid():
@@ -220,12 +212,7 @@ _MIN_RUN = 16
 class EncapsulatedBody(ReceivedBody):
     """A body that follows its own metadata in memory, as an encapsulated Arrow message.
 
-    Parameters
-    ----------
-    buffer : pyarrow.Buffer
-        The encapsulated message.
-    start : int
-        The offset of the body in the buffer, in bytes.
+    `start` is the offset of the body in the buffer, in bytes.
     """
 
     __slots__ = ()
@@ -239,13 +226,6 @@ class _PackedLayout:
 
     A body of type 1 whose buffers have this layout is contiguous, so that it is decoded where it
     is. Comparing the numbers of the payload with those of the layout replaces parsing them.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the message.
-    layout : BatchLayout
-        Its buffers.
     """
 
     def __init__(self, metadata: bytes, layout: BatchLayout) -> None:
@@ -273,10 +253,7 @@ class _PackedLayout:
     def find(self, payload: memoryview) -> int:
         """Return the offset of the packed body that a payload describes.
 
-        Returns
-        -------
-        int
-            The offset in the region, in bytes; negative if the body has another layout.
+        Return the offset in the region, in bytes; negative if the body has another layout.
         """
         try:
             numbers = self._unpack(payload)
@@ -296,11 +273,8 @@ class _PackedLayout:
     def find_run(self, run: MessageRun, region: Region) -> range | None:
         """Return the offsets of the packed bodies that the payloads of a run describe.
 
-        Returns
-        -------
-        range or None
-            None if a body has another layout or is outside the region, or the bodies are not at
-            equal distances, each close behind the one before.
+        Return None if a body has another layout or is outside the region, or the bodies are not at
+        equal distances, each close behind the one before.
         """
         width = 2 + 2 * len(self.lengths)
         if run.nbytes != 8 * width or not self.filled or self.body_length > region.size:
@@ -338,14 +312,8 @@ class RunBuffer(NamedTuple):
 class RemoteBodies:
     """Resolves bodies of offsets (type 1) to the memory that they refer to.
 
-    Parameters
-    ----------
-    lease_returns : LeaseReturns or None
-        Returns the leases. `None` if the channel has read the bodies itself, and freed them.
-    limits : Limits
-        Bounds on the number of buffers and the size of a body.
-    allocator : Allocator
-        Supplies the memory of buffers that must be copied.
+    `lease_returns`: `None` if the channel has read the bodies itself, and freed them. `allocator`:
+    Supplies the memory of buffers that must be copied.
     """
 
     def __init__(
@@ -366,12 +334,8 @@ class RemoteBodies:
 
         Nothing is copied, except buffers whose alignment Arrow's decoder does not accept.
 
-        Raises
-        ------
-        ProtocolError
-            If the offsets do not fit the metadata or the region. The region was not read then.
-        DatasetError
-            If the region is a file, and it has changed.
+        Raises `ProtocolError` if the offsets do not fit the metadata or the region. The region was
+        not read then. Raises `DatasetError` if the region is a file, and it has changed.
         """
         sequence, metadata, body, *_ = message
         if not isinstance(body, RemoteBody):
@@ -392,16 +356,9 @@ class RemoteBodies:
     def resolve_run(self, run: MessageRun) -> RunBuffer | None:
         """Return the messages of a run where they are, in the memory of its region.
 
-        Returns
-        -------
-        RunBuffer or None
-            None if the messages have to be resolved one by one: they are few or large, or not at
-            equal distances behind their metadata. Nothing was leased then.
-
-        Raises
-        ------
-        DatasetError
-            If the region is a file, and it has changed.
+        Return None if the messages have to be resolved one by one: they are few or large, or not at
+        equal distances behind their metadata. Raises `DatasetError` if the region is a file, and it
+        has changed.
         """
         layout, region = self._layout, run.region
         if (
@@ -427,17 +384,7 @@ class RemoteBodies:
     def resolve_buffers(self, message: Message, buffers: Sequence[BufferSpan]) -> list[pa.Buffer]:
         """Return the buffers of a tensor, which are the memory of the region itself.
 
-        Parameters
-        ----------
-        message : Message
-            A message with a body of offsets.
-        buffers : sequence of BufferSpan
-            The buffers that its metadata lists.
-
-        Raises
-        ------
-        ProtocolError, DatasetError
-            As for `resolve`.
+        Raises `ProtocolError`, `DatasetError` as for `resolve`.
         """
         body = message.body
         if not isinstance(body, RemoteBody):

@@ -54,12 +54,7 @@ class ReaderSource:
 
     One thread at a time uses it: that of the consumer, or the one that reads ahead.
 
-    Parameters
-    ----------
-    reader : Reader
-        The reader.
-    stall_timeout : float or None
-        The longest wait for data from the server, in seconds.
+    `stall_timeout` is the longest wait for data from the server, in seconds.
     """
 
     def __init__(self, reader: Reader, stall_timeout: float | None) -> None:
@@ -252,14 +247,10 @@ class Stream(BatchStream):
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
 
-        Raises
-        ------
-        StopIteration
-            At the proven end of the stream, and only there.
-        ProtocolError, RemoteError, TransportError
-            If the stream fails. All batches returned before are valid, but the data is incomplete.
-        ClosedError
-            If the stream was closed or cancelled.
+        Raises `StopIteration`: At the proven end of the stream, and only there. Raises
+        `ProtocolError`, `RemoteError`, `TransportError` if the stream fails. All batches returned
+        before are valid, but the data is incomplete. Raises `ClosedError` if the stream was closed
+        or cancelled.
         """
         if self._run:
             return self._run.popleft()
@@ -584,14 +575,10 @@ class AsyncStream(AsyncBatchStream):
     async def __anext__(self) -> pa.RecordBatch:
         """Return the next record batch.
 
-        Raises
-        ------
-        StopAsyncIteration
-            At the proven end of the stream, and only there.
-        ProtocolError, RemoteError, TransportError
-            If the stream fails. All batches returned before are valid, but the data is incomplete.
-        ClosedError
-            If the stream was closed or cancelled.
+        Raises `StopAsyncIteration`: At the proven end of the stream, and only there. Raises
+        `ProtocolError`, `RemoteError`, `TransportError` if the stream fails. All batches returned
+        before are valid, but the data is incomplete. Raises `ClosedError` if the stream was closed
+        or cancelled.
         """
         if self._prefetcher is not None:
             batch = await self._next_prefetched(self._prefetcher)

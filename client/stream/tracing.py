@@ -47,17 +47,7 @@ def _export(span: Any) -> TraceContext | None:
 
 
 class SpanScope:
-    """A span, and what begins below it.
-
-    Parameters
-    ----------
-    name : str
-        The name of the span.
-    attributes : dict
-        Its attributes.
-    is_request : bool
-        Whether the span is of a request to another process.
-    """
+    """A span, and what begins below it."""
 
     def __init__(self, name: str, attributes: dict[str, Any], *, is_request: bool = False) -> None:
         self._api: Any = sys.modules[_API]
@@ -96,14 +86,7 @@ class SpanScope:
     ) -> None:
         """End the span. The first call counts.
 
-        Parameters
-        ----------
-        error : BaseException, optional
-            Why it failed. The span has its code, or the name of its class.
-        attributes : dict, optional
-            The final figures.
-        is_complete : bool
-            Whether everything was read.
+        `error`: the span has its code, or the name of its class.
         """
         if self._ended:
             return
@@ -138,10 +121,7 @@ def activate(context: Any) -> Generator[None]:
 def trace_read(name: str) -> Generator[SpanScope | None]:
     """Begin the span of a read, which ends with the block only if the block fails.
 
-    Yields
-    ------
-    SpanScope or None
-        The span; None if the application does not trace.
+    Yield the span; None if the application does not trace.
     """
     if _API not in sys.modules:
         yield None
@@ -172,17 +152,7 @@ def trace_plan(name: str) -> Generator[None]:
 
 
 class StreamTrace:
-    """The spans of one stream: its transfer, and below it opening, the first batch and decoding.
-
-    Parameters
-    ----------
-    name : str
-        The dataset, or `UNKNOWN_NAME`.
-    transport : str
-        The scheme of the transport.
-    uri : DataUri, optional
-        The server.
-    """
+    """The spans of one stream: its transfer, and below it opening, the first batch and decoding."""
 
     def __init__(self, name: str, transport: str, uri: DataUri | None = None) -> None:
         attributes: dict[str, Any] = {"splitarrow.transport": transport}
@@ -239,17 +209,7 @@ class StreamTrace:
     def end(
         self, rows: int, nbytes: int, error: BaseException | None, *, is_complete: bool
     ) -> None:
-        """End the spans. The first call counts.
-
-        Parameters
-        ----------
-        rows, nbytes : int
-            The rows decoded and the bytes received.
-        error : BaseException or None
-            Why the stream failed.
-        is_complete : bool
-            Whether the stream was read to its end.
-        """
+        """End the spans. The first call counts."""
         if self._decode_started:
             seconds = self._decode_nanoseconds / 1e9
             started, self._decode_started = self._decode_started, 0
@@ -264,15 +224,7 @@ class StreamTrace:
 
 
 class TimedDecoder:
-    """A decoder that measures itself.
-
-    Parameters
-    ----------
-    decoder : Decoder
-        Decodes the messages.
-    trace : StreamTrace
-        Gets the times.
-    """
+    """A decoder that measures itself."""
 
     def __init__(self, decoder: Decoder, trace: StreamTrace) -> None:
         self._decoder = decoder

@@ -38,26 +38,9 @@ class VortexDecoder:
     Dictionaries and custom metadata arrive as Arrow messages: dictionary batches, and a record
     batch without rows before the array that it is for.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the stream.
-    schema_message : Message
-        The first message of the stream.
-    limits : Limits
-        Bounds on nesting, buffers and decoded sizes.
-    validate : {"strict", "full", "cheap", "off"}
-        How thoroughly the record batches are checked. The structure of the arrays always is. With
-        ``strict`` and ``full``, a child process decodes them.
-    stream : str, optional
-        The name of the stream, for errors.
-    remote_bodies : RemoteBodies, optional
-        Resolves bodies of offsets. Without it, they are a protocol error.
-
-    Raises
-    ------
-    MissingExtraError
-        If vortex-data is not installed.
+    `validate`: the structure of the arrays always is. With ``strict`` and ``full``, a child process
+    decodes them. `remote_bodies`: Without it, they are a protocol error. Raises `MissingExtraError`
+    if vortex-data is not installed.
     """
 
     def __init__(
@@ -91,13 +74,9 @@ class VortexDecoder:
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of an array; None for any other message.
 
-        Raises
-        ------
-        ProtocolError
-            If a stream of arrays cannot contain the message. `LimitError` and `InvalidDataError`
-            are subclasses.
-        DatasetError
-            If the body is in a file that has changed.
+        Raises `ProtocolError` if a stream of arrays cannot contain the message. `LimitError` and
+        `InvalidDataError` are subclasses. Raises `DatasetError` if the body is in a file that has
+        changed.
         """
         try:
             array = self._take_array(message)

@@ -91,10 +91,7 @@ def walk(layout: ColumnLayout) -> Iterator[ColumnLayout]:
 def read_layout(schema: fbs.Schema) -> SchemaLayout:
     """Return the layout of a schema, which `bounds.survey_schema` has accepted.
 
-    Raises
-    ------
-    InvalidDataError
-        If a field is malformed or has an unknown type.
+    Raises `InvalidDataError` if a field is malformed or has an unknown type.
     """
     dictionaries: dict[int, ColumnLayout] = {}
     try:
@@ -138,10 +135,7 @@ def _list_buffers(kind: int, table: Any) -> tuple[Units, ...]:
 def _measure_number(kind: int, table: Any) -> Units:
     """Return the units of the values of a numeric type.
 
-    Raises
-    ------
-    InvalidDataError
-        If the type is unknown.
+    Raises `InvalidDataError` if the type is unknown.
     """
     match kind:
         case _TYPE.Int:
@@ -177,14 +171,7 @@ def swap_bytes(
 ) -> bytes | bytearray | memoryview:
     r"""Return a buffer with the bytes of each number reversed.
 
-    Parameters
-    ----------
-    data : bytes-like
-        The buffer. Bytes after the last complete element are copied.
-    units : tuple of int
-        The sizes of the numbers that the buffer repeats.
-    is_big : bool
-        Whether the buffer is big-endian. Only views depend on it.
+    `data`: Bytes after the last complete element are copied. `is_big`: Only views depend on it.
 
     Examples
     --------
@@ -257,22 +244,9 @@ class RewrittenMessage(NamedTuple):
 class BatchRewriter:
     """Rewrites the batches of one stream.
 
-    Parameters
-    ----------
-    layout : SchemaLayout
-        The layout of the stream.
-    is_big : bool
-        Whether the data is big-endian.
-    swaps : bool
-        Whether to reverse the byte order.
-    version : int or None
-        The value of ``fbs.MetadataVersion`` to write; None keeps that of each message.
-    compression : {"none", "lz4", "zstd"}, optional
-        The compression to write; None keeps that of each message.
-    dictionary_ids : mapping of int to int, optional
-        New IDs of dictionaries, by their IDs in the messages.
-    max_bytes : int
-        The largest decompressed size of one message, in bytes.
+    `version` is the value of ``fbs.MetadataVersion`` to write; None keeps that of each message.
+    `compression` is the compression to write; None keeps that of each message. `max_bytes` is the
+    largest decompressed size of one message, in bytes.
     """
 
     def __init__(
@@ -297,21 +271,10 @@ class BatchRewriter:
     def rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
         """Return a record batch or dictionary batch in its new form.
 
-        Parameters
-        ----------
-        metadata : bytes-like
-            The FlatBuffer of the message.
-        body : memoryview
-            Its packed body. The new body may share its memory.
-
-        Raises
-        ------
-        ProtocolError
-            If the message is malformed or does not fit the schema.
-        InvalidDataError
-            If it is a union of a version before V5 that has nulls of its own, which V5 lacks.
-        LimitError
-            If its buffers decompress to more than `max_bytes`.
+        `body`: the new body may share its memory. Raises `ProtocolError` if the message is
+        malformed or does not fit the schema. Raises `InvalidDataError` if it is a union of a
+        version before V5 that has nulls of its own, which V5 lacks. Raises `LimitError` if its
+        buffers decompress to more than `max_bytes`.
         """
         try:
             return self._rewrite(metadata, body)
@@ -488,12 +451,7 @@ def compress_buffer(codec: pa.Codec, data: Any) -> list[Any]:
 
     A buffer that does not shrink stays as it is, after the length -1 ("BodyCompression").
 
-    Parameters
-    ----------
-    codec : pyarrow.Codec
-        The compression.
-    data : bytes-like
-        The buffer. An empty one has no parts.
+    `data`: an empty one has no parts.
     """
     nbytes = memoryview(data).nbytes
     if not nbytes:

@@ -45,10 +45,7 @@ class BodyLocation(NamedTuple):
 def check_buffer_lengths(buffers: Sequence[BufferSpan], spans: Sequence[tuple[int, int]]) -> None:
     """Check that the buffers have the lengths that the metadata lists.
 
-    Raises
-    ------
-    ProtocolError
-        If the length of a buffer differs. The error gives its index.
+    Raises `ProtocolError` if the length of a buffer differs. The error gives its index.
     """
     for index, (buffer, (_, length)) in enumerate(zip(buffers, spans, strict=True)):
         if buffer.length != length:
@@ -63,26 +60,9 @@ def locate_body(
 ) -> BodyLocation | None:
     """Return the range of a region that contains the buffers of a message.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the message.
-    layout : BatchLayout
-        The layout that the metadata describes.
-    spans : sequence of (offset, length)
-        The span of each buffer in the region, which must be within it.
-    region_size : int
-        The size of the region in bytes.
-
-    Returns
-    -------
-    BodyLocation or None
-        None if the alignment of a buffer requires a copy.
-
-    Raises
-    ------
-    ProtocolError
-        If the metadata is malformed.
+    `spans` is the span of each buffer in the region, which must be within it. `region_size` is the
+    size of the region in bytes. Return None if the alignment of a buffer requires a copy. Raises
+    `ProtocolError` if the metadata is malformed.
     """
     body_length = read_message_info(metadata).body_length
     filled = [
@@ -116,17 +96,7 @@ def plan_packed_body(
 ) -> tuple[BodyLocation, list[tuple[int, int]]]:
     """Return an aligned layout for a copy of the buffers of a message.
 
-    Returns
-    -------
-    BodyLocation
-        The metadata and the size of the copy.
-    list of (offset, length)
-        The span of each buffer in the copy.
-
-    Raises
-    ------
-    ProtocolError
-        If the metadata is malformed.
+    Raises `ProtocolError` if the metadata is malformed.
     """
     packed: list[tuple[int, int]] = []
     end = 0
@@ -168,19 +138,9 @@ class BufferLocator:
     def locate(self, metadata: bytes | memoryview, body_length: int, offset: int) -> list[Span]:
         """Return the span of each buffer in the region, (0, 0) for an empty buffer.
 
-        Parameters
-        ----------
-        metadata : bytes-like
-            The FlatBuffer of a record batch, dictionary batch or tensor.
-        body_length : int
-            The size of its packed body in bytes.
-        offset : int
-            The offset of the body in the region, in bytes.
-
-        Raises
-        ------
-        ProtocolError
-            If the metadata is malformed, or lists a buffer outside the body.
+        `body_length` is the size of its packed body in bytes. `offset` is the offset of the body in
+        the region, in bytes. Raises `ProtocolError` if the metadata is malformed, or lists a buffer
+        outside the body.
         """
         if metadata != self._metadata:
             self._buffers = _check_buffers(_read_buffers(metadata), body_length)

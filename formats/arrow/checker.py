@@ -69,12 +69,7 @@ class BatchPlan(NamedTuple):
 def plan_batch(fields: Iterable[Any], *, is_v5: bool = True) -> BatchPlan:
     """Return the arrays of the record batches of a schema.
 
-    Parameters
-    ----------
-    fields : iterable of pyarrow.Field
-        The columns.
-    is_v5 : bool
-        Whether the metadata version is V5 or later. Before, unions had a validity bitmap.
+    `is_v5`: Before, unions had a validity bitmap.
 
     Examples
     --------
@@ -189,23 +184,10 @@ class CheckedMessage(NamedTuple):
 class MessageChecker:
     """Checks the messages of one stream or file.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema.
-    dictionary_types : mapping of int to pyarrow.DataType
-        The type of the values of each dictionary, by its ID.
-    max_buffers : int
-        The largest number of buffers in a message.
-    max_metadata_bytes : int
-        The largest size of custom metadata once decoded, in bytes.
-    max_decoded_bytes : int
-        The largest size of a body that is decompressed or copied, in bytes.
-    copies_bodies : bool
-        Whether decoding copies bodies that are not compressed, for example to swap bytes. It always
-        copies dictionaries.
-    plans : dict, optional
-        Keeps what follows from the schema, for other checkers of the same schema.
+    `max_metadata_bytes` is the largest size of custom metadata once decoded, in bytes.
+    `max_decoded_bytes` is the largest size of a body that is decompressed or copied, in bytes.
+    `copies_bodies` states whether decoding copies bodies that are not compressed, for example to
+    swap bytes. It always copies dictionaries.
 
     Examples
     --------
@@ -238,22 +220,10 @@ class MessageChecker:
     def check(self, metadata: bytes | memoryview, body: memoryview) -> CheckedMessage:
         """Check a message whose body is in memory.
 
-        Parameters
-        ----------
-        metadata : bytes-like
-            The FlatBuffer of the message.
-        body : memoryview
-            The packed body, as bytes.
-
-        Raises
-        ------
-        InvalidDataError
-            If the metadata does not fit the schema or the body. The error names the field and the
-            buffer.
-        LimitError
-            If the message exceeds a limit.
-        ProtocolError
-            If the metadata is malformed, or the stream cannot contain a message of this type.
+        Raises `InvalidDataError` if the metadata does not fit the schema or the body. The error
+        names the field and the buffer. Raises `LimitError` if the message exceeds a limit. Raises
+        `ProtocolError` if the metadata is malformed, or the stream cannot contain a message of this
+        type.
         """
         return self.check_parts(metadata, body.nbytes, lambda at: _I64.unpack_from(body, at)[0])
 
@@ -262,15 +232,8 @@ class MessageChecker:
     ) -> CheckedMessage:
         """Check a message whose body is read in parts; see `check`.
 
-        Parameters
-        ----------
-        metadata : bytes-like
-            The FlatBuffer of the message.
-        body_length : int
-            The size of the packed body in bytes.
-        read_size : callable
-            Reads the declared size of a compressed buffer. It is called only for offsets within the
-            body.
+        `body_length` is the size of the packed body in bytes. `read_size`: It is called only for
+        offsets within the body.
         """
         table = read_batch_table(metadata, max_buffers=self._max_buffers)
         if table.dictionary_id is not None and not self._types:
@@ -327,14 +290,8 @@ class MessageChecker:
     ) -> Sequence[int]:
         """Check the span of each buffer, and return its size after decompression.
 
-        Parameters
-        ----------
-        table : BatchTable
-            The spans.
-        body_length : int
-            The size of the body in bytes.
-        read_size : callable or None
-            See `check_parts`. None means that the body is not compressed.
+        `body_length` is the size of the body in bytes. `read_size`: None means that the body is not
+        compressed.
         """
         offsets, sizes = table.buffers[::2], table.buffers[1::2]
         if offsets and (

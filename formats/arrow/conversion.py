@@ -49,17 +49,7 @@ class MessageConverter:
 
     Messages that have the form already need no conversion.
 
-    Parameters
-    ----------
-    schema_metadata : bytes
-        The FlatBuffer of the schema message, which `read_schema` has accepted.
-    form : Form
-        The form to convert to.
-
-    Raises
-    ------
-    InvalidDataError
-        If the schema is malformed.
+    Raises `InvalidDataError` if the schema is malformed.
     """
 
     def __init__(self, schema_metadata: bytes, form: Form) -> None:
@@ -102,10 +92,7 @@ class MessageConverter:
 
         See `BatchRewriter.rewrite`.
 
-        Raises
-        ------
-        ProtocolError
-            If the message is malformed or does not fit the schema.
+        Raises `ProtocolError` if the message is malformed or does not fit the schema.
         """
         if self._rewriter is None:
             self._rewriter = BatchRewriter(read_layout(find_schema(self.schema_metadata)))
@@ -131,11 +118,6 @@ class BatchEncoder:
     """Encodes record batches so that they fit the schema message of a stream.
 
     Each batch comes with all of its dictionaries, under the IDs of that stream.
-
-    Parameters
-    ----------
-    schema_metadata : bytes
-        The FlatBuffer of the schema message, which `read_schema` has accepted.
     """
 
     def __init__(self, schema_metadata: bytes) -> None:
@@ -153,10 +135,7 @@ class BatchEncoder:
     def encode(self, batch: pa.RecordBatch) -> list[RewrittenMessage]:
         """Return the messages of a batch with the schema of the stream.
 
-        Raises
-        ------
-        InvalidDataError
-            If Arrow cannot encode the batch, or it has another schema.
+        Raises `InvalidDataError` if Arrow cannot encode the batch, or it has another schema.
         """
         encoder = MessageEncoder(batch.schema)
         messages = encoder.encode(batch)

@@ -25,20 +25,7 @@ Pairs = Sequence[tuple[bytes | None, bytes | None]]
 
 
 def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes:
-    """Return a schema message with the custom metadata of a footer.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of a schema message, which pyarrow has accepted.
-    footer : mapping of bytes to bytes
-        The custom metadata of the footer.
-
-    Returns
-    -------
-    bytes
-        A FlatBuffer that contains `metadata` unchanged and refers to the table ``Schema`` in it.
-    """
+    """Return a schema message with the custom metadata of a footer."""
     return add_message_metadata(metadata, {PREFIX + key: value for key, value in footer.items()})
 
 
@@ -64,13 +51,8 @@ def set_message_metadata(metadata: bytes, pairs: Mapping[bytes, bytes]) -> bytes
 
 
 def make_schema_message(footer: bytes) -> bytes:
-    """Return a schema message with the schema of a footer, which `file.read_footer` has accepted.
-
-    Returns
-    -------
-    bytes
-        A FlatBuffer that contains `footer` unchanged and refers to the table ``Schema`` in it.
-    """
+    """Return a schema message with the schema of a footer, which `file.read_footer` has
+    accepted."""
     root = fbs.Footer.GetRootAs(footer, 0)
     schema: Any = root.Schema()
     builder: Any = flatbuffers.Builder(len(footer) + 256)
@@ -98,13 +80,7 @@ def _embed(builder: Any, data: bytes) -> int:
 
 
 def find_footer_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes] | None:
-    """Return the custom metadata of a footer in a schema message; None if it has none.
-
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of a schema message, which `bounds.survey_schema` has accepted.
-    """
+    """Return the custom metadata of a footer in a schema message; None if it has none."""
     pairs = read_custom_metadata(metadata).items()
     found = {key[len(PREFIX) :]: value for key, value in pairs if key.startswith(PREFIX)}
     return found or None

@@ -87,15 +87,7 @@ class BufferFile:
 def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
     """Validate everything except the ranges of values.
 
-    Returns
-    -------
-    bool
-        Whether all values are within the ranges of their types.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If the data is not safe to use.
+    Raises `pyarrow.ArrowInvalid` if the data is not safe to use.
     """
     try:
         data.validate(full=True)

@@ -26,22 +26,8 @@ def read_dictionary_types(
 ) -> dict[int, pa.DataType]:
     """Return the type of the values of each dictionary of a schema, by the dictionary's ID.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the schema message, which pyarrow has accepted.
-    schema : pyarrow.Schema
-        The decoded schema.
-
-    Returns
-    -------
-    dict of int to pyarrow.DataType
-        Parents come before children.
-
-    Raises
-    ------
-    InvalidDataError
-        If the message declares a dictionary for a type that pyarrow reads without one.
+    Raises `InvalidDataError` if the message declares a dictionary for a type that pyarrow reads
+    without one.
     """
     found: list[pa.DataType] = []
     pending = [field.type for field in reversed(list(schema))]
@@ -64,15 +50,7 @@ def read_dictionary_types(
 
 
 def encode_empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes, pa.Buffer]:
-    """Return the metadata and the body of a dictionary batch without values.
-
-    Parameters
-    ----------
-    dictionary_id : int
-        The ID of the dictionary.
-    value_type : pyarrow.DataType
-        The type of its values.
-    """
+    """Return the metadata and the body of a dictionary batch without values."""
     # A dictionary batch wraps a record batch of one column.
     message = pa.record_batch([pa.nulls(0, cast(Any, value_type))], names=[""]).serialize()
     prefix = parse_prefix(memoryview(message)[:8])

@@ -57,19 +57,7 @@ def store_incompressible(
 ) -> tuple[bytes, list[Any]]:
     """Return a message whose buffers are compressed only if that makes them smaller.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of a compressed record batch or dictionary batch, as Arrow's writer wrote it.
-    parts : sequence of bytes-like
-        The parts of its body, each buffer in a part of its own.
-    codec : pyarrow.Codec
-        The codec of the message.
-
-    Returns
-    -------
-    tuple of bytes and list
-        The metadata and the parts. The body keeps its size and the offsets of its buffers.
+    `parts` is the parts of its body, each buffer in a part of its own.
     """
     sizes = [memoryview(part).nbytes for part in parts]
     numbers = dict(zip(accumulate(sizes, initial=0), range(len(parts)), strict=False))
@@ -98,19 +86,8 @@ _PREFIX_BYTES = 8
 class MessageEncoder:
     """Encodes the record batches of one stream.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of all batches.
-    compression : str, optional
-        ``lz4`` or ``zstd``. `None` does not compress.
-
-    Raises
-    ------
-    UsageError
-        If `compression` is unknown.
-    InvalidDataError
-        If Arrow cannot encode the schema.
+    `compression`: `None` does not compress. Raises `UsageError` if `compression` is unknown. Raises
+    `InvalidDataError` if Arrow cannot encode the schema.
 
     Examples
     --------
@@ -153,19 +130,9 @@ class MessageEncoder:
     ) -> list[EncodedMessage]:
         """Return the messages of the next batch: new dictionaries, then the batch itself.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A batch with the encoder's schema. The messages share its buffers. They contain only
-            the slice of a sliced array, with the exceptions that `truncation` describes.
-        custom_metadata : mapping, optional
-            The custom metadata of the record batch message.
-
-        Raises
-        ------
-        InvalidDataError
-            If the batch has another schema, or Arrow cannot encode it. The encoder is unusable
-            afterwards.
+        `batch`: the messages share its buffers. They contain only the slice of a sliced array, with
+        the exceptions that `truncation` describes. Raises `InvalidDataError` if the batch has
+        another schema, or Arrow cannot encode it. The encoder is unusable afterwards.
         """
         try:
             if self._has_unions:
@@ -221,15 +188,7 @@ class _Sink:
     def take(self, rows: int) -> list[EncodedMessage]:
         """Remove and return the written messages.
 
-        Parameters
-        ----------
-        rows : int
-            The number of rows of the record batch among them.
-
-        Raises
-        ------
-        InvalidDataError
-            If the last message is incomplete.
+        Raises `InvalidDataError` if the last message is incomplete.
         """
         pieces = _Pieces(self._pieces)
         messages: list[EncodedMessage] = []
@@ -266,10 +225,7 @@ class _Pieces:
     def take(self, count: int) -> list[Any]:
         """Return the next `count` bytes, as pieces that share their memory.
 
-        Raises
-        ------
-        InvalidDataError
-            If fewer bytes are left.
+        Raises `InvalidDataError` if fewer bytes are left.
         """
         pieces, at = self._pieces, self._at
         taken: list[Any] = []

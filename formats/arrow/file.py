@@ -113,17 +113,8 @@ class FooterSpan(NamedTuple):
 def find_footer(tail: bytes, file_size: int) -> FooterSpan:
     """Return the position of the footer of a file.
 
-    Parameters
-    ----------
-    tail : bytes
-        The last bytes of the file, at least `TAIL_BYTES`.
-    file_size : int
-        The size of the file in bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If the file does not end like an Arrow IPC file. It may be truncated.
+    `file_size` is the size of the file in bytes. Raises `InvalidDataError` if the file does not end
+    like an Arrow IPC file. It may be truncated.
     """
     if file_size < HEAD_BYTES + TAIL_BYTES or len(tail) < TAIL_BYTES:
         raise InvalidDataError(f"the file has only {file_size} bytes; an Arrow IPC file has more")
@@ -146,18 +137,9 @@ def find_footer(tail: bytes, file_size: int) -> FooterSpan:
 def read_footer(footer: bytes, offset: int) -> Footer:
     """Read and check the footer of a file.
 
-    Parameters
-    ----------
-    footer : bytes
-        The FlatBuffer of the footer, which may be malformed.
-    offset : int
-        The offset of the footer in the file, in bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If the footer is malformed, or a block is misaligned, empty, or not between the head and the
-        footer of the file.
+    `offset` is the offset of the footer in the file, in bytes. Raises `InvalidDataError` if the
+    footer is malformed, or a block is misaligned, empty, or not between the head and the footer of
+    the file.
     """
     try:
         root = fbs.Footer.GetRootAs(footer, 0)
@@ -185,10 +167,7 @@ def read_footer(footer: bytes, offset: int) -> Footer:
 def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
     """Return the custom metadata of a footer as pairs of keys and values.
 
-    Raises
-    ------
-    InvalidDataError
-        If it is malformed.
+    Raises `InvalidDataError` if it is malformed.
     """
     try:
         root = fbs.Footer.GetRootAs(footer, 0)
@@ -266,16 +245,9 @@ class FramedMessage(NamedTuple):
 class MessageReader:
     """Reads the metadata of messages in order, and skips their bodies.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    end : int
-        The offset after the last message in bytes, usually the size of the file.
-    offset : int
-        The offset of the first message in bytes.
-    max_metadata_bytes : int
-        The largest size of the metadata of a message in bytes.
+    `end` is the offset after the last message in bytes, usually the size of the file. `offset` is
+    the offset of the first message in bytes. `max_metadata_bytes` is the largest size of the
+    metadata of a message in bytes.
 
     Attributes
     ----------
@@ -300,12 +272,8 @@ class MessageReader:
     def next_message(self) -> FramedMessage | None:
         """Return the next message and move behind it; None at the end. An end marker is optional.
 
-        Raises
-        ------
-        InvalidDataError
-            If the message is truncated or malformed. `offset` is then that of the message.
-        LimitError
-            If its metadata is too large.
+        Raises `InvalidDataError` if the message is truncated or malformed. `offset` is then that of
+        the message. Raises `LimitError` if its metadata is too large.
         """
         offset, end = self.offset, self._end
         self.cut_message = None
@@ -366,19 +334,8 @@ class MessageReader:
 def check_trailing_bytes(read: Read, end: int, size: int) -> None:
     """Refuse data after the end marker of a stream, which would otherwise be lost silently.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file.
-    end : int
-        The offset after the end marker in bytes.
-    size : int
-        The size of the file in bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If more than padding follows.
+    `end` is the offset after the end marker in bytes. `size` is the size of the file in bytes.
+    Raises `InvalidDataError` if more than padding follows.
     """
     rest = size - end
     if rest > _MAX_PADDING or any(read(end, rest)):

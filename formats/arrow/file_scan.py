@@ -47,19 +47,8 @@ _SMALLEST_GAP = 64
 def find_layout_problems(read: Read, footer: Footer, end: int) -> Iterator[tuple[str, int, str]]:
     """Yield messages that overlap, and messages that the footer does not list.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    footer : Footer
-        The footer.
-    end : int
-        The offset of the footer in the file, in bytes.
-
-    Yields
-    ------
-    tuple
-        The part of the file, its offset in bytes, and the problem.
+    `end` is the offset of the footer in the file, in bytes. Yield the part of the file, its offset
+    in bytes, and the problem.
     """
     listed = [
         (block[0], sum(block), f"{BATCH_NAMES[header_type]} {index}")
@@ -133,25 +122,9 @@ class ScannedMessage(NamedTuple):
 class FileScan:
     """The scan of one file or stream.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    size : int
-        The size of the file in bytes.
-    searches : bool
-        Whether to search for the next message after one of unknown length. Otherwise the scan ends
-        there.
-    uses_footer : bool
-        Whether to find the messages of a file by its footer, unless that is damaged.
-    max_nesting : int
-        The deepest nesting of types in a schema.
-    max_metadata_bytes : int
-        The largest size of the metadata of a message in bytes.
-    max_decoded_bytes : int
-        The largest size of a body once decompressed, in bytes.
-    max_buffers : int
-        The largest number of buffers in a message.
+    `size` is the size of the file in bytes. `searches`: Otherwise the scan ends there.
+    `max_metadata_bytes` is the largest size of the metadata of a message in bytes.
+    `max_decoded_bytes` is the largest size of a body once decompressed, in bytes.
 
     Attributes
     ----------

@@ -50,13 +50,7 @@ def encapsulate_legacy(metadata: bytes | memoryview) -> bytes:
 
 
 class StreamAssembler:
-    """Assembles a stream.
-
-    Parameters
-    ----------
-    legacy : bool
-        Whether to use the framing before Arrow 0.15.
-    """
+    """Assembles a stream."""
 
     def __init__(self, *, legacy: bool = False) -> None:
         self._encapsulate = encapsulate_legacy if legacy else encapsulate
@@ -69,12 +63,7 @@ class StreamAssembler:
     def add(self, metadata: bytes | memoryview, body_length: int) -> bytes:
         """Return the bytes before the body of the next message.
 
-        Parameters
-        ----------
-        metadata : bytes-like
-            The FlatBuffer of the message.
-        body_length : int
-            The size of its body in bytes, a multiple of 8.
+        `body_length` is the size of its body in bytes, a multiple of 8.
         """
         del body_length
         return self._encapsulate(metadata)
@@ -89,15 +78,7 @@ class ReplacedDictionaryError(InvalidDataError):
 
 
 class FileAssembler(StreamAssembler):
-    """Assembles a file.
-
-    Parameters
-    ----------
-    legacy : bool
-        Whether to use the framing before Arrow 0.15.
-    footer_metadata : sequence of pairs
-        The custom metadata of the footer.
-    """
+    """Assembles a file."""
 
     def __init__(self, *, legacy: bool = False, footer_metadata: Pairs = ()) -> None:
         super().__init__(legacy=legacy)
@@ -117,10 +98,7 @@ class FileAssembler(StreamAssembler):
     def add(self, metadata: bytes | memoryview, body_length: int) -> bytes:
         """Return the bytes before the body of the next message; see `StreamAssembler.add`.
 
-        Raises
-        ------
-        ReplacedDictionaryError
-            If the message replaces a dictionary.
+        Raises `ReplacedDictionaryError` if the message replaces a dictionary.
         """
         header = read_batch_header(metadata)
         head = super().add(metadata, body_length)
@@ -160,19 +138,8 @@ _ZEROS = bytes(ALIGNMENT)
 class AlignedFileWriter:
     """Encodes an Arrow IPC file, batch by batch.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of all batches.
-    compression : str, optional
-        ``lz4`` or ``zstd``. `None` does not compress.
-
-    Raises
-    ------
-    UsageError
-        If `compression` is unknown.
-    InvalidDataError
-        If Arrow cannot encode the schema.
+    `compression`: `None` does not compress. Raises `UsageError` if `compression` is unknown. Raises
+    `InvalidDataError` if Arrow cannot encode the schema.
 
     Examples
     --------
@@ -201,11 +168,8 @@ class AlignedFileWriter:
     def add(self, batch: pa.RecordBatch) -> list[Any]:
         """Return the pieces of the next batch: ``bytes`` and the buffers of its arrays.
 
-        Raises
-        ------
-        InvalidDataError
-            If the batch has another schema, or replaces a dictionary, which the file format does
-            not allow. The file is unusable afterwards.
+        Raises `InvalidDataError` if the batch has another schema, or replaces a dictionary, which
+        the file format does not allow. The file is unusable afterwards.
         """
         pieces: list[Any] = []
         for message in self._encoder.encode(batch):

@@ -55,15 +55,7 @@ class Prefix(NamedTuple):
 def parse_prefix(data: bytes | memoryview) -> Prefix:
     """Parse the prefix of an encapsulated message.
 
-    Parameters
-    ----------
-    data : bytes-like
-        The first 8 bytes of the message. 4 bytes are enough for the format before Arrow 0.15.
-
-    Raises
-    ------
-    ProtocolError
-        If `data` is too short or declares a negative length.
+    Raises `ProtocolError` if `data` is too short or declares a negative length.
     """
     if len(data) >= 8 and bytes(data[:4]) == CONTINUATION:
         prefix = Prefix(8, _I32.unpack_from(data, 4)[0])
@@ -174,15 +166,7 @@ def _read_header_type(data: bytes | memoryview, message: int) -> int:
 def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
     """Read the type of a message and the size of its body.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of an Arrow IPC ``Message``, without continuation marker and length.
-
-    Raises
-    ------
-    ProtocolError
-        If the bytes are not the FlatBuffer of an Arrow IPC message.
+    Raises `ProtocolError` if the bytes are not the FlatBuffer of an Arrow IPC message.
     """
     try:
         table = read_root(metadata)
@@ -203,10 +187,7 @@ def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
 def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
     """Return the properties of an Arrow IPC message that the protocol needs.
 
-    Raises
-    ------
-    ProtocolError
-        If the metadata is not the FlatBuffer of an Arrow IPC message.
+    Raises `ProtocolError` if the metadata is not the FlatBuffer of an Arrow IPC message.
     """
     header_type, body_length = read_message_info(metadata)
     is_array = header_type in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR)
@@ -217,17 +198,8 @@ def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
 def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchLayout:
     """Read the layout of the body of a record batch or dictionary batch.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message.
-    max_buffers : int
-        The largest number of buffers to accept.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is not a batch, is malformed, or has more than `max_buffers` buffers.
+    Raises `ProtocolError` if the message is not a batch, is malformed, or has more than
+    `max_buffers` buffers.
     """
     table = read_batch_table(metadata, max_buffers=max_buffers)
     numbers = iter(table.buffers)
@@ -304,10 +276,7 @@ def _read_codec(data: bytes | memoryview, position: int) -> int:
 def read_endianness(metadata: bytes | memoryview) -> str:
     """Return the byte order that a schema message declares: ``little`` or ``big``.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed or declares an unknown byte order.
+    Raises `ProtocolError` if the message is malformed or declares an unknown byte order.
     """
     try:
         table = follow(metadata, find_field(metadata, read_root(metadata), _MESSAGE_HEADER))
@@ -323,10 +292,7 @@ def read_endianness(metadata: bytes | memoryview) -> str:
 def find_batch_table(metadata: bytes | memoryview) -> int:
     """Return the position of the table ``RecordBatch`` of a record batch or dictionary batch.
 
-    Raises
-    ------
-    IndexError, struct.error
-        If the message is malformed or not a batch.
+    Raises `IndexError`, `struct.error` if the message is malformed or not a batch.
     """
     root = read_root(metadata)
     header_type = _read_header_type(metadata, root)
@@ -343,10 +309,7 @@ def find_batch_table(metadata: bytes | memoryview) -> int:
 def find_buffers(metadata: bytes | memoryview) -> int:
     """Return the position of the spans of the buffers in the metadata of a batch.
 
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed or lists no buffers.
+    Raises `ProtocolError` if the message is malformed or lists no buffers.
     """
     try:
         position = find_field(metadata, find_batch_table(metadata), _BATCH_BUFFERS)
@@ -360,10 +323,7 @@ def find_buffers(metadata: bytes | memoryview) -> int:
 def find_body_length(metadata: bytes | memoryview) -> int:
     """Return the position of the body length in the metadata of a message.
 
-    Raises
-    ------
-    ProtocolError
-        If the metadata is malformed or omits the body length.
+    Raises `ProtocolError` if the metadata is malformed or omits the body length.
     """
     try:
         position = find_field(metadata, read_root(metadata), _MESSAGE_BODY_LENGTH)
@@ -433,17 +393,8 @@ class BatchHeader(NamedTuple):
 def read_batch_header(metadata: bytes | memoryview) -> BatchHeader:
     """Read the metadata of a message.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message, without continuation marker and length. It may be malformed.
-
-    Raises
-    ------
-    ProtocolError
-        If it is not the FlatBuffer of an Arrow IPC message.
-    InvalidDataError
-        If the batch is malformed or declares an unknown codec.
+    `metadata`: It may be malformed. Raises `ProtocolError` if it is not the FlatBuffer of an Arrow
+    IPC message. Raises `InvalidDataError` if the batch is malformed or declares an unknown codec.
     """
     header_type, body_length = read_message_info(metadata)
     header = BatchHeader(header_type, body_length, 0, None, None, False, None)
@@ -510,11 +461,6 @@ class RowCountReader:
 
     The first part of a FlatBuffer determines the offsets of its values. If it equals that of the
     previous message byte for byte, the offsets are the same. Otherwise the message is parsed.
-
-    Parameters
-    ----------
-    layout : tuple, optional
-        The `layout` of another reader, which has read a message that is probably alike.
     """
 
     __slots__ = ("_head", "_middle", "_unpack")
@@ -535,23 +481,9 @@ class RowCountReader:
     def read(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
         """Return the number of rows of a message, 0 if it is not a record batch.
 
-        Parameters
-        ----------
-        data : bytes
-            A buffer that contains the message.
-        at : int
-            The offset of its prefix in the buffer.
-        metadata_length : int
-            The size of its prefix and its metadata in bytes.
-        body_length : int
-            The expected size of its body in bytes.
-
-        Raises
-        ------
-        ProtocolError
-            If the message is malformed.
-        InvalidDataError
-            If the batch is malformed or has a body of another size.
+        `metadata_length` is the size of its prefix and its metadata in bytes. `body_length` is the
+        expected size of its body in bytes. Raises `ProtocolError` if the message is malformed.
+        Raises `InvalidDataError` if the batch is malformed or has a body of another size.
         """
         try:
             marker, head, length, middle, rows = self._unpack(data, at)

@@ -189,21 +189,9 @@ def survey_schema(
 ) -> SchemaSurvey:
     """Walk the metadata of a schema message.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message. This function does not check that it is a schema.
-    max_nesting : int
-        The deepest nesting of fields. A plain column has depth 1.
-    max_bytes : int
-        The largest size of the decoded metadata in bytes.
-
-    Raises
-    ------
-    LimitError
-        If the schema exceeds one of the limits.
-    InvalidDataError
-        If the metadata is malformed.
+    `metadata`: This function does not check that it is a schema. `max_nesting`: a plain column has
+    depth 1. `max_bytes` is the largest size of the decoded metadata in bytes. Raises `LimitError`
+    if the schema exceeds one of the limits. Raises `InvalidDataError` if the metadata is malformed.
     """
     walk = _SchemaWalk(metadata, max_bytes, max_nesting)
     try:
@@ -218,10 +206,7 @@ def survey_schema(
 def survey_footer(footer: bytes) -> SchemaSurvey:
     """Walk the schema in the footer of a file, which pyarrow has accepted.
 
-    Raises
-    ------
-    InvalidDataError
-        If the footer is malformed.
+    Raises `InvalidDataError` if the footer is malformed.
     """
     walk = _SchemaWalk(footer, 1 << 62, _MAX_NESTING)
     try:
@@ -234,17 +219,8 @@ def survey_footer(footer: bytes) -> SchemaSurvey:
 def survey_custom_metadata(metadata: bytes | memoryview, *, max_bytes: int = 16 << 20) -> bool:
     """Walk the custom metadata of any message.
 
-    Returns
-    -------
-    bool
-        Whether it declares a compressed body in the way of Arrow 0.17.
-
-    Raises
-    ------
-    LimitError
-        If it takes more than `max_bytes` bytes when decoded.
-    InvalidDataError
-        If the metadata is malformed.
+    Raises `LimitError` if it takes more than `max_bytes` bytes when decoded. Raises
+    `InvalidDataError` if the metadata is malformed.
     """
     walk = _Walk(metadata, max_bytes)
     try:

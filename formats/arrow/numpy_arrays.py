@@ -24,12 +24,8 @@ def columns_to_numpy(data: pa.RecordBatch | pa.Table) -> dict[str, Any]:
     Numbers without nulls share the memory of a record batch, and are then read-only. All else
     becomes what `column_to_numpy` describes.
 
-    Raises
-    ------
-    MissingExtraError
-        If NumPy is not installed.
-    UsageError
-        If several columns have one name, or pyarrow cannot convert the values of one.
+    Raises `MissingExtraError` if NumPy is not installed. Raises `UsageError` if several columns
+    have one name, or pyarrow cannot convert the values of one.
     """
     require_numpy()
     names = data.schema.names
@@ -48,12 +44,8 @@ def column_to_numpy(column: Any) -> Any:
     ``(rows, size)``. For all else, pyarrow's ``to_numpy`` decides: integers with nulls become
     floating-point numbers, and texts and other lists become Python objects.
 
-    Raises
-    ------
-    MissingExtraError
-        If NumPy is not installed.
-    UsageError
-        If pyarrow cannot convert the values.
+    Raises `MissingExtraError` if NumPy is not installed. Raises `UsageError` if pyarrow cannot
+    convert the values.
     """
     numpy = require_numpy()
     if isinstance(column, pa.ChunkedArray):
@@ -81,10 +73,7 @@ def column_to_numpy(column: Any) -> Any:
 def require_numpy() -> Any:
     """Return the module ``numpy``.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
+    Raises `MissingExtraError` if it is not installed.
     """
     try:
         return import_module("numpy")

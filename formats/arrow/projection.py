@@ -65,12 +65,7 @@ class ProjectedMessage(NamedTuple):
 class Projector:
     """Projects the record batches of one stream.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the stream.
-    columns : sequence of int
-        The columns to keep, in order. They must not contain dictionaries.
+    `columns` is the columns to keep, in order. They must not contain dictionaries.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[int]) -> None:
@@ -82,10 +77,7 @@ class Projector:
     def project(self, metadata: bytes | memoryview) -> ProjectedMessage:
         """Project a record batch.
 
-        Raises
-        ------
-        InvalidDataError
-            If its metadata does not fit the schema.
+        Raises `InvalidDataError` if its metadata does not fit the schema.
         """
         try:
             message = fbs.Message.GetRootAs(metadata, 0)

@@ -44,10 +44,8 @@ class Feature(IntEnum):
 def read_features(schema: fbs.Schema) -> tuple[int, ...]:
     """Return the numbers of the features that a schema declares, known or not.
 
-    Raises
-    ------
-    InvalidDataError
-        If the list is malformed, or longer than any that a writer has a reason to write.
+    Raises `InvalidDataError` if the list is malformed, or longer than any that a writer has a
+    reason to write.
     """
     try:
         count = schema.FeaturesLength()
@@ -67,10 +65,8 @@ def read_features(schema: fbs.Schema) -> tuple[int, ...]:
 def check_features(metadata: bytes | memoryview) -> None:
     """Refuse a schema message that declares an unknown feature.
 
-    Raises
-    ------
-    InvalidDataError
-        If it does. The error names the number of the feature and the known ones.
+    Raises `InvalidDataError` if it does. The error names the number of the feature and the known
+    ones.
     """
     check_schema_features(_find_schema(metadata))
 
@@ -119,23 +115,10 @@ def read_schema(
 ) -> pa.Schema:
     """Decode the schema message of a stream.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message.
-    max_nesting : int
-        The deepest nesting of types. A plain column has depth 1.
-    max_bytes : int
-        The largest size of the decoded schema in bytes.
-
-    Raises
-    ------
-    ProtocolError
-        If `metadata` is not an Arrow IPC message.
-    InvalidDataError
-        If the message is not a schema, is malformed, or uses an unknown type.
-    LimitError
-        If the schema exceeds one of the limits.
+    `max_nesting`: a plain column has depth 1. `max_bytes` is the largest size of the decoded schema
+    in bytes. Raises `ProtocolError` if `metadata` is not an Arrow IPC message. Raises
+    `InvalidDataError` if the message is not a schema, is malformed, or uses an unknown type. Raises
+    `LimitError` if the schema exceeds one of the limits.
     """
     if type(metadata) is bytes and is_self_contained(metadata):
         return _read_cached(metadata, max_nesting, max_bytes)
@@ -195,13 +178,7 @@ def has_utf8_names(schema: pa.Schema) -> bool:
 
 
 def is_native_endian(metadata: bytes | memoryview) -> bool:
-    """Return whether the data of a stream has this machine's byte order.
-
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the stream's schema message.
-    """
+    """Return whether the data of a stream has this machine's byte order."""
     return read_endianness(metadata) == sys.byteorder
 
 
@@ -279,17 +256,7 @@ _kept: dict[bytes, SchemaFacts] = {}
 def find_schema_facts(metadata: bytes, schema: pa.Schema) -> SchemaFacts:
     """Return what follows from a schema message. That of a repeated message is kept.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the message.
-    schema : pyarrow.Schema
-        The result of `read_schema`.
-
-    Raises
-    ------
-    InvalidDataError
-        As `read_dictionary_types` does.
+    Raises `InvalidDataError` as `read_dictionary_types` does.
     """
     is_kept = type(metadata) is bytes and is_self_contained(metadata)
     facts = _kept.get(metadata) if is_kept else None

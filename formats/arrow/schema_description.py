@@ -91,10 +91,7 @@ class SchemaDescription:
 def describe_schema(metadata: bytes | memoryview) -> SchemaDescription:
     """Describe a schema message, which `read_schema` has accepted.
 
-    Raises
-    ------
-    InvalidDataError
-        If the message is malformed or has an unknown type.
+    Raises `InvalidDataError` if the message is malformed or has an unknown type.
     """
     schema: Any = find_schema(metadata)
     try:

@@ -29,10 +29,7 @@ _FIELDS, _SCHEMA_METADATA, _MESSAGE_METADATA = 6, 8, 12
 def find_schema(metadata: bytes | memoryview) -> fbs.Schema:
     """Return the table ``Schema`` of a schema message that pyarrow has accepted.
 
-    Raises
-    ------
-    InvalidDataError
-        If the metadata is malformed or that of another message.
+    Raises `InvalidDataError` if the metadata is malformed or that of another message.
     """
     try:
         message: Any = fbs.Message.GetRootAs(metadata, 0)
@@ -58,25 +55,8 @@ def rewrite_schema(
 ) -> bytes:
     """Return a schema message with some properties changed. None keeps a property.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of a schema message, which pyarrow has accepted.
-    endianness : int, optional
-        A value of ``fbs.Endianness``.
-    version : int, optional
-        A value of ``fbs.MetadataVersion``.
-    features : collection of int, optional
-        The features to declare.
-    columns : sequence of int, optional
-        The columns to keep, in order.
-    drops_message_metadata : bool
-        Whether to leave out the custom metadata of the message, which may be that of a footer.
-
-    Raises
-    ------
-    InvalidDataError
-        If the metadata is malformed.
+    `columns` is the columns to keep, in order. Raises `InvalidDataError` if the metadata is
+    malformed.
     """
     original = _Original(metadata)
     header = original.add_schema(endianness, features, columns)
@@ -98,20 +78,7 @@ def rewrite_schema(
 def adopt_schema(original: bytes, encoded: bytes, columns: Sequence[int] | None = None) -> bytes:
     """Return the schema message for batches that pyarrow encodes, with what pyarrow would lose.
 
-    Parameters
-    ----------
-    original : bytes
-        The FlatBuffer of the schema message of the source.
-    encoded : bytes
-        The FlatBuffer of the schema message that pyarrow has written for the same columns.
-    columns : sequence of int, optional
-        The columns of the source, in order. None means all.
-
-    Returns
-    -------
-    bytes
-        The original schema with the columns; `encoded` if its dictionaries have other IDs, or if
-        it has no maps, whose children are all that pyarrow renames.
+    `columns` is the columns of the source, in order. None means all.
     """
     fields: Any = find_schema(encoded)
     if not any(_has_map(fields.Fields(index)) for index in range(fields.FieldsLength())):
@@ -140,19 +107,7 @@ def build_footer(
 ) -> bytes:
     """Return the FlatBuffer of the footer of a file.
 
-    Parameters
-    ----------
-    schema_metadata : bytes
-        The FlatBuffer of the schema message of the file.
-    dictionaries, batches : Blocks
-        The positions of the messages in the file.
-    custom_metadata : sequence of pairs
-        The custom metadata of the footer.
-
-    Raises
-    ------
-    InvalidDataError
-        If the schema is malformed.
+    Raises `InvalidDataError` if the schema is malformed.
     """
     original = _Original(schema_metadata)
     builder = original.builder

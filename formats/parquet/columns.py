@@ -60,19 +60,7 @@ class Columns:
     ) -> pa.RecordBatch:
         """Return a batch with the types and the metadata that readers get.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A batch that pyarrow has read.
-        by_name : bool
-            Whether it has only some columns, whose names are unique. Otherwise it has all.
-        options : ReadOptions
-            The options.
-
-        Raises
-        ------
-        InvalidDataError
-            If a value cannot be converted.
+        `by_name`: Otherwise it has all. Raises `InvalidDataError` if a value cannot be converted.
         """
         indices = range(len(self.schema))
         if by_name:
@@ -94,19 +82,7 @@ def plan_columns(
     key_values: Mapping[bytes, bytes],
     malformed_statistics: frozenset[int] = frozenset(),
 ) -> Columns:
-    """Return the columns of a file.
-
-    Parameters
-    ----------
-    root : Node
-        The schema of the file.
-    schema : pyarrow.Schema
-        The schema that pyarrow gives the corrected file.
-    key_values : mapping of bytes to bytes
-        The key-value metadata of the file, in which a CRS may be.
-    malformed_statistics : frozenset of int
-        See `find_malformed_statistics`.
-    """
+    """Return the columns of a file."""
     fields: list[pa.Field[Any]] = []
     conversions: dict[int, Convert] = {}
     without_order: set[int] = set()

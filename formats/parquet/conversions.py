@@ -126,24 +126,8 @@ def validity_buffer(array: Any) -> pa.Buffer | None:
 def convert_int96(array: Any, path: str, options: ReadOptions) -> Any:
     """Return the timestamps of an INT96 column, in microseconds.
 
-    Parameters
-    ----------
-    array : pyarrow.FixedSizeBinaryArray
-        The values: the nanoseconds of the day and the Julian day.
-    path : str
-        The column, for errors.
-    options : ReadOptions
-        Whether digits below a microsecond are an error.
-
-    Returns
-    -------
-    pyarrow.TimestampArray
-        The timestamps, without a time zone.
-
-    Raises
-    ------
-    InvalidDataError
-        If a timestamp does not fit in 64 bits, or has digits below a microsecond.
+    Raises `InvalidDataError` if a timestamp does not fit in 64 bits, or has digits below a
+    microsecond.
     """
     values = fixed_values(array, INT96_BYTES, _INT96)
     days = values["day"].astype(np.int64) - _EPOCH_JULIAN_DAY
@@ -178,10 +162,7 @@ def convert_intervals(array: Any, path: str, options: ReadOptions) -> Any:
 def check_nulls(array: Any, path: str, options: ReadOptions) -> Any:
     """Return an UNKNOWN column as a null array. Parameters are those of `convert_int96`.
 
-    Raises
-    ------
-    InvalidDataError
-        If a value is not null ("UNKNOWN").
+    Raises `InvalidDataError` if a value is not null ("UNKNOWN").
     """
     if array.null_count != len(array):
         raise InvalidDataError(f"the column {path!r} has values, but UNKNOWN allows only nulls")
@@ -189,17 +170,7 @@ def check_nulls(array: Any, path: str, options: ReadOptions) -> Any:
 
 
 def drop_duplicate_keys(array: Any, path: str, options: ReadOptions) -> Any:
-    """Return a map array in which the last value of each key wins ("Maps").
-
-    Parameters
-    ----------
-    array : pyarrow.MapArray
-        The maps.
-    path : str
-        The column, for errors.
-    options : ReadOptions
-        Whether all entries are kept.
-    """
+    """Return a map array in which the last value of each key wins ("Maps")."""
     if options.duplicate_keys == "keep" or not len(array):
         return array
     offsets = np.asarray(array.offsets)
@@ -223,10 +194,7 @@ def drop_duplicate_keys(array: Any, path: str, options: ReadOptions) -> Any:
 def entries_to_maps(array: Any, path: str, data_type: pa.DataType) -> Any:
     """Return lists of entries as maps. Their keys are optional in the file.
 
-    Raises
-    ------
-    InvalidDataError
-        If a key is null, which the specification forbids.
+    Raises `InvalidDataError` if a key is null, which the specification forbids.
     """
     offsets = np.asarray(array.offsets)
     start, end = int(offsets[0]), int(offsets[-1])
@@ -240,16 +208,8 @@ def entries_to_maps(array: Any, path: str, data_type: pa.DataType) -> Any:
 def rebuild_list(array: Any, offsets: Any, values: Any, data_type: Any) -> Any:
     """Return a list or map array with other values.
 
-    Parameters
-    ----------
-    array : pyarrow.ListArray, LargeListArray or MapArray
-        The former array, whose nulls the new one has.
-    offsets : numpy.ndarray
-        The offset of each list in `values`, and the end of the last. The first is 0.
-    values : pyarrow.Array
-        The elements of all lists. Entries of a map are structs.
-    data_type : pyarrow.DataType
-        The type of the new array.
+    `offsets` is the offset of each list in `values`, and the end of the last. The first is 0.
+    `values`: Entries of a map are structs.
     """
     if isinstance(data_type, pa.MapType):
         # The entries get the type, and the nullability, that the map expects.

@@ -141,10 +141,8 @@ _TO_CONVERTED = {
 def parse_logical_type(union: Struct) -> LogicalType:
     """Return the logical type that a union LogicalType holds.
 
-    Raises
-    ------
-    InvalidDataError
-        If the union does not have exactly one member, or a parameter is missing or malformed.
+    Raises `InvalidDataError` if the union does not have exactly one member, or a parameter is
+    missing or malformed.
     """
     if len(union) != 1:
         raise InvalidDataError(f"a logical type has {len(union)} members; expected one")
@@ -175,17 +173,7 @@ def parse_logical_type(union: Struct) -> LogicalType:
 def parse_converted_type(number: int, precision: int | None, scale: int | None) -> LogicalType:
     """Return the logical type that a ConvertedType stands for.
 
-    Parameters
-    ----------
-    number : int
-        The ConvertedType.
-    precision, scale : int or None
-        The digits of a DECIMAL, which the schema element has beside it.
-
-    Raises
-    ------
-    InvalidDataError
-        If a DECIMAL has no precision.
+    Raises `InvalidDataError` if a DECIMAL has no precision.
     """
     try:
         converted = Converted(number)

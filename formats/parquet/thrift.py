@@ -74,21 +74,9 @@ class ThriftList:
 class CompactReader:
     """Reads values of the compact protocol.
 
-    Parameters
-    ----------
-    data : bytes
-        The bytes.
-    position : int
-        The offset of the first value.
-    max_values : int
-        The largest number of values to decode.
-
-    Raises
-    ------
-    InvalidDataError
-        If the bytes are malformed; the error names the offset. All methods raise it.
-    LimitError
-        If the nesting or the number of values exceeds a limit. All methods raise it.
+    Raises `InvalidDataError` if the bytes are malformed; the error names the offset. All methods
+    raise it. Raises `LimitError` if the nesting or the number of values exceeds a limit. All
+    methods raise it.
     """
 
     def __init__(self, data: bytes, position: int = 0, max_values: int = MAX_VALUES) -> None:

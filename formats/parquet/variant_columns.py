@@ -36,15 +36,7 @@ from .variant.arrow_fields import (
 
 
 def plan_variant(node: Node, column: Any) -> tuple[Any, Any]:
-    """Return the field of a group with the annotation VARIANT, and the conversion of its arrays.
-
-    Parameters
-    ----------
-    node : Node
-        The group.
-    column : pyarrow.Field
-        The field that pyarrow reads, a struct.
-    """
+    """Return the field of a group with the annotation VARIANT, and the conversion of its arrays."""
     metadata = {key: value for key, value in (column.metadata or {}).items() if key != FIELDS_KEY}
     planned = variant_field(column.name, nullable=column.nullable, metadata=metadata)
     return planned, partial(_convert, find_problem(node), node.path)
@@ -147,15 +139,7 @@ def make_variants(array: Any, metadata: Any, value: Any) -> Any:
 
 
 def list_shredded_fields(root: Node, schema: pa.Schema) -> dict[str, VariantField]:
-    """Return the shredded fields of the Variant columns of a file, by their names.
-
-    Parameters
-    ----------
-    root : Node
-        The schema of the file.
-    schema : pyarrow.Schema
-        The schema that pyarrow reads.
-    """
+    """Return the shredded fields of the Variant columns of a file, by their names."""
     names = schema.names
     found: dict[str, VariantField] = {}
     if len(set(names)) < len(names) or any("." in name for name in names):
@@ -194,15 +178,7 @@ def _walk_fields(
 def fit_fields(
     fields: Mapping[str, VariantField], shredded: Mapping[str, VariantField]
 ) -> dict[str, VariantField]:
-    """Return fields with the paths at which a file has them; empty if it does not shred them.
-
-    Parameters
-    ----------
-    fields : mapping of str to VariantField
-        The fields to read.
-    shredded : mapping of str to VariantField
-        The shredded fields of the file; see `list_shredded_fields`.
-    """
+    """Return fields with the paths at which a file has them; empty if it does not shred them."""
     return {
         name: replace(each, path=shredded[name].path if name in shredded else "")
         for name, each in fields.items()
@@ -221,17 +197,8 @@ def physical_names(field: VariantField) -> list[str]:
 def extract_field(column: Any, field: VariantField) -> Any:
     """Return a shredded field of a Variant column.
 
-    Parameters
-    ----------
-    column : pyarrow.StructArray
-        The column as pyarrow reads it, with at least what `physical_names` selects.
-    field : VariantField
-        The field, with its path.
-
-    Raises
-    ------
-    InvalidDataError
-        If a value is invalid, or ``value`` and ``typed_value`` contradict each other.
+    Raises `InvalidDataError` if a value is invalid, or ``value`` and ``typed_value`` contradict
+    each other.
     """
     from .variant.unshredding import read_typed, read_variants
 
@@ -247,10 +214,7 @@ def extract_field(column: Any, field: VariantField) -> Any:
 def find_field(column: Any, field: VariantField) -> Any:
     """Return a field of an unshredded Variant column. A value that does not fit is null.
 
-    Raises
-    ------
-    InvalidDataError
-        If a value is invalid.
+    Raises `InvalidDataError` if a value is invalid.
     """
     from .variant.functions import get
 
@@ -271,17 +235,7 @@ def annotate_variants(data: bytes, paths: list[str]) -> bytes:
     Times inside of them become local times, as Variant Shredding demands; pyarrow writes all times
     as adjusted to UTC.
 
-    Parameters
-    ----------
-    data : bytes
-        The footer, as pyarrow writes it.
-    paths : list of str
-        The paths of the groups in the schema of the file, with dots between the names.
-
-    Raises
-    ------
-    UsageError
-        If the file has no such group, or it is not a Variant.
+    Raises `UsageError` if the file has no such group, or it is not a Variant.
     """
     footer = Footer.parse(data)
     elements = list(footer.elements)

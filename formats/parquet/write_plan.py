@@ -43,20 +43,8 @@ _MILLISECOND = 1_000_000
 def encode_intervals(array: Any) -> Any:
     """Return the values of an INTERVAL column ("INTERVAL").
 
-    Parameters
-    ----------
-    array : pyarrow.MonthDayNanoIntervalArray
-        The intervals.
-
-    Returns
-    -------
-    pyarrow.FixedSizeBinaryArray
-        Months, days and milliseconds, 12 bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If a part is negative, or the nanoseconds are not milliseconds of 32 bits.
+    Raises `InvalidDataError` if a part is negative, or the nanoseconds are not milliseconds of 32
+    bits.
     """
     values = fixed_values(array, 16, _MONTH_DAY_NANO)
     milliseconds = values["nanoseconds"] // _MILLISECOND
@@ -83,18 +71,7 @@ def encode_intervals(array: Any) -> Any:
 
 
 def encode_decimals(array: Any) -> Any:
-    """Return decimals as big-endian integers of the fewest bytes ("DECIMAL").
-
-    Parameters
-    ----------
-    array : pyarrow.Decimal32Array, Decimal64Array, Decimal128Array or Decimal256Array
-        The decimals.
-
-    Returns
-    -------
-    pyarrow.BinaryArray
-        The unscaled values in two's complement.
-    """
+    """Return decimals as big-endian integers of the fewest bytes ("DECIMAL")."""
     width: int = array.type.bit_width // 8
     count = len(array)
     little = fixed_values(array, width, np.dtype(np.uint8)).reshape(count, width)
@@ -189,12 +166,8 @@ class WritePlan:
     def of(cls, schema: pa.Schema) -> WritePlan:
         """Return the plan for a schema.
 
-        Raises
-        ------
-        InvalidDataError
-            If the metadata of a geospatial column is malformed.
-        pyarrow.ArrowException
-            If Parquet cannot hold a column.
+        Raises `InvalidDataError` if the metadata of a geospatial column is malformed. Raises
+        `pyarrow.ArrowException` if Parquet cannot hold a column.
         """
         planner = _Planner()
         planned = [planner.plan(each) for each in schema]
@@ -225,10 +198,7 @@ class WritePlan:
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch as pyarrow writes it.
 
-        Raises
-        ------
-        InvalidDataError
-            If Parquet cannot hold a value.
+        Raises `InvalidDataError` if Parquet cannot hold a value.
         """
         if not self.conversions:
             return batch
@@ -247,17 +217,8 @@ class WritePlan:
     ) -> bytes:
         """Return a footer with all annotations and statistics.
 
-        Parameters
-        ----------
-        data : bytes
-            The footer that pyarrow wrote.
-        statistics : sequence of mapping of int to GeoStatistics
-            For each row group, the result of `find_statistics`.
-
-        Raises
-        ------
-        InvalidDataError
-            If the new footer, read back, does not have the annotations, or not the rows.
+        Raises `InvalidDataError` if the new footer, read back, does not have the annotations, or
+        not the rows.
         """
         footer = Footer.parse(data)
         changed = data
@@ -344,17 +305,7 @@ class _Planner:
         return column.with_type(new_type), partial(convert_list, new_type, convert)
 
     def annotate(self, node: Node, column: pa.Field[Any], steps: tuple[int | None, ...]) -> None:
-        """Find the annotations of a field as it was written, and of the fields in it.
-
-        Parameters
-        ----------
-        node : Node
-            The schema element.
-        column : pyarrow.Field
-            The field.
-        steps : tuple of int or None
-            The way to it; see `GeoColumn.steps`.
-        """
+        """Find the annotations of a field as it was written, and of the fields in it."""
         data_type: Any = column.type
         logical = self._find_annotation(node, column)
         if logical is not None and logical != node.logical:

@@ -33,14 +33,7 @@ from .message import (
 class LazyBytes:
     """A part of a file, which can be sliced as a view of its bytes.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    offset : int
-        The offset of the part in bytes.
-    nbytes : int
-        The size of the part in bytes.
+    `offset` is the offset of the part in bytes. `nbytes` is the size of the part in bytes.
 
     Examples
     --------
@@ -113,21 +106,8 @@ class ArrayTable(NamedTuple):
 def read_array_table(data: Bytes, encodings: int, limits: VortexLimits) -> ArrayTable:
     """Read and check the table ``Array``.
 
-    Parameters
-    ----------
-    data : bytes-like
-        Its FlatBuffer.
-    encodings : int
-        The number of encodings in the header of the message.
-    limits : VortexLimits
-        Bounds the numbers of nodes and buffers.
-
-    Raises
-    ------
-    InvalidDataError
-        If it is malformed. The error names the field, and the node or the buffer.
-    LimitError
-        If it exceeds a limit.
+    Raises `InvalidDataError` if it is malformed. The error names the field, and the node or the
+    buffer. Raises `LimitError` if it exceeds a limit.
     """
     try:
         table = read_root(data)
@@ -258,23 +238,10 @@ class ArrayBody(NamedTuple):
 def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LIMITS) -> ArrayBody:
     """Read and check the body of an array message.
 
-    Parameters
-    ----------
-    body : bytes-like or LazyBytes
-        The body, in one piece. Of a body that is not in memory, only the table is read, and of one
-        with its table first, up to 1 MiB more.
-    encodings : int
-        The number of encodings in the header of the message.
-    limits : VortexLimits
-        Bounds what the body declares.
-
-    Raises
-    ------
-    InvalidDataError
-        If the body is malformed in both orders. The error is that of the order that implementations
-        write.
-    LimitError
-        If the body exceeds a limit.
+    `body`: Of a body that is not in memory, only the table is read, and of one with its table
+    first, up to 1 MiB more. Raises `InvalidDataError` if the body is malformed in both orders. The
+    error is that of the order that implementations write. Raises `LimitError` if the body exceeds a
+    limit.
     """
     data = body if isinstance(body, LazyBytes) else memoryview(body).cast("B")
     try:
@@ -343,19 +310,9 @@ def build_array_body(
 ) -> list[Any]:
     """Return the pieces of a body with these buffers, uncompressed, and with the table last.
 
-    Parameters
-    ----------
-    table_data : bytes-like
-        The FlatBuffer of the table, as checked. Its structs ``Buffer`` are replaced.
-    entries_offset : int
-        The offset of the first of them; see `ArrayTable`.
-    exponents : sequence of int
-        The alignment of each buffer, as a power of two.
-    buffers : sequence of bytes-like
-        The buffers. They are not copied.
-    alignment : int
-        The smallest alignment of a buffer that is not empty, from the first byte of the body. Each
-        buffer has at least its own.
+    `table_data`: its structs ``Buffer`` are replaced. `buffers`: They are not copied. `alignment`
+    is the smallest alignment of a buffer that is not empty, from the first byte of the body. Each
+    buffer has at least its own.
     """
     table = bytearray(table_data)
     pieces: list[Any] = []
@@ -383,26 +340,10 @@ _U32_MAX = 0xFFFFFFFF
 def decode_body(body: ArrayBody, max_decoded_bytes: int) -> list[Any]:
     """Return the pieces of a body that vortex-data decodes: no LZ4, and the table last.
 
-    Parameters
-    ----------
-    body : ArrayBody
-        A checked body.
-    max_decoded_bytes : int
-        The largest size of all buffers together, in bytes.
-
-    Returns
-    -------
-    list of bytes-like
-        The body itself if it is as required. Buffers that are not compressed are not copied.
-
-    Raises
-    ------
-    InvalidDataError
-        If a buffer is not valid LZ4. The error names the buffer.
-    LimitError
-        If the buffers become larger than `max_decoded_bytes`.
-    MissingExtraError
-        If a buffer is compressed, and lz4 is not installed.
+    `max_decoded_bytes` is the largest size of all buffers together, in bytes. Buffers that are not
+    compressed are not copied. Raises `InvalidDataError` if a buffer is not valid LZ4. The error
+    names the buffer. Raises `LimitError` if the buffers become larger than `max_decoded_bytes`.
+    Raises `MissingExtraError` if a buffer is compressed, and lz4 is not installed.
     """
     entries = body.table.buffers
     if not body.has_table_first and not any(entry.is_compressed for entry in entries):

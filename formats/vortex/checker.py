@@ -38,24 +38,8 @@ def check_array(
 ) -> CheckedArray:
     """Check an array message.
 
-    Parameters
-    ----------
-    header : MessageHeader
-        The header of the message.
-    body : bytes-like or LazyBytes
-        Its body, in one piece.
-    dtype : DType
-        The type of the stream.
-    limits : VortexLimits
-        Bounds what the message declares.
-
-    Raises
-    ------
-    InvalidDataError
-        If the message is malformed, or does not fit the dtype. The error names the field, and the
-        node or the buffer.
-    LimitError
-        If the message exceeds a limit.
+    Raises `InvalidDataError` if the message is malformed, or does not fit the dtype. The error
+    names the field, and the node or the buffer. Raises `LimitError` if the message exceeds a limit.
     """
     check_body_size(header, body)
     if header.kind is not MessageKind.ARRAY:
@@ -96,10 +80,7 @@ def _check_nodes(header: MessageHeader, body: ArrayBody, dtype: DType, limits: V
 def check_body_size(header: MessageHeader, body: Any) -> None:
     """Compare the size of a body with that in the header.
 
-    Raises
-    ------
-    InvalidDataError
-        If they differ.
+    Raises `InvalidDataError` if they differ.
     """
     size = body.nbytes if isinstance(body, LazyBytes) else memoryview(body).nbytes
     if size != header.body_size:

@@ -36,10 +36,7 @@ _MAX_REASON_CHARS = 300
 def import_library(module: str = "vortex") -> Any:
     """Return a module of vortex-data.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
+    Raises `MissingExtraError` if it is not installed.
     """
     require_library()
     return import_module(module)
@@ -48,10 +45,7 @@ def import_library(module: str = "vortex") -> Any:
 def require_library() -> None:
     """Check that vortex-data is installed, without importing it.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
+    Raises `MissingExtraError` if it is not installed.
     """
     if find_spec("vortex") is None:
         raise MissingExtraError(
@@ -62,10 +56,7 @@ def require_library() -> None:
 def encode_array(array: Any) -> tuple[Message, Message]:
     """Return the dtype message and the array message of an array of vortex-data.
 
-    Raises
-    ------
-    InvalidDataError
-        If the library cannot encode the array.
+    Raises `InvalidDataError` if the library cannot encode the array.
     """
     serde = import_library("vortex.serde")
     parts, dtype_parts = call_library(lambda: serde.encode_ipc_array_buffers(array), "encoded")
@@ -75,10 +66,7 @@ def encode_array(array: Any) -> tuple[Message, Message]:
 def call_library(call: Callable[[], _Result], participle: str = "decoded") -> _Result:
     """Return the result of a call of vortex-data.
 
-    Raises
-    ------
-    InvalidDataError
-        If the library raises or panics.
+    Raises `InvalidDataError` if the library raises or panics.
     """
     try:
         return call()
@@ -102,26 +90,14 @@ def _first_line(error: BaseException) -> str:
 class ArrayDecoder:
     """Decodes the arrays of one stream.
 
-    Parameters
-    ----------
-    dtype : Message
-        The dtype message, with which the stream begins.
-    limits : VortexLimits
-        Bounds what messages declare.
+    `dtype` is the dtype message, with which the stream begins. Raises `InvalidDataError` if the
+    dtype is malformed. Raises `LimitError` if it exceeds a limit. Raises `MissingExtraError` if
+    vortex-data is not installed.
 
     Attributes
     ----------
     dtype : DType
         The type of all arrays.
-
-    Raises
-    ------
-    InvalidDataError
-        If the dtype is malformed.
-    LimitError
-        If it exceeds a limit.
-    MissingExtraError
-        If vortex-data is not installed.
 
     Examples
     --------
@@ -141,12 +117,8 @@ class ArrayDecoder:
 
         The array has its own memory, or refers to that of the message's body.
 
-        Raises
-        ------
-        InvalidDataError
-            If the message does not pass the checks, or the library cannot decode it.
-        LimitError
-            If the message exceeds a limit.
+        Raises `InvalidDataError` if the message does not pass the checks, or the library cannot
+        decode it. Raises `LimitError` if the message exceeds a limit.
         """
         parts = encode_message(prepare_message(message, self.dtype, self._limits)[1])
         decode = self._serde.decode_ipc_array_buffers
@@ -155,19 +127,9 @@ class ArrayDecoder:
     def decode_arrow(self, message: Message, data_type: Any = None) -> pa.Array[Any]:
         """Check and decode an array message, and return it as an Arrow array.
 
-        Parameters
-        ----------
-        message : Message
-            The message.
-        data_type : pyarrow.DataType, optional
-            The type of the Arrow array. By default, the library chooses it.
-
-        Raises
-        ------
-        InvalidDataError
-            As `decode`, or if the array has other rows than its header declares.
-        LimitError
-            If the message exceeds a limit, or the Arrow array is larger than its limit.
+        `data_type`: By default, the library chooses it. Raises `InvalidDataError` as `decode`, or
+        if the array has other rows than its header declares. Raises `LimitError` if the message
+        exceeds a limit, or the Arrow array is larger than its limit.
         """
         array = self.decode(message)
         return convert_to_arrow(array, message.header.row_count, data_type)
@@ -188,12 +150,8 @@ def prepare_message(
 ) -> tuple[CheckedArray, Message]:
     """Check an array message, and return it as vortex-data reads it.
 
-    Raises
-    ------
-    InvalidDataError
-        If the message does not pass the checks.
-    LimitError
-        If the message exceeds a limit.
+    Raises `InvalidDataError` if the message does not pass the checks. Raises `LimitError` if the
+    message exceeds a limit.
     """
     pieces = message.body
     body = pieces[0] if len(pieces) == 1 else message.join_body()
@@ -213,10 +171,7 @@ def convert_to_arrow(array: Any, rows: int, data_type: Any = None) -> pa.Array[A
 
     The Arrow array owns its memory.
 
-    Raises
-    ------
-    InvalidDataError
-        If the library cannot convert it, or it has another number of rows.
+    Raises `InvalidDataError` if the library cannot convert it, or it has another number of rows.
     """
     found: Any = call_library(lambda: array.to_arrow_array(arrow_type=data_type))
     if isinstance(found, pa.ChunkedArray):

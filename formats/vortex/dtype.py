@@ -145,19 +145,8 @@ class DType(NamedTuple):
 def read_dtype(body: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> DType:
     """Read and check the body of a DTypeMessage.
 
-    Parameters
-    ----------
-    body : bytes-like
-        The FlatBuffer of the type.
-    limits : VortexLimits
-        Bounds its size, its depth and the number of types in it.
-
-    Raises
-    ------
-    InvalidDataError
-        If it is malformed. The error names the field.
-    LimitError
-        If it exceeds a limit.
+    Raises `InvalidDataError` if it is malformed. The error names the field. Raises `LimitError` if
+    it exceeds a limit.
     """
     if len(body) > limits.metadata_bytes:
         raise LimitError(f"the dtype has {len(body)} bytes; the limit is {limits.metadata_bytes}")
@@ -292,10 +281,7 @@ _Field = tuple[str, Any]
 def encode_dtype(dtype: DType) -> bytes:
     """Return the body of a DTypeMessage.
 
-    Raises
-    ------
-    ValueError
-        If the dtype is a union, whose type IDs a `DType` does not have.
+    Raises `ValueError` if the dtype is a union, whose type IDs a `DType` does not have.
 
     Examples
     --------

@@ -22,15 +22,7 @@ _KEPT_EXTENSIONS = ("arrow.uuid", "arrow.json")
 class FileConverter:
     """Converts the record batches of one schema.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
-
-    Raises
-    ------
-    InvalidDataError
-        If a Vortex file cannot have a column. The error names it.
+    Raises `InvalidDataError` if a Vortex file cannot have a column. The error names it.
 
     Attributes
     ----------
@@ -59,10 +51,7 @@ class FileConverter:
 def find_file_type(data_type: Any) -> pa.DataType:
     """Return the type that a column has in a Vortex file.
 
-    Raises
-    ------
-    InvalidDataError
-        If it has none.
+    Raises `InvalidDataError` if it has none.
     """
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
@@ -121,17 +110,8 @@ def _convert(array: Any, data_type: Any, _template: Any) -> Any:
 class ArrayEncoder:
     """Encodes the record batches of one schema, each as one array.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
-
-    Raises
-    ------
-    MissingExtraError
-        If vortex-data is not installed.
-    InvalidDataError
-        If Vortex cannot hold a column. The error names it.
+    Raises `MissingExtraError` if vortex-data is not installed. Raises `InvalidDataError` if Vortex
+    cannot hold a column. The error names it.
 
     Attributes
     ----------
@@ -152,15 +132,8 @@ class ArrayEncoder:
     def encode(self, batch: pa.RecordBatch) -> Message:
         """Return the message of a batch, compressed as the library chooses.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A valid batch, with the schema. Its dictionaries are not part of the message.
-
-        Raises
-        ------
-        InvalidDataError
-            If Vortex refuses a value, such as a decimal with too many digits.
+        `batch`: its dictionaries are not part of the message. Raises `InvalidDataError` if Vortex
+        refuses a value, such as a decimal with too many digits.
         """
         storage = self._converter.to_storage(batch)
         try:

@@ -21,10 +21,7 @@ _MAX_VARINT_BITS = 64
 def read_fields(data: bytes) -> dict[int, list[int | bytes]]:
     r"""Return the values of each field, in order: numbers, or bytes of strings and messages.
 
-    Raises
-    ------
-    ValueError
-        If the bytes are not a protobuf message.
+    Raises `ValueError` if the bytes are not a protobuf message.
 
     Examples
     --------
@@ -88,21 +85,7 @@ class NodeContent(NamedTuple):
 
 
 class NodePlace:
-    """A node with its content and its buffers, for the rules.
-
-    Parameters
-    ----------
-    node : ArrayNode
-        The node.
-    content : NodeContent
-        Its content.
-    encoding : str
-        The identifier of its encoding.
-    path : str
-        Its place in the tree, for errors.
-    buffers : sequence of BufferEntry
-        All buffers of the array.
-    """
+    """A node with its content and its buffers, for the rules."""
 
     def __init__(
         self,
@@ -524,21 +507,7 @@ def walk_contents(
 ) -> Iterator[NodeContent]:
     """Check the nodes of an array, and yield the content of each whose type and rows are known.
 
-    Parameters
-    ----------
-    root : ArrayNode
-        The root.
-    content : NodeContent
-        The type of the stream, and the row count of the message.
-    encodings : sequence of str
-        The identifiers of the encodings.
-    buffers : sequence of BufferEntry
-        The buffers.
-
-    Raises
-    ------
-    InvalidDataError
-        If a node does not fit its encoding. The error names the node.
+    Raises `InvalidDataError` if a node does not fit its encoding. The error names the node.
     """
     stack = [(root, content, "root")]
     while stack:

@@ -97,21 +97,9 @@ class FileFooter(NamedTuple):
 def read_file_footer(read: Read, size: int, limits: VortexLimits = DEFAULT_LIMITS) -> FileFooter:
     """Read and check the footer of a file.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    size : int
-        The size of the file in bytes.
-    limits : VortexLimits
-        Bounds the sizes and numbers that it declares.
-
-    Raises
-    ------
-    InvalidDataError
-        If it is malformed, or refers to bytes outside of the file. The error names the part.
-    LimitError
-        If it exceeds a limit.
+    `size` is the size of the file in bytes. Raises `InvalidDataError` if it is malformed, or refers
+    to bytes outside of the file. The error names the part. Raises `LimitError` if it exceeds a
+    limit.
     """
     if size < len(MAGIC) + _END.size or read(0, len(MAGIC)) != MAGIC:
         raise InvalidDataError(f"the file does not begin with {MAGIC!r}")

@@ -130,19 +130,9 @@ class Message(NamedTuple):
 def read_header(metadata: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> MessageHeader:
     """Read and check the header of a message.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer, without the length before it. Zeros may follow it.
-    limits : VortexLimits
-        Bounds the sizes that it declares.
-
-    Raises
-    ------
-    ProtocolError
-        If the header is malformed, or its version or type is unknown. The error names the field.
-    LimitError
-        If the header or the declared body is too large.
+    `metadata`: Zeros may follow it. Raises `ProtocolError` if the header is malformed, or its
+    version or type is unknown. The error names the field. Raises `LimitError` if the header or the
+    declared body is too large.
     """
     if len(metadata) > limits.metadata_bytes:
         raise LimitError(
@@ -263,18 +253,7 @@ def build_message(
 ) -> Message:
     """Return a message with this body.
 
-    Parameters
-    ----------
-    kind : MessageKind
-        What the body has.
-    body : sequence of bytes-like
-        Its pieces, in order. They are not copied.
-    row_count : int
-        The number of rows of an array.
-    encodings : sequence of str
-        The encodings of an array.
-    alignment_exponent : int
-        The alignment that a buffer needs, as a power of two.
+    `body`: its pieces, in order. They are not copied.
 
     Examples
     --------
@@ -292,15 +271,7 @@ def build_message(
 def read_parts(parts: Sequence[Any], limits: VortexLimits = DEFAULT_LIMITS) -> Message:
     """Return the message that an encoder has written in parts.
 
-    Parameters
-    ----------
-    parts : sequence of bytes-like
-        The length, the header, and the pieces of the body, as vortex-data returns them.
-
-    Raises
-    ------
-    ProtocolError
-        If the parts are not those of one message.
+    Raises `ProtocolError` if the parts are not those of one message.
     """
     if len(parts) < 2 or len(parts[0]) != PREFIX.size:
         raise ProtocolError(f"an encoded message has {len(parts)} parts; expected a length first")
@@ -319,14 +290,9 @@ def read_parts(parts: Sequence[Any], limits: VortexLimits = DEFAULT_LIMITS) -> M
 def encode_message(message: Message, position: int | None = None) -> list[Any]:
     """Return the pieces of a message for a stream or file. Bodies are not copied.
 
-    Parameters
-    ----------
-    message : Message
-        The message.
-    position : int, optional
-        The size of what precedes the message in the file, in bytes. Zeros after the header then
-        let the body begin at a multiple of 64 bytes, so that a reader can map its buffers. Without
-        it, the header is padded to a multiple of 8 bytes, as other writers do it.
+    `position` is the size of what precedes the message in the file, in bytes. Zeros after the
+    header then let the body begin at a multiple of 64 bytes, so that a reader can map its buffers.
+    Without it, the header is padded to a multiple of 8 bytes, as other writers do it.
     """
     metadata = message.metadata
     if position is None:
@@ -340,10 +306,7 @@ def encode_message(message: Message, position: int | None = None) -> list[Any]:
 def summarize_header(metadata: bytes) -> MessageSummary:
     """Return the summary of a message of a stream on the wire, where an Arrow schema comes first.
 
-    Raises
-    ------
-    ProtocolError
-        If the header is malformed.
+    Raises `ProtocolError` if the header is malformed.
     """
     header = read_header(metadata)
     return MessageSummary(header.kind.name, False, True, header.body_size)
@@ -354,15 +317,7 @@ _STORAGE_KEY, _NO_STORAGE = b"splitarrow:storage", b"none"
 
 
 def mark_schema(metadata: bytes, *, has_storage: bool = True) -> bytes:
-    """Return the schema message of a stream of Vortex arrays.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of a schema message, which pyarrow has accepted.
-    has_storage : bool
-        Whether the arrays have the storage of the schema, rather than the types of the schema.
-    """
+    """Return the schema message of a stream of Vortex arrays."""
     pairs = {_KEY: _VORTEX} if has_storage else {_KEY: _VORTEX, _STORAGE_KEY: _NO_STORAGE}
     return add_message_metadata(metadata, pairs)
 
@@ -377,13 +332,7 @@ def unmark_schema(metadata: bytes) -> bytes:
 
 
 def is_marked(metadata: bytes | memoryview) -> bool:
-    """Return whether the stream of a schema message has Vortex arrays.
-
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of a schema message, which `bounds.survey_schema` has accepted.
-    """
+    """Return whether the stream of a schema message has Vortex arrays."""
     return read_custom_metadata(metadata).get(_KEY) == _VORTEX
 
 

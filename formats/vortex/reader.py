@@ -92,14 +92,7 @@ class _StreamOrder:
 class HeaderReader:
     """Reads the headers of a stream in a file, and skips the bodies.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    end : int
-        The size of the file in bytes.
-    limits : VortexLimits
-        Bounds the sizes that messages declare.
+    `end` is the size of the file in bytes.
 
     Attributes
     ----------
@@ -116,15 +109,9 @@ class HeaderReader:
     def next_header(self) -> FramedHeader | None:
         """Return the header of the next message and move behind its body; None at the end.
 
-        Raises
-        ------
-        ProtocolError
-            If the header is malformed, of an unknown version or type, or out of order. The error
-            names the offset and the field.
-        InvalidDataError
-            If the file ends inside of the message.
-        LimitError
-            If the message declares a size above the limits.
+        Raises `ProtocolError` if the header is malformed, of an unknown version or type, or out of
+        order. The error names the offset and the field. Raises `InvalidDataError` if the file ends
+        inside of the message. Raises `LimitError` if the message declares a size above the limits.
         """
         offset, end = self.offset, self._end
         if offset == end:
@@ -146,17 +133,8 @@ class HeaderReader:
 def read_messages(data: Any, limits: VortexLimits = DEFAULT_LIMITS) -> Iterator[FramedMessage]:
     """Yield the messages of a whole stream. The bodies are views of `data`, without a copy.
 
-    Parameters
-    ----------
-    data : bytes-like
-        The stream, for example a mapped file. It must live as long as the bodies.
-    limits : VortexLimits
-        Bounds the sizes that messages declare.
-
-    Raises
-    ------
-    ProtocolError
-        As `HeaderReader.next_header`, or if the stream has no message.
+    `data`: It must live as long as the bodies. Raises `ProtocolError` as
+    `HeaderReader.next_header`, or if the stream has no message.
 
     Examples
     --------
@@ -177,11 +155,7 @@ def read_messages(data: Any, limits: VortexLimits = DEFAULT_LIMITS) -> Iterator[
 class StreamReader:
     """Reads a stream from pieces of any size.
 
-    Parameters
-    ----------
-    limits : VortexLimits
-        Bounds the sizes that messages declare. Memory grows with the bytes that have arrived, not
-        with the sizes that they declare.
+    `limits`: Memory grows with the bytes that have arrived, not with the sizes that they declare.
     """
 
     def __init__(self, limits: VortexLimits = DEFAULT_LIMITS) -> None:
@@ -194,10 +168,7 @@ class StreamReader:
     def feed(self, data: Any) -> list[FramedMessage]:
         """Add bytes, and return the messages that they complete. Each owns its body.
 
-        Raises
-        ------
-        ProtocolError
-            As `HeaderReader.next_header`. No call may follow.
+        Raises `ProtocolError` as `HeaderReader.next_header`. No call may follow.
         """
         pending = self._pending
         pending += data
@@ -227,12 +198,8 @@ class StreamReader:
     def finish(self) -> None:
         """Check that the stream may end here.
 
-        Raises
-        ------
-        ProtocolError
-            If it has no message.
-        InvalidDataError
-            If it ends inside of a message.
+        Raises `ProtocolError` if it has no message. Raises `InvalidDataError` if it ends inside of
+        a message.
         """
         end = self._offset + len(self._pending)
         if self._header is not None:

@@ -53,10 +53,7 @@ _DECIMALS: dict[int, Any] = {
 def find_storage_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the storage of record batches.
 
-    Raises
-    ------
-    InvalidDataError
-        If a column has a type without storage. The error names the column.
+    Raises `InvalidDataError` if a column has a type without storage. The error names the column.
     """
     fields: list[pa.Field[Any]] = []
     for field in schema:
@@ -73,10 +70,7 @@ def find_storage_schema(schema: pa.Schema) -> pa.Schema:
 def find_storage_type(data_type: Any) -> pa.DataType:
     """Return the storage type of a type.
 
-    Raises
-    ------
-    InvalidDataError
-        If it has none.
+    Raises `InvalidDataError` if it has none.
     """
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
@@ -221,15 +215,7 @@ _INTERVAL_FIELDS = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
 class StorageConverter:
     """Converts the record batches of one schema.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the batches.
-
-    Raises
-    ------
-    InvalidDataError
-        If a column has a type that Vortex cannot hold.
+    Raises `InvalidDataError` if a column has a type that Vortex cannot hold.
 
     Attributes
     ----------
@@ -245,15 +231,7 @@ class StorageConverter:
     def to_storage(self, batch: pa.RecordBatch) -> pa.StructArray:
         """Return the storage of a batch, without nulls at the top.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A valid batch: its offsets are followed.
-
-        Raises
-        ------
-        InvalidDataError
-            If a key of a map is null.
+        Raises `InvalidDataError` if a key of a map is null.
         """
         storage_type: Any = pa.struct(list(self.storage_schema))
         if not batch.num_rows:
@@ -266,17 +244,7 @@ class StorageConverter:
     def restore(self, storage: Any, template: pa.RecordBatch | None) -> pa.RecordBatch:
         """Return the batch of a storage.
 
-        Parameters
-        ----------
-        storage : pyarrow.StructArray
-            The storage, with the type of `storage_schema`.
-        template : pyarrow.RecordBatch, optional
-            The batch with the dictionaries, if there are any.
-
-        Raises
-        ------
-        InvalidDataError
-            If the storage does not fit the schema or the dictionaries.
+        Raises `InvalidDataError` if the storage does not fit the schema or the dictionaries.
         """
         if not storage.type.equals(pa.struct(list(self.storage_schema))):
             raise InvalidDataError(
@@ -299,10 +267,7 @@ class StorageConverter:
 def restore_rows(array: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch of an array that has the types of the schema.
 
-    Raises
-    ------
-    InvalidDataError
-        If a row is null.
+    Raises `InvalidDataError` if a row is null.
     """
     _check_no_null_rows(array)
     columns = [array.field(index) for index in range(array.type.num_fields)]
@@ -520,19 +485,7 @@ def _restore_union(array: Any, data_type: Any, template: Any) -> Any:
 
 
 def map_children(array: Any, data_type: Any, call: Any, template: Any = None) -> Any:
-    """Return an array of another type with the same shape, and converted children.
-
-    Parameters
-    ----------
-    array : pyarrow.Array
-        A struct, map or list of any kind.
-    data_type : pyarrow.DataType
-        Its new type, of the same kind.
-    call : callable
-        Returns the new child for a child, its new type, and the same child of the template.
-    template : pyarrow.Array, optional
-        An array with the type of `array`, or of the result.
-    """
+    """Return an array of another type with the same shape, and converted children."""
     types = pa.types
     if types.is_struct(data_type):
         children = [

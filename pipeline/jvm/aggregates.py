@@ -42,22 +42,8 @@ def compute_aggregates(
 ) -> list[Any] | None:
     """Return the values of aggregates over all rows of a version, or None if one is unknown.
 
-    Parameters
-    ----------
-    dataset : RemoteDataset
-        The dataset.
-    merged : MergedDataset
-        The shards of the version, with the daemons that hold them.
-    aggregates : sequence of mapping
-        The aggregates.
-    target : pyarrow.Schema
-        The columns with the types that Spark gives them.
-
-    Returns
-    -------
-    list or None
-        For each aggregate an integer, a text in Spark's internal form (days, microseconds,
-        digits), or None for null.
+    For each aggregate an integer, a text in Spark's internal form (days, microseconds, digits), or
+    None for null.
     """
     columns = tuple(dict.fromkeys(each["column"] for each in aggregates if "column" in each))
     if any(column not in target.names for column in columns):

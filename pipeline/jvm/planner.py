@@ -42,17 +42,7 @@ _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 class LocalShards:
     """The shards that one folder has of the versions to read.
 
-    Parameters
-    ----------
-    location : str
-        The folder of the published dataset.
-    versions : iterable of str
-        The versions to read, as the daemons name them.
-
-    Raises
-    ------
-    UsageError
-        If the location is no folder, or has none of the versions.
+    Raises `UsageError` if the location is no folder, or has none of the versions.
     """
 
     def __init__(self, location: str, versions: Iterable[str]) -> None:
@@ -123,16 +113,7 @@ class _Question:
 def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a request of the reader in the JVM.
 
-    Parameters
-    ----------
-    values : mapping
-        The request: ``operation``, ``options`` (those of the data source), and what the operation
-        needs.
-
-    Raises
-    ------
-    SplitArrowError
-        If an option is wrong, or the control plane refuses.
+    Raises `SplitArrowError` if an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
     options = Options(settings, READ_OPTIONS)

@@ -25,10 +25,7 @@ _notices: set[str] = set()
 def choose_reader(spark: SparkSession, jvm_reader: bool | None) -> None:
     """Choose what reads in a session: see `splitarrow.pipeline.register`.
 
-    Raises
-    ------
-    ConfigError
-        If `jvm_reader` is true and the session cannot load the reader in the JVM.
+    Raises `ConfigError` if `jvm_reader` is true and the session cannot load the reader in the JVM.
     """
     if jvm_reader is False:
         spark.conf.set(READER, "python")
@@ -57,15 +54,7 @@ def load_reader(spark: SparkSession) -> None:
     The class loader of the thread that runs PySpark's calls is the one in which Spark looks for
     data sources. Executors get the jar with their tasks.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        The session.
-
-    Raises
-    ------
-    ConfigError
-        If the session cannot load the reader. The message gives the reason.
+    Raises `ConfigError` if the session cannot load the reader. The message gives the reason.
     """
     from py4j.protocol import Py4JError
 

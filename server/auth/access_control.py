@@ -32,17 +32,7 @@ Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 class Authenticator:
     """Finds the principal that a token belongs to.
 
-    Parameters
-    ----------
-    tokens : TokenFile, optional
-        Bearer tokens and their principals.
-    jwt_verifier : JwtVerifier, optional
-        Verifies the JSON Web Tokens of an issuer.
-
-    Raises
-    ------
-    ConfigError
-        If both are missing.
+    Raises `ConfigError` if both are missing.
     """
 
     def __init__(
@@ -61,11 +51,8 @@ class Authenticator:
 
         Fetching an issuer's keys can take seconds: call this on a worker thread.
 
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if the token is missing or invalid. The error never
-            quotes the token.
+        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is missing or invalid. The
+        error never quotes the token.
         """
         token, name = _read_token(headers)
         return self._find_principal(token, name)
@@ -73,17 +60,8 @@ class Authenticator:
     def exchange_password(self, username: str, password: str) -> str:
         """Return the bearer token for a user name and password. The password is the token.
 
-        Parameters
-        ----------
-        username : str
-            The principal's name, or an empty string.
-        password : str
-            The token.
-
-        Raises
-        ------
-        DeniedError
-            As for `authenticate`.
+        `username` is the principal's name, or an empty string. Raises `DeniedError` as for
+        `authenticate`.
         """
         self._find_principal(_check_token(password), username)
         return password
@@ -171,18 +149,9 @@ class AccessControl:
     tickets for the data that the caller may read. A data listener redeems such a ticket without
     knowing its reader: the ticket proves that its principal may read its request.
 
-    Parameters
-    ----------
-    authenticator : Authenticator, optional
-        Finds the principal of a call. By default, every caller is `ANYONE`.
-    signer : TicketSigner, optional
-        Signs and verifies tickets. By default, tickets are unsigned: plain text that everybody
-        can write.
-
-    Raises
-    ------
-    ConfigError
-        If there is an authenticator but no signer.
+    `authenticator`: By default, every caller is `ANYONE`. `signer`: By default, tickets are
+    unsigned: plain text that everybody can write. Raises `ConfigError` if there is an authenticator
+    but no signer.
     """
 
     def __init__(
@@ -198,19 +167,9 @@ class AccessControl:
     def from_settings(cls, settings: Settings, signer: TicketSigner | None = None) -> AccessControl:
         """Return the access control for the server's settings.
 
-        Parameters
-        ----------
-        settings : Settings
-            The server's settings.
-        signer : TicketSigner, optional
-            The signer of the parent, if this is a worker process. By default, a new one.
-
-        Raises
-        ------
-        ConfigError
-            If a file cannot be read, or settings that belong together are incomplete.
-        MissingExtraError
-            If the settings require joserfc and it is not installed.
+        `signer`: By default, a new one. Raises `ConfigError` if a file cannot be read, or settings
+        that belong together are incomplete. Raises `MissingExtraError` if the settings require
+        joserfc and it is not installed.
         """
         authenticator = _build_authenticator(settings)
         return cls(authenticator, _build_signer(settings) if signer is None else signer)
@@ -228,10 +187,7 @@ class AccessControl:
     async def authenticate(self, headers: Headers) -> Principal:
         """Return the principal that sent a call to the control plane.
 
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if the token is missing or invalid.
+        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is missing or invalid.
         """
         if self._authenticator is None:
             return ANYONE
@@ -240,10 +196,8 @@ class AccessControl:
     async def exchange_password(self, username: str, password: str) -> str:
         """Return the bearer token for a user name and password.
 
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if they are wrong or the server requires no token.
+        Raises `DeniedError`: With the code UNAUTHENTICATED, if they are wrong or the server
+        requires no token.
         """
         if self._authenticator is None:
             raise unauthenticated("this server has no passwords: it requires no token")
@@ -254,25 +208,17 @@ class AccessControl:
 
         The caller must have checked that the principal may read the dataset.
 
-        Raises
-        ------
-        InvalidRequestError
-            If the ticket would be too large.
+        Raises `InvalidRequestError` if the ticket would be too large.
         """
         return request.ticket() if self.signer is None else self.signer.sign(request, principal)
 
     def redeem_ticket(self, ticket: bytes, stream: Streams) -> TicketClaims:
         """Return the contents of a ticket. A signed ticket is then used up for the stream.
 
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if a signed ticket is invalid, expired or used, or if
-            the ticket is signed and the server uses unsigned ones.
-        InvalidRequestError
-            If an unsigned ticket is malformed.
-        ExhaustedError
-            If the server cannot remember more used tickets.
+        Raises `DeniedError`: With the code UNAUTHENTICATED, if a signed ticket is invalid, expired
+        or used, or if the ticket is signed and the server uses unsigned ones. Raises
+        `InvalidRequestError` if an unsigned ticket is malformed. Raises `ExhaustedError` if the
+        server cannot remember more used tickets.
         """
         if self.signer is not None:
             return self.signer.redeem(ticket, stream)
@@ -290,10 +236,7 @@ class AccessControl:
     ) -> None:
         """Raise if other machines could read without a token; see `exposure.check_exposure`.
 
-        Raises
-        ------
-        ConfigError
-            The error names the unprotected addresses.
+        Raises `ConfigError`: The error names the unprotected addresses.
         """
         check_exposure(
             listeners,
@@ -309,10 +252,7 @@ class AccessControl:
 
         Whether tokens and signed tickets are required does not change.
 
-        Raises
-        ------
-        ConfigError, MissingExtraError
-            As for `from_settings`.
+        Raises `ConfigError`, `MissingExtraError` as for `from_settings`.
         """
         authenticator = _build_authenticator(settings)
         path = settings.ticket_key_file

@@ -52,10 +52,7 @@ class KeySource(Protocol):
 def open_key_source(location: str) -> KeySource:
     """Return the key source for a URL or for the path of a file.
 
-    Raises
-    ------
-    ConfigError
-        If the keys cannot be read or fetched.
+    Raises `ConfigError` if the keys cannot be read or fetched.
     """
     return UrlKeys(location) if "://" in location else FileKeys(Path(location))
 
@@ -63,10 +60,7 @@ def open_key_source(location: str) -> KeySource:
 class FileKeys:
     """The keys of a file. It is read again after a change.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or holds no key.
+    Raises `ConfigError` if the file cannot be read, or holds no key.
     """
 
     refresh_due = False
@@ -98,19 +92,8 @@ class UrlKeys:
     A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
     token named an unknown key.
 
-    Parameters
-    ----------
-    url : str
-        An ``https`` URL. ``http`` is allowed for this host only.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-    fetch : callable, optional
-        Returns the content of a URL.
-
-    Raises
-    ------
-    ConfigError
-        If the URL is refused, or the keys cannot be fetched.
+    `url`: ``http`` is allowed for this host only. `clock`: returns the time in seconds, from any
+    epoch. Raises `ConfigError` if the URL is refused, or the keys cannot be fetched.
     """
 
     def __init__(
@@ -166,10 +149,7 @@ def _log_failed_reload(reason: str) -> None:
 def import_joserfc(module: str) -> Any:
     """Import a module of joserfc.
 
-    Raises
-    ------
-    MissingExtraError
-        If joserfc is not installed.
+    Raises `MissingExtraError` if joserfc is not installed.
     """
     try:
         return import_module(f"joserfc.{module}")
@@ -182,17 +162,8 @@ def import_joserfc(module: str) -> Any:
 def parse_key_set(data: bytes, source: str) -> Any:
     """Return the public keys of a JSON Web Key Set. Symmetric keys are left out.
 
-    Parameters
-    ----------
-    data : bytes
-        The key set as JSON.
-    source : str
-        The origin of the data, for the error message.
-
-    Raises
-    ------
-    ConfigError
-        If the data is malformed, too large, or has no key that can verify a signature.
+    Raises `ConfigError` if the data is malformed, too large, or has no key that can verify a
+    signature.
     """
     jwk = import_joserfc("jwk")
     if len(data) > MAX_BYTES:
@@ -218,10 +189,7 @@ def parse_key_set(data: bytes, source: str) -> Any:
 def check_url(url: str) -> None:
     """Raise unless a URL is safe to fetch keys from: ``https``, or on this host.
 
-    Raises
-    ------
-    ConfigError
-        If it is not.
+    Raises `ConfigError` if it is not.
     """
     try:
         parts = urlsplit(url)
@@ -238,10 +206,8 @@ def check_url(url: str) -> None:
 def fetch_url(url: str) -> bytes:
     """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`.
 
-    Raises
-    ------
-    ConfigError
-        If the server does not answer within five seconds, or answers with an error.
+    Raises `ConfigError` if the server does not answer within five seconds, or answers with an
+    error.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -293,27 +259,11 @@ class JwtVerifier:
     grants, each a list of globs or a string of globs separated by spaces. A missing claim grants
     nothing.
 
-    Parameters
-    ----------
-    keys : KeySource
-        The issuer's public keys.
-    issuer : str
-        The required value of the claim ``iss``.
-    audience : str
-        A required value of the claim ``aud``. It rejects tokens that the issuer made for other
-        services.
-    leeway_seconds : float
-        How long a token is accepted after its expiry and before its claims ``nbf`` and ``iat``,
-        in seconds. It allows for clocks that differ.
-    clock : callable
-        Returns the time in seconds since 1970.
-
-    Raises
-    ------
-    ConfigError
-        If the issuer or the audience is empty.
-    MissingExtraError
-        If joserfc is not installed.
+    `audience`: It rejects tokens that the issuer made for other services. `leeway_seconds`: how
+    long a token is accepted after its expiry and before its claims ``nbf`` and ``iat``, in seconds.
+    It allows for clocks that differ. `clock`: returns the time in seconds since 1970. Raises
+    `ConfigError` if the issuer or the audience is empty. Raises `MissingExtraError` if joserfc is
+    not installed.
     """
 
     def __init__(
@@ -347,10 +297,8 @@ class JwtVerifier:
     def verify(self, token: str) -> Principal:
         """Return the principal of a token.
 
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if the token is invalid. The error never quotes it.
+        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is invalid. The error
+        never quotes it.
         """
         try:
             claims = self._decode(token, self.keys.current(), algorithms=ALGORITHMS).claims

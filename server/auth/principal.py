@@ -67,10 +67,7 @@ class Principal:
     def require(self, permission: Permission, dataset: str) -> None:
         """Raise unless the principal has a permission for a dataset, which need not exist.
 
-        Raises
-        ------
-        DeniedError
-            With the code PERMISSION_DENIED.
+        Raises `DeniedError`: With the code PERMISSION_DENIED.
         """
         if not self.may(permission, dataset):
             raise DeniedError(f"{self.name!r} may not {permission} {dataset!r}", stream=dataset)

@@ -49,11 +49,8 @@ class ReplayCache:
     The table is an anonymous memory file. The kernel allocates only the pages that were written.
     A process that dies at any point leaves the table consistent.
 
-    Parameters
-    ----------
-    capacity : int
-        The number of tickets to remember, 32 bytes each. The table can be full a little earlier,
-        when one of its buckets is. It never forgets a ticket that has not expired.
+    `capacity`: the table can be full a little earlier, when one of its buckets is. It never forgets
+    a ticket that has not expired.
 
     Notes
     -----
@@ -76,23 +73,10 @@ class ReplayCache:
     def add(self, nonce: bytes, stream: Streams, expires: int, now: float) -> bool:
         """Record the use of a ticket, and return whether this is its first use for the stream.
 
-        Parameters
-        ----------
-        nonce : bytes
-            The 16 random bytes that identify the ticket.
-        stream : Streams
-            The stream to read. ``BOTH`` uses the ticket for the metadata and for the body stream.
-        expires : int
-            The time at which to forget the ticket, in seconds.
-        now : float
-            The current time on the same clock, in seconds.
-
-        Raises
-        ------
-        ExhaustedError
-            If the table is full.
-        UnavailableError
-            After `close`.
+        `stream`: ``BOTH`` uses the ticket for the metadata and for the body stream. `expires` is
+        the time at which to forget the ticket, in seconds. `now` is the current time on the same
+        clock, in seconds. Raises `ExhaustedError` if the table is full. Raises `UnavailableError`:
+        After `close`.
         """
         bits = _STREAM_BITS[stream]
         bucket = int.from_bytes(nonce[:8], "little") % self._buckets
@@ -155,19 +139,9 @@ class TicketKeys:
 
     The first key signs. All keys verify.
 
-    Parameters
-    ----------
-    keys : sequence of bytes, optional
-        Keys of at least 32 bytes each. By default, one random key.
-    path : Path, optional
-        A file with keys, instead of `keys`. It is read again after a change; see `read_keys`.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-
-    Raises
-    ------
-    ConfigError
-        If a key is too short or not random, or the file cannot be read.
+    `keys`: By default, one random key. `path`: It is read again after a change; see `read_keys`.
+    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a key is too short
+    or not random, or the file cannot be read.
 
     Notes
     -----
@@ -222,10 +196,8 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     A binary file is one key. A text file has one key per line, in hex or base64; blank lines and
     lines that begin with ``#`` are ignored. A file that every user can read causes a warning.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or holds no valid key. The error never quotes the file.
+    Raises `ConfigError` if the file cannot be read, or holds no valid key. The error never quotes
+    the file.
     """
     try:
         data = path.read_bytes()
@@ -261,17 +233,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 def check_key(key: bytes, source: str) -> None:
     """Raise if a key is too short or has too few distinct bytes to be random.
 
-    Parameters
-    ----------
-    key : bytes
-        The key.
-    source : str
-        The origin of the key, for the error message.
-
-    Raises
-    ------
-    ConfigError
-        The error never quotes the key.
+    Raises `ConfigError`: The error never quotes the key.
     """
     if len(key) < MIN_KEY_BYTES:
         raise ConfigError(
@@ -328,24 +290,10 @@ class TicketClaims:
 class TicketSigner:
     """Signs tickets, and redeems each of them once.
 
-    Parameters
-    ----------
-    keys : sequence of bytes or TicketKeys, optional
-        The signing keys; see `TicketKeys`. To rotate keys, add the new key in front, and remove
-        the old one after the lifetime of a ticket.
-    ttl_seconds : float
-        The lifetime of a ticket, in seconds. A stream that began in time may take longer.
-    clock : callable
-        Returns the time in seconds since 1970.
-    used : ReplayCache, optional
-        Remembers used tickets.
-
-    Raises
-    ------
-    ConfigError
-        If a key is too short or not random.
-    UsageError
-        If `ttl_seconds` is not positive and finite.
+    `keys`: To rotate keys, add the new key in front, and remove the old one after the lifetime of a
+    ticket. `ttl_seconds` is the lifetime of a ticket, in seconds. A stream that began in time may
+    take longer. `clock`: returns the time in seconds since 1970. Raises `ConfigError` if a key is
+    too short or not random. Raises `UsageError` if `ttl_seconds` is not positive and finite.
 
     Notes
     -----
@@ -386,19 +334,8 @@ class TicketSigner:
 
         The caller must have checked that the principal may read the dataset.
 
-        Parameters
-        ----------
-        request : Request
-            The data to read.
-        principal : str
-            The name of the principal.
-
-        Raises
-        ------
-        InvalidRequestError
-            If the ticket would be too large.
-        UsageError
-            If the principal's name is too long or not printable.
+        Raises `InvalidRequestError` if the ticket would be too large. Raises `UsageError` if the
+        principal's name is too long or not printable.
         """
         if not is_principal_name(principal):
             raise UsageError("the name of a principal must be short printable text")
@@ -419,20 +356,10 @@ class TicketSigner:
     def redeem(self, ticket: bytes, stream: Streams) -> TicketClaims:
         """Verify a ticket and record its use, so that it cannot be used again.
 
-        Parameters
-        ----------
-        ticket : bytes
-            The ticket.
-        stream : Streams
-            The stream to read. A ticket is good once for each of the two streams.
-
-        Raises
-        ------
-        DeniedError
-            With the code UNAUTHENTICATED, if the ticket is forged, altered, signed with another
-            key, expired or used. The error never quotes the ticket.
-        ExhaustedError
-            If the replay cache is full. The ticket stays unused.
+        `stream`: a ticket is good once for each of the two streams. Raises `DeniedError`: With the
+        code UNAUTHENTICATED, if the ticket is forged, altered, signed with another key, expired or
+        used. The error never quotes the ticket. Raises `ExhaustedError` if the replay cache is
+        full. The ticket stays unused.
         """
         values = self._verify(ticket)
         now = self._clock()

@@ -52,17 +52,9 @@ class TokenFile:
 
     Only digests are kept in memory, never a token.
 
-    Parameters
-    ----------
-    path : Path
-        The TOML file. The docstring of the module shows its format.
-    clock : callable
-        Returns the time in seconds, from any epoch.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or is malformed. The error never quotes a value.
+    `path`: the docstring of the module shows its format. `clock`: returns the time in seconds, from
+    any epoch. Raises `ConfigError` if the file cannot be read or is malformed. The error never
+    quotes a value.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,10 +90,7 @@ def _log_failed_reload(reason: str) -> None:
 def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
     """Return the entries of a token file.
 
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or is malformed. The error never quotes a value.
+    Raises `ConfigError` if the file cannot be read or is malformed. The error never quotes a value.
     """
     entries = parse_tokens(_load_toml(path), path)
     if any(entry.is_plain for entry in entries) and is_world_readable(path):
@@ -112,10 +101,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 def parse_tokens(values: dict[str, Any], path: Path) -> tuple[TokenEntry, ...]:
     """Return the entries of the contents of a token file.
 
-    Raises
-    ------
-    ConfigError
-        If they are malformed. The error names the file, and never quotes a value.
+    Raises `ConfigError` if they are malformed. The error names the file, and never quotes a value.
     """
     items = values.get("tokens")
     if set(values) != {"tokens"} or not isinstance(items, list) or not items:
@@ -200,29 +186,10 @@ def add_token(path: Path, name: str, datasets: Sequence[str], write: Sequence[st
     The file is replaced at once, with the permissions and the owner that it had. A new file is
     readable only by the user of this process.
 
-    Parameters
-    ----------
-    path : Path
-        The token file. It is created if it does not exist.
-    name : str
-        The name of the principal. Other tokens may have the same name.
-    datasets, write : sequence of str
-        The datasets that the principal may read and write, as globs. Without any, it can only ask
-        for metrics and the state of the server.
-
-    Returns
-    -------
-    str
-        The token, 64 hexadecimal digits. The file has its digest only.
-
-    Raises
-    ------
-    UsageError
-        If the name or a glob is invalid.
-    ConfigError
-        If the file is not a valid token file.
-    OSError
-        If it cannot be written.
+    `path`: It is created if it does not exist. `name`: Other tokens may have the same name.
+    `datasets`, `write`: Without any, it can only ask for metrics and the state of the server.
+    Raises `UsageError` if the name or a glob is invalid. Raises `ConfigError` if the file is not a
+    valid token file. Raises `OSError` if it cannot be written.
     """
     _check(name, datasets, write)
     token = secrets.token_hex(_TOKEN_BYTES)

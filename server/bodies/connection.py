@@ -30,14 +30,7 @@ class ConnectionLeases:
     A stream's source stays open until the reader holds none of its offsets, even if that is long
     after the end of the stream.
 
-    Parameters
-    ----------
-    table : LeaseTable
-        The offsets that the reader holds.
-    regions : SharedRegions
-        The limit on leased bytes, and the event that reports freed ones.
-    leased_by_user : callable
-        Returns how many bytes the reader's user has leased, over all its connections.
+    `regions` is the limit on leased bytes, and the event that reports freed ones.
     """
 
     def __init__(
@@ -67,10 +60,8 @@ class ConnectionLeases:
     async def wait_for_room(self, nbytes: int) -> None:
         """Wait until the reader's user may lease `nbytes` more bytes.
 
-        Raises
-        ------
-        ExhaustedError
-            If that is more than the limit allows at all, or the reader frees nothing in time.
+        Raises `ExhaustedError` if that is more than the limit allows at all, or the reader frees
+        nothing in time.
         """
         limit, seconds = self.limit, self._regions.lease_seconds
         if limit is None:
@@ -96,15 +87,8 @@ class ConnectionLeases:
     def grant(self, spans: Iterable[Span], protection: object, now: float) -> None:
         """Lease the buffers of a body to the reader.
 
-        Parameters
-        ----------
-        spans : iterable of (offset, length)
-            The buffers, in bytes. Empty ones are not leased.
-        protection : object
-            An object that keeps their bytes unchanged while one of them is leased. None if the
-            bytes need no protection.
-        now : float
-            The time, by `time.monotonic`.
+        `spans` is the buffers, in bytes. Empty ones are not leased. `protection`: None if the bytes
+        need no protection.
         """
         if protection is not None:
             self._protections.update((offset, protection) for offset, length in spans if length)
@@ -119,10 +103,7 @@ class ConnectionLeases:
     def free(self, offsets: list[int]) -> None:
         """End leases.
 
-        Raises
-        ------
-        LimitError
-            If the reader has freed too many offsets that it does not hold.
+        Raises `LimitError` if the reader has freed too many offsets that it does not hold.
         """
         released = self._table.free(offsets)
         if self._protections:
@@ -146,10 +127,7 @@ class ConnectionLeases:
 class FrameWriter:
     """Sends frames over a channel and records whether it sent all of them completely.
 
-    Parameters
-    ----------
-    channel : Channel
-        The connection. It stays the caller's to close.
+    `channel`: It stays the caller's to close.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -162,12 +140,8 @@ class FrameWriter:
     async def send(self, frames: Iterable[OutgoingFrame]) -> None:
         """Send frames and wait until the transport has taken all of them.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the reader is gone.
-        DatasetError
-            If a file behind a body cannot be read or has changed.
+        Raises `ConnectionLostError` if the reader is gone. Raises `DatasetError` if a file behind a
+        body cannot be read or has changed.
         """
         self.is_complete = False
         self._channel.queue(frames)

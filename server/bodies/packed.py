@@ -80,19 +80,7 @@ class CompressionChoice:
         self._send_seconds = self._seconds = 0.0
 
     def record(self, raw_bytes: int, sent_bytes: int, send_seconds: float, seconds: float) -> None:
-        """Record a group of messages that was sent.
-
-        Parameters
-        ----------
-        raw_bytes : int
-            The size of the bodies before compression.
-        sent_bytes : int
-            Their size on the network.
-        send_seconds : float
-            The time in which the connection took them.
-        seconds : float
-            The time since the previous call: reading, compressing and sending.
-        """
+        """Record a group of messages that was sent."""
         self._raw_bytes += raw_bytes
         self._sent_bytes += sent_bytes
         self._send_seconds += send_seconds
@@ -133,10 +121,7 @@ class CompressionChoice:
     def choose(self, samples: list[Sample]) -> None:
         """Decide from samples of the data whether to try a codec.
 
-        Parameters
-        ----------
-        samples : list of Sample
-            A sample for each codec. Without any, nothing is compressed for a while.
+        `samples`: Without any, nothing is compressed for a while.
         """
         self.wants_samples = False
         self._windows = 0
@@ -154,13 +139,7 @@ _SAMPLES, _SAMPLE_BYTES = 4, 256 << 10
 
 
 class AdaptiveCompression:
-    """Compresses the messages of one stream while that makes the stream faster.
-
-    Parameters
-    ----------
-    threads : CapacityLimiter
-        The worker threads to compress on.
-    """
+    """Compresses the messages of one stream while that makes the stream faster."""
 
     def __init__(self, threads: CapacityLimiter) -> None:
         self._threads = threads
@@ -196,15 +175,7 @@ class AdaptiveCompression:
     def record(
         self, before: Sequence[SourceMessage], sent: Sequence[SourceMessage], send_seconds: float
     ) -> None:
-        """Record that messages were sent.
-
-        Parameters
-        ----------
-        before, sent : sequence of SourceMessage
-            The messages that `prepare` was given, and those that it returned.
-        send_seconds : float
-            The time that sending took.
-        """
+        """Record that messages were sent."""
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         self._choice.record(_count_bytes(before), _count_bytes(sent), send_seconds, seconds)
@@ -283,13 +254,7 @@ def _read(message: SourceMessage, begin: int, end: int) -> bytearray:
 
 
 class PackedBodySender:
-    """Sends the bodies of a stream packed; see `BodySender`.
-
-    Parameters
-    ----------
-    connection : Connection
-        The reader's connection.
-    """
+    """Sends the bodies of a stream packed; see `BodySender`."""
 
     bytes_lent = 0
 

@@ -75,10 +75,7 @@ class AccessMethod(Protocol):
     def announce(self, file: SourceFile) -> RegionAnnouncement:
         """Return the message that gives the reader access to a file.
 
-        Raises
-        ------
-        DatasetError
-            If the file cannot be guarded or mapped, or is about to change.
+        Raises `DatasetError` if the file cannot be guarded or mapped, or is about to change.
         """
         ...
 
@@ -132,13 +129,6 @@ class DescriptorAccess:
 
     It holds the file open by the descriptor that it gets. A second descriptor is the revocation
     socket of the file's guard.
-
-    Parameters
-    ----------
-    channel : DescriptorChannel
-        The reader's connection.
-    regions : SharedRegions
-        The file guards.
     """
 
     announces_first = True
@@ -166,15 +156,7 @@ class DescriptorAccess:
 
 
 class RemoteReadAccess:
-    """The reader copies from this process, where the file is mapped; see `AccessMethod`.
-
-    Parameters
-    ----------
-    channel : RemoteMemoryChannel
-        The reader's connection, which registers memory for its peer.
-    mappings : FileMappings
-        The files that this process has mapped.
-    """
+    """The reader copies from this process, where the file is mapped; see `AccessMethod`."""
 
     announces_first = False
     flush_bytes = 16 << 20
@@ -219,15 +201,7 @@ def access_method(connection: Connection) -> AccessMethod:
 
 
 class SharedBodies:
-    """The bodies of one stream of a device table.
-
-    Parameters
-    ----------
-    export : DeviceExport
-        The memory of the table.
-    announcement : RegionAnnouncement
-        The message that lets the reader open it.
-    """
+    """The bodies of one stream of a device table."""
 
     def __init__(self, export: DeviceExport, announcement: RegionAnnouncement) -> None:
         self._export = export
@@ -255,11 +229,8 @@ def open_shared(
 ) -> tuple[SharedBodies, Source] | None:
     """Open a table for a reader that opens its memory.
 
-    Returns
-    -------
-    (SharedBodies, Source) or None
-        None if the memory cannot be shared, or the reader requests something else than whole
-        batches of columns of fixed width.
+    Return None if the memory cannot be shared, or the reader requests something else than whole
+    batches of columns of fixed width.
     """
     channel: Any = connection.channel
     encoding = replace(connection.encoding, devices=frozenset({table.device_type}))
@@ -271,15 +242,7 @@ def open_shared(
 
 
 class RemoteBodySender:
-    """Sends the offsets of a stream's bodies; see `BodySender`.
-
-    Parameters
-    ----------
-    connection : Connection
-        The reader's connection.
-    access : AccessMethod
-        How the reader gets access to regions.
-    """
+    """Sends the offsets of a stream's bodies; see `BodySender`."""
 
     def __init__(self, connection: Connection, access: AccessMethod) -> None:
         self._connection = connection
@@ -381,13 +344,7 @@ class RemoteBodySender:
         await checkpoint()  # sending offsets alone never waits
 
     async def _send_run(self, run: RegionRun) -> bool:
-        """Send the messages of a run in one go, unless each needs something of its own.
-
-        Returns
-        -------
-        bool
-            Whether they were sent. If not, nothing was.
-        """
+        """Send the messages of a run in one go, unless each needs something of its own."""
         nbytes = run.body_bytes * len(run)
         if not self._access.shares_runs or self._leases.would_exceed(nbytes):
             return False
@@ -460,12 +417,8 @@ class RemoteBodySender:
     async def _remote_frames(self, message: SourceMessage) -> list[OutgoingFrame]:
         """Lease a body to the reader; return its frames, behind the announcement of a new region.
 
-        Raises
-        ------
-        DatasetError
-            If the file is corrupt or cannot be shared.
-        ExhaustedError
-            If the reader's user holds too many leases and frees none in time.
+        Raises `DatasetError` if the file is corrupt or cannot be shared. Raises `ExhaustedError` if
+        the reader's user holds too many leases and frees none in time.
         """
         assert message.body is not None
         (body,) = message.body

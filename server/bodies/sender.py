@@ -47,14 +47,9 @@ class BodySender(Protocol):
     async def send(self, messages: Sequence[SourceMessage]) -> None:
         """Send the next group of messages.
 
-        Raises
-        ------
-        ConnectionLostError
-            If the reader is gone.
-        DatasetError
-            If a body cannot be read or shared.
-        ExhaustedError
-            If the reader's user holds too many leases and frees none in time.
+        Raises `ConnectionLostError` if the reader is gone. Raises `DatasetError` if a body cannot
+        be read or shared. Raises `ExhaustedError` if the reader's user holds too many leases and
+        frees none in time.
         """
         ...
 
@@ -63,28 +58,12 @@ class BodySender(Protocol):
         ...
 
     async def fail(self, code: str, message: str) -> None:
-        """Report a failure to the reader; nothing may follow it.
-
-        Parameters
-        ----------
-        code : str
-            A gRPC status name.
-        message : str
-            The text of the reader's exception.
-        """
+        """Report a failure to the reader; nothing may follow it."""
         ...
 
 
 def make_body_sender(body_type: BodyType, connection: Connection) -> BodySender:
-    """Return a sender for one stream of a connection.
-
-    Parameters
-    ----------
-    body_type : BodyType
-        The type of the bodies that the reader requested.
-    connection : Connection
-        The reader's connection.
-    """
+    """Return a sender for one stream of a connection."""
     if body_type is BodyType.PACKED:
         return PackedBodySender(connection)
     return RemoteBodySender(connection, access_method(connection))

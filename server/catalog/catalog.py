@@ -39,39 +39,29 @@ def open_dataset(
 ) -> Dataset:
     """Return the dataset for a source.
 
-    Parameters
-    ----------
-    source : path-like, Arrow data, or object with ``__arrow_c_stream__``
-        - The path of an Arrow IPC file or stream, a Feather or a Parquet file, a file with tensors
-          or with an array of NumPy, or of a directory of such files. The contents decide the type
-          of a file.
-        - A pattern for such files, such as ``trips/*.parquet``.
-        - The path or URL of a Delta table, perhaps after ``delta:``.
-        - The path or URL of a published dataset; see `PublishedDataset`.
-        - The URL of a prefix in an object store with such files as objects, or a pattern for them:
-          ``s3://bucket/trips/*.parquet``.
-        - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
-        - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
-          ``__arrow_c_array__``. It is read into memory now.
-        - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
-          ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
-          to arrays. See `import_device_data`. The data stays there.
-        - A tensor: a ``numpy.ndarray``, a sparse matrix or array of SciPy, a ``pyarrow.Tensor``
-          or a sparse tensor of pyarrow; or a list of these. See `convert_to_tensor`.
-        - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
-    cache : ObjectCache, optional
-        The cache for shards from object stores. Default: one in the user's cache folder.
-    refuse_writers : bool
-        Whether to refuse a file while another process has it open for writing. Published datasets
-        are exempt: their versions never change.
+    `cache`: Default: one in the user's cache folder. `refuse_writers`: Published datasets are
+    exempt: their versions never change. Raises `DatasetError` if a path does not exist, or its
+    contents cannot be read or are not supported, or if it is open for writing. Raises `UsageError`
+    if the source has another type.
 
-    Raises
-    ------
-    DatasetError
-        If a path does not exist, or its contents cannot be read or are not supported, or if it
-        is open for writing.
-    UsageError
-        If the source has another type.
+    `source`: - The path of an Arrow IPC file or stream, a Feather or a Parquet file, a file with
+    tensors
+      or with an array of NumPy, or of a directory of such files. The contents decide the type
+      of a file.
+    - A pattern for such files, such as ``trips/*.parquet``.
+    - The path or URL of a Delta table, perhaps after ``delta:``.
+    - The path or URL of a published dataset; see `PublishedDataset`.
+    - The URL of a prefix in an object store with such files as objects, or a pattern for them:
+      ``s3://bucket/trips/*.parquet``.
+    - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
+    - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
+      ``__arrow_c_array__``. It is read into memory now.
+    - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
+      ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
+      to arrays. See `import_device_data`. The data stays there.
+    - A tensor: a ``numpy.ndarray``, a sparse matrix or array of SciPy, a ``pyarrow.Tensor``
+      or a sparse tensor of pyarrow; or a list of these. See `convert_to_tensor`.
+    - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
 
     Examples
     --------
@@ -168,29 +158,14 @@ class Catalog:
 
     A name is a key and never a path.
 
-    Parameters
-    ----------
-    sources : mapping, or iterable of pairs
-        The names and their sources; see `open_dataset`.
-    cache : ObjectCache, optional
-        The cache for shards from object stores.
-    refuse_writers : bool
-        See `open_dataset`.
+    Raises `ConfigError` if a name is empty or given twice. Raises `DatasetError` if a source cannot
+    be read. Raises `UsageError` if a source has an unsupported type.
 
     Attributes
     ----------
     replicate : callable
         Called with the sources that are about to be added or replaced, and the names that were
         removed, but not by `update`. If it raises, nothing is added or replaced.
-
-    Raises
-    ------
-    ConfigError
-        If a name is empty or given twice.
-    DatasetError
-        If a source cannot be read.
-    UsageError
-        If a source has an unsupported type.
 
     Examples
     --------
@@ -223,14 +198,8 @@ class Catalog:
     def add(self, name: str, source: Any) -> None:
         """Add a dataset.
 
-        Raises
-        ------
-        ConfigError
-            If the name is empty, not a text, or taken.
-        DatasetError
-            If the source cannot be read.
-        UsageError
-            If the source has an unsupported type.
+        Raises `ConfigError` if the name is empty, not a text, or taken. Raises `DatasetError` if
+        the source cannot be read. Raises `UsageError` if the source has an unsupported type.
         """
         if not isinstance(name, str) or not name.strip() or "\0" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -251,10 +220,7 @@ class Catalog:
     def replace(self, name: str, source: Any) -> None:
         """Use another source for a name, or add the name. Running streams are not affected.
 
-        Raises
-        ------
-        DatasetError, UsageError
-            As for `add`. The previous dataset then stays.
+        Raises `DatasetError`, `UsageError` as for `add`. The previous dataset then stays.
         """
         dataset = self._open(name, source)
         try:
@@ -273,17 +239,8 @@ class Catalog:
 
         Running streams are not affected.
 
-        Parameters
-        ----------
-        sources : mapping
-            The names to add or replace, and their sources.
-        removed : iterable of str
-            The names to remove. Those that do not exist are ignored.
-
-        Raises
-        ------
-        DatasetError, UsageError
-            As for `add`; the attribute `stream` names the dataset. Nothing has changed then.
+        `removed`: Those that do not exist are ignored. Raises `DatasetError`, `UsageError` as for
+        `add`; the attribute `stream` names the dataset. Nothing has changed then.
         """
         self.prepare_update(sources, removed)()
 
@@ -315,10 +272,7 @@ class Catalog:
     def remove(self, name: str) -> None:
         """Remove a dataset. Running streams are not affected.
 
-        Raises
-        ------
-        NotFoundError
-            If there is no dataset of this name.
+        Raises `NotFoundError` if there is no dataset of this name.
         """
         with self._lock:
             dataset = self.lookup(name)
@@ -329,10 +283,8 @@ class Catalog:
     def lookup(self, name: str) -> Dataset:
         """Return a dataset.
 
-        Raises
-        ------
-        NotFoundError
-            If there is no dataset of this name. The error suggests similar names.
+        Raises `NotFoundError` if there is no dataset of this name. The error suggests similar
+        names.
         """
         datasets = self._datasets
         try:

@@ -104,17 +104,10 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
         """Yield groups of messages. No group is empty.
 
-        Raises
-        ------
-        DatasetError
-            If the data cannot be read, is truncated, or has changed since the source was opened.
-            Groups that were yielded before may be wrong, too, so the stream has to fail.
-        InvalidRequestError
-            If the filter fails for a value.
-        ExhaustedError
-            If the stream exceeds its budget.
-        ClosedError
-            If the source was closed.
+        Raises `DatasetError` if the data cannot be read, is truncated, or has changed since the
+        source was opened. Groups that were yielded before may be wrong, too, so the stream has to
+        fail. Raises `InvalidRequestError` if the filter fails for a value. Raises `ExhaustedError`
+        if the stream exceeds its budget. Raises `ClosedError` if the source was closed.
         """
         ...
 
@@ -141,10 +134,7 @@ class Dataset(Protocol):
 
         Blocking: the first use may read the metadata of all messages.
 
-        Raises
-        ------
-        DatasetError
-            If the data is no longer readable.
+        Raises `DatasetError` if the data is no longer readable.
         """
         ...
 
@@ -170,44 +160,21 @@ class Dataset(Protocol):
     def shards(self) -> Sequence[Shard]:
         """The shards in order; at least one. Blocking, like `rows`.
 
-        Raises
-        ------
-        DatasetError
-            If the data is no longer readable.
+        Raises `DatasetError` if the data is no longer readable.
         """
         ...
 
     def open(self, request: Request, encoding: Encoding) -> Source:
         """Open the dataset for one reader. Blocking: it reads files.
 
-        Parameters
-        ----------
-        request : Request
-            The shard, version, record batches, filter, columns, offset, limit, batch size and
-            compression to read. It has rows only beside record batches and a filter; see
-            `resolve_rows`.
-        encoding : Encoding
-            The server's defaults. The request has precedence.
-
-        Returns
-        -------
-        Source
-            The caller closes it.
-
-        Raises
-        ------
-        DatasetError
-            If the data is no longer readable.
-        NotFoundError
-            If a column does not exist. The error suggests similar names.
-        InvalidRequestError
-            If the request does not fit the dataset: the shard does not exist, or the filter is
-            malformed or does not fit the columns.
-        ExhaustedError
-            If the request exceeds ``encoding.budget``.
-        RemoteError
-            With the code FAILED_PRECONDITION, if the dataset does not have the requested version,
-            or can be read only once and was read before.
+        `request`: It has rows only beside record batches and a filter; see `resolve_rows`.
+        `encoding`: the request has precedence. Return the caller closes it. Raises `DatasetError`
+        if the data is no longer readable. Raises `NotFoundError` if a column does not exist. The
+        error suggests similar names. Raises `InvalidRequestError` if the request does not fit the
+        dataset: the shard does not exist, or the filter is malformed or does not fit the columns.
+        Raises `ExhaustedError` if the request exceeds ``encoding.budget``. Raises `RemoteError`:
+        With the code FAILED_PRECONDITION, if the dataset does not have the requested version, or
+        can be read only once and was read before.
         """
         ...
 
@@ -216,17 +183,8 @@ class Dataset(Protocol):
 
         Blocking. With a filter, it reads the columns that the filter refers to.
 
-        Parameters
-        ----------
-        request : Request
-            The shard, version and filter. The other fields do not apply.
-        encoding : Encoding
-            The bounds on reading the dataset.
-
-        Raises
-        ------
-        SplitArrowError
-            As `open` does; with the code FAILED_PRECONDITION if the data can be read only once.
+        `request`: the other fields do not apply. Raises `SplitArrowError` as `open` does; with the
+        code FAILED_PRECONDITION if the data can be read only once.
         """
         ...
 
@@ -242,14 +200,7 @@ MessageGroups = Generator[Sequence[SourceMessage], None, None]
 class GeneratorSource:
     """A `Source` whose groups come from a generator.
 
-    Parameters
-    ----------
-    groups : generator
-        Yields the groups. It runs on the thread that takes the next group.
-    blocking : bool
-        See `Source.blocking`.
-    region_files : sequence of Path
-        See `Source.region_files`.
+    `groups`: It runs on the thread that takes the next group.
     """
 
     def __init__(

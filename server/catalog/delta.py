@@ -71,19 +71,8 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of a table. Safe to use from several threads.
 
-    Parameters
-    ----------
-    location : str
-        The folder of the table, or its URL in an object store.
-
-    Raises
-    ------
-    MissingExtraError
-        If the extra ``delta`` is not installed.
-    UsageError
-        If there are no credentials for the store.
-    DatasetError
-        If the log cannot be read.
+    Raises `MissingExtraError` if the extra ``delta`` is not installed. Raises `UsageError` if there
+    are no credentials for the store. Raises `DatasetError` if the log cannot be read.
     """
 
     def __init__(self, location: str) -> None:
@@ -97,10 +86,8 @@ class DeltaLog:
     def load_newest(self, known: DeltaSnapshot | None = None) -> DeltaSnapshot:
         """Return the newest version; `known` if that is still the newest.
 
-        Raises
-        ------
-        DatasetError
-            If the log cannot be read, or the table uses a feature that is not supported.
+        Raises `DatasetError` if the log cannot be read, or the table uses a feature that is not
+        supported.
         """
         with self._lock:
             try:
@@ -115,10 +102,7 @@ class DeltaLog:
     def load(self, number: int) -> DeltaSnapshot | None:
         """Return a version; None if the log does not have it any more.
 
-        Raises
-        ------
-        DatasetError
-            If the table uses a feature that is not supported.
+        Raises `DatasetError` if the table uses a feature that is not supported.
         """
         try:
             return self._load(self._open(number))
@@ -218,19 +202,7 @@ class DeltaFileDataset(ParquetDataset):
     These are its own columns, in the types of the table, the partition columns, and nulls for
     columns that were added to the table later.
 
-    Parameters
-    ----------
-    origin : FileOrigin
-        The file.
-    schema : pyarrow.Schema
-        The schema of the table.
-    partition_values : mapping of str to pyarrow.Scalar
-        The values of the partition columns for this file.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be read or does not fit the schema.
+    Raises `DatasetError` if the file cannot be read or does not fit the schema.
     """
 
     reads_fields = False
@@ -350,19 +322,9 @@ class DeltaVersion:
 class DeltaDataset:
     """A Delta table. Each new reader gets the version that is the newest then. See `Dataset`.
 
-    Parameters
-    ----------
-    location : str
-        The folder of the table, or its URL in an object store.
-
-    Raises
-    ------
-    DatasetError
-        If the log or a data file cannot be read, or the table uses a feature that is not supported.
-    UsageError
-        If there are no credentials for the store.
-    MissingExtraError
-        If the extra ``delta``, or ``object-store`` for a URL, is not installed.
+    Raises `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
+    is not supported. Raises `UsageError` if there are no credentials for the store. Raises
+    `MissingExtraError` if the extra ``delta``, or ``object-store`` for a URL, is not installed.
     """
 
     kind = "delta table"
@@ -409,12 +371,8 @@ class DeltaDataset:
     def resolve_version(self, request: Request) -> DeltaVersion:
         """Return the version that a request is for, or the newest.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the table does not have the version any more.
-        DatasetError
-            If the log cannot be read.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the table does not have the
+        version any more. Raises `DatasetError` if the log cannot be read.
         """
         newest = self._find_newest(strict=True)
         wanted = request.version

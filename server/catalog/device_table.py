@@ -40,17 +40,8 @@ class DeviceTable:
     from there, and no processor reads them. Everything else is copied to host memory, a slice at a
     time.
 
-    Parameters
-    ----------
-    parts : sequence of DeviceData
-        The batches, at least one, with one schema and on one device.
-    staging : Allocator
-        The host memory that slices are copied to.
-
-    Raises
-    ------
-    UsageError
-        If the schemas or the devices differ.
+    `staging` is the host memory that slices are copied to. Raises `UsageError` if the schemas or
+    the devices differ.
     """
 
     kind = "device table"
@@ -85,10 +76,8 @@ class DeviceTable:
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the table for one reader; see `Dataset.open`.
 
-        Raises
-        ------
-        ExhaustedError
-            While it is read: if the budget of the host memory is spent. The error names it.
+        Raises `ExhaustedError` while it is read: if the budget of the host memory is spent. The
+        error names it.
         """
         check_version(request, self.version)
         select_shards(request, self.shards)

@@ -81,12 +81,7 @@ class FilterCost:
     def estimate(cls, expression: str, message_bytes: int) -> FilterCost:
         """Estimate the cost of an expression.
 
-        Parameters
-        ----------
-        expression : str
-            The text of the ``pyarrow.compute.Expression``.
-        message_bytes : int
-            The size of its Substrait message in bytes, which holds the literals.
+        `message_bytes` is the size of its Substrait message in bytes, which holds the literals.
 
         Examples
         --------
@@ -113,25 +108,11 @@ class FilterCost:
         return cls(calls, fixed, copying, fields, literal_bytes)
 
     def allows_pruning(self, ranges: int) -> bool:
-        """Return whether the expression is cheap enough to compare it with ranges of values.
-
-        Parameters
-        ----------
-        ranges : int
-            The number of shards or row groups whose ranges are known.
-        """
+        """Return whether the expression is cheap enough to compare it with ranges of values."""
         return self.calls * ranges <= _MAX_COMPARISONS
 
     def nbytes(self, rows: int, columns: Mapping[int, Any]) -> int:
-        """Return the estimated size of all results, in bytes.
-
-        Parameters
-        ----------
-        rows : int
-            The number of rows.
-        columns : mapping of int to pyarrow.Array
-            The columns by field number.
-        """
+        """Return the estimated size of all results, in bytes."""
         if not self.copying_calls:
             return rows * self.fixed_bytes
         values = sum(
@@ -172,13 +153,6 @@ class ProcessorTime:
 
     The time grows with the data, by a second for each ten million rows or GB, so that a cheap
     filter may run over any number of rows.
-
-    Parameters
-    ----------
-    seconds : float
-        The time for the whole stream, in addition to that for the data.
-    stream : str
-        The dataset's name, for errors.
     """
 
     def __init__(self, seconds: float, stream: str) -> None:
@@ -194,10 +168,7 @@ class ProcessorTime:
     def spend(self, rows: int, nbytes: int) -> None:
         """Count the time since the last call, in which data of this size was evaluated.
 
-        Raises
-        ------
-        ExhaustedError
-            If the stream has used more time than it may.
+        Raises `ExhaustedError` if the stream has used more time than it may.
         """
         now = time.thread_time()
         self._left += rows * _SECONDS_PER_ROW + nbytes * _SECONDS_PER_BYTE - (now - self._started)
@@ -262,24 +233,10 @@ class RowFilter:
     ) -> RowFilter:
         """Parse a filter, and match it with the columns of a dataset.
 
-        Parameters
-        ----------
-        text : str
-            The Substrait extended expression in base64url.
-        schema : pyarrow.Schema
-            The schema of the dataset.
-        dataset : str
-            The dataset's name, for errors.
-        seconds : float
-            The processor time that the filter may use, in seconds; see `ProcessorTime`.
-
-        Raises
-        ------
-        InvalidRequestError
-            If the filter is malformed, is not exactly one boolean expression, refers to a missing
-            column, or does not fit the types of the columns.
-        ExhaustedError
-            If it takes too much memory or processor time for a single row.
+        `seconds` is the processor time that the filter may use, in seconds; see `ProcessorTime`.
+        Raises `InvalidRequestError` if the filter is malformed, is not exactly one boolean
+        expression, refers to a missing column, or does not fit the types of the columns. Raises
+        `ExhaustedError` if it takes too much memory or processor time for a single row.
         """
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -348,12 +305,8 @@ class RowFilter:
     def check(self, schema: pa.Schema) -> None:
         """Check that the filter yields booleans for batches with this schema.
 
-        Raises
-        ------
-        InvalidRequestError
-            If it does not.
-        ExhaustedError
-            If it takes too much memory for a single row.
+        Raises `InvalidRequestError` if it does not. Raises `ExhaustedError` if it takes too much
+        memory for a single row.
         """
         try:
             columns = {column: pa.nulls(1, schema.field(column).type) for column in self.columns}
@@ -371,19 +324,9 @@ class RowFilter:
     def apply(self, batch: pa.RecordBatch, columns: Sequence[int]) -> pa.RecordBatch:
         """Return the rows of a batch that pass the filter.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            The batch. The columns that the filter refers to must be fully validated.
-        columns : sequence of int
-            For each column of the batch, its index in the dataset.
-
-        Raises
-        ------
-        InvalidRequestError
-            If the expression fails for a value.
-        ExhaustedError
-            If the filter takes too much memory for a single row, or too much processor time.
+        `batch`: the columns that the filter refers to must be fully validated. Raises
+        `InvalidRequestError` if the expression fails for a value. Raises `ExhaustedError` if the
+        filter takes too much memory for a single row, or too much processor time.
         """
         arrays: dict[int, Any] = dict(zip(columns, batch.columns, strict=True))
         mask = self._match_boxes(arrays, batch.num_rows) if self.boxes else None
@@ -402,15 +345,7 @@ class RowFilter:
         return truncate(filtered) if needs_truncation(batch.schema) else filtered
 
     def _evaluate(self, arrays: Mapping[int, Any], rows: int) -> Any:
-        """Return the value of the expression for each row, as a chunked array.
-
-        Parameters
-        ----------
-        arrays : mapping of int to pyarrow.Array
-            The columns by their indices in the dataset.
-        rows : int
-            The number of rows.
-        """
+        """Return the value of the expression for each row, as a chunked array."""
         chunks: list[Any] = []
         self.processor_time.start()
         try:

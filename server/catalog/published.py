@@ -37,17 +37,7 @@ class VersionRemovedError(DatasetError):
 
 
 class PublishedVersion:
-    """One version of a published dataset. It never changes. See `Dataset`.
-
-    Parameters
-    ----------
-    manifest : Manifest
-        The manifest of the version.
-    store : VersionStore
-        The versions of the dataset.
-    reader : ShardReader
-        Reads the shards of the dataset.
-    """
+    """One version of a published dataset. It never changes. See `Dataset`."""
 
     kind = "published dataset"
     """The type of the data; see `Dataset.kind`."""
@@ -114,10 +104,7 @@ class PublishedVersion:
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the version for one reader; see `Dataset.open`.
 
-        Raises
-        ------
-        VersionRemovedError
-            If the version was pruned.
+        Raises `VersionRemovedError` if the version was pruned.
         """
         check_version(request, self.version)
         shards = self._select_shards(request)
@@ -130,10 +117,7 @@ class PublishedVersion:
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
 
-        Raises
-        ------
-        VersionRemovedError
-            If the version was pruned.
+        Raises `VersionRemovedError` if the version was pruned.
         """
         check_version(request, self.version)
         shards = self._select_shards(request)
@@ -178,21 +162,10 @@ _T = TypeVar("_T")
 class PublishedDataset:
     """A published dataset. Each new reader gets the version that is current then. See `Dataset`.
 
-    Parameters
-    ----------
-    location : str or path-like
-        The location of the dataset: a path or a URL.
-    cache : ObjectCache, optional
-        The cache for shards from object stores. Default: one in the user's cache folder.
-
-    Raises
-    ------
-    DatasetError
-        If nothing is published at the location, or the current manifest cannot be read.
-    UsageError
-        If the URL has an unsupported scheme.
-    MissingExtraError
-        If the URL names an object store, and the extra ``object-store`` is not installed.
+    `cache`: Default: one in the user's cache folder. Raises `DatasetError` if nothing is published
+    at the location, or the current manifest cannot be read. Raises `UsageError` if the URL has an
+    unsupported scheme. Raises `MissingExtraError` if the URL names an object store, and the extra
+    ``object-store`` is not installed.
     """
 
     def __init__(self, location: str | os.PathLike[str], cache: ObjectCache | None = None) -> None:
@@ -258,10 +231,8 @@ class PublishedDataset:
 
         The version is not pruned for `GRACE_SECONDS`, so that a reader can start on it.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the version does not exist any more.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the version does not exist any
+        more.
         """
         version = self._find_version(request)
         with self._lock:
@@ -300,15 +271,7 @@ class PublishedDataset:
 
         A malformed manifest is logged once, and the current version stays.
 
-        Returns
-        -------
-        bool
-            Whether there is a newer version.
-
-        Raises
-        ------
-        DatasetError
-            If the storage cannot be read.
+        Raises `DatasetError` if the storage cannot be read.
         """
         versions = self._store.list_versions()
         newest = versions[-1] if versions else 0
@@ -409,14 +372,8 @@ class VersionWatcher:
     The kernel reports new manifests in local folders. Object stores are polled. Polling covers
     folders too, because some network file systems report no changes.
 
-    Parameters
-    ----------
-    datasets : callable
-        Returns the datasets of the catalog, which may change.
-    seconds : float
-        The polling interval in seconds. Old versions are pruned at the same interval.
-    keep : int or None
-        The number of newest versions to keep. None disables pruning.
+    `seconds` is the polling interval in seconds. Old versions are pruned at the same interval.
+    `keep`: None disables pruning.
     """
 
     def __init__(

@@ -39,11 +39,8 @@ from .selection import Selection, add_fields
 def open_object_cache(settings: Settings | None = None) -> ObjectCache:
     """Return the cache that the settings describe.
 
-    Parameters
-    ----------
-    settings : Settings, optional
-        The settings. Default: the defaults of `Settings`, with the folder
-        ``splitarrow/objects`` in the user's cache folder.
+    `settings`: Default: the defaults of `Settings`, with the folder ``splitarrow/objects`` in the
+    user's cache folder.
     """
     chosen = settings or Settings.model_construct()
     folder = chosen.object_cache
@@ -59,12 +56,8 @@ class ObjectCache:
     Safe to use from several threads. Several processes may share the folder. Files are evicted in
     the order of their last use, except those that this process reads.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder. It is created when the first file is downloaded.
-    nbytes : int
-        The largest size in bytes.
+    `folder`: It is created when the first file is downloaded. `nbytes` is the largest size in
+    bytes.
     """
 
     def __init__(self, folder: Path, nbytes: int) -> None:
@@ -83,11 +76,8 @@ class ObjectCache:
 
         Concurrent callers for one shard wait for a single download.
 
-        Raises
-        ------
-        DatasetError
-            If the shard cannot be downloaded, does not match its manifest, or is larger than the
-            cache.
+        Raises `DatasetError` if the shard cannot be downloaded, does not match its manifest, or is
+        larger than the cache.
         """
         key = shard.sha256
         path = self.folder / key
@@ -172,15 +162,7 @@ _MAX_INSPECTED_FILES = 8192
 
 
 class ShardReader:
-    """Reads the shards of one dataset. Safe to use from several threads.
-
-    Parameters
-    ----------
-    storage : Storage
-        The storage of the dataset.
-    cache : ObjectCache
-        The cache for shards from an object store.
-    """
+    """Reads the shards of one dataset. Safe to use from several threads."""
 
     def __init__(self, storage: Storage, cache: ObjectCache) -> None:
         self._storage = storage
@@ -197,21 +179,8 @@ class ShardReader:
     ) -> GeneratorSource:
         """Open shards for one reader.
 
-        Parameters
-        ----------
-        shards : sequence of ShardEntry
-            The shards, in order.
-        schema : pyarrow.Schema
-            The schema of all shards.
-        request : Request
-            The request. The caller has dealt with its version and its shard.
-        encoding : Encoding
-            The server's defaults.
-
-        Raises
-        ------
-        SplitArrowError
-            As `Dataset.open` does.
+        `shards` is the shards, in order. `request`: the caller has dealt with its version and its
+        shard. Raises `SplitArrowError` as `Dataset.open` does.
         """
         extended, fields, own_request = add_fields(schema, request)
         selection = Selection.resolve(own_request, encoding, extended)

@@ -29,11 +29,6 @@ _T = TypeVar("_T")
 def hash_version(*identities: Iterable[int | str]) -> str:
     """Return an opaque version text for the state of some files.
 
-    Parameters
-    ----------
-    *identities : iterable of int or str
-        The values that identify the state of each file, such as its inode and modification time.
-
     Examples
     --------
     >>> hash_version((1, 2), (3,)) == hash_version((1, 2), (4,))
@@ -48,10 +43,7 @@ def hash_version(*identities: Iterable[int | str]) -> str:
 def check_version(request: Request, version: str) -> None:
     """Check that a request is for a version, or for any version.
 
-    Raises
-    ------
-    RemoteError
-        With the code FAILED_PRECONDITION, if it is for another version.
+    Raises `RemoteError`: With the code FAILED_PRECONDITION, if it is for another version.
     """
     if request.version not in (None, version):
         raise remote_error(
@@ -65,10 +57,7 @@ def check_version(request: Request, version: str) -> None:
 def check_batches(request: Request, count: int) -> None:
     """Check that the data has the record batches that a request is for.
 
-    Raises
-    ------
-    InvalidRequestError
-        If it does not.
+    Raises `InvalidRequestError` if it does not.
     """
     if request.batches is not None and request.batches[1] > count:
         first, end = request.batches
@@ -81,10 +70,7 @@ def check_batches(request: Request, count: int) -> None:
 def select_shards(request: Request, shards: Sequence[_T]) -> Sequence[_T]:
     """Return the shards that a request is for: one of them, or all.
 
-    Raises
-    ------
-    InvalidRequestError
-        If the shard does not exist.
+    Raises `InvalidRequestError` if the shard does not exist.
     """
     if request.shard is None:
         return shards
@@ -135,24 +121,10 @@ class Selection:
     def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
         """Resolve a request against the schema of a dataset.
 
-        Parameters
-        ----------
-        request : Request
-            The request.
-        encoding : Encoding
-            The defaults for the fields that the request leaves open.
-        schema : pyarrow.Schema
-            The schema of the dataset.
-
-        Raises
-        ------
-        NotFoundError
-            If a column does not exist.
-        InvalidRequestError
-            If a column name is ambiguous or given twice, the filter is malformed or does not fit,
-            or the format is not Arrow.
-        ExhaustedError
-            If the filter exceeds ``encoding.budget`` for a single row.
+        Raises `NotFoundError` if a column does not exist. Raises `InvalidRequestError` if a column
+        name is ambiguous or given twice, the filter is malformed or does not fit, or the format is
+        not Arrow. Raises `ExhaustedError` if the filter exceeds ``encoding.budget`` for a single
+        row.
         """
         if request.format not in (None, "arrow"):
             raise InvalidRequestError(
@@ -227,11 +199,6 @@ class Selection:
 
         It has all columns that are needed to apply this selection to the batches. Its filter and
         its limit are hints: the dataset may return more rows.
-
-        Parameters
-        ----------
-        schema : pyarrow.Schema
-            The schema of the dataset.
         """
         columns = self.read_columns
         part = schema if columns is None else select_fields(schema, columns)
@@ -241,13 +208,7 @@ class Selection:
         return replace(self, schema=part, columns=columns, limit=limit, offset=0, filter=row_filter)
 
     def apply_filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that pass the filter, with the columns to send.
-
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A batch with the columns of `for_reading`.
-        """
+        """Return the rows that pass the filter, with the columns to send."""
         if self.filter is None:
             return batch
         columns = self.read_columns
@@ -257,13 +218,7 @@ class Selection:
         return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
 
     def reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns to send, in order.
-
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            A batch with all columns of the dataset, or with `sorted_columns`.
-        """
+        """Return the columns to send, in order."""
         if self.columns is None:
             return batch
         present: Sequence[int] = sorted(self.columns)
@@ -335,21 +290,9 @@ def resolve_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Requ
     both, it has `rows` within the record batches instead. It is for the version in which the rows
     were counted. Blocking: it counts the rows of the dataset.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        The dataset.
-    request : Request
-        The request. Without `rows`, it is returned unchanged.
-    encoding : Encoding
-        The bounds on reading the dataset.
-
-    Raises
-    ------
-    InvalidRequestError
-        If the dataset does not have the rows, or the request selects record batches, too.
-    SplitArrowError
-        As `Dataset.count_rows` does.
+    `request`: Without `rows`, it is returned unchanged. Raises `InvalidRequestError` if the dataset
+    does not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
+    `Dataset.count_rows` does.
     """
     if request.rows is None:
         return request

@@ -12,18 +12,6 @@ _MIN_SIMILARITY = 0.5
 def suggest_names(name: str, existing: Iterable[str]) -> str:
     """Return a clause for the end of an error message about an unknown name.
 
-    Parameters
-    ----------
-    name : str
-        The unknown name.
-    existing : iterable of str
-        The names that exist.
-
-    Returns
-    -------
-    str
-        A clause with similar names or, failing these, some existing ones. Empty if no name exists.
-
     Examples
     --------
     >>> suggest_names("flihgts", ["flights", "trips"])

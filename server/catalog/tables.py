@@ -26,15 +26,8 @@ class TableDataset:
 
     The dataset shares the memory with the caller. Arrow data is immutable.
 
-    Parameters
-    ----------
-    data : pyarrow.Table, pyarrow.RecordBatch, or iterable of pyarrow.RecordBatch
-        The data. All batches have the same schema.
-
-    Raises
-    ------
-    UsageError
-        If there is no batch, and therefore no schema, or the schemas of the batches differ.
+    `data`: all batches have the same schema. Raises `UsageError` if there is no batch, and
+    therefore no schema, or the schemas of the batches differ.
     """
 
     kind = "table"
@@ -93,10 +86,7 @@ class ReaderDataset:
 
     Nothing is kept, so a reader may yield more data than fits into memory.
 
-    Parameters
-    ----------
-    reader : pyarrow.RecordBatchReader
-        The batches. The dataset owns the reader and closes it.
+    `reader`: the dataset owns the reader and closes it.
     """
 
     kind = "record batch reader"
@@ -117,10 +107,8 @@ class ReaderDataset:
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the reader for the only time; see `Dataset.open`.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the reader was opened before or is closed.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the reader was opened before or
+        is closed.
         """
         check_version(request, self.version)
         select_shards(request, self.shards)

@@ -36,13 +36,7 @@ MAX_DESCRIPTIONS = 64
 
 
 def make_schema_message(*, is_big_endian: bool) -> SourceMessage:
-    """Return the first message of a stream of tensors.
-
-    Parameters
-    ----------
-    is_big_endian : bool
-        Whether the values of all tensors are big-endian.
-    """
+    """Return the first message of a stream of tensors."""
     if is_big_endian == (sys.byteorder == "big"):
         return SourceMessage(*MessageEncoder(TENSOR_SCHEMA).schema_message)
     builder: Any = flatbuffers.Builder(128)
@@ -66,10 +60,7 @@ def make_schema_message(*, is_big_endian: bool) -> SourceMessage:
 def check_tensor_request(request: Request) -> None:
     """Check that a request selects whole tensors.
 
-    Raises
-    ------
-    InvalidRequestError
-        If it selects columns or rows, or compresses.
+    Raises `InvalidRequestError` if it selects columns or rows, or compresses.
     """
     compression = None if request.compression == "none" else request.compression
     refused = {
@@ -93,10 +84,7 @@ def check_tensor_request(request: Request) -> None:
 def select_tensors(request: Request, tensors: Sequence[Any]) -> Sequence[Any]:
     """Return the tensors that a request is for, as its range of batches selects them.
 
-    Raises
-    ------
-    InvalidRequestError
-        If one does not exist.
+    Raises `InvalidRequestError` if one does not exist.
     """
     if request.batches is None:
         return tensors
@@ -159,13 +147,7 @@ def refuse_do_get(request: Request) -> RemoteError:
 
 
 class TensorDataset:
-    """Tensors in memory, which the caller keeps unchanged. See `Dataset`.
-
-    Parameters
-    ----------
-    tensors : sequence of Tensor or SparseTensor
-        The tensors, in the order of the stream; at least one.
-    """
+    """Tensors in memory, which the caller keeps unchanged. See `Dataset`."""
 
     def __init__(self, tensors: Sequence[AnyTensor]) -> None:
         self._tensors = list(tensors)

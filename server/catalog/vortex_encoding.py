@@ -46,15 +46,7 @@ class MessageDecoder:
     A dictionary that has not arrived before the first record batch is empty; the Arrow
     specification allows that for a column of nulls.
 
-    Parameters
-    ----------
-    schema_metadata : bytes
-        The FlatBuffer of the schema message of the source.
-
-    Raises
-    ------
-    ProtocolError, pyarrow.ArrowException
-        If the schema is malformed.
+    Raises `ProtocolError`, `pyarrow.ArrowException` if the schema is malformed.
     """
 
     def __init__(self, schema_metadata: bytes) -> None:
@@ -72,14 +64,9 @@ class MessageDecoder:
     ) -> tuple[pa.RecordBatch, Mapping[bytes, bytes] | None] | None:
         """Return a record batch and the custom metadata of its message; None for a dictionary.
 
-        Raises
-        ------
-        pyarrow.ArrowException, OSError, ValueError
-            If the message cannot be decoded.
-        ProtocolError
-            If its metadata is malformed.
-        DatasetError
-            If its body is in a file that has changed.
+        Raises `pyarrow.ArrowException`, `OSError`, `ValueError` if the message cannot be decoded.
+        Raises `ProtocolError` if its metadata is malformed. Raises `DatasetError` if its body is in
+        a file that has changed.
         """
         metadata = bytes(message.metadata)
         body = _join(message)
@@ -125,12 +112,8 @@ _MAX_GROUP_SECONDS = 0.01
 def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
     """Return the encoder for a dataset.
 
-    Raises
-    ------
-    InvalidRequestError
-        If Vortex cannot hold a column.
-    RemoteError
-        With the code FAILED_PRECONDITION, if the server lacks the extra.
+    Raises `InvalidRequestError` if Vortex cannot hold a column. Raises `RemoteError`: With the code
+    FAILED_PRECONDITION, if the server lacks the extra.
     """
     if is_tensor_content(schema):
         raise InvalidRequestError(
@@ -151,21 +134,9 @@ def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
 def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     """Yield the messages of a source in groups, with Vortex arrays for its record batches.
 
-    Parameters
-    ----------
-    source : Source
-        The messages in Arrow, uncompressed. The caller closes it.
-    label : str
-        The source, for errors.
-    dataset : str
-        The name of the dataset, for errors about the request.
-
-    Raises
-    ------
-    DatasetError
-        If a record batch is not valid, or has a value that Vortex refuses.
-    InvalidRequestError, RemoteError
-        As `open_array_encoder` does.
+    `source`: the caller closes it. Raises `DatasetError` if a record batch is not valid, or has a
+    value that Vortex refuses. Raises `InvalidRequestError`, `RemoteError` as `open_array_encoder`
+    does.
     """
     try:
         messages = (message for group in source for message in group)
@@ -257,11 +228,6 @@ class VortexDataset:
 
     The record batches are those of the dataset: shards, filters, columns, limits and batch sizes
     apply before they are encoded.
-
-    Parameters
-    ----------
-    original : Dataset
-        The dataset.
     """
 
     def __init__(self, original: Dataset) -> None:
@@ -301,10 +267,8 @@ class VortexDataset:
     def open(self, request: Request, encoding: Encoding) -> Source:
         """Open the dataset for one reader; see `Dataset.open`.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the server lacks the extra ``vortex``.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the server lacks the extra
+        ``vortex``.
         """
         stored = self.open_stored(request, regions=encoding.regions)
         if stored is not None:

@@ -29,13 +29,6 @@ def find_line(text: str, path: Sequence[str]) -> int | None:
     The standard parser reports no positions. So this parses ever longer beginnings of the file:
     the statement that sets the value is the last one of the first beginning that has it.
 
-    Parameters
-    ----------
-    text : str
-        The contents of the file.
-    path : sequence of str
-        The keys that lead to the value, from the outermost table inwards.
-
     Examples
     --------
     >>> find_line('workers = 2\n\n[datasets]\ntrips = "trips/"\n', ["datasets", "trips"])
@@ -79,11 +72,6 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|U
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence about each ``SPLITARROW_…`` variable that has no meaning.
 
-    Parameters
-    ----------
-    environ : mapping
-        The environment.
-
     Examples
     --------
     >>> unknown_variables({"SPLITARROW_WORKER": "2", "SPLITARROW_PORT": "tcp://10.0.0.1:8815"})
@@ -125,11 +113,6 @@ def ineffective_settings(settings: Settings) -> Iterator[tuple[str, Sequence[str
     """Yield the name of each setting without effect, and what it needs: one of several things.
 
     Only settings that differ from their defaults count.
-
-    Parameters
-    ----------
-    settings : Settings
-        The settings.
     """
     changed = [one for one in declarations(Settings) if _is_changed(settings, one.name)]
     for declaration in changed:
@@ -183,11 +166,9 @@ class Configuration:
     def load(self) -> Settings:
         """Return the settings.
 
-        Raises
-        ------
-        ConfigError
-            If the file cannot be read, or a setting is unknown, has an invalid value or has no
-            effect. The error names every problem, with the file and line, variable or argument.
+        Raises `ConfigError` if the file cannot be read, or a setting is unknown, has an invalid
+        value or has no effect. The error names every problem, with the file and line, variable or
+        argument.
         """
         if self.file is not None and not self.file.is_file():
             raise ConfigError(f"{self.file}: the configuration file does not exist")
@@ -214,13 +195,7 @@ class Configuration:
         return settings
 
     def locate(self, *path: str) -> str:
-        """Return where a value is set: a file and its line, a variable, or an argument.
-
-        Parameters
-        ----------
-        *path : str
-            The name of the setting and, for a dataset, the name of the dataset.
-        """
+        """Return where a value is set: a file and its line, a variable, or an argument."""
         name, inner = path[0], path[1:]
         key = ".".join(path)
         given = self._given().get(name)
@@ -271,16 +246,8 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 def load_settings(config: Path | None = None, **arguments: Any) -> Settings:
     """Return the settings of a server; see `Configuration`.
 
-    Parameters
-    ----------
-    config : Path, optional
-        A TOML file. Its keys are the fields of `Settings`.
-    **arguments
-        Fields of `Settings`. None is an argument that was not given.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a setting is unknown, has an invalid value or has no effect.
+    `config`: its keys are the fields of `Settings`. `arguments`: None is an argument that was not
+    given. Raises `ConfigError` if the file cannot be read, or a setting is unknown, has an invalid
+    value or has no effect.
     """
     return Configuration(config, arguments).load()

@@ -142,10 +142,7 @@ def nearest(name: str, *known: str) -> str | None:
 def declarations(model: type[BaseSettings]) -> Iterator[Declaration]:
     """Yield the declaration of each field of a settings model.
 
-    Raises
-    ------
-    TypeError
-        If a field has no `Setting`.
+    Raises `TypeError` if a field has no `Setting`.
     """
     for name, field in model.model_fields.items():
         yield _declaration(name, field)

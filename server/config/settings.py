@@ -46,18 +46,8 @@ _DEFAULT_TAGS = (
 def listener_uri(text: str, *, traced: bool = False) -> DataUri:
     """Return the URI of a listener for readers, with its tags filled in.
 
-    Parameters
-    ----------
-    text : str
-        The URI in the settings.
-    traced : bool
-        Whether the server records traces. Only then does the URI invite readers to send theirs.
-
-    Raises
-    ------
-    UriError
-        If the URI is malformed, has an unknown scheme or a ticket, or has a tag that could be a
-        body's tag.
+    `traced`: Only then does the URI invite readers to send theirs. Raises `UriError` if the URI is
+    malformed, has an unknown scheme or a ticket, or has a tag that could be a body's tag.
     """
     uri = DataUri.parse(text)
     is_used = {"free_data": find_transport(uri).traits.leases_memory, "trace": traced}

@@ -44,12 +44,7 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
 
     It asks all processes of the server: call it on a worker thread.
 
-    Parameters
-    ----------
-    call : Call
-        The call.
-    started : float
-        When the server started, in seconds on the monotonic clock.
+    `started`: When the server started, in seconds on the monotonic clock.
     """
     server = call.server
     reports = server.reporter.reports(streams=True)
@@ -115,12 +110,8 @@ _Action = Callable[[Call, bytes], Awaitable[bytes]]
 class ActionHandler:
     """Serves DoAction and ListActions.
 
-    Parameters
-    ----------
-    store : UploadStore or None
-        Stores uploads. `None` refuses them.
-    reload : callable
-        Opens the datasets of the settings again, on a worker thread.
+    `store`: `None` refuses them. `reload`: Opens the datasets of the settings again, on a worker
+    thread.
     """
 
     def __init__(self, store: UploadStore | None, reload: Reload) -> None:
@@ -171,10 +162,7 @@ class ActionHandler:
     async def do_action(self, call: Call, message: bytes) -> None:
         """Run an action and send its result.
 
-        Raises
-        ------
-        SplitArrowError
-            If the action does not exist or fails.
+        Raises `SplitArrowError` if the action does not exist or fails.
         """
         action = parse_message(flight.Action, message)
         try:

@@ -38,11 +38,6 @@ class AddressCalls:
 
     One connection of gRPC carries many calls, so that a limit on connections does not bound them.
 
-    Parameters
-    ----------
-    get_limit : callable
-        Returns the number of calls that one address may run at a time.
-
     Examples
     --------
     >>> calls = AddressCalls(lambda: 1)
@@ -61,15 +56,7 @@ class AddressCalls:
     def count(self, peer: str) -> Generator[None]:
         """Count a call while the context lasts.
 
-        Parameters
-        ----------
-        peer : str
-            The protocol, the address and the port of the client, as gRPC writes them.
-
-        Raises
-        ------
-        ExhaustedError
-            If the address has reached its limit.
+        Raises `ExhaustedError` if the address has reached its limit.
         """
         address = unquote(peer.partition(":")[2].rpartition(":")[0])
         limit = self._get_limit()
@@ -101,17 +88,6 @@ class Call:
     """One call. It is valid while its handler runs.
 
     Every handler gets its datasets here, and so checks the caller's grants in one place.
-
-    Parameters
-    ----------
-    context : grpc.aio.ServicerContext
-        gRPC's side of the call.
-    server : ServerContext
-        The state of the server.
-    headers : mapping of str to str
-        The headers of the call, with names in lower case.
-    principal : Principal
-        The caller.
 
     Attributes
     ----------
@@ -169,10 +145,7 @@ class Call:
     def authorize(self, permission: Permission, dataset: str) -> None:
         """Make a dataset the subject of the call, and check the caller's grants for it.
 
-        Raises
-        ------
-        DeniedError
-            If the caller lacks the permission, whether or not the dataset exists.
+        Raises `DeniedError` if the caller lacks the permission, whether or not the dataset exists.
         """
         self.subject = dataset
         self.principal.require(permission, dataset)
@@ -185,20 +158,14 @@ class Call:
     def require_operator(self) -> None:
         """Check that the caller may act on the whole server.
 
-        Raises
-        ------
-        DeniedError
-            If it may not write every dataset.
+        Raises `DeniedError` if it may not write every dataset.
         """
         self.principal.require(Permission.WRITE, ALL_DATASETS)
 
     def authorize_ticket(self, claims: TicketClaims) -> None:
         """Check that a ticket was issued to the caller. Without tokens, all callers are one.
 
-        Raises
-        ------
-        DeniedError
-            If it was issued to another principal.
+        Raises `DeniedError` if it was issued to another principal.
         """
         self.subject = claims.request.dataset
         if self.principal is not ANYONE and claims.principal != self.principal.name:
@@ -207,10 +174,7 @@ class Call:
     def check_draining(self, request: Request) -> None:
         """Check that the server does not drain, or that the request continues a read in progress.
 
-        Raises
-        ------
-        UnavailableError
-            If the request would begin a read.
+        Raises `UnavailableError` if the request would begin a read.
         """
         server = self.server
         if server.draining.is_set() and not server.reads.includes(request):
@@ -219,12 +183,9 @@ class Call:
     def find_dataset(self, name: str) -> Dataset:
         """Return a dataset that the caller may read.
 
-        Raises
-        ------
-        DeniedError
-            If the caller may not read it, whether or not it exists.
-        NotFoundError
-            If it does not exist. The error suggests similar names that the caller may read.
+        Raises `DeniedError` if the caller may not read it, whether or not it exists. Raises
+        `NotFoundError` if it does not exist. The error suggests similar names that the caller may
+        read.
         """
         if len(name) > _MAX_NAME_CHARACTERS:
             raise NotFoundError(
@@ -242,10 +203,7 @@ class Call:
 def parse_message(message_type: Any, data: bytes) -> Any:
     """Return a protobuf message.
 
-    Raises
-    ------
-    InvalidRequestError
-        If the bytes are malformed.
+    Raises `InvalidRequestError` if the bytes are malformed.
     """
     try:
         return message_type.FromString(data)

@@ -92,10 +92,7 @@ class DoGetHandler:
     async def do_get(self, call: Call, message: bytes) -> None:
         """Send the data of a ticket.
 
-        Raises
-        ------
-        SplitArrowError
-            If the ticket is invalid, or the dataset cannot be read to its end.
+        Raises `SplitArrowError` if the ticket is invalid, or the dataset cannot be read to its end.
         """
         ticket: bytes = parse_message(flight.Ticket, message).ticket
         max_bytes = call.server.limits.ticket_bytes
@@ -200,10 +197,7 @@ async def _send_chunks(
 class _Chunk:
     """FlightData messages that a worker thread prepares together.
 
-    Parameters
-    ----------
-    full_bytes : int
-        The size at which it is full, in bytes.
+    `full_bytes` is the size at which it is full, in bytes.
     """
 
     __slots__ = ("_full_bytes", "_nbytes", "_started", "messages", "rows")
@@ -252,12 +246,8 @@ def _build_chunks(source: Source, read_ahead: ReadAhead) -> Iterator[_Chunk]:
 def build_flight_data(message: SourceMessage) -> bytes:
     """Return the FlightData for a message of a dataset. This copies or reads the body once.
 
-    Raises
-    ------
-    ExhaustedError
-        If the message is larger than gRPC can carry.
-    DatasetError
-        If a region of a file cannot be read, or has changed.
+    Raises `ExhaustedError` if the message is larger than gRPC can carry. Raises `DatasetError` if a
+    region of a file cannot be read, or has changed.
     """
     metadata, body, body_length, *_ = message
     if body is None:

@@ -28,12 +28,7 @@ from .call import NO_UPLOADS, Call, parse_message
 class DoPutHandler:
     """Serves DoPut.
 
-    Parameters
-    ----------
-    store : UploadStore or None
-        Stores uploads. `None` refuses them.
-    max_uploads : int
-        The number of uploads that may run at the same time.
+    `store`: `None` refuses them.
     """
 
     def __init__(self, store: UploadStore | None, max_uploads: int) -> None:
@@ -45,10 +40,8 @@ class DoPutHandler:
     async def do_put(self, call: Call) -> None:
         """Receive an upload. Respond when it is stored, and served if it is a dataset.
 
-        Raises
-        ------
-        SplitArrowError
-            If the upload is refused or cannot be stored. Nothing of it is kept then.
+        Raises `SplitArrowError` if the upload is refused or cannot be stored. Nothing of it is kept
+        then.
         """
         if self._store is None:
             raise remote_error("UNIMPLEMENTED", NO_UPLOADS)

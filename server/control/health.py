@@ -19,12 +19,8 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 class HealthService:
     """Serves Check and Watch, without authentication.
 
-    Parameters
-    ----------
-    services : tuple of str
-        The names of the services. The empty name, for the whole server, is added.
-    address_calls : AddressCalls
-        The limit on the calls of one address. It applies to Watch: a Check ends at once.
+    `services`: the empty name, for the whole server, is added. `address_calls`: It applies to
+    Watch: a Check ends at once.
     """
 
     def __init__(self, services: tuple[str, ...], address_calls: AddressCalls) -> None:

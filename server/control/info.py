@@ -59,13 +59,7 @@ def list_locations(listeners: Iterable[DataUri], host: HostResolver) -> list[str
 
 
 def list_stream_pair(listeners: Iterable[DataUri], host: HostResolver) -> dict[str, str]:
-    """Return the URIs of separate listeners for the metadata and the body stream.
-
-    Returns
-    -------
-    dict
-        ``{"metadata": URI, "body": URI}``. Empty if one of the two does not exist.
-    """
+    """Return the URIs of separate listeners for the metadata and the body stream."""
     found: dict[str, str] = {}
     for uri in listeners:
         if uri.stream is not Streams.BOTH:
@@ -79,15 +73,6 @@ class HostResolver:
     A listener that is bound to one address is dialled there. A listener that is bound to all
     interfaces is dialled under the host name that the client sent, or under the address of the
     interface that faces the client. The advertised host replaces all of these.
-
-    Parameters
-    ----------
-    advertised : str or None
-        The host that the operator configured.
-    headers : mapping of str to str
-        The headers of the client's call.
-    peer : str
-        The client's address, as gRPC writes it: ``ipv4:127.0.0.1:51234``.
     """
 
     def __init__(self, advertised: str | None, headers: Mapping[str, str], peer: str) -> None:
@@ -164,13 +149,7 @@ class _Part:
 
 
 class FlightInfoBuilder:
-    """Builds FlightInfo messages. Its methods read files: call them on a worker thread.
-
-    Parameters
-    ----------
-    advertised_host : str or None
-        The host of the data listeners, where clients cannot find it out themselves.
-    """
+    """Builds FlightInfo messages. Its methods read files: call them on a worker thread."""
 
     def __init__(self, advertised_host: str | None) -> None:
         self._advertised_host = advertised_host
@@ -178,10 +157,8 @@ class FlightInfoBuilder:
     def build_schema(self, call: Call, request: Request) -> bytes:
         """Return the schema of a request's result, as an encapsulated message.
 
-        Raises
-        ------
-        SplitArrowError
-            If the dataset or a column does not exist, or the caller may not read the dataset.
+        Raises `SplitArrowError` if the dataset or a column does not exist, or the caller may not
+        read the dataset.
         """
         dataset = call.find_dataset(request.dataset)
         if isinstance(dataset, (DeltaDataset, PublishedDataset)):
@@ -193,11 +170,8 @@ class FlightInfoBuilder:
     ) -> flight.FlightInfo:
         """Return the description of a request's result, with endpoints to read it from.
 
-        Raises
-        ------
-        SplitArrowError
-            If the dataset or a column does not exist, the caller may not read the dataset, or
-            it cannot be read any more.
+        Raises `SplitArrowError` if the dataset or a column does not exist, the caller may not read
+        the dataset, or it cannot be read any more.
         """
         return self._build(call, request, call.find_dataset(request.dataset), descriptor)
 

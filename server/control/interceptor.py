@@ -37,14 +37,7 @@ def grpc_status(
 ) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message for an error.
 
-    Parameters
-    ----------
-    error : SplitArrowError
-        The error.
-    subject : str or None
-        The dataset of the call. The message names it.
-    location : str or None
-        The path or URL of that dataset. The message does not name it.
+    `subject`: the message names it. `location`: the message does not name it.
     """
     if isinstance(error, ClosedError):
         code = "UNAVAILABLE"
@@ -86,15 +79,7 @@ _ARROW_TOKEN_HEADER = "auth-token-bin"
 
 
 class CallInterceptor:
-    """Makes gRPC handlers from the methods of the service.
-
-    Parameters
-    ----------
-    server : ServerContext
-        The state of the server.
-    address_calls : AddressCalls
-        The limit on the calls of one address.
-    """
+    """Makes gRPC handlers from the methods of the service."""
 
     def __init__(self, server: ServerContext, address_calls: AddressCalls) -> None:
         self._server = server
@@ -112,15 +97,7 @@ class CallInterceptor:
     def unary(self, name: str, method: UnaryMethod, *, for_reads: bool = False) -> NamedHandler:
         """Return gRPC's handler for a method with one request and one response, and its name.
 
-        Parameters
-        ----------
-        name : str
-            The name of the method in the service.
-        method : coroutine function
-            The method.
-        for_reads : bool
-            Whether reads in progress need the method while the server drains. It then calls
-            `Call.check_draining`.
+        `for_reads`: It then calls `Call.check_draining`.
         """
 
         async def serve(request: bytes, context: Context) -> bytes:
@@ -145,17 +122,7 @@ class CallInterceptor:
     def bidirectional(
         self, name: str, method: BidirectionalMethod, *, authenticates: bool = False
     ) -> NamedHandler:
-        """Return gRPC's handler for a method with many requests and many responses; see `unary`.
-
-        Parameters
-        ----------
-        name : str
-            The name of the method in the service.
-        method : coroutine function
-            The method.
-        authenticates : bool
-            Whether the method itself authenticates the caller.
-        """
+        """Return gRPC's handler for a method with many requests and many responses; see `unary`."""
 
         async def serve(requests: object, context: Context) -> None:
             del requests

@@ -41,15 +41,7 @@ from .service import FLIGHT_SERVICE, FlightService, HandshakeHandler
 class CertificateProvider:
     """Provides gRPC with the server's certificate, its key and the authorities of clients.
 
-    Parameters
-    ----------
-    options : TlsServerOptions
-        The files.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be used. The error names it.
+    Raises `ConfigError` if a file cannot be used. The error names it.
 
     Notes
     -----
@@ -126,12 +118,8 @@ _CHANNEL_OPTIONS = {
 class ControlPlane:
     """The Flight service of a daemon.
 
-    Parameters
-    ----------
-    context : ServerContext
-        The state of the server. Its setting `control` must not be None.
-    reload : callable
-        Serves the action ``reload``, on a worker thread.
+    `context`: its setting `control` must not be None. `reload`: Serves the action ``reload``, on a
+    worker thread.
     """
 
     def __init__(self, context: ServerContext, reload: Reload) -> None:
@@ -151,13 +139,9 @@ class ControlPlane:
     async def bind(self) -> DataUri:
         """Bind the port and open the directory of uploads. No call is served yet.
 
-        Raises
-        ------
-        ConfigError
-            If the port, the certificates or the directory cannot be used, or if other machines
-            could call without a token.
-        MissingExtraError
-            If reflection is enabled and its package is not installed.
+        Raises `ConfigError` if the port, the certificates or the directory cannot be used, or if
+        other machines could call without a token. Raises `MissingExtraError` if reflection is
+        enabled and its package is not installed.
         """
         settings, access = self._settings, self._context.access
         uri = control_uri(settings)
@@ -212,10 +196,8 @@ class ControlPlane:
     async def close(self, grace: float | None = None) -> None:
         """End all calls, and release the port and the directory of uploads. Idempotent.
 
-        Parameters
-        ----------
-        grace : float, optional
-            The time for running calls to end by themselves, in seconds. New calls are refused.
+        `grace` is the time for running calls to end by themselves, in seconds. New calls are
+        refused.
         """
         server, self._server = self._server, None
         if server is not None:

@@ -38,10 +38,7 @@ def parse_descriptor(descriptor: flight.FlightDescriptor) -> Request:
     with the fields of `Request`. Clients of Flight SQL, such as ADBC, send either as the text of
     a query.
 
-    Raises
-    ------
-    InvalidRequestError
-        If the descriptor is malformed.
+    Raises `InvalidRequestError` if the descriptor is malformed.
     """
     if descriptor.type == flight.FlightDescriptor.PATH:
         if len(descriptor.path) != 1:
@@ -89,15 +86,8 @@ def _parse_request(data: bytes, source: str) -> Request:
 def compile_criteria(expression: bytes) -> re.Pattern[str]:
     """Return a pattern that matches the names to list.
 
-    Parameters
-    ----------
-    expression : bytes
-        A glob in UTF-8, such as ``flights-*``. An empty one matches every name.
-
-    Raises
-    ------
-    InvalidRequestError
-        If it is not UTF-8, or too long.
+    `expression`: an empty one matches every name. Raises `InvalidRequestError` if it is not UTF-8,
+    or too long.
 
     Examples
     --------
@@ -126,14 +116,9 @@ class HandshakeHandler:
     async def handshake(self, call: Call) -> None:
         """Serve one handshake.
 
-        Raises
-        ------
-        DeniedError
-            If the token or password is wrong.
-        InvalidRequestError
-            If the message or the header is malformed.
-        UnavailableError
-            If the client sends no message in time.
+        Raises `DeniedError` if the token or password is wrong. Raises `InvalidRequestError` if the
+        message or the header is malformed. Raises `UnavailableError` if the client sends no message
+        in time.
         """
         scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "basic":
@@ -174,15 +159,7 @@ def _decode_token(payload: bytes) -> str:
 
 
 class FlightService:
-    """Maps the methods of the service to their handlers.
-
-    Parameters
-    ----------
-    infos : FlightInfoBuilder
-        Describes datasets.
-    do_get, do_put, handshake, actions
-        The handlers of the methods with the same names.
-    """
+    """Maps the methods of the service to their handlers."""
 
     def __init__(
         self,

@@ -44,14 +44,7 @@ def render_metrics(
 ) -> tuple[bytes, str]:
     """Return metrics as text, and its content type.
 
-    Parameters
-    ----------
-    samples : iterable of Sample
-        The metrics.
-    accept : str
-        The header ``Accept`` of the request. It selects OpenMetrics or the older format.
-    shows : callable
-        Returns whether the client may see a dataset's name. The others become `OTHER`.
+    `accept`: It selects OpenMetrics or the older format. `shows`: the others become `OTHER`.
     """
     encode, content_type = choose_encoder(accept)
 
@@ -125,14 +118,8 @@ class Application:
 
     Until `service` is set, the daemon is loading: only health checks get an answer then.
 
-    Parameters
-    ----------
-    names : HostNames
-        The host names that requests may have.
-    checks_names : bool
-        Whether to refuse requests with other names. A server that requires tokens need not.
-    requires_certificate : bool
-        Whether clients need a certificate. Health checks need none.
+    `checks_names`: a server that requires tokens need not. `requires_certificate`: Health checks
+    need none.
     """
 
     names: HostNames

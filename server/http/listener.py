@@ -43,10 +43,7 @@ class PatientTransport:
     Thousands of streams can use up the memory that the kernel has for TCP. It then resets each
     connection that is closed before its data has arrived, and a health check would fail.
 
-    Parameters
-    ----------
-    transport : Transport
-        The transport. It does everything else.
+    `transport`: It does everything else.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -146,17 +143,7 @@ class HttpListener:
 
     A context manager: leaving the context closes it.
 
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the server.
-    uri : DataUri
-        The address; see `http_uri`.
-
-    Raises
-    ------
-    ConfigError
-        If the address cannot be bound, or the certificate cannot be used.
+    Raises `ConfigError` if the address cannot be bound, or the certificate cannot be used.
     """
 
     def __init__(self, settings: Settings, uri: DataUri) -> None:
@@ -199,15 +186,7 @@ class HttpListener:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which also records rates, and stops at once.
-
-    Parameters
-    ----------
-    application : Application
-        Answers the requests.
-    tls : SSLContext or None
-        The context of encrypted connections.
-    """
+    """uvicorn's server, which also records rates, and stops at once."""
 
     def __init__(self, application: Application, tls: ssl.SSLContext | None) -> None:
         config = uvicorn.Config(

@@ -45,12 +45,7 @@ class Sparkline:
 def draw_sparkline(values: Sequence[float], points: int) -> Sparkline:
     """Return a sparkline of values, the last one at the right edge.
 
-    Parameters
-    ----------
-    values : sequence of float
-        The values, none of which is negative, the oldest first.
-    points : int
-        The number of values that take the whole width.
+    `values` is the values, none of which is negative, the oldest first.
 
     Examples
     --------
@@ -79,10 +74,7 @@ _BYTES = ("sent_bytes", "mapped_bytes")
 class History:
     """The bytes per second of each dataset, one rate for each call of `record`.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns the time in seconds, from any start.
+    `clock`: returns the time in seconds, from any start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,13 +85,7 @@ class History:
         self._time = 0.0
 
     def record(self, collect: Callable[[], list[ProcessReport]]) -> None:
-        """Record the rates since the last call.
-
-        Parameters
-        ----------
-        collect : callable
-            Returns the reports of all processes.
-        """
+        """Record the rates since the last call."""
         totals, now = _sum_bytes(collect()), self._clock()
         with self._lock:
             before, seconds = self._before, now - self._time
@@ -187,18 +173,7 @@ class Page:
     ) -> str:
         """Return the status page, as a principal may see it.
 
-        Parameters
-        ----------
-        service : Service
-            The daemon.
-        principal : Principal
-            Who requests the page.
-        history : History
-            The rates of the datasets.
-        refreshes : bool
-            Whether the browser loads the page again from time to time.
-        notice : str
-            A key of the notices above the page. Others are ignored.
+        `notice`: Others are ignored.
         """
         streams, refusals = service.list_streams(principal)
         problem = service.find_problem()
@@ -307,15 +282,7 @@ def _list_settings(settings: Settings) -> Iterator[tuple[str, list[tuple[str, st
 
 
 def describe_setting(declaration: Declaration, value: Any) -> str:
-    """Return the value of a setting as text without paths, URLs and secrets.
-
-    Parameters
-    ----------
-    declaration : Declaration
-        The declaration of the setting.
-    value : object
-        Its value.
-    """
+    """Return the value of a setting as text without paths, URLs and secrets."""
     if declaration.name in _ADDRESSES:
         uris = [value] if isinstance(value, str) else value or ()
         return ", ".join(map(_describe_address, uris)) or "none"

@@ -23,10 +23,7 @@ from ..streams import MAX_DATASETS
 class CertificateExpiry:
     """When a certificate expires. It is read again when its file changes.
 
-    Parameters
-    ----------
-    path : Path
-        The certificate chain, in PEM. The first certificate counts.
+    `path`: the first certificate counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,15 +47,8 @@ def _ignore(reason: str) -> None:
 
 
 class Service:
-    """The state of a daemon, over all of its processes. Its methods block: call them on a thread.
-
-    Parameters
-    ----------
-    context : ServerContext
-        The state of the process that was started.
-    reporter : Reporter
-        All processes.
-    """
+    """The state of a daemon, over all of its processes. Its methods block: call them on a
+    thread."""
 
     def __init__(self, context: ServerContext, reporter: Reporter) -> None:
         self.context = context
@@ -70,13 +60,7 @@ class Service:
         self._expiry = None if certificate is None else CertificateExpiry(certificate)
 
     def find_problem(self, reports: list[ProcessReport] | None = None) -> str | None:
-        """Return why the daemon is not ready for new readers, or None if it is.
-
-        Parameters
-        ----------
-        reports : list of ProcessReport, optional
-            The reports of the processes, if the caller has them.
-        """
+        """Return why the daemon is not ready for new readers, or None if it is."""
         if self.reporter.draining:
             return "the daemon is draining"
         serving = [report for report in reports or self.reporter.reports() if report.serves]

@@ -83,17 +83,9 @@ class FileGuards:
     def guard(self, file: SourceFile) -> socket.socket:
         """Guard a file for one more reader.
 
-        Returns
-        -------
-        socket.socket
-            The reader's end of the revocation socket. The caller hands it to the reader and
-            closes its own copy. At its end of file the reader has to release the file, and
-            closes the socket when it has. See `splitarrow.transport.memory.mapped_region`.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be guarded, or another process waits to write to it.
+        The caller hands it to the reader and closes its own copy. At its end of file the reader has
+        to release the file, and closes the socket when it has. Raises `DatasetError` if the file
+        cannot be guarded, or another process waits to write to it.
         """
         guard = self._guards.get(file.version)
         if guard is None:
@@ -171,13 +163,6 @@ class FileMappings:
 
     A mapping stays for `_IDLE_SECONDS` after its last use, because entering its pages into the
     page tables costs more than sending them.
-
-    Parameters
-    ----------
-    guards : FileGuards
-        Guards the files.
-    trust : bool
-        Whether to map files without a guard.
     """
 
     def __init__(self, guards: FileGuards, *, trust: bool) -> None:

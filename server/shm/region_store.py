@@ -45,17 +45,8 @@ class Chunk:
 class ChunkWriter:
     """Writes the messages of a source into chunks.
 
-    Parameters
-    ----------
-    source : Source
-        The messages. The writer closes it.
-    label : str
-        The dataset, for errors.
-    start : int
-        The least offset of the first body, in bytes. No two bodies of a stream share an offset,
-        so that the offset alone identifies a lease.
-    sizes : ChunkSizes
-        The sizes of the chunks.
+    `source`: the writer closes it. `start` is the least offset of the first body, in bytes. No two
+    bodies of a stream share an offset, so that the offset alone identifies a lease.
     """
 
     def __init__(
@@ -82,12 +73,8 @@ class ChunkWriter:
     def next_chunk(self) -> Chunk | None:
         """Write and return the next chunk; return None at the end of the source.
 
-        Raises
-        ------
-        DatasetError
-            If the source cannot be read.
-        ExhaustedError
-            If the host has no memory left.
+        Raises `DatasetError` if the source cannot be read. Raises `ExhaustedError` if the host has
+        no memory left.
         """
         writer = SealedMemoryWriter(self._label, self._start)
         written: list[tuple[SourceMessage, int]] = []
@@ -129,15 +116,6 @@ class SharedStream:
 
     The store owns it. Its lock comes before the store's lock: whoever holds the store's lock may
     take this one only where no reader can hold it.
-
-    Parameters
-    ----------
-    store : RegionStore
-        The store that accounts for the memory.
-    open_source : callable
-        Opens the source of the messages.
-    label : str
-        The dataset, for errors.
     """
 
     def __init__(self, store: RegionStore, open_source: Callable[[], Source], label: str) -> None:
@@ -166,20 +144,9 @@ class SharedStream:
         its own `ChunkWriter` instead. It continues at chunk `index` if its `chunk_count` is
         `index`, and otherwise starts at the first message.
 
-        Parameters
-        ----------
-        index : int
-            The number of the chunk, from 0.
-        start : int
-            The end of the chunk before it, in bytes.
-
-        Raises
-        ------
-        DatasetError, ExhaustedError
-            If the source cannot be read, or the host has no memory left. All readers get the
-            same error.
-        ClosedError
-            If the store was closed.
+        `start` is the end of the chunk before it, in bytes. Raises `DatasetError`, `ExhaustedError`
+        if the source cannot be read, or the host has no memory left. All readers get the same
+        error. Raises `ClosedError` if the store was closed.
         """
         with self._lock:
             if self._error is not None:
@@ -240,15 +207,8 @@ class RegionStore:
 
     Safe to use from several threads.
 
-    Parameters
-    ----------
-    capacity : int
-        The bytes that may be kept. The least recently read stream is dropped first. A stream that
-        alone exceeds the capacity is not kept at all.
-    max_chunks : int
-        The chunks that may be kept, in the same way. Each has a descriptor.
-    chunk_sizes : ChunkSizes
-        The sizes of the chunks of each stream.
+    `capacity`: the least recently read stream is dropped first. A stream that alone exceeds the
+    capacity is not kept at all. `max_chunks`: each has a descriptor.
 
     Attributes
     ----------
@@ -283,16 +243,7 @@ class RegionStore:
     ) -> SharedStream:
         """Return the shared stream of a key and count one more reader; undone by `release`.
 
-        Parameters
-        ----------
-        dataset : Dataset
-            The dataset. Its streams are dropped when it is garbage collected.
-        key : hashable
-            The request, including the dataset's version.
-        open_source : callable
-            Opens the source, if the stream is not kept.
-        label : str
-            The dataset's name, for errors.
+        `dataset`: its streams are dropped when it is garbage collected.
         """
         with self._lock:
             self._drop_collected()

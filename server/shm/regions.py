@@ -38,16 +38,7 @@ class RegionSource:
     It is a `Source` that has one more step: the reader may hold offsets of its regions after
     `close`, so they stay allocated until `release`.
 
-    Parameters
-    ----------
-    groups : iterator
-        The groups of messages.
-    blocking : bool
-        Whether the iterator has to run on a worker thread.
-    close : callable
-        Stops reading.
-    release : callable
-        Gives up the regions.
+    `blocking` states whether the iterator has to run on a worker thread.
     """
 
     def __init__(
@@ -94,25 +85,8 @@ def open_region_source(
     Bodies are uncompressed, whatever the server's default is, unless the request names a
     compression: shared memory saves nothing by it.
 
-    Parameters
-    ----------
-    store : RegionStore
-        Keeps data that must be written into sealed memory.
-    dataset : Dataset
-        The dataset.
-    request : Request
-        The rows and columns to read.
-    copy : bool
-        Whether to write files into sealed memory instead of sharing the files themselves.
-    trust : bool
-        Whether to share files that cannot be guarded.
-    budget : Budget
-        Bounds on reading the dataset.
-
-    Raises
-    ------
-    SplitArrowError
-        As `Dataset.open` does.
+    `store`: Keeps data that must be written into sealed memory. Raises `SplitArrowError` as
+    `Dataset.open` does.
     """
     request = replace(
         request,
@@ -154,10 +128,7 @@ def open_region_at_once(
 ) -> RegionSource | None:
     """Open a file that is its own region, as `open_region_source` does, if that reads nothing.
 
-    Returns
-    -------
-    RegionSource or None
-        None if it may take time; see `FileDataset.open_at_once`.
+    Return None if it may take time; see `FileDataset.open_at_once`.
     """
     if not isinstance(dataset, FileDataset):
         return None
@@ -191,15 +162,7 @@ def _release_nothing() -> None:
 
 
 class _CopyReader:
-    """One reader's position in a stream that is written into sealed memory.
-
-    Parameters
-    ----------
-    stream : SharedStream
-        The chunks that all readers share.
-    unused : list of Source
-        The source that was opened for this reader, until it turns out whether it is needed.
-    """
+    """One reader's position in a stream that is written into sealed memory."""
 
     def __init__(self, stream: SharedStream, unused: list[Source]) -> None:
         self._stream = stream
@@ -251,13 +214,8 @@ _DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
 class SharedRegions:
     """Everything that a server shares. Used on its event loop, except for `open`.
 
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the server. Those on shared memory, leases and budgets apply.
-    processes : int
-        The number of processes that divide the memory for datasets in the format Vortex. One of
-        them serves all readers that map data, so that copies for these are not divided.
+    `settings`: Those on shared memory, leases and budgets apply. `processes`: one of them serves
+    all readers that map data, so that copies for these are not divided.
     """
 
     def __init__(self, settings: Settings, processes: int = 1) -> None:

@@ -69,10 +69,7 @@ class ShardKey:
 
         The command is ``{"dataset": NAME, "publish": {"job": JOB, "ordinal": N}}``.
 
-        Raises
-        ------
-        InvalidRequestError
-            If the command is malformed.
+        Raises `InvalidRequestError` if the command is malformed.
         """
         values = _parse_object(command, "the command of the upload")
         publish: Any = values.get("publish")
@@ -110,10 +107,7 @@ class PublishRequest:
     def parse(cls, body: bytes) -> PublishRequest:
         """Return the request in the body of the action ``publish``.
 
-        Raises
-        ------
-        InvalidRequestError
-            If the body is malformed. The error names the field.
+        Raises `InvalidRequestError` if the body is malformed. The error names the field.
         """
         values = _parse_object(body, "the body of the action")
         unknown = set(values) - set(_FIELDS)
@@ -153,10 +147,7 @@ class PublishRequest:
 def check_job(job: Any) -> str:
     """Return the name of a publishing job.
 
-    Raises
-    ------
-    InvalidRequestError
-        If it is not a valid name.
+    Raises `InvalidRequestError` if it is not a valid name.
     """
     if not isinstance(job, str):
         raise InvalidRequestError(f"the job is {str(job)[:80]!r}; it must be a string")
@@ -216,12 +207,7 @@ class PublishedFolder:
     gets no response and uploads the shard again. The file without a record is replaced then, or
     removed with the staging folder.
 
-    Parameters
-    ----------
-    dataset : str
-        The name of the dataset.
-    path : Path
-        The folder. It need not exist.
+    `path`: It need not exist.
     """
 
     def __init__(self, dataset: str, path: Path) -> None:
@@ -290,10 +276,8 @@ class PublishedFolder:
     def commit(self, request: PublishRequest) -> Manifest:
         """Commit the staged shards of a job as a version.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if a shard is missing or schemas differ.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing or schemas
+        differ.
         """
         records = self._load_records(request)
         return self._store.commit(
@@ -309,11 +293,8 @@ class PublishedFolder:
     def load_committed(self, request: PublishRequest, version: int) -> Manifest:
         """Return the version that a job has committed, if a repeated request asks for the same.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the request asks for something else, or a later
-            version has replaced the shards of the job.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the request asks for something
+        else, or a later version has replaced the shards of the job.
         """
         manifest = self._store.load(version)
         if manifest is None:
@@ -341,10 +322,7 @@ class PublishedFolder:
     def find_committed_shard(self, key: ShardKey, version: int, sha256: str) -> ShardEntry:
         """Return the shard of a committed job that has the contents of a repeated upload.
 
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if the job has no such shard.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the job has no such shard.
         """
         manifest = self._store.load(version)
         if manifest is not None:

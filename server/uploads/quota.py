@@ -13,12 +13,8 @@ class Quota:
 
     Any hashable object can be an owner: a running upload, a dataset, a staged shard.
 
-    Parameters
-    ----------
-    total_bytes : int, optional
-        The limit for all owners together, in bytes. `None` disables it.
-    upload_bytes : int, optional
-        The limit for one upload, in bytes. `None` disables it.
+    `total_bytes` is the limit for all owners together, in bytes. `None` disables it. `upload_bytes`
+    is the limit for one upload, in bytes. `None` disables it.
     """
 
     def __init__(self, total_bytes: int | None = None, upload_bytes: int | None = None) -> None:
@@ -31,19 +27,8 @@ class Quota:
     def reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
         """Count an upload with its bytes so far, in place of its earlier reservation.
 
-        Parameters
-        ----------
-        owner : hashable
-            The upload.
-        nbytes : int
-            The size of the upload in bytes.
-        dataset : str
-            The dataset, for the error.
-
-        Raises
-        ------
-        ExhaustedError
-            If a limit would be exceeded.
+        `nbytes` is the size of the upload in bytes. Raises `ExhaustedError` if a limit would be
+        exceeded.
         """
         try:
             self._reserve(owner, nbytes, dataset)
@@ -59,12 +44,7 @@ class Quota:
     def record_measured(self, owner: Hashable, measure: Callable[[], int]) -> None:
         """Count an owner that may shrink by itself, even if it exceeds a limit.
 
-        Parameters
-        ----------
-        owner : hashable
-            The owner.
-        measure : callable
-            Returns its size in bytes. It is called now, and before an upload is refused.
+        `measure`: returns its size in bytes. It is called now, and before an upload is refused.
         """
         nbytes = measure()
         with self._lock:

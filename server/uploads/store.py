@@ -34,10 +34,8 @@ _FORBIDDEN = "/\\%"
 def encode_name(dataset: str, suffix: str = FILE_SUFFIX) -> str:
     """Return the name of the file or folder of a dataset.
 
-    Raises
-    ------
-    InvalidRequestError
-        If the dataset's name could be mistaken for a path, or is too long for a file.
+    Raises `InvalidRequestError` if the dataset's name could be mistaken for a path, or is too long
+    for a file.
 
     Examples
     --------
@@ -79,15 +77,6 @@ class PublicationStore:
     The methods block. If the server dies, no step must be undone: staged shards stay for their
     job to continue, a version is committed completely or not at all, and a folder that is being
     removed has a name that the next server removes.
-
-    Parameters
-    ----------
-    directory : Path
-        The directory of uploads.
-    catalog : Catalog
-        Serves the datasets that have a version.
-    quota : Quota
-        Counts staged shards by their key, and committed ones by their dataset.
     """
 
     def __init__(self, directory: Path, catalog: Catalog, quota: Quota) -> None:
@@ -125,12 +114,8 @@ class PublicationStore:
     def begin_upload(self, key: ShardKey, limits: Limits) -> Upload:
         """Return a new upload of a shard, which the caller must close.
 
-        Raises
-        ------
-        InvalidRequestError
-            If the name of the dataset is not valid for a folder.
-        RemoteError
-            With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
+        Raises `InvalidRequestError` if the name of the dataset is not valid for a folder. Raises
+        `RemoteError`: With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
         """
         encode_name(key.dataset, FOLDER_SUFFIX)
         self._check_name(key.dataset)
@@ -147,17 +132,8 @@ class PublicationStore:
 
         A repeated request returns the version that the job has committed.
 
-        Returns
-        -------
-        dict
-            ``dataset``, ``version``, ``snapshot``, and the ``shards``, ``rows`` and ``bytes`` of
-            the version on this server.
-
-        Raises
-        ------
-        RemoteError
-            With the code FAILED_PRECONDITION, if a shard is missing, schemas differ, or the job
-            is already published in another form.
+        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing, schemas
+        differ, or the job is already published in another form.
         """
         dataset, job = request.dataset, request.job
         folder = self._open_folder(dataset)
@@ -269,19 +245,8 @@ class UploadStore:
 
     One server at a time uses a directory; a lock on it ends with the process. The methods block.
 
-    Parameters
-    ----------
-    directory : Path
-        The directory. It is created if only its last part is missing.
-    catalog : Catalog
-        Serves the complete uploads.
-    quota : Quota, optional
-        Counts the bytes of uploads. By default, they are not limited.
-
-    Raises
-    ------
-    ConfigError
-        If the directory cannot be used, or another server uses it.
+    `directory`: It is created if only its last part is missing. `quota`: By default, they are not
+    limited. Raises `ConfigError` if the directory cannot be used, or another server uses it.
     """
 
     def __init__(self, directory: Path, catalog: Catalog, quota: Quota | None = None) -> None:
@@ -304,12 +269,8 @@ class UploadStore:
     def begin_upload(self, dataset: str, limits: Limits) -> Upload:
         """Return a new upload of a dataset, which the caller must close.
 
-        Raises
-        ------
-        InvalidRequestError
-            If the name of the dataset is not valid for a file.
-        RemoteError
-            With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
+        Raises `InvalidRequestError` if the name of the dataset is not valid for a file. Raises
+        `RemoteError`: With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
         """
         encode_name(dataset)
         self._check_name(dataset)
@@ -319,12 +280,8 @@ class UploadStore:
     def drop(self, dataset: str) -> None:
         """Remove an uploaded or published dataset. Running streams continue.
 
-        Raises
-        ------
-        NotFoundError
-            If the dataset does not exist.
-        RemoteError
-            With the code FAILED_PRECONDITION, if it belongs to the configuration.
+        Raises `NotFoundError` if the dataset does not exist. Raises `RemoteError`: With the code
+        FAILED_PRECONDITION, if it belongs to the configuration.
         """
         with self._lock:
             if self.publications.drop(dataset):

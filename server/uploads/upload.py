@@ -39,17 +39,7 @@ class DecodedBatch(NamedTuple):
 class UploadDecoder:
     """Decodes the messages of one upload, in order. One thread at a time may use it.
 
-    Parameters
-    ----------
-    schema_metadata : bytes
-        The FlatBuffer of the schema message.
-    limits : Limits
-        Bounds on nesting, buffers and sizes.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is not a schema, or cannot be decoded.
+    Raises `ProtocolError` if the message is not a schema, or cannot be decoded.
 
     Attributes
     ----------
@@ -86,12 +76,8 @@ class UploadDecoder:
     def decode(self, metadata: memoryview, body: pa.Buffer) -> DecodedBatch | None:
         """Return the record batch of a message; None for a dictionary batch, which is kept.
 
-        Raises
-        ------
-        InvalidDataError
-            If the message is of another type, is malformed, or does not validate.
-        LimitError
-            If it exceeds the limits.
+        Raises `InvalidDataError` if the message is of another type, is malformed, or does not
+        validate. Raises `LimitError` if it exceeds the limits.
         """
         if len(metadata) > self._limits.metadata_bytes:
             raise LimitError(
@@ -136,23 +122,9 @@ class Upload:
 
     The methods block. Any thread may call them, one at a time.
 
-    Parameters
-    ----------
-    dataset : str
-        The name of the dataset.
-    path : Path
-        The incomplete file. It must not exist.
-    quota : Quota
-        Counts the bytes of the file.
-    commit : callable
-        Takes over the complete file and the quota of this upload, and returns further fields for
-        the response. If it raises, it must leave the file or remove it.
-    limits : Limits
-        Bounds on the messages.
-    as_file : bool
-        Whether to write the Arrow IPC file format even if the schema has dictionaries. That
-        format refuses dictionaries that are replaced; by default, such data becomes an Arrow IPC
-        stream.
+    `path`: It must not exist. `commit`: if it raises, it must leave the file or remove it.
+    `as_file`: That format refuses dictionaries that are replaced; by default, such data becomes an
+    Arrow IPC stream.
     """
 
     def __init__(
@@ -184,12 +156,8 @@ class Upload:
     def write(self, data: FlightData) -> None:
         """Write one message. The first one with a header must be a schema.
 
-        Raises
-        ------
-        ProtocolError
-            If the message is malformed, or not allowed in an upload.
-        ExhaustedError
-            If the quota is exceeded or the disk is full.
+        Raises `ProtocolError` if the message is malformed, or not allowed in an upload. Raises
+        `ExhaustedError` if the quota is exceeded or the disk is full.
         """
         if not len(data.header):
             self._read_declared_rows(data.app_metadata)
@@ -203,12 +171,8 @@ class Upload:
     def finish(self) -> None:
         """Complete the file, make it durable, and commit it.
 
-        Raises
-        ------
-        InvalidDataError
-            If there was no schema, or fewer or more rows than the client declared.
-        ExhaustedError
-            If the quota is exceeded or the disk is full.
+        Raises `InvalidDataError` if there was no schema, or fewer or more rows than the client
+        declared. Raises `ExhaustedError` if the quota is exceeded or the disk is full.
         """
         if self._decoder is None:
             raise InvalidDataError("the upload has no schema")

@@ -20,12 +20,8 @@ _F_SETSIG = 10
 def take_file_lease(descriptor: int) -> None:
     """Take a read lease on a file, which is open for reading.
 
-    Raises
-    ------
-    BlockingIOError
-        If a process has the file open for writing, or waits to open it.
-    OSError
-        If there are no leases on this file; see `describe_refusal`.
+    Raises `BlockingIOError` if a process has the file open for writing, or waits to open it. Raises
+    `OSError` if there are no leases on this file; see `describe_refusal`.
     """
     # The kernel reports a conflicting open by a signal. Its default, SIGIO, ends the process;
     # SIGURG is ignored.
@@ -66,20 +62,9 @@ class SourceFile:
     noticed it: `check` raises, and `yield_to_writers` lets the writer continue. Bytes that were
     read before a successful `check` are therefore those of one state of the file.
 
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    refuse_writers : bool
-        Whether to refuse a file that another process has open for writing. If not, the file is
-        read without a lease.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be opened, or is open for writing.
-    ExhaustedError
-        If the process has no descriptors left.
+    `refuse_writers`: if not, the file is read without a lease. Raises `DatasetError` if the file
+    cannot be opened, or is open for writing. Raises `ExhaustedError` if the process has no
+    descriptors left.
     """
 
     __slots__ = (
@@ -142,10 +127,7 @@ class SourceFile:
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes at `offset`.
 
-        Raises
-        ------
-        DatasetError
-            If the file ends before that, or cannot be read.
+        Raises `DatasetError` if the file ends before that, or cannot be read.
         """
         try:
             data = os.pread(self._file.fileno(), nbytes, offset)
@@ -161,10 +143,8 @@ class SourceFile:
     def check(self) -> None:
         """Check that the file has not changed since it was opened.
 
-        Raises
-        ------
-        DatasetError
-            If the file has changed or was closed, or another process waits to write to it.
+        Raises `DatasetError` if the file has changed or was closed, or another process waits to
+        write to it.
         """
         try:
             descriptor = self._file.fileno()
@@ -210,10 +190,7 @@ class SourceFile:
 
         A socket to which pages of the file are sent refers to them until its peer has read them.
 
-        Raises
-        ------
-        DatasetError
-            If another process waits to write to the file, or has written to it.
+        Raises `DatasetError` if another process waits to write to the file, or has written to it.
         """
         if self._is_leased:
             with self._lock:
@@ -275,10 +252,7 @@ class FileSpan:
     def read_into(self, target: memoryview) -> None:
         """Copy the span to `target`, which has `nbytes` bytes.
 
-        Raises
-        ------
-        DatasetError
-            If the file has become shorter, has changed, or cannot be read.
+        Raises `DatasetError` if the file has become shorter, has changed, or cannot be read.
         """
         done = 0
         while done < self.nbytes:

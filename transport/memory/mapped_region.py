@@ -87,10 +87,7 @@ class RegionDirectory:
     def find(self, address: int, nbytes: int) -> tuple[int, PassableRegion] | None:
         """Return the region that contains a span, and its number.
 
-        Returns
-        -------
-        (int, PassableRegion) or None
-            None if no region contains the span, or the region was revoked.
+        Return None if no region contains the span, or the region was revoked.
         """
         for number, reference in list(self._regions.items()):
             region = reference()
@@ -218,22 +215,10 @@ class MappedRegion:
     parts its buffers use, so that only those are copied when the file is revoked. Sealed memory
     cannot change, so its buffers are not recorded.
 
-    Parameters
-    ----------
-    descriptor : int
-        The file or the sealed memory. The region owns it.
-    size : int
-        The size that the server declared, in bytes.
-    revocation : int
-        The revocation socket of the file, or -1 if it has none. The region owns it.
-
-    Raises
-    ------
-    ProtocolError
-        If the descriptor is not a file, is shorter than `size`, or is memory that another process
-        could still change.
-    LimitError
-        If the region cannot be mapped.
+    `descriptor`: the region owns it. `size` is the size that the server declared, in bytes.
+    `revocation`: the region owns it. Raises `ProtocolError` if the descriptor is not a file, is
+    shorter than `size`, or is memory that another process could still change. Raises `LimitError`
+    if the region cannot be mapped.
     """
 
     def __init__(self, descriptor: int, size: int, revocation: int = -1) -> None:
@@ -298,10 +283,7 @@ class MappedRegion:
         The context lends them: those of the region, and of its revocation socket if it has one.
         The file is not revoked meanwhile. `REGIONS` must have been open when the region was mapped.
 
-        Raises
-        ------
-        DatasetError, ConnectionLostError
-            As `check` does.
+        Raises `DatasetError`, `ConnectionLostError` as `check` does.
         """
         with self._lock:
             self.check()
@@ -314,12 +296,8 @@ class MappedRegion:
     def check(self) -> None:
         """Check that a file has not changed since it was mapped.
 
-        Raises
-        ------
-        DatasetError
-            If the file was truncated or written to, or was revoked.
-        ConnectionLostError
-            If the server is gone, so that no process guards the file.
+        Raises `DatasetError` if the file was truncated or written to, or was revoked. Raises
+        `ConnectionLostError` if the server is gone, so that no process guards the file.
         """
         if self._loss is not None:
             raise self._loss
@@ -373,11 +351,6 @@ class MappedRegion:
         """Copy the pages in use into memory of this process, at the same addresses.
 
         Buffers stay valid. `check` and `buffer` raise from now on.
-
-        Parameters
-        ----------
-        server_gone : bool
-            Whether the server has died, rather than revoked the file.
         """
         with self._lock:
             if server_gone:
@@ -429,10 +402,7 @@ class MappedRegion:
 def _check_seals(descriptor: int) -> bool:
     """Return whether a descriptor is sealed memory.
 
-    Raises
-    ------
-    ProtocolError
-        If it is memory that is not sealed against changes.
+    Raises `ProtocolError` if it is memory that is not sealed against changes.
     """
     if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(_SEALED_MEMORY_NAME):
         return False

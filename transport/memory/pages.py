@@ -40,10 +40,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def map_shared(descriptor: int, nbytes: int) -> int:
     """Map a file for reading and return the address. The descriptor may be closed afterwards.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be mapped.
+    Raises `OSError` if the file cannot be mapped.
     """
     address = _libc.mmap(None, nbytes, _PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
@@ -73,17 +70,8 @@ def view_bytes(address: int, nbytes: int) -> memoryview:
 def find_page_ranges(spans: Iterable[tuple[int, int]], page: int) -> list[tuple[int, int]]:
     """Return the ranges of whole pages that spans touch, merged and in order.
 
-    Parameters
-    ----------
-    spans : iterable of (offset, length)
-        The spans, in bytes.
-    page : int
-        The size of a page in bytes.
-
-    Returns
-    -------
-    list of (begin, end)
-        The ranges, in bytes.
+    `spans` is the spans, in bytes. `page` is the size of a page in bytes. Return the ranges, in
+    bytes.
 
     Examples
     --------
@@ -107,17 +95,8 @@ def replace_with_copy(address: int, nbytes: int) -> None:
 
     Code that reads the pages meanwhile notices nothing.
 
-    Parameters
-    ----------
-    address : int
-        The address of the first page.
-    nbytes : int
-        The size of the pages in bytes.
-
-    Raises
-    ------
-    OSError
-        If there is no memory for the copy. The pages are then unchanged.
+    `nbytes` is the size of the pages in bytes. Raises `OSError` if there is no memory for the copy.
+    The pages are then unchanged.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = _libc.mmap(None, nbytes, _PROT_READ | _PROT_WRITE, flags, -1, 0)

@@ -28,12 +28,7 @@ class SealedMemory(SourceFile):
 
     The memory is freed when this object is garbage collected and no process maps it.
 
-    Parameters
-    ----------
-    descriptor : int
-        The sealed memory. This object owns it.
-    label : str
-        A description of the contents, for errors.
+    `descriptor`: This object owns it.
     """
 
     def __init__(self, descriptor: int, label: str) -> None:
@@ -57,18 +52,9 @@ class SealedMemoryWriter:
     Pages are allocated before they are written to, so that a host without free memory causes an
     error instead of SIGBUS.
 
-    Parameters
-    ----------
-    label : str
-        A description of the contents, for errors.
-    start : int
-        The least offset of the first body, in bytes. The bytes before it are a hole, which takes
-        no memory. Several pieces of memory can so have bodies at different offsets.
-
-    Raises
-    ------
-    OSError
-        If the process has no descriptors left.
+    `start` is the least offset of the first body, in bytes. The bytes before it are a hole, which
+    takes no memory. Several pieces of memory can so have bodies at different offsets. Raises
+    `OSError` if the process has no descriptors left.
     """
 
     _descriptor = -1  # until the constructor is done
@@ -87,22 +73,10 @@ class SealedMemoryWriter:
     def append(self, prefix: bytes, parts: Iterable[Any], nbytes: int) -> int:
         """Write a body behind its prefix; return the offset of the body, in bytes.
 
-        Parameters
-        ----------
-        prefix : bytes
-            The message's metadata as an encapsulated message. A decoder that needs the metadata
-            directly before the body can then use both without a copy.
-        parts : iterable
-            The parts of the body, in order.
-        nbytes : int
-            The size of the body in bytes.
-
-        Raises
-        ------
-        ExhaustedError
-            If the host has no memory left.
-        DatasetError
-            If a part is a span of a file that cannot be read.
+        `prefix`: a decoder that needs the metadata directly before the body can then use both
+        without a copy. `parts` is the parts of the body, in order. `nbytes` is the size of the body
+        in bytes. Raises `ExhaustedError` if the host has no memory left. Raises `DatasetError` if a
+        part is a span of a file that cannot be read.
         """
         begin = -(-(self._end + len(prefix)) // ALIGNMENT) * ALIGNMENT
         self._allocate(begin + nbytes)

@@ -43,19 +43,7 @@ class UcxChannel:
     Any thread may send while another receives: both hold the worker's lock. A call of one
     side may progress the work of the other side, so each wakes the other up.
 
-    Parameters
-    ----------
-    link : Link
-        The connection.
-    sender : Sender
-        Its sending half.
-    receiver : Receiver
-        Its receiving half.
-
-    Raises
-    ------
-    OSError
-        If the process has no descriptors left. The caller then still owns the link.
+    Raises `OSError` if the process has no descriptors left. The caller then still owns the link.
     """
 
     capabilities = Capabilities()
@@ -300,21 +288,8 @@ _MAX_FREED_OFFSETS = 1 << 14
 class UcxReaderChannel(UcxChannel):
     """The reader's end of a connection.
 
-    Parameters
-    ----------
-    link : Link
-        The connection.
-    limits : Limits
-        Limits on received messages.
-    remote_tags : RemoteTags, optional
-        The tags of the server's remote bodies; None to request packed bodies.
-    allocator : Allocator
-        Supplies the memory of received bodies.
-    device : DeviceAllocator, optional
-        Supplies the memory of a device that the library knows, for packed bodies.
-    key : ServerKey, optional
-        By what another reader finds the connection that this one has closed. Without it, or before
-        the stream has ended, the connection ends with the channel.
+    `remote_tags` is the tags of the server's remote bodies; None to request packed bodies. `key`:
+    Without it, or before the stream has ended, the connection ends with the channel.
     """
 
     def __init__(
@@ -416,19 +391,7 @@ class UcxReaderChannel(UcxChannel):
 
 
 class UcxServerChannel(UcxChannel):
-    """The server's end of a connection.
-
-    Parameters
-    ----------
-    link : Link
-        The connection.
-    limits : Limits
-        Limits on received messages.
-    map_file : callable, optional
-        Maps files that are sent; see `Sender`.
-    offers_remote_bodies : bool
-        Whether the listener offers remote bodies.
-    """
+    """The server's end of a connection."""
 
     def __init__(
         self,
@@ -469,10 +432,7 @@ class UcxServerChannel(UcxChannel):
     def announce(self, region: MappedRegion) -> RegionAnnouncement:
         """Return the message that lets the reader read a region. It keeps the region mapped.
 
-        Raises
-        ------
-        TransportError
-            If the region cannot be registered.
+        Raises `TransportError` if the region cannot be registered.
         """
         registration = register(region, self._worker.context)
         return RegionAnnouncement(registration.announcement(), (region,))

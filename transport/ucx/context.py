@@ -116,17 +116,8 @@ def has_peer_settings() -> bool:
 def get_context(*, plain: bool = False, loopback: bool = False) -> Any:
     """Return a context of this process. It is created on first use and never destroyed.
 
-    Parameters
-    ----------
-    plain : bool
-        Whether the peer may be a server without this package's settings.
-    loopback : bool
-        Whether the context is for connections over the loopback only.
-
-    Raises
-    ------
-    TransportError
-        If the library refuses the settings, for instance a malformed ``UCX_…`` variable.
+    Raises `TransportError` if the library refuses the settings, for instance a malformed ``UCX_…``
+    variable.
     """
     with _lock:
         known = _contexts.get((plain, loopback))

@@ -23,10 +23,7 @@ _DISCARD_PORT = 9
 def resolve_address(host: str, port: int) -> tuple[str, int]:
     """Return the first address of a host, as text, and the port.
 
-    Raises
-    ------
-    OSError
-        If the name cannot be resolved.
+    Raises `OSError` if the name cannot be resolved.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return str(found[0][4][0]), port

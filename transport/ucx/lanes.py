@@ -47,13 +47,7 @@ _CUDA_DRIVER = "libcuda.so.1"
 
 
 def list_performance_hints(lanes: Iterable[str]) -> list[str]:
-    """Return the reasons why faster lanes are not used, one sentence each.
-
-    Parameters
-    ----------
-    lanes : iterable of str
-        The lanes between two processes of this host, such as ``posix/memory``.
-    """
+    """Return the reasons why faster lanes are not used, one sentence each."""
     transports = {parse_transport(lane) for lane in lanes}
     hints: list[str] = []
     chosen = os.environ.get("UCX_TLS")

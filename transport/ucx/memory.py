@@ -39,19 +39,8 @@ _ADDRESS_SPACE = 1 << 64
 class Registration:
     """Memory of this process that peers may read while this object lives.
 
-    Parameters
-    ----------
-    context : object
-        The context of the workers whose peers read the memory.
-    address : int
-        The address of the memory. The memory has to stay mapped as long as this object lives.
-    nbytes : int
-        The size in bytes.
-
-    Raises
-    ------
-    TransportError
-        If the library refuses.
+    `address`: the memory has to stay mapped as long as this object lives. `nbytes` is the size in
+    bytes. Raises `TransportError` if the library refuses.
     """
 
     def __init__(self, context: Any, address: int, nbytes: int) -> None:
@@ -96,17 +85,7 @@ def register(region: MappedRegion, context: Any) -> Registration:
 class AnnouncedRegion:
     """A region of the peer's memory that the peer has announced.
 
-    Parameters
-    ----------
-    endpoint : object
-        The connection with the peer.
-    payload : bytes
-        The announcement.
-
-    Raises
-    ------
-    ProtocolError
-        If the announcement is malformed.
+    Raises `ProtocolError` if the announcement is malformed.
     """
 
     def __init__(self, endpoint: Any, payload: bytes) -> None:

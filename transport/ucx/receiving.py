@@ -70,27 +70,8 @@ class Receiver:
     buffer of that size. It receives two to four large bodies at a time. Further bodies wait at the
     peer.
 
-    Parameters
-    ----------
-    worker : Worker
-        The connection's worker.
-    endpoint : object
-        The connection's endpoint.
-    limits : Limits
-        Limits, which are checked before memory is allocated.
-    expects_farewell : bool
-        Whether the peer is a server, which sends a farewell before it closes.
-    announcement_tag : int, optional
-        The tag of region announcements, if the server may send remote bodies.
-    allocator : Allocator
-        Supplies the memory of received bodies.
-    device : DeviceAllocator, optional
-        Supplies that of packed bodies while `uses_device` is set.
-
-    Raises
-    ------
-    UsageError
-        If the allocator does not supply host memory.
+    `expects_farewell` states whether the peer is a server, which sends a farewell before it closes.
+    Raises `UsageError` if the allocator does not supply host memory.
     """
 
     def __init__(
@@ -193,21 +174,9 @@ class Receiver:
     def take(self, frames: list[IncomingFrame], limit: int) -> None:
         """Append complete messages to `frames`, and start to receive others.
 
-        Parameters
-        ----------
-        frames : list
-            The list to append to.
-        limit : int
-            The value of `bytes_received` at which to stop. Later messages wait.
-
-        Raises
-        ------
-        LimitError
-            If a message is too large. No memory has been allocated for it.
-        ProtocolError
-            If a remote body is malformed, or outside the announced region.
-        StatusError
-            If a message cannot be received.
+        `limit`: Later messages wait. Raises `LimitError` if a message is too large. No memory has
+        been allocated for it. Raises `ProtocolError` if a remote body is malformed, or outside the
+        announced region. Raises `StatusError` if a message cannot be received.
         """
         events, metadata = self._worker.events, self._worker.events.metadata
         self._take_pending(frames)

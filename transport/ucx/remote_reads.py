@@ -23,21 +23,7 @@ _BUFFER_COUNT = struct.Struct("<8xQ")
 
 
 class RemoteReads:
-    """The remote bodies of one connection: the announced regions, and the reads under way.
-
-    Parameters
-    ----------
-    endpoint : object
-        The connection with the server.
-    limits : Limits
-        Limits, which are checked before memory is allocated.
-    pool : BodyPool
-        Supplies the memory of the bodies.
-    announcement_tag : int
-        The tag of region announcements.
-    param : object
-        The parameters of read requests.
-    """
+    """The remote bodies of one connection: the announced regions, and the reads under way."""
 
     def __init__(
         self,
@@ -87,25 +73,9 @@ class RemoteReads:
     ) -> None:
         """Start to read a body.
 
-        Parameters
-        ----------
-        tag : int
-            The body's tag.
-        spans : memoryview
-            The payload of the tagged message: the spans of the buffers in the region.
-        region : AnnouncedRegion or None
-            The region that was announced last before the message.
-        headroom : int
-            The bytes to reserve in front of the body.
-
-        Raises
-        ------
-        ProtocolError
-            If no region was announced, or a buffer is outside it.
-        LimitError
-            If the body is too large, or there is no memory for it.
-        StatusError
-            If the library cannot read.
+        Raises `ProtocolError` if no region was announced, or a buffer is outside it. Raises
+        `LimitError` if the body is too large, or there is no memory for it. Raises `StatusError` if
+        the library cannot read.
         """
         if region is None:
             raise ProtocolError("a remote body arrived before any region", tag=tag)
@@ -116,10 +86,7 @@ class RemoteReads:
     def take(self, frames: list[IncomingFrame]) -> int:
         """Append the bodies that have been read to `frames`; return their size in bytes.
 
-        Raises
-        ------
-        StatusError
-            If a read has failed.
+        Raises `StatusError` if a read has failed.
         """
         under_way: list[RemoteRead] = []
         failed = OK
@@ -152,27 +119,8 @@ class RemoteReads:
 class RemoteRead:
     """One body that is being read.
 
-    Parameters
-    ----------
-    tag : int
-        The body's tag.
-    payload : memoryview
-        The spans of the buffers in the region.
-    region : AnnouncedRegion
-        The region.
-    limits : Limits
-        Limits, which are checked before memory is allocated.
-    pool : BodyPool
-        Supplies the memory of the body.
-    headroom : int
-        The bytes to reserve in front of the body.
-
-    Raises
-    ------
-    ProtocolError
-        If a buffer is outside the region.
-    LimitError
-        If the body is too large, or there is no memory for it.
+    Raises `ProtocolError` if a buffer is outside the region. Raises `LimitError` if the body is too
+    large, or there is no memory for it.
     """
 
     def __init__(
@@ -257,10 +205,7 @@ class RemoteRead:
 class LocalRegion:
     """The buffers of one body after they have been read: a `Region` in memory of this process.
 
-    Parameters
-    ----------
-    body : ReceivedBody
-        The memory, with headroom. The region and its buffers keep it alive.
+    `body`: the region and its buffers keep it alive.
     """
 
     def __init__(self, body: ReceivedBody) -> None:

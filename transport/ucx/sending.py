@@ -53,14 +53,7 @@ class Sender:
     must not pile up at a peer that matches none. So each body that completes another `SYNC_BYTES`
     is sent *synchronously*: it stays under way until the peer has matched it.
 
-    Parameters
-    ----------
-    worker : Worker
-        The connection's worker.
-    endpoint : object
-        The connection's endpoint.
-    map_file : callable, optional
-        Maps files that are sent. Without it, and where it returns None, files are read.
+    `map_file`: Without it, and where it returns None, files are read.
     """
 
     def __init__(self, worker: Worker, endpoint: Any, map_file: FileMapper | None = None) -> None:
@@ -110,17 +103,8 @@ class Sender:
     def post(self, limit: int) -> bool:
         """Post frames within the window; return whether it stopped because of `limit`.
 
-        Parameters
-        ----------
-        limit : int
-            The approximate number of bytes to post.
-
-        Raises
-        ------
-        StatusError
-            If a message cannot be sent.
-        DatasetError
-            If a file cannot be read or has changed.
+        Raises `StatusError` if a message cannot be sent. Raises `DatasetError` if a file cannot be
+        read or has changed.
         """
         stop = self.bytes_sent + limit
         queue = self._queue
@@ -218,10 +202,7 @@ class Sender:
     def reap(self) -> None:
         """Release the memory of messages that have left.
 
-        Raises
-        ------
-        StatusError
-            If one of them could not be sent.
+        Raises `StatusError` if one of them could not be sent.
         """
         under_way = self._under_way
         while under_way:
@@ -281,15 +262,7 @@ def is_on_device(buffer: Any) -> bool:
 def get_address(buffer: Any) -> tuple[Any, int]:
     """Return the address of a buffer and its size in bytes.
 
-    Parameters
-    ----------
-    buffer : pyarrow.Buffer, DeviceSpan, bytes-like, or an object with ``__cuda_array_interface__``
-        The buffer. An array must be contiguous.
-
-    Raises
-    ------
-    UsageError
-        If an array is not contiguous.
+    `buffer`: an array must be contiguous. Raises `UsageError` if an array is not contiguous.
     """
     if isinstance(buffer, pa.Buffer):
         return ffi.cast("void *", buffer.address), buffer.size

@@ -42,20 +42,9 @@ _QUERY_CLIENT = 1
 class UcxListener:
     """A bound port. Each client gets its own worker.
 
-    Parameters
-    ----------
-    uri : DataUri
-        The address to bind. Port 0 chooses a free one.
-    options : ListenOptions
-        The limits, and a function that maps files that are sent; see `Sender`. Without that
-        function, the listener offers no remote bodies.
-
-    Raises
-    ------
-    ConfigError
-        If the address cannot be bound.
-    UriError
-        If the URI is not one of this scheme.
+    `uri`: Port 0 chooses a free one. `options`: Without that function, the listener offers no
+    remote bodies. Raises `ConfigError` if the address cannot be bound. Raises `UriError` if the URI
+    is not one of this scheme.
     """
 
     def __init__(self, uri: DataUri, options: ListenOptions) -> None:
@@ -140,10 +129,7 @@ class UcxListener:
     def accept(self) -> UcxServerChannel | None:
         """Return the channel of the next client, or None if no client waits.
 
-        Raises
-        ------
-        OSError
-            If there are not enough descriptors or memory. The client is turned away.
+        Raises `OSError` if there are not enough descriptors or memory. The client is turned away.
         """
         with self._worker.lock:
             while self._handle is not None and self._poll():
@@ -288,13 +274,9 @@ class UcxTransport:
     def connect(self, uri: DataUri, options: ConnectOptions) -> UcxReaderChannel:
         """Connect, or take an idle connection to the same server; see `Transport.connect`.
 
-        Raises
-        ------
-        ConnectError
-            If the connection cannot be made, or the URI requires remote bodies and no lane can
-            read them.
-        UriError
-            If the URI has no host, or requires remote bodies that the server does not offer.
+        Raises `ConnectError` if the connection cannot be made, or the URI requires remote bodies
+        and no lane can read them. Raises `UriError` if the URI has no host, or requires remote
+        bodies that the server does not offer.
         """
         if not uri.host:
             raise UriError(f"{uri.redacted()} has no host: a {uri.scheme} address needs one")
@@ -382,12 +364,8 @@ def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None
 def _remote_tags(uri: DataUri, body: str | None, lanes: list[str]) -> RemoteTags | None:
     """Return the tags by which to request remote bodies, or None to request packed ones.
 
-    Raises
-    ------
-    UriError
-        If the URI requires remote bodies that the server does not offer.
-    ConnectError
-        If the URI requires remote bodies and no lane can read the server's memory.
+    Raises `UriError` if the URI requires remote bodies that the server does not offer. Raises
+    `ConnectError` if the URI requires remote bodies and no lane can read the server's memory.
     """
     if not uri.stream.carries_bodies or body == "packed":
         return None

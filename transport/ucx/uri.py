@@ -32,10 +32,7 @@ class UcxOptions:
     def from_uri(cls, uri: DataUri) -> UcxOptions:
         """Return the options of a URI.
 
-        Raises
-        ------
-        UriError
-            If a value is invalid.
+        Raises `UriError` if a value is invalid.
         """
         body = uri.parameter("body")
         if body not in (None, "packed", "remote"):
@@ -69,10 +66,7 @@ class RemoteTags(NamedTuple):
 def find_remote_request_tag(uri: DataUri) -> int | None:
     """Return the tag of data requests for remote bodies, or None if the URI does not offer them.
 
-    Raises
-    ------
-    UriError
-        If the ``remote_handle`` does not have 8 bytes.
+    Raises `UriError` if the ``remote_handle`` does not have 8 bytes.
     """
     handle = uri.remote_handle
     if handle is None or uri.want_data is None:

@@ -42,10 +42,7 @@ _libc: Any = _ffi.dlopen(None)
 def create_timer() -> int:
     """Return the descriptor of a new timer, which is not started. The caller closes it.
 
-    Raises
-    ------
-    OSError
-        If the process has no descriptors left.
+    Raises `OSError` if the process has no descriptors left.
     """
     timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     if timer < 0:
@@ -71,15 +68,8 @@ class Wakeup:
     memory does not report room. A channel with such a message sets the wakeup to a short time and
     tries again. The pause doubles until the worker makes progress.
 
-    Parameters
-    ----------
-    events : int
-        The worker's descriptor. The worker keeps ownership of it.
-
-    Raises
-    ------
-    OSError
-        If the process has no descriptors left.
+    `events`: the worker keeps ownership of it. Raises `OSError` if the process has no descriptors
+    left.
     """
 
     def __init__(self, events: int) -> None:
@@ -204,19 +194,8 @@ def on_connection_request(request: Any, arg: Any) -> None:
 class Worker:
     """A worker. Hold `lock` to call its methods; any thread may do so.
 
-    Parameters
-    ----------
-    limit : int
-        The size of the largest metadata message that is accepted, in bytes.
-    plain : bool
-        Whether the peer may be a server without this package's settings; see `context`.
-    loopback : bool
-        Whether the worker is for the loopback only.
-
-    Raises
-    ------
-    TransportError
-        If there are not enough descriptors or memory.
+    `limit` is the size of the largest metadata message that is accepted, in bytes. Raises
+    `TransportError` if there are not enough descriptors or memory.
     """
 
     def __init__(self, limit: int, *, plain: bool = False, loopback: bool = False) -> None:

@@ -41,18 +41,8 @@ def convert_to_tensor(source: Any, name: str | None = None) -> AnyTensor | None:
     dimensions, and this machine's byte order. Otherwise the tensor has a copy. So it is with the
     arrays of a sparse one; its indices are checked, and sorted where their format requires it.
 
-    Parameters
-    ----------
-    source : object
-        A ``numpy.ndarray``, a sparse matrix or array of SciPy, or a tensor or sparse tensor of
-        pyarrow; or a `Tensor` or `SparseTensor`.
-    name : str, optional
-        The name of the tensor.
-
-    Raises
-    ------
-    UsageError
-        If tensors cannot have such values, or the indices of a sparse array are wrong.
+    Raises `UsageError` if tensors cannot have such values, or the indices of a sparse array are
+    wrong.
     """
     labels = NO_LABELS if name is None else Labels(name)
     if isinstance(source, (Tensor, SparseTensor)):
@@ -78,15 +68,7 @@ def convert_to_tensor(source: Any, name: str | None = None) -> AnyTensor | None:
 def describe_dtype(dtype: Any) -> tuple[ValueType, str | None]:
     """Return the type that stores values of NumPy, and their label if it is not the same type.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        The type of an array, of any byte order.
-
-    Raises
-    ------
-    UsageError
-        If tensors cannot have such values.
+    Raises `UsageError` if tensors cannot have such values.
     """
     name = dtype.newbyteorder("=").name
     if name in VALUE_TYPES:
@@ -102,19 +84,8 @@ def make_dense_layout(
 ) -> TensorLayout:
     """Return the layout of a dense array in one buffer.
 
-    Parameters
-    ----------
-    stored, label
-        See `describe_dtype`.
-    shape, strides : sequence of int
-        Those of the array; the strides in bytes.
-    nbytes : int
-        The size of the buffer in bytes.
-
-    Raises
-    ------
-    UsageError
-        If the array has too many dimensions.
+    `shape`, `strides`: Those of the array; the strides in bytes. `nbytes` is the size of the buffer
+    in bytes. Raises `UsageError` if the array has too many dimensions.
     """
     if label is not None and label.startswith("complex"):
         shape, strides = (*shape, 2), (*strides, item_bytes(stored))

@@ -34,21 +34,9 @@ from .tensor import AnyTensor, SparseTensor, Tensor, view_array
 def check_indices(layout: SparseLayout, arrays: tuple[Any, ...]) -> None:
     """Check the positions of the values of a sparse tensor.
 
-    Parameters
-    ----------
-    layout : SparseLayout
-        The layout.
-    arrays : tuple of numpy.ndarray
-        The arrays of the index, as `SparseTensor.index_arrays` returns them.
-
-    Raises
-    ------
-    InvalidDataError
-        If an index is outside its dimension, positions decrease or do not cover all values, or
-        indices are not sorted although their format requires it. The error names the field and
-        the place.
-    MissingExtraError
-        If NumPy is not installed.
+    Raises `InvalidDataError` if an index is outside its dimension, positions decrease or do not
+    cover all values, or indices are not sorted although their format requires it. The error names
+    the field and the place. Raises `MissingExtraError` if NumPy is not installed.
     """
     match layout.index:
         case CooLayout():
@@ -70,10 +58,7 @@ def _check_coo(layout: SparseLayout, index: CooLayout, coordinates: Any) -> None
 def find_unsorted(coordinates: Any) -> int | None:
     """Return the first row that is not greater than the one before it, None if there is none.
 
-    Parameters
-    ----------
-    coordinates : numpy.ndarray
-        A matrix whose rows are compared from the first column to the last.
+    `coordinates` is a matrix whose rows are compared from the first column to the last.
     """
     numpy = require_numpy()
     before, after = coordinates[:-1], coordinates[1:]
@@ -173,27 +158,12 @@ def decode_tensor(
 ) -> AnyTensor:
     """Return the tensor of a message.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of a Tensor or SparseTensor message.
-    body : pyarrow.Buffer
-        The packed body. The tensor shares its memory and keeps it alive.
-    swap_bytes : bool
-        Whether the body has the other byte order than this machine. Its bytes are then swapped,
-        into new memory.
-    check_values : bool
-        Whether to check the indices of a sparse tensor. Code that follows wrong ones, such as
-        SciPy's, reads and writes outside its memory.
-    max_swapped_bytes : int
-        The largest body to swap, in bytes.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed. `InvalidDataError` and `LimitError` are subclasses.
-    MissingExtraError
-        If the tensor is sparse, or its bytes have to be swapped, and NumPy is not installed.
+    `body`: the tensor shares its memory and keeps it alive. `swap_bytes`: its bytes are then
+    swapped, into new memory. `check_values`: Code that follows wrong ones, such as SciPy's, reads
+    and writes outside its memory. `max_swapped_bytes` is the largest body to swap, in bytes. Raises
+    `ProtocolError` if the message is malformed. `InvalidDataError` and `LimitError` are subclasses.
+    Raises `MissingExtraError` if the tensor is sparse, or its bytes have to be swapped, and NumPy
+    is not installed.
     """
     layout = read_tensor_layout(metadata)
     if body.size != layout.body_length:
@@ -221,19 +191,7 @@ def make_tensor(
     check_values: bool = True,
     max_swapped_bytes: int = MAX_SWAPPED_BYTES,
 ) -> AnyTensor:
-    """Return a tensor whose buffers are anywhere in memory; see `decode_tensor`.
-
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message.
-    layout : TensorLayout or SparseLayout
-        Its layout, as `read_tensor_layout` returns it.
-    buffers : sequence of pyarrow.Buffer
-        The buffers, of the sizes and in the order of ``layout.buffers``.
-    swap_bytes, check_values, max_swapped_bytes
-        See `decode_tensor`.
-    """
+    """Return a tensor whose buffers are anywhere in memory; see `decode_tensor`."""
     labels = read_labels(metadata, layout)
     if swap_bytes:
         nbytes = sum(buffer.size for buffer in buffers)
@@ -299,20 +257,8 @@ def check_tensor_message(
     buffers and their sizes, and labels. With it, the indices of a sparse tensor are checked too, in
     time in proportion to them.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of the message.
-    body : pyarrow.Buffer, optional
-        The packed body.
-    swap_bytes : bool
-        Whether the body has the other byte order than this machine.
-
-    Raises
-    ------
-    ProtocolError
-        If the message is malformed; the error names the field and the place in it.
-        `InvalidDataError` and `LimitError` are subclasses.
+    Raises `ProtocolError` if the message is malformed; the error names the field and the place in
+    it. `InvalidDataError` and `LimitError` are subclasses.
     """
     if body is not None:
         return decode_tensor(metadata, body, swap_bytes=swap_bytes).layout

@@ -36,15 +36,7 @@ _PRECISIONS = {"float16": 0, "float32": 1, "float64": 2}
 
 
 def encode_tensor(tensor: AnyTensor, *, legacy: bool = False) -> EncodedMessage:
-    """Return the message of a tensor, whose body consists of the tensor's own buffers.
-
-    Parameters
-    ----------
-    tensor : Tensor or SparseTensor
-        The tensor.
-    legacy : bool
-        Whether to declare version 4 of the metadata, as before Arrow 1.0.
-    """
+    """Return the message of a tensor, whose body consists of the tensor's own buffers."""
     buffers = tensor.buffers if isinstance(tensor, SparseTensor) else (tensor.buffer,)
     lengths = [span.length for span in tensor.layout.buffers]
     spans, body_length = plan_body(lengths)
@@ -59,13 +51,6 @@ def write_message(message: EncodedMessage, *, legacy: bool = False) -> Iterator[
 
     The prefix and the metadata have a multiple of 64 bytes, so that a body at the beginning of a
     file is aligned. So does the body, so that another message may follow.
-
-    Parameters
-    ----------
-    message : EncodedMessage
-        The message.
-    legacy : bool
-        Whether to write the framing before Arrow 0.15, which has no continuation marker.
     """
     prefix_bytes = 4 if legacy else 8
     nbytes = len(message.metadata) + prefix_bytes
@@ -82,10 +67,7 @@ def write_message(message: EncodedMessage, *, legacy: bool = False) -> Iterator[
 def plan_body(lengths: Sequence[int]) -> tuple[tuple[BufferSpan, ...], int]:
     """Return aligned spans for buffers in a body, and the size of the body.
 
-    Parameters
-    ----------
-    lengths : sequence of int
-        The sizes of the buffers, in bytes.
+    `lengths` is the sizes of the buffers, in bytes.
     """
     spans: list[BufferSpan] = []
     end = 0
@@ -119,19 +101,7 @@ def encode_metadata(
     legacy: bool = False,
     others: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> bytes:
-    """Return the metadata of the message of a tensor, padded to 8 bytes.
-
-    Parameters
-    ----------
-    layout : TensorLayout or SparseLayout
-        The layout, with the spans of the buffers in the body.
-    labels : Labels
-        The labels.
-    legacy : bool
-        See `encode_tensor`.
-    others : mapping of bytes to bytes
-        Custom metadata beside the labels.
-    """
+    """Return the metadata of the message of a tensor, padded to 8 bytes."""
     builder: Any = flatbuffers.Builder(512)
     pairs = {**others, **labels.to_metadata()}
     custom_metadata = write_pairs(builder, [*pairs.items()]) if pairs else 0
@@ -152,17 +122,7 @@ def encode_metadata(
 
 
 def add_name(metadata: bytes, layout: AnyLayout, labels: Labels, name: str) -> tuple[bytes, Labels]:
-    """Return the metadata of a message, and its labels, with a name.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the message, which `check_tensor_message` has accepted.
-    layout, labels
-        What it contains.
-    name : str
-        The name.
-    """
+    """Return the metadata of a message, and its labels, with a name."""
     survey_custom_metadata(metadata)
     labels = replace(labels, name=name)
     return encode_metadata(layout, labels, others=read_custom_metadata(metadata)), labels

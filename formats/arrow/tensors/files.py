@@ -49,20 +49,9 @@ class TensorMessage(NamedTuple):
 def scan_tensors(read: Callable[[int, int], bytes], size: int) -> Iterator[TensorMessage]:
     """Yield the messages of the tensors in a file, after checking their metadata.
 
-    Parameters
-    ----------
-    read : callable
-        Returns bytes of the file: ``read(offset, nbytes)``.
-    size : int
-        The size of the file in bytes.
-
-    Raises
-    ------
-    InvalidDataError
-        If the file is truncated, or has something else than tensors. The error gives the offset of
-        the message.
-    LimitError
-        If the file has more than `MAX_TENSORS` tensors.
+    `size` is the size of the file in bytes. Raises `InvalidDataError` if the file is truncated, or
+    has something else than tensors. The error gives the offset of the message. Raises `LimitError`
+    if the file has more than `MAX_TENSORS` tensors.
     """
     position, count, is_big_endian = 0, 0, False
     is_first = True
@@ -97,13 +86,7 @@ def scan_tensors(read: Callable[[int, int], bytes], size: int) -> Iterator[Tenso
 
 
 def is_tensor_head(head: bytes) -> bool:
-    """Return whether the first bytes of a file are the message of a tensor.
-
-    Parameters
-    ----------
-    head : bytes
-        The first bytes, up to `MAX_METADATA_BYTES` and 8 bytes more.
-    """
+    """Return whether the first bytes of a file are the message of a tensor."""
     try:
         prefix = parse_prefix(head[:8])
         end = prefix.nbytes + prefix.metadata_length
@@ -176,17 +159,8 @@ class NpyHeader(NamedTuple):
 def read_npy_header(head: bytes) -> NpyHeader:
     """Read the header of a file.
 
-    Parameters
-    ----------
-    head : bytes
-        The first bytes of the file: the whole header, or `MAX_HEADER_BYTES`.
-
-    Raises
-    ------
-    InvalidDataError
-        If the header is malformed, too large, or describes values that tensors cannot have.
-    MissingExtraError
-        If NumPy is not installed.
+    Raises `InvalidDataError` if the header is malformed, too large, or describes values that
+    tensors cannot have. Raises `MissingExtraError` if NumPy is not installed.
     """
     try:
         if not head.startswith(NPY_MAGIC):
@@ -232,10 +206,7 @@ def write_npy_header(tensor: Tensor) -> tuple[bytes, Any]:
 
     The values share the memory of the tensor if they have no gaps, in row- or column-major order.
 
-    Raises
-    ------
-    MissingExtraError
-        If NumPy is not installed.
+    Raises `MissingExtraError` if NumPy is not installed.
     """
     array = tensor.to_numpy()
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous

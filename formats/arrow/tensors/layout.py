@@ -228,20 +228,10 @@ _BUFFER = struct.Struct("<qq")
 def read_tensor_layout(metadata: Bytes) -> AnyLayout:
     """Read and check the layout of a tensor.
 
-    Parameters
-    ----------
-    metadata : bytes-like
-        The FlatBuffer of a Tensor or SparseTensor message.
-
-    Raises
-    ------
-    ProtocolError
-        If `metadata` is not an Arrow IPC message.
-    InvalidDataError
-        If the message is of another type, lacks a field, or its shape, strides or buffers are
-        impossible or do not fit into the body. The error names the field.
-    LimitError
-        If the tensor has more than `MAX_DIMENSIONS` dimensions.
+    Raises `ProtocolError` if `metadata` is not an Arrow IPC message. Raises `InvalidDataError` if
+    the message is of another type, lacks a field, or its shape, strides or buffers are impossible
+    or do not fit into the body. The error names the field. Raises `LimitError` if the tensor has
+    more than `MAX_DIMENSIONS` dimensions.
     """
     info = read_message_info(metadata)
     if info.header_type not in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR):

@@ -189,25 +189,9 @@ def make_scipy_array(
 ) -> Any:
     """Return a sparse array over the memory of arrays that were checked.
 
-    Parameters
-    ----------
-    kind : {"coo", "csr", "csc"}
-        The format.
-    values : numpy.ndarray
-        The stored values.
-    index_arrays : tuple of numpy.ndarray
-        The arrays of the index; see `SparseTensor.index_arrays`.
-    shape : tuple of int
-        The shape.
-    is_canonical : bool
-        Whether coordinates are sorted and distinct.
-
-    Raises
-    ------
-    MissingExtraError
-        If SciPy is not installed.
-    UsageError
-        If SciPy does not support the type or the shape.
+    `shape` is the shape. `is_canonical` states whether coordinates are sorted and distinct. Raises
+    `MissingExtraError` if SciPy is not installed. Raises `UsageError` if SciPy does not support the
+    type or the shape.
     """
     sparse = _require_scipy()
     try:

@@ -240,10 +240,8 @@ class Box:
     def is_valid(self, *, geographic: bool) -> bool:
         """Return whether a box may be used. Statistics of a file may hold anything.
 
-        Parameters
-        ----------
-        geographic : bool
-            Whether X and Y are longitudes and latitudes in degrees, as in a GEOGRAPHY.
+        `geographic` states whether X and Y are longitudes and latitudes in degrees, as in a
+        GEOGRAPHY.
         """
         sides = (self.xmin, self.ymin, self.xmax, self.ymax)
         if not all(map(math.isfinite, sides)) or self.ymin > self.ymax:
@@ -304,19 +302,9 @@ class RowBoxes:
 def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
     """Return the boxes of an array of WKB.
 
-    Parameters
-    ----------
-    array : pyarrow.Array
-        The values; see `parse_wkb`.
-    edges : str, optional
-        The algorithm of the edges of a GEOGRAPHY. X and Y are then longitudes and latitudes, an
-        edge goes the shorter way around the earth, and boxes may cross the antimeridian. None
-        stands for the straight edges of a GEOMETRY.
-
-    Raises
-    ------
-    InvalidDataError
-        If a value is not valid WKB.
+    `edges`: X and Y are then longitudes and latitudes, an edge goes the shorter way around the
+    earth, and boxes may cross the antimeridian. None stands for the straight edges of a GEOMETRY.
+    Raises `InvalidDataError` if a value is not valid WKB.
     """
     parts: list[RowBoxes] = []
     for start in range(0, max(len(array), 1), _MAX_ROWS):
@@ -401,11 +389,6 @@ def _reduce(ufunc: Any, values: Any) -> float:
 
 class BoxTracker:
     """Computes the box and the types of a column, one array at a time.
-
-    Parameters
-    ----------
-    edges : str, optional
-        The algorithm of the edges of a GEOGRAPHY; see `bound_rows`.
 
     Examples
     --------

@@ -24,10 +24,7 @@ MAX_BOXES = 64
 class BoxCondition:
     """The condition that the box of a geospatial column has a common X and Y with a box.
 
-    Raises
-    ------
-    InvalidDataError
-        If the box is not one: it has a NaN, or is upside down.
+    Raises `InvalidDataError` if the box is not one: it has a NaN, or is upside down.
     """
 
     column: str
@@ -49,17 +46,7 @@ class BoxCondition:
 
         A null, and a geometry without points, does not.
 
-        Parameters
-        ----------
-        array : pyarrow.Array
-            The values in WKB.
-        edges : str or None
-            The edges of the column; see `find_edges`.
-
-        Raises
-        ------
-        InvalidDataError
-            If a value is not valid WKB.
+        Raises `InvalidDataError` if a value is not valid WKB.
         """
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -69,10 +56,7 @@ class BoxCondition:
 def find_edges(column: pa.Field[Any]) -> str | None:
     """Return the algorithm of the edges of a geospatial column; None if they are straight.
 
-    Raises
-    ------
-    InvalidDataError
-        If the column is not geospatial, or its metadata is malformed.
+    Raises `InvalidDataError` if the column is not geospatial, or its metadata is malformed.
     """
     if not is_geospatial(column):
         raise InvalidDataError(
@@ -85,12 +69,8 @@ def find_edges(column: pa.Field[Any]) -> str | None:
 def encode_conditions(conditions: Sequence[BoxCondition], text: str | None) -> str:
     """Return a filter with boxes as `Request` holds it.
 
-    Parameters
-    ----------
-    conditions : sequence of BoxCondition
-        The conditions. All of them must hold.
-    text : str or None
-        Another filter that must hold, a Substrait expression in base64url.
+    `conditions`: all of them must hold. `text`: Another filter that must hold, a Substrait
+    expression in base64url.
     """
     document: dict[str, Any] = {
         "boxes": [
@@ -107,15 +87,7 @@ def encode_conditions(conditions: Sequence[BoxCondition], text: str | None) -> s
 def decode_conditions(data: bytes) -> tuple[tuple[BoxCondition, ...], str | None]:
     """Return the conditions and the other filter of a filter with boxes, or None.
 
-    Parameters
-    ----------
-    data : bytes
-        The bytes of the filter, which begin with `MARK`.
-
-    Raises
-    ------
-    InvalidDataError
-        If they are malformed.
+    Raises `InvalidDataError` if they are malformed.
 
     Examples
     --------
@@ -141,13 +113,7 @@ def decode_conditions(data: bytes) -> tuple[tuple[BoxCondition, ...], str | None
 def may_match(conditions: Sequence[BoxCondition], boxes: Mapping[str, tuple[Box, bool]]) -> bool:
     """Return whether rows may fulfill all conditions, by the boxes that hold their columns.
 
-    Parameters
-    ----------
-    conditions : sequence of BoxCondition
-        The conditions.
-    boxes : mapping of str to pair of Box and bool
-        The boxes of columns by name, and whether they are of a GEOGRAPHY. A box that is not valid
-        rules nothing out.
+    `boxes`: a box that is not valid rules nothing out.
     """
     for condition in conditions:
         box, is_geography = boxes.get(condition.column, (None, False))

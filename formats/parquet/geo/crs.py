@@ -38,13 +38,8 @@ def extension_metadata(
 ) -> dict[bytes, bytes]:
     """Return the field metadata of a geospatial column ("CRS Customization").
 
-    Parameters
-    ----------
-    logical : LogicalType
-        A GEOMETRY or GEOGRAPHY.
-    key_values : mapping of bytes to bytes
-        The key-value metadata of the file. A CRS ``projjson:KEY`` is read from it. If the key is
-        missing or is not JSON, the CRS stays this text.
+    `key_values`: a CRS ``projjson:KEY`` is read from it. If the key is missing or is not JSON, the
+    CRS stays this text.
 
     Examples
     --------
@@ -75,10 +70,7 @@ def is_binary(data_type: Any) -> bool:
 def read_metadata(column: pa.Field[Any]) -> dict[str, Any]:
     """Return the values of a geospatial column: ``crs``, ``crs_type`` and ``edges``, if present.
 
-    Raises
-    ------
-    InvalidDataError
-        If they are not a JSON object, or name unknown edges.
+    Raises `InvalidDataError` if they are not a JSON object, or name unknown edges.
     """
     data_type: Any = column.type
     if isinstance(data_type, pa.ExtensionType):
@@ -103,17 +95,7 @@ def read_metadata(column: pa.Field[Any]) -> dict[str, Any]:
 def make_logical_type(column: pa.Field[Any]) -> tuple[LogicalType, dict[bytes, bytes]]:
     """Return the logical type to write for a geospatial column of Arrow.
 
-    Returns
-    -------
-    LogicalType
-        A GEOGRAPHY if the column states edges that are not planar, or else a GEOMETRY.
-    dict of bytes to bytes
-        Key-value metadata that the file needs: the CRS, if it is PROJJSON.
-
-    Raises
-    ------
-    InvalidDataError
-        If the metadata of the column is malformed.
+    Raises `InvalidDataError` if the metadata of the column is malformed.
     """
     values = read_metadata(column)
     edges: str | None = values.get("edges")

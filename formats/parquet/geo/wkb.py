@@ -31,19 +31,7 @@ Run = tuple[int, int, int, bool, bool]
 
 
 class ValueWalk:
-    """The rest of one value.
-
-    Parameters
-    ----------
-    row : int
-        The index of the value, for errors.
-    data : bytes
-        The rest of its bytes.
-    groups : list of list of int
-        For each group that is open, the parts left, their type and their flavor.
-    little : list of bool
-        For each group, the byte order of its rings.
-    """
+    """The rest of one value."""
 
     def __init__(self, row: int, data: bytes, groups: list[list[int]], little: list[bool]) -> None:
         self._row = row
@@ -335,17 +323,8 @@ class _Parser:
 def parse_wkb(array: Any, first_row: int = 0) -> Geometries:
     """Check all values of an array, and locate their points.
 
-    Parameters
-    ----------
-    array : pyarrow.BinaryArray, LargeBinaryArray or BinaryViewArray
-        The values in WKB. Nulls have no points.
-    first_row : int
-        The number that errors give to the first value.
-
-    Raises
-    ------
-    InvalidDataError
-        If a value is not valid WKB; the error has its index in the array.
+    `array`: Nulls have no points. Raises `InvalidDataError` if a value is not valid WKB; the error
+    has its index in the array.
 
     Examples
     --------

@@ -98,10 +98,7 @@ def parse_type(text: str) -> Any:
     that stay encoded. A name with one of ``:<>,`` or a space at an end is in double quotes, as in
     JSON.
 
-    Raises
-    ------
-    UsageError
-        If the text is malformed, or names a type that Variants do not have.
+    Raises `UsageError` if the text is malformed, or names a type that Variants do not have.
     """
     parser = _Parser(text)
     found = parser.read_type(0)
@@ -258,18 +255,7 @@ def describe_fields(schema: pa.Schema, fields: Mapping[str, VariantField]) -> pa
 def describe_field(field: Any, types: Mapping[str, Any]) -> Any:
     """Return the field of a Variant column with a description.
 
-    Parameters
-    ----------
-    field : pyarrow.Field
-        The field.
-    types : mapping of str to pyarrow.DataType or None
-        The names of the fields inside of it, with dots between them, and their types; see
-        `VariantField.data_type`.
-
-    Raises
-    ------
-    UsageError
-        If a field cannot have the name or the type.
+    Raises `UsageError` if a field cannot have the name or the type.
     """
     for name, data_type in types.items():
         if not all(name.split(".")) or name.count(".") >= MAX_STEPS:

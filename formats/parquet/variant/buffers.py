@@ -37,10 +37,7 @@ _PADDING = 16
 class ByteBuffer:
     """Bytes from which integers are read at many positions at once.
 
-    Parameters
-    ----------
-    data : ndarray of uint8, shape (n,)
-        The bytes. They are copied.
+    `data`: They are copied.
 
     Attributes
     ----------
@@ -74,15 +71,7 @@ class ByteBuffer:
         return self._u64[at]
 
     def read_uint(self, at: Index, width: Index) -> Index:
-        """Return unsigned little-endian integers of 1 to 4 bytes.
-
-        Parameters
-        ----------
-        at : ndarray of int64, shape (n,)
-            The positions.
-        width : ndarray of int64, shape (n,)
-            The number of bytes of each integer.
-        """
+        """Return unsigned little-endian integers of 1 to 4 bytes."""
         if not len(at):
             return np.empty(0, np.int64)
         widest = int(width.max())
@@ -119,17 +108,7 @@ class ByteBuffer:
 
 
 def expand(counts: Index) -> tuple[Index, Index]:
-    """Return the group, and the position in its group, of every member of some groups.
-
-    Parameters
-    ----------
-    counts : ndarray of int64, shape (n,)
-        The number of members of each group.
-
-    Returns
-    -------
-    group, position : ndarray of int64, shape (sum of `counts`,)
-    """
+    """Return the group, and the position in its group, of every member of some groups."""
     group = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     return group, np.arange(len(group)) - first[group]
@@ -145,18 +124,8 @@ def accumulate(sizes: Index) -> Index:
 def binary_parts(array: Any) -> tuple[Bytes, Index]:
     """Return the data of a binary or string array, and its offsets into them.
 
-    Parameters
-    ----------
-    array : pyarrow.Array
-        An array of type binary, large_binary, string, large_string, or a view of them. Nulls may
-        have any size.
-
-    Returns
-    -------
-    data : ndarray of uint8
-        The data of the array, and of arrays that share its memory. It shares the array's memory.
-    offsets : ndarray of int64, shape (len(array) + 1,)
-        The offset of each value.
+    `array` is an array of type binary, large_binary, string, large_string, or a view of them. Nulls
+    may have any size.
     """
     if not (pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)):
         narrow = pa.types.is_binary(array.type) or pa.types.is_string(array.type)
@@ -216,14 +185,7 @@ MAX_DEPTH = 200
 class RowChecks:
     """Collects the rows that are invalid.
 
-    Parameters
-    ----------
-    rows : int
-        The number of rows.
-    first_row : int
-        The number of the first row, for messages.
-    collect : bool
-        Keep the numbers of invalid rows. Otherwise, the first one raises an error.
+    `collect`: Otherwise, the first one raises an error.
 
     Attributes
     ----------
@@ -241,25 +203,8 @@ class RowChecks:
     def require(self, valid: Mask, rows: Index, problem: str) -> bool:
         """Check a condition of several values.
 
-        Parameters
-        ----------
-        valid : ndarray of bool, shape (n,)
-            Whether the condition holds.
-        rows : ndarray of int64, shape (n,)
-            The row that contains each value.
-        problem : str
-            What is wrong with a value for which it does not hold.
-
-        Returns
-        -------
-        bool
-            Whether the condition holds for every value. If not, the caller must not use the
-            invalid ones.
-
-        Raises
-        ------
-        InvalidDataError
-            If it does not hold for a value, unless invalid rows are collected.
+        If not, the caller must not use the invalid ones. Raises `InvalidDataError` if it does not
+        hold for a value, unless invalid rows are collected.
         """
         if bool(valid.all()):
             return True

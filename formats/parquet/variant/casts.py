@@ -44,23 +44,9 @@ _LOCAL: Final = frozenset({Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP_NTZ_NANOS})
 def cast_values(values: Values, rows: int, data_type: Any, *, strict: bool) -> Any:
     """Return values as an Arrow array, with a null for every row that has no value.
 
-    Parameters
-    ----------
-    values : Values
-        At most one value for each row; their attribute `row` places them.
-    rows : int
-        The length of the array.
-    data_type : pyarrow.DataType
-        The type. Structs take the fields of objects by name, and lists the elements of arrays.
-    strict : bool
-        Refuse values that do not fit the type. Otherwise they become null.
-
-    Raises
-    ------
-    InvalidDataError
-        If a value is invalid, or does not fit the type.
-    UsageError
-        If Variants cannot be converted to this type.
+    `data_type`: Structs take the fields of objects by name, and lists the elements of arrays.
+    `strict`: Otherwise they become null. Raises `InvalidDataError` if a value is invalid, or does
+    not fit the type. Raises `UsageError` if Variants cannot be converted to this type.
     """
     _require_castable(data_type, 0)
     return _cast(values, values.row, rows, data_type, strict)
@@ -157,15 +143,7 @@ def _require_fit(fitting: Mask, values: Values, data_type: Any) -> None:
 def natural_arrays(
     values: Values, kind: Any, accepted: frozenset[Kind]
 ) -> Iterator[tuple[Index, Any]]:
-    """Yield the values of some kinds as Arrow arrays of their own types.
-
-    Yields
-    ------
-    selected : ndarray of int64
-        Which values these are.
-    array : pyarrow.Array
-        The values.
-    """
+    """Yield the values of some kinds as Arrow arrays of their own types."""
     if accepted & _INTEGERS:
         selected = np.flatnonzero((kind >= Kind.INT8) & (kind <= Kind.INT64))
         if len(selected):

@@ -45,33 +45,12 @@ NULL = pa.scalar(b"\0", pa.large_binary())
 
 
 def build_arrays(counts: Index, elements: Any) -> Any:
-    """Return encoded arrays.
-
-    Parameters
-    ----------
-    counts : ndarray of int64, shape (n,)
-        The number of elements of each array.
-    elements : pyarrow.LargeBinaryArray
-        The encoded elements of all arrays, one after another.
-
-    Returns
-    -------
-    pyarrow.LargeBinaryArray, shape (n,)
-        The arrays.
-    """
+    """Return encoded arrays."""
     return _build(counts, elements, None)
 
 
 def build_objects(counts: Index, ids: Index, fields: Any) -> Any:
-    """Return encoded objects, whose fields must be in the order of their names.
-
-    Parameters
-    ----------
-    counts, fields
-        As for `build_arrays`.
-    ids : ndarray of int64
-        The field ids of all fields.
-    """
+    """Return encoded objects, whose fields must be in the order of their names."""
     return _build(counts, fields, ids)
 
 
@@ -130,15 +109,7 @@ def _write_uints(target: Bytes, at: Index, numbers: Index, width: Index) -> None
 
 
 def build_strings(texts: Any, kind: Kind = Kind.STRING) -> Any:
-    """Return encoded strings or binary values; nulls stay null.
-
-    Parameters
-    ----------
-    texts : pyarrow.Array
-        Binary values or strings of any kind.
-    kind : {Kind.STRING, Kind.BINARY}, optional
-        What to encode them as.
-    """
+    """Return encoded strings or binary values; nulls stay null."""
     content = texts.cast(pa.large_binary())
     _, offsets = binary_parts(content)
     size = offsets[1:] - offsets[:-1]
@@ -158,14 +129,7 @@ def build_strings(texts: Any, kind: Kind = Kind.STRING) -> Any:
 def build_fixed(kind: Kind | Primitive, data: Any, array: Any) -> Any:
     """Return encoded values of a type whose values all have the same size.
 
-    Parameters
-    ----------
-    kind : Kind
-        The type.
-    data : ndarray of shape (n,) or (n, width)
-        The little-endian values, or their bytes.
-    array : pyarrow.Array
-        The array whose nulls the result has.
+    `data` is the little-endian values, or their bytes.
     """
     raw = np.ascontiguousarray(data)
     count = len(raw)
@@ -240,10 +204,7 @@ def _find_decimal_kind(data_type: Any) -> Kind | None:
 def encode_arrow(array: Any) -> Any:
     """Return an Arrow array of a primitive type as encoded Variant values; nulls stay null.
 
-    Raises
-    ------
-    InvalidDataError
-        If Variants have no such type, or a value is invalid.
+    Raises `InvalidDataError` if Variants have no such type, or a value is invalid.
     """
     kind = find_kind(array.type)
     if kind is None:
@@ -348,17 +309,8 @@ class EncodedLevel:
 def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
     """Return Python values as Variants; see `python_encoder.encode`.
 
-    Returns
-    -------
-    metadata : pyarrow.BinaryArray, shape (n,)
-        The metadata of each row, with the field names of this row, sorted.
-    value : pyarrow.LargeBinaryArray, shape (n,)
-        The encoded values.
-
-    Raises
-    ------
-    UsageError
-        If a value has no Variant type, or is nested more than MAX_DEPTH deep.
+    Return the metadata of each row, with the field names of this row, sorted. Raises `UsageError`
+    if a value has no Variant type, or is nested more than MAX_DEPTH deep.
     """
     levels: list[EncodedLevel] = []
     values, places = rows, np.arange(len(rows))

@@ -54,10 +54,7 @@ def parse_path(path: str) -> list[Step]:
     field, and ``[3]`` selects an element; the first one has index 0. In quotes, a backslash keeps
     the next character.
 
-    Raises
-    ------
-    UsageError
-        If the path is malformed.
+    Raises `UsageError` if the path is malformed.
     """
     if not path.startswith("$"):
         raise UsageError(f"the path {path!r} does not start with $; write $.{path}")
@@ -85,10 +82,7 @@ def follow(values: Values, steps: Sequence[Step]) -> Values:
 
     Only the objects and arrays on the path are read and checked.
 
-    Raises
-    ------
-    InvalidDataError
-        If one of them is invalid.
+    Raises `InvalidDataError` if one of them is invalid.
     """
     for step in steps:
         values = check_sizes(values)

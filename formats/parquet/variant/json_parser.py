@@ -56,18 +56,7 @@ class _Tokens:
 def parse_plain(texts: Any) -> tuple[Mask, Any, Any]:
     """Return which texts are taken, and the metadata and values of those as Variants.
 
-    Parameters
-    ----------
-    texts : pyarrow.Array, shape (n,)
-        The texts, of a string type. A null is taken like the text ``null``.
-
-    Returns
-    -------
-    taken : ndarray of bool, shape (n,)
-        Which texts are valid, and have neither escapes nor long numbers. Names of the fields of an
-        object are unique.
-    metadata, value : pyarrow.Array
-        The Variants of the texts that are taken.
+    `texts`: a null is taken like the text ``null``.
     """
     rows = len(texts)
     filled = texts.fill_null("null") if texts.null_count else texts
@@ -185,14 +174,7 @@ def _match_brackets(tokens: _Tokens, depth: Index, taken: Mask) -> Index:
 def _check_grammar(tokens: _Tokens, following: Index, taken: Mask) -> tuple[Index, Mask]:
     """Return the bracket that each token is in, or -1, and which texts are names of fields.
 
-    Parameters
-    ----------
-    tokens : _Tokens
-        The tokens.
-    following : ndarray of int64
-        The result of `_match_brackets`.
-    taken : ndarray of bool
-        Which texts are valid. Others are left out.
+    `taken`: Others are left out.
     """
     code, row, separator = tokens.code, tokens.row, tokens.separator
     container = np.append(-1, following[:-1])

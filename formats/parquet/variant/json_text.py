@@ -50,18 +50,7 @@ _IS_SPECIAL: Final = _LENGTHS > 1
 
 
 def escape_json(texts: Any) -> Any:
-    """Return the content of JSON strings, without their quotes.
-
-    Parameters
-    ----------
-    texts : pyarrow.LargeBinaryArray
-        UTF-8 texts.
-
-    Returns
-    -------
-    pyarrow.LargeBinaryArray
-        The escaped texts; the same array if there is nothing to escape.
-    """
+    """Return the content of JSON strings, without their quotes."""
     data, offsets = binary_parts(texts)
     data = data[offsets[0] : offsets[-1]]
     special = np.flatnonzero(_IS_SPECIAL.take(data))
@@ -276,15 +265,7 @@ def _encode_base64(values: Values) -> Any:
 def render_json(values: Values) -> Any:
     """Return values as JSON texts.
 
-    Returns
-    -------
-    pyarrow.LargeStringArray, shape (n,)
-        The texts.
-
-    Raises
-    ------
-    InvalidDataError
-        If a value is invalid.
+    Raises `InvalidDataError` if a value is invalid.
     """
     if not len(values):
         return pa.array([], pa.large_string())

@@ -47,15 +47,7 @@ class Names:
     __slots__ = ("first", "keys", "metadata", "metadata_of", "size", "texts")
 
     def __init__(self, metadata: Any, checks: RowChecks) -> None:
-        """Parse and check the metadata of all rows.
-
-        Parameters
-        ----------
-        metadata : pyarrow.Array
-            The encoded metadata, binary of any kind, without nulls.
-        checks : RowChecks
-            Receives the rows whose metadata is invalid.
-        """
+        """Parse and check the metadata of all rows."""
         encoded = metadata.cast(pa.large_binary()).dictionary_encode()
         self.metadata_of: Index = encoded.indices.to_numpy().astype(np.int64)
         self.metadata = encoded.dictionary

@@ -72,10 +72,7 @@ class Timestamp:
 def decode_metadata(metadata: bytes) -> list[str]:
     """Return the field names of encoded metadata.
 
-    Raises
-    ------
-    InvalidDataError
-        If the metadata is invalid.
+    Raises `InvalidDataError` if the metadata is invalid.
     """
     if len(metadata) < 3:
         raise InvalidDataError("the metadata has fewer than 3 bytes")
@@ -103,17 +100,7 @@ def decode(metadata: bytes, value: bytes, *, ordered: bool = True) -> Any:
     of `datetime`. A timestamp in nanoseconds, or one outside of the years 1 to 9999, becomes a
     `Timestamp`, and such a date a `numpy.datetime64`.
 
-    Parameters
-    ----------
-    metadata, value : bytes
-        The encoded Variant.
-    ordered : bool, optional
-        Refuse objects whose fields are not in the order of their names.
-
-    Raises
-    ------
-    InvalidDataError
-        If the Variant is invalid.
+    Raises `InvalidDataError` if the Variant is invalid.
     """
     decoder = _Decoder(decode_metadata(metadata), value, ordered=ordered)
     return decoder.decode(0, len(value), 0)
@@ -275,23 +262,11 @@ _NUMPY_TYPES: Final = {
 def encode(value: Any) -> tuple[bytes, bytes]:
     """Return a Python value as a Variant.
 
-    Parameters
-    ----------
-    value : object
-        None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`, UUID,
-        `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
-        the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
-        keeps its type.
-
-    Returns
-    -------
-    metadata, value : bytes
-        The encoded Variant. The names of the metadata are sorted.
-
-    Raises
-    ------
-    UsageError
-        If a value has no Variant type, or is nested more than MAX_DEPTH deep.
+    `value`: None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`,
+    UUID, `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
+    the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
+    keeps its type. The names of the metadata are sorted. Raises `UsageError` if a value has no
+    Variant type, or is nested more than MAX_DEPTH deep.
     """
     ordered = sorted(collect_names(value), key=_encode_text)
     return encode_metadata(ordered), encode_with(value, {name: i for i, name in enumerate(ordered)})

@@ -134,20 +134,7 @@ _INTEGERS: Final = frozenset({Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64})
 def shredded_type(data_type: Any) -> Any:
     """Return the type of a column that is shredded as a type.
 
-    Parameters
-    ----------
-    data_type : pyarrow.DataType
-        What to shred as: a struct for objects, a list for arrays, or a primitive type.
-
-    Returns
-    -------
-    pyarrow.StructType
-        A struct of metadata, value and typed_value.
-
-    Raises
-    ------
-    UsageError
-        If Variants cannot be shredded as this type.
+    Raises `UsageError` if Variants cannot be shredded as this type.
     """
     group = _group_type(data_type, 0)
     return pa.struct([pa.field("metadata", pa.binary(), nullable=False), *group])
@@ -181,22 +168,6 @@ def shred(metadata: Any, values: Values, rows: int, data_type: Any) -> Any:
     Integers of every size are shredded as an integer type that holds them, and decimals as one of
     the same scale, so that equal values are read. Anything else keeps its type, and stays in
     ``value`` where the column has another one.
-
-    Parameters
-    ----------
-    metadata : pyarrow.Array
-        The metadata of each row.
-    values : Values
-        The values of the rows that have one.
-    rows : int
-        The number of rows.
-    data_type : pyarrow.DataType
-        What to shred as; see `shredded_type`.
-
-    Returns
-    -------
-    pyarrow.StructArray
-        The column; a row without a value is null.
     """
     full = shredded_type(data_type)
     group = _shred(values, values.row, rows, data_type)

@@ -31,10 +31,7 @@ from .values import Context, Values, default_metadata, open_values, parse_levels
 def check_shredded_type(data_type: Any) -> None:
     """Check that a type is one of a Variant column, shredded or not.
 
-    Raises
-    ------
-    InvalidDataError
-        If it is not, with the offending part of the type.
+    Raises `InvalidDataError` if it is not, with the offending part of the type.
     """
     if not pa.types.is_struct(data_type):
         raise InvalidDataError(f"a Variant is a struct of metadata and value, not {data_type}")
@@ -53,22 +50,10 @@ def is_shredded(data_type: Any) -> bool:
 def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[Any, Any]:
     """Return the metadata and the values of a column that may be shredded.
 
-    Parameters
-    ----------
-    column : pyarrow.StructArray
-        A struct with the fields ``metadata``, ``value`` and ``typed_value``, in any order, of
-        which all but the metadata may be missing. A null struct has a null value.
-    first_row : int, optional
-        The number of the first row, for messages.
-    ordered : bool, optional
-        Refuse encoded objects whose fields are not in the order of their names. The objects that
-        this function builds are always ordered.
-
-    Raises
-    ------
-    InvalidDataError
-        If the type is not one of shredded Variants, or the fields ``value`` and ``typed_value``
-        contradict each other in a way that the specification names.
+    `column`: a null struct has a null value. `ordered`: the objects that this function builds are
+    always ordered. Raises `InvalidDataError` if the type is not one of shredded Variants, or the
+    fields ``value`` and ``typed_value`` contradict each other in a way that the specification
+    names.
     """
     check_shredded_type(column.type)
     metadata = column.field("metadata")
@@ -90,12 +75,7 @@ def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[
 def reconstruct(metadata: Any, group: Any) -> Any:
     """Return the encoded values of a struct of value and typed_value; those missing are null.
 
-    Parameters
-    ----------
-    metadata : pyarrow.Array
-        The metadata of each row. It may be null where the value is missing.
-    group : pyarrow.StructArray
-        The fields of a shredded field.
+    `metadata`: It may be null where the value is missing.
     """
     checks = RowChecks(len(group))
     used = valid_mask(metadata)
@@ -181,15 +161,7 @@ class _Reconstruction:
         self._ordered = ordered
 
     def build(self, group: _Group, rows: Index) -> Any:
-        """Return the encoded values of a group as a LargeBinaryArray; those missing are null.
-
-        Parameters
-        ----------
-        group : _Group
-            The fields.
-        rows : ndarray of int64
-            The row of the column in which each value is.
-        """
+        """Return the encoded values of a group as a LargeBinaryArray; those missing are null."""
         encoded = None if group.value is None else group.value.cast(pa.large_binary())
         residual = None if encoded is None else self._check_values(encoded, rows)
         if group.typed is None:
@@ -326,22 +298,7 @@ _NONE = np.empty(0, np.int64)
 def read_typed(group: Any, data_type: Any) -> Any:
     """Return the values of a group that is shredded as a primitive type.
 
-    Parameters
-    ----------
-    group : pyarrow.StructArray
-        The fields ``value`` and ``typed_value``; the former may be missing.
-    data_type : pyarrow.DataType
-        The type of ``typed_value``.
-
-    Returns
-    -------
-    pyarrow.Array
-        The values. One that does not fit the type is null.
-
-    Raises
-    ------
-    InvalidDataError
-        If both fields of a row are set, or a value is invalid.
+    Raises `InvalidDataError` if both fields of a row are set, or a value is invalid.
     """
     fields = dict(zip([field.name for field in group.type], group.flatten(), strict=True))
     typed, value = fields["typed_value"], fields.get("value")

@@ -124,19 +124,7 @@ class Entries:
 def open_values(metadata: Any, value: Any, checks: RowChecks, *, ordered: bool = True) -> Values:
     """Return the values of a column, of which nothing but the metadata is checked.
 
-    Parameters
-    ----------
-    metadata, value : pyarrow.Array
-        Binary arrays of the same length. A row without a value is left out.
-    checks : RowChecks
-        Receives the rows that are invalid.
-    ordered : bool, optional
-        See `Context`.
-
-    Returns
-    -------
-    Values
-        The values whose metadata is valid.
+    `metadata`, `value`: a row without a value is left out.
     """
     present = valid_mask(value)
     known = valid_mask(metadata)
@@ -168,11 +156,6 @@ def check_sizes(values: Values) -> Values:
     """Check that each value's type is known and its size is the one that its header states.
 
     The sizes of objects and arrays are checked where their entries are read.
-
-    Returns
-    -------
-    Values
-        The valid ones.
     """
     buffer = values.context.buffer
     header = buffer.read_u8(values.start)
@@ -196,20 +179,7 @@ def check_sizes(values: Values) -> Values:
 
 
 def read_objects(values: Values) -> tuple[Values, Entries]:
-    """Return the fields of objects.
-
-    Parameters
-    ----------
-    values : Values
-        Values that are objects.
-
-    Returns
-    -------
-    values : Values
-        The objects that are valid.
-    entries : Entries
-        Their fields.
-    """
+    """Return the fields of objects."""
     return _read_entries(values, OBJECT)
 
 
@@ -364,15 +334,7 @@ def _find_names(
 def split_column(column: Any) -> tuple[Any, Any]:
     """Return the metadata and the values of an unshredded column.
 
-    Parameters
-    ----------
-    column : pyarrow.StructArray
-        A struct with the fields ``metadata`` and ``value``, in any order.
-
-    Raises
-    ------
-    InvalidDataError
-        If the array is not such a struct.
+    Raises `InvalidDataError` if the array is not such a struct.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
@@ -442,15 +404,7 @@ def read_int64(values: Values) -> Index:
 
 
 def read_integers(values: Values, kind: Any) -> Index:
-    """Return integers of any size.
-
-    Parameters
-    ----------
-    values : Values
-        Values of the kinds INT8 to INT64.
-    kind : ndarray of int8
-        Their kinds.
-    """
+    """Return integers of any size."""
     bits = np.int64(8) << (kind.astype(np.int64) - int(Kind.INT8))
     widest = int(kind.max()) if len(kind) else Kind.INT8
     if widest == Kind.INT8:
@@ -481,13 +435,7 @@ def read_scales(values: Values) -> NDArray[np.uint8]:
 
 
 def read_decimals(values: Values, kind: Kind) -> NDArray[np.uint64]:
-    """Return the unscaled values of decimals of one kind, as Arrow stores them.
-
-    Returns
-    -------
-    ndarray of uint64, shape (n, 2)
-        The low and the high half of each value, in two's complement.
-    """
+    """Return the unscaled values of decimals of one kind, as Arrow stores them."""
     buffer, at = values.context.buffer, values.start + 2
     result = np.empty((len(values), 2), np.uint64)
     if kind == Kind.DECIMAL16:
@@ -562,11 +510,8 @@ def parse_levels(values: Values) -> list[ParsedLevel]:
     If the checks collect invalid rows, the levels are not aligned once a row is invalid: discard
     them, and parse the valid rows again.
 
-    Raises
-    ------
-    InvalidDataError
-        If a value is invalid, or nested more than MAX_DEPTH deep, unless invalid rows are
-        collected.
+    Raises `InvalidDataError` if a value is invalid, or nested more than MAX_DEPTH deep, unless
+    invalid rows are collected.
     """
     levels: list[ParsedLevel] = []
     while len(values):

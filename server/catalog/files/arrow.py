@@ -54,13 +54,6 @@ class FileMessageChecker:
     """Checks the messages of a file whose bodies the server decodes.
 
     It reads their metadata, and of compressed bodies 8 bytes for each buffer.
-
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
-    index : MessageIndex
-        Its messages.
     """
 
     def __init__(self, file: SourceFile, index: MessageIndex) -> None:
@@ -77,16 +70,8 @@ class FileMessageChecker:
     def check(self, number: int) -> bool:
         """Check a message, and return whether it is a record batch.
 
-        Parameters
-        ----------
-        number : int
-            The index of the message in `MessageIndex.blocks`.
-
-        Raises
-        ------
-        DatasetError
-            If the message does not fit the schema, its body or the limits. The error gives its
-            offset, its field and its buffer.
+        Raises `DatasetError` if the message does not fit the schema, its body or the limits. The
+        error gives its offset, its field and its buffer.
         """
         offset, metadata_length, body_length = self._blocks[number]
         data, body = self._file.read(offset, metadata_length), offset + metadata_length
@@ -106,19 +91,7 @@ def read_fields(
 ) -> Batches:
     """Yield batches of columns and fields of Variants.
 
-    Parameters
-    ----------
-    read : callable
-        Yields batches of columns, as `FileDataset.read_batches` does.
-    contents : FileContents
-        The contents, with the fields; see `FileContents.with_fields`.
-    selection : Selection
-        The columns and fields.
-
-    Raises
-    ------
-    InvalidDataError
-        If a Variant is invalid.
+    Raises `InvalidDataError` if a Variant is invalid.
     """
     schema = contents.schema
     own = select_fields(schema, range(len(schema) - len(contents.fields)))
@@ -262,17 +235,8 @@ def _check_dictionaries(file: SourceFile, blocks: Blocks) -> str | None:
 def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
     """Return the FlatBuffer of the schema message at the beginning of the file.
 
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
-    end : int
-        The offset of the first message after the schema, in bytes.
-
-    Returns
-    -------
-    bytes or None
-        None if there is no such message, which the file format does not need.
+    `end` is the offset of the first message after the schema, in bytes. Return None if there is no
+    such message, which the file format does not need.
     """
     if end < HEAD_BYTES + 8:
         return None
@@ -289,20 +253,7 @@ def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
 def _matches_footer(
     metadata: bytes, schema: pa.Schema, footer: Footer, footer_bytes: bytes
 ) -> bool:
-    """Return whether a schema message and the footer describe the data in the same way.
-
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of the schema message.
-    schema : pyarrow.Schema
-        The schema in the footer. pyarrow's schemas have neither a byte order nor the IDs of
-        dictionaries.
-    footer : Footer
-        The footer.
-    footer_bytes : bytes
-        The FlatBuffer of the footer.
-    """
+    """Return whether a schema message and the footer describe the data in the same way."""
     try:
         return (
             are_schemas_equal(schema, read_schema(metadata))

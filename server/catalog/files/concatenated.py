@@ -89,17 +89,7 @@ class ConcatenatedFiles:
         file_schema: pa.Schema,
         partitions: Partitions | None = None,
     ) -> ConcatenatedFiles:
-        """Concatenate files that have the same schema; there is at least one.
-
-        Parameters
-        ----------
-        datasets : sequence of FileDataset
-            The files.
-        file_schema : pyarrow.Schema
-            The schema of each file.
-        partitions : Partitions, optional
-            The partition columns.
-        """
+        """Concatenate files that have the same schema; there is at least one."""
         index = datasets[0].index
         if index is not None and not all(
             index.has_schema_message_of(d.index) and not d.origin.is_remote for d in datasets
@@ -124,15 +114,7 @@ class ConcatenatedFiles:
 
     @classmethod
     def of_schema(cls, datasets: Sequence[FileDataset], schema: pa.Schema) -> ConcatenatedFiles:
-        """Concatenate files that are decoded; there may be none.
-
-        Parameters
-        ----------
-        datasets : sequence of FileDataset
-            The files.
-        schema : pyarrow.Schema
-            The schema of each file.
-        """
+        """Concatenate files that are decoded; there may be none."""
         if datasets:
             return cls.of(datasets, schema)
         return cls((), schema, schema, index=None, codecs=frozenset())
@@ -157,19 +139,8 @@ class ConcatenatedFiles:
     def open(self, request: Request, encoding: Encoding, label: str) -> GeneratorSource:
         """Open the files for one reader. The reader has one file open at a time.
 
-        Parameters
-        ----------
-        request : Request
-            The request. The caller has dealt with its version and its shard.
-        encoding : Encoding
-            The server's defaults.
-        label : str
-            The origin of the files, for errors.
-
-        Raises
-        ------
-        SplitArrowError
-            As `Dataset.open` does.
+        `request`: the caller has dealt with its version and its shard. Raises `SplitArrowError` as
+        `Dataset.open` does.
         """
         files, request = self._add_fields(request)
         selection = Selection.resolve(request, encoding, files.schema)
@@ -191,14 +162,7 @@ class ConcatenatedFiles:
     def count_rows(self, request: Request, encoding: Encoding, label: str) -> list[int]:
         """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
 
-        Parameters
-        ----------
-        request : Request
-            The request. The caller has dealt with its version and its shard.
-        encoding : Encoding
-            The server's defaults.
-        label : str
-            The origin of the files, for errors.
+        `request`: the caller has dealt with its version and its shard.
         """
         rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
         if request.filter is None:

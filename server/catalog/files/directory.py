@@ -63,10 +63,7 @@ class Listing(Protocol):
         Files and folders whose names begin with ``.`` or ``_`` are ignored, except for folders
         that define a partition, such as ``_day=1``.
 
-        Raises
-        ------
-        DatasetError
-            If a folder or the object store cannot be read.
+        Raises `DatasetError` if a folder or the object store cannot be read.
         """
         ...
 
@@ -123,17 +120,8 @@ class ObjectListing:
 
     The store is listed at most once a second, except after `expire`.
 
-    Parameters
-    ----------
-    location : str
-        A URL: a prefix, a single object, or a pattern such as ``s3://bucket/trips/*.parquet``.
-
-    Raises
-    ------
-    UsageError
-        If the URL has no bucket, or there are no credentials for the store.
-    MissingExtraError
-        If the extra ``object-store`` is not installed.
+    Raises `UsageError` if the URL has no bucket, or there are no credentials for the store. Raises
+    `MissingExtraError` if the extra ``object-store`` is not installed.
     """
 
     noun = "objects"
@@ -202,15 +190,7 @@ def _relate(path: Path, root: Path) -> FileOrigin:
 
 
 def _walk(folder: Path, ancestors: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, sorted by name.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    ancestors : tuple of (int, int)
-        The device and inode of each folder above it, to detect links that form a cycle.
-    """
+    """Yield the files in a folder and its subfolders, sorted by name."""
     try:
         status = folder.stat()
         inode = (status.st_dev, status.st_ino)
@@ -241,17 +221,8 @@ class DirectoryDataset:
     the schema is that of the first file. Each new reader gets the files that are there at that
     time.
 
-    Parameters
-    ----------
-    files : path-like or Listing
-        The files: a directory, or a listing.
-    refuse_writers : bool
-        See `FileDataset`.
-
-    Raises
-    ------
-    DatasetError
-        If there is no file, or a file cannot be read or has another schema than the first.
+    Raises `DatasetError` if there is no file, or a file cannot be read or has another schema than
+    the first.
     """
 
     def __init__(
@@ -289,10 +260,7 @@ class DirectoryDataset:
     def rows(self) -> int | None:
         """The number of rows in all files; None if it is unknown until the files are decoded.
 
-        Raises
-        ------
-        DatasetError
-            If a file is no longer readable.
+        Raises `DatasetError` if a file is no longer readable.
         """
         counts = [entry.dataset.rows for entry in self._files.entries]
         known = [count for count in counts if count is not None]
@@ -327,10 +295,7 @@ class DirectoryDataset:
     def shards(self) -> tuple[Shard, ...]:
         """One shard for each file.
 
-        Raises
-        ------
-        DatasetError
-            If a file is no longer readable.
+        Raises `DatasetError` if a file is no longer readable.
         """
         return tuple(entry.dataset.shards[0] for entry in self._files.entries)
 
@@ -420,10 +385,7 @@ class DirectoryDataset:
 def _find_tensor_files(files: ConcatenatedFiles) -> list[TensorFileDataset] | None:
     """Return the datasets of files with tensors; None if the files have record batches.
 
-    Raises
-    ------
-    DatasetError
-        If some files have tensors, and others record batches.
+    Raises `DatasetError` if some files have tensors, and others record batches.
     """
     datasets = [entry.dataset for entry in files.entries]
     tensor_files = [each for each in datasets if isinstance(each, TensorFileDataset)]

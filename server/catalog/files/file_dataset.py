@@ -74,20 +74,8 @@ class FileContents:
 class FileDataset(ABC):
     """A dataset in one file. A subclass implements one type of file.
 
-    Parameters
-    ----------
-    source : path-like or FileOrigin
-        The file.
-    keep_index : bool
-        Whether to keep the index of the messages between readers. It grows with the file. An index
-        of few messages is kept in any case.
-    refuse_writers : bool
-        Whether to refuse the file while another process has it open for writing.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be read, is truncated or is malformed, or is open for writing.
+    `keep_index`: It grows with the file. An index of few messages is kept in any case. Raises
+    `DatasetError` if the file cannot be read, is truncated or is malformed, or is open for writing.
     """
 
     _kind: ClassVar[str]
@@ -182,10 +170,7 @@ class FileDataset(ABC):
         If the file does not state it in one place, the metadata of all messages is read, once for
         each state of the file.
 
-        Raises
-        ------
-        DatasetError
-            If the file is no longer readable.
+        Raises `DatasetError` if the file is no longer readable.
         """
         if self._contents.rows is not None:
             return self._contents.rows
@@ -208,10 +193,7 @@ class FileDataset(ABC):
     def open_file(self) -> SourceFile:
         """Open the file.
 
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read, or is open for writing.
+        Raises `DatasetError` if the file cannot be read, or is open for writing.
         """
         file = self.origin.open(refuse_writers=self._refuse_writers)
         if file.lease_problem is not None and self._lease_problem is None:
@@ -226,15 +208,7 @@ class FileDataset(ABC):
     def load_contents(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, and inspect it if it has changed.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The dataset's file, opened by the caller.
-
-        Raises
-        ------
-        DatasetError
-            If the file has changed and is malformed now.
+        Raises `DatasetError` if the file has changed and is malformed now.
         """
         with self._lock:
             contents = self._contents
@@ -249,10 +223,7 @@ class FileDataset(ABC):
     ) -> Selection:
         """Return an equal selection that skips whole record batches instead of decoding them.
 
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read or does not match its index.
+        Raises `DatasetError` if the file cannot be read or does not match its index.
         """
         if not selection.offset or selection.filter is not None or contents.index is None:
             return selection
@@ -265,10 +236,7 @@ class FileDataset(ABC):
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each stored record batch or row group.
 
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read or does not match its index.
+        Raises `DatasetError` if the file cannot be read or does not match its index.
         """
         if contents.index is not None:
             return contents.index.list_rows(file)
@@ -303,11 +271,8 @@ class FileDataset(ABC):
     def open_at_once(self, request: Request, encoding: Encoding) -> GeneratorSource | None:
         """Open the file as `open` does, if that reads nothing of it.
 
-        Returns
-        -------
-        GeneratorSource or None
-            None if the messages cannot be sent as they are stored, if the file has changed since
-            it was inspected, or if it is in an object store.
+        Return None if the messages cannot be sent as they are stored, if the file has changed since
+        it was inspected, or if it is in an object store.
         """
         contents = self._contents
         if contents.index is None or not contents.is_complete or self.origin.is_remote:

@@ -50,18 +50,8 @@ def open_file(
 ) -> FileDataset:
     """Return the dataset in a file.
 
-    Parameters
-    ----------
-    source : Path or FileOrigin
-        The file.
-    keep_index, refuse_writers : bool
-        See `FileDataset`.
-
-    Raises
-    ------
-    DatasetError
-        If the file does not exist, cannot be read, or has an unsupported type, or if it
-        is open for writing.
+    Raises `DatasetError` if the file does not exist, cannot be read, or has an unsupported type, or
+    if it is open for writing.
     """
     origin = LocalOrigin(source) if isinstance(source, Path) else source
     if isinstance(origin.path, Path):

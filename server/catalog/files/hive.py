@@ -34,24 +34,8 @@ class Partitions:
 
         The type of a column is int32 if all values of the key fit, and string otherwise.
 
-        Parameters
-        ----------
-        root : str
-            The directory or prefix, for errors.
-        files : sequence of FileOrigin
-            The files in it.
-        schema : pyarrow.Schema
-            The schema of the files.
-
-        Returns
-        -------
-        Partitions or None
-            None if no folder is named ``key=value``.
-
-        Raises
-        ------
-        DatasetError
-            If the files have different keys, or a key is also a column of the files.
+        Return None if no folder is named ``key=value``. Raises `DatasetError` if the files have
+        different keys, or a key is also a column of the files.
         """
         folders = [_list_partition_folders(file.name) for file in files]
         keys = tuple(key for key, _ in folders[0])
@@ -78,17 +62,7 @@ class Partitions:
 
 
 def select_from_file(selection: Selection, schema: pa.Schema, partitions: range) -> Selection:
-    """Return the selection to read each file with.
-
-    Parameters
-    ----------
-    selection : Selection
-        A selection of the columns of the files, the partition columns, and fields of Variants.
-    schema : pyarrow.Schema
-        The schema of the files, followed by these fields.
-    partitions : range
-        The partition columns, as indices into the dataset's schema.
-    """
+    """Return the selection to read each file with."""
     count = len(partitions)
     if selection.columns is None:
         columns = None
@@ -117,19 +91,7 @@ def select_from_file(selection: Selection, schema: pa.Schema, partitions: range)
 def add_partition_columns(
     batch: pa.RecordBatch, values: PartitionValues, selection: Selection, partitions: range
 ) -> pa.RecordBatch:
-    """Return a batch with the selected file and partition columns.
-
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        A batch that was read with `select_from_file`.
-    values : tuple of pyarrow.Scalar
-        The values of the partition columns for the file.
-    selection : Selection
-        The selection of file and partition columns.
-    partitions : range
-        The partition columns, as indices into the dataset's schema.
-    """
+    """Return a batch with the selected file and partition columns."""
     if not values:
         return batch
     columns = selection.columns

@@ -29,13 +29,6 @@ class ObjectFile(SourceFile):
     Each request names the entity tag of that state. A read therefore fails once the object has been
     replaced, and never returns bytes of two states. Sequential reads request larger and larger
     ranges, up to 8 MiB. It has no descriptor, so its bytes are neither sent nor mapped directly.
-
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The object store.
-    entry : StoredObject
-        The object, and its state.
     """
 
     def __init__(self, storage: ObjectStorage, entry: StoredObject) -> None:
@@ -153,15 +146,7 @@ def open_handle(file: SourceFile) -> pa.NativeFile:
 
 @contextmanager
 def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
-    """Turn the errors of libraries into a `DatasetError` of one line.
-
-    Parameters
-    ----------
-    path : Path or str
-        The file, for errors.
-    file_type : str
-        Its expected type with an article, for errors: ``an Arrow IPC file``.
-    """
+    """Turn the errors of libraries into a `DatasetError` of one line."""
     try:
         yield
     except MissingExtraError:
@@ -200,10 +185,7 @@ class FileOrigin(Protocol):
     def open(self, *, refuse_writers: bool) -> SourceFile:
         """Open the file for reading.
 
-        Raises
-        ------
-        DatasetError
-            If it cannot be read, or is open for writing.
+        Raises `DatasetError` if it cannot be read, or is open for writing.
         """
         ...
 
@@ -211,12 +193,7 @@ class FileOrigin(Protocol):
 class LocalOrigin:
     """A file of a file system. See `FileOrigin`.
 
-    Parameters
-    ----------
-    path : path-like
-        The file.
-    name : str, optional
-        The path below the folder of the dataset. Default: the name of the file.
+    `name`: Default: the name of the file.
     """
 
     is_remote = False
@@ -235,15 +212,7 @@ class LocalOrigin:
 
 
 class ObjectOrigin:
-    """An object of an object store, in the state of a listing. See `FileOrigin`.
-
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The object store.
-    entry : StoredObject
-        The object.
-    """
+    """An object of an object store, in the state of a listing. See `FileOrigin`."""
 
     is_remote = True
 

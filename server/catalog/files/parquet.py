@@ -54,27 +54,12 @@ def check_row_groups(
 ) -> None:
     """Check some columns of some row groups.
 
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
-    parquet : pyarrow.parquet.ParquetFile
-        The same file.
-    groups : list of int
-        The row groups to read.
-    names : list of str or None
-        The top-level columns to read; None for all.
-    limit : int
-        The largest decoded size of a column in a row group, in bytes.
-
-    Raises
-    ------
-    ExhaustedError
-        If a column in a row group is larger than `limit` bytes. A page or even a value may be as
-        large as its column in a row group, and pyarrow decodes a page in one go.
-    InvalidDataError
-        If a column does not have a value for each row, or a dictionary has another size than its
-        values. Repeated columns may have any number of values.
+    `names` is the top-level columns to read; None for all. `limit` is the largest decoded size of a
+    column in a row group, in bytes. Raises `ExhaustedError` if a column in a row group is larger
+    than `limit` bytes. A page or even a value may be as large as its column in a row group, and
+    pyarrow decodes a page in one go. Raises `InvalidDataError` if a column does not have a value
+    for each row, or a dictionary has another size than its values. Repeated columns may have any
+    number of values.
     """
     schema = parquet.schema
     selected = [
@@ -140,12 +125,8 @@ class ParquetPlan:
 def inspect_parquet(file: SourceFile) -> tuple[ParquetPlan, Any]:
     """Return the plan to read a file, and a ``pyarrow.parquet.ParquetFile`` to close.
 
-    Raises
-    ------
-    ProtocolError
-        If the footer is malformed.
-    pyarrow.ArrowException
-        If pyarrow refuses the file.
+    Raises `ProtocolError` if the footer is malformed. Raises `pyarrow.ArrowException` if pyarrow
+    refuses the file.
     """
     data = _read_footer(file)
     footer = Footer.parse(data)
@@ -178,14 +159,9 @@ def open_parquet(file: SourceFile, plan: ParquetPlan) -> Generator[Any]:
 def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch], int]]:
     """Open a local file, and yield its schema, its batches and its number of rows.
 
-    Raises
-    ------
-    DatasetError
-        If the file cannot be opened.
-    ProtocolError
-        If the footer is malformed; also while the batches are read, if a value is invalid.
-    pyarrow.ArrowException
-        If pyarrow refuses the file; also while the batches are read.
+    Raises `DatasetError` if the file cannot be opened. Raises `ProtocolError` if the footer is
+    malformed; also while the batches are read, if a value is invalid. Raises
+    `pyarrow.ArrowException` if pyarrow refuses the file; also while the batches are read.
     """
     with closing(SourceFile(path, refuse_writers=False)) as file:
         plan, parquet = inspect_parquet(file)
@@ -201,19 +177,7 @@ def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBat
 def select_row_groups(
     file: SourceFile, parquet: Any, plan: ParquetPlan, selection: Selection
 ) -> list[int]:
-    """Return the row groups to read. Statistics rule out those in which the filter cannot match.
-
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
-    parquet : pyarrow.parquet.ParquetFile
-        The same file.
-    plan : ParquetPlan
-        Its plan.
-    selection : Selection
-        The row groups and the filter.
-    """
+    """Return the row groups to read. Statistics rule out those in which the filter cannot match."""
     selected = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
     row_filter = selection.filter
     if row_filter is None or not row_filter.cost.allows_pruning(parquet.num_row_groups):
@@ -350,13 +314,6 @@ def selects_fields(contents: FileContents, selection: Selection) -> bool:
 class FieldReader:
     """Reads some columns and some fields of Variants of a file.
 
-    Parameters
-    ----------
-    contents : FileContents
-        The contents, with the fields; see `FileContents.with_fields`.
-    selection : Selection
-        The columns, of which at least one is a field.
-
     Attributes
     ----------
     physical_names : list of str
@@ -382,10 +339,7 @@ class FieldReader:
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected columns of a batch that pyarrow has read.
 
-        Raises
-        ------
-        InvalidDataError
-            If a value is invalid.
+        Raises `InvalidDataError` if a value is invalid.
         """
         arrays: list[Any] = []
         for name in self._names:
@@ -628,17 +582,7 @@ def _select_names(schema: pa.Schema, selection: Selection) -> list[str] | None:
 def _select_columns(
     batch: pa.RecordBatch, selection: Selection, *, by_name: bool
 ) -> pa.RecordBatch:
-    """Return the selected columns in order.
-
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        A batch with the columns of `_select_names`.
-    selection : Selection
-        The selection.
-    by_name : bool
-        Whether the batch has only the selected columns.
-    """
+    """Return the selected columns in order."""
     if selection.columns is None:
         indices = range(batch.num_columns)
     elif by_name:

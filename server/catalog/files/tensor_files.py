@@ -135,12 +135,8 @@ def open_tensor_files(
 
     The caller has checked the version and the shard of the request.
 
-    Raises
-    ------
-    DatasetError
-        If a file is not readable, or its byte order differs from that of the first one.
-    InvalidRequestError
-        If the request selects something else than tensors.
+    Raises `DatasetError` if a file is not readable, or its byte order differs from that of the
+    first one. Raises `InvalidRequestError` if the request selects something else than tensors.
     """
     check_tensor_request(request)
     places: list[_Place] = []

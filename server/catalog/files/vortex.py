@@ -118,10 +118,7 @@ def _read_rows(scan: Any, begin: int, end: int, data_type: Any) -> Any:
 def read_plain_schema(dtype: Any) -> pa.Schema:
     """Return the Arrow schema for a dtype of vortex-data, with plain texts instead of views.
 
-    Raises
-    ------
-    InvalidDataError
-        If the dtype is not that of rows, or has no form in Arrow.
+    Raises `InvalidDataError` if the dtype is not that of rows, or has no form in Arrow.
     """
     data_type: Any = call_library(dtype.to_arrow_type, "read")
     if not pa.types.is_struct(data_type):
@@ -210,17 +207,8 @@ class VortexStreamDataset(FileDataset):
     def open_arrays(self, request: Request, *, regions: bool) -> GeneratorSource | None:
         """Open the messages as they are stored.
 
-        Parameters
-        ----------
-        request : Request
-            The request. Its compression does not apply to arrays.
-        regions : bool
-            See `Encoding.regions`.
-
-        Returns
-        -------
-        GeneratorSource or None
-            None if the request selects anything but whole arrays.
+        `request`: its compression does not apply to arrays. Return None if the request selects
+        anything but whole arrays.
         """
         changes = (request.columns, request.filter, request.limit, request.offset, request.rows)
         if any(change is not None for change in (*changes, request.batch_rows)):

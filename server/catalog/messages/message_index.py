@@ -47,19 +47,8 @@ class RowPosition(NamedTuple):
 class MessageIndex:
     """The messages of a stream in a file.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The decoded schema.
-    schema_metadata : bytes
-        The FlatBuffer of the schema message.
-    blocks : Blocks
-        The position and size of each message after the schema, in the order of the stream.
-    codec : str or None
-        The compression of the bodies: ``lz4``, ``zstd`` or None.
-    dictionaries : int or None
-        The number of dictionary batches, if all of them are before the first record batch. None if
-        that is unknown.
+    `codec` is the compression of the bodies: ``lz4``, ``zstd`` or None. `dictionaries`: None if
+    that is unknown.
 
     Attributes
     ----------
@@ -114,10 +103,7 @@ class MessageIndex:
     def count_rows(self, file: SourceFile) -> RowCounts:
         """Count the rows of the record batches. The first call reads the metadata of all messages.
 
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read or does not match the index.
+        Raises `DatasetError` if the file cannot be read or does not match the index.
         """
         counts = self._count_rows(file)
         return RowCounts(sum(max(rows, 0) for rows in counts), max((0, *counts)))
@@ -125,18 +111,8 @@ class MessageIndex:
     def find_row(self, file: SourceFile, row: int) -> RowPosition:
         """Return the position of a row. The first call reads the metadata of all messages.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The file.
-        row : int
-            The number of rows before it. If it is not in the file, the position is after the
-            last record batch.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read or does not match the index.
+        `row`: if it is not in the file, the position is after the last record batch. Raises
+        `DatasetError` if the file cannot be read or does not match the index.
         """
         batch = 0
         for rows in self._count_rows(file):
@@ -163,17 +139,8 @@ class MessageIndex:
     def select_batches(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
         """Return an index of some record batches and the dictionary batches that they need.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The file.
-        first, end : int
-            The first record batch, and the one after the last. An `end` of None means all.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read or does not match the index.
+        `first`, `end`: the first record batch, and the one after the last. An `end` of None means
+        all. Raises `DatasetError` if the file cannot be read or does not match the index.
         """
         if self._dictionaries is None:
             return self._select_mixed(file, first, end)

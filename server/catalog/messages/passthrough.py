@@ -34,18 +34,8 @@ _FEW_MESSAGES = 32
 class RegionRun(SourceRun):
     """A run whose bodies are at equal distances in a file.
 
-    Parameters
-    ----------
-    metadata : bytes
-        The FlatBuffer of each message.
-    rows : int
-        The number of rows of each record batch.
-    file : SourceFile
-        The file.
-    offsets : range
-        The offsets of the bodies in the file, in bytes.
-    body_bytes : int
-        The size of each body in bytes; at least 1.
+    `offsets` is the offsets of the bodies in the file, in bytes. `body_bytes` is the size of each
+    body in bytes; at least 1.
     """
 
     __slots__ = ("body_bytes", "file", "offsets")
@@ -82,22 +72,10 @@ def split_runs(
 ) -> Iterator[tuple[int, int, NDArray[np.uint8] | None]]:
     """Split consecutive messages into runs and other messages.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        The positions of the messages.
-    begin, end : int
-        The first message, and the one after the last.
-    data : bytes
-        The part of the file from the first of these messages to the end of the last.
-
-    Yields
-    ------
-    begin, end : int
-        Some messages, in order.
-    messages : numpy.ndarray of uint8, or None
-        The bytes of the messages of a run, with the shape (messages, bytes). None for messages
-        that form no run.
+    `begin`, `end`: the first message, and the one after the last. `data` is the part of the file
+    from the first of these messages to the end of the last. Some messages, in order. Yield the
+    bytes of the messages of a run, with the shape (messages, bytes). Return None for messages that
+    form no run.
     """
     if end - begin < _MIN_MESSAGES and len(data) <= _MIN_BYTES // 2:
         yield begin, end, None  # Equal ones among them reach neither minimum.
@@ -182,11 +160,6 @@ class Readahead:
 
     The kernel caps how much one call requests, so the requests are small steps. A step that is in
     the page cache already costs one read of one byte, which is less than a request.
-
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
     """
 
     def __init__(self, file: SourceFile) -> None:
@@ -197,10 +170,7 @@ class Readahead:
     def advance(self, position: int) -> None:
         """Request the bytes after a position.
 
-        Parameters
-        ----------
-        position : int
-            The offset in bytes that the stream reads next.
+        `position` is the offset in bytes that the stream reads next.
         """
         file, requested = self._file, self._requested
         if not requested - READAHEAD_BYTES - _STEP <= position <= requested:
@@ -226,15 +196,7 @@ _MAX_COMPARED_BYTES = 16 << 10
 
 
 class PassthroughMessages:
-    """The messages of a file, unchanged.
-
-    Parameters
-    ----------
-    index : MessageIndex
-        The messages.
-    regions : bool
-        Whether to send every body as one region of the file, even if it is small.
-    """
+    """The messages of a file, unchanged."""
 
     def __init__(self, index: MessageIndex, *, regions: bool) -> None:
         self.index = index
@@ -249,16 +211,8 @@ class PassthroughMessages:
     def groups(self, file: SourceFile) -> Iterator[Sequence[SourceMessage]]:
         """Yield the messages after the schema in groups.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The file. The caller closes it.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read, has changed since it was opened, or does not match the
-            index.
+        `file`: the caller closes it. Raises `DatasetError` if the file cannot be read, has changed
+        since it was opened, or does not match the index.
         """
         row_reader = RowCountReader(self.index.row_layout)
         groups = (self._region_groups if self.regions else self._mixed_groups)(file, row_reader)

@@ -31,26 +31,9 @@ def plan_file(
 ) -> PassthroughMessages | ProjectedMessages | None:
     """Choose how to send the messages of one file.
 
-    Parameters
-    ----------
-    selection : Selection
-        The requested part of the file.
-    index : MessageIndex or None
-        The messages of the file; None if it has none that can be sent.
-    file : SourceFile
-        The file. Its metadata is read where the decision depends on it.
-    regions : bool
-        See `Encoding.regions`.
-
-    Returns
-    -------
-    PassthroughMessages, ProjectedMessages or None
-        None means re-encoding.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be read.
+    `index` is the messages of the file; None if it has none that can be sent. `file`: its metadata
+    is read where the decision depends on it. Return None means re-encoding. Raises `DatasetError`
+    if the file cannot be read.
     """
     if index is None or selection.filter is not None or selection.offset:
         return None
@@ -66,15 +49,7 @@ def plan_file(
 
 
 def allows_passthrough(selection: Selection, codecs: Collection[str]) -> bool:
-    """Return whether several files with the same schema message can be passed through.
-
-    Parameters
-    ----------
-    selection : Selection
-        The requested part of all files together.
-    codecs : collection of str
-        The compressions of the files: ``none``, ``lz4``, ``zstd``.
-    """
+    """Return whether several files with the same schema message can be passed through."""
     return (
         selection.filter is None
         and not selection.offset

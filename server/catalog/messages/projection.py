@@ -25,12 +25,7 @@ _READ_BYTES = 256 << 10
 class ProjectedMessages:
     """The messages of a file with some of their columns.
 
-    Parameters
-    ----------
-    index : MessageIndex
-        The messages.
-    selection : Selection
-        The columns. `plan` checks that they can be projected.
+    `selection`: `plan` checks that they can be projected.
     """
 
     def __init__(self, index: MessageIndex, selection: Selection) -> None:
@@ -48,17 +43,9 @@ class ProjectedMessages:
     ) -> ProjectedMessages | None:
         """Return the messages with the selected columns.
 
-        Returns
-        -------
-        ProjectedMessages or None
-            None if they must be re-encoded: a column has a dictionary, whose batches are shared
-            with other columns; the file is big-endian; or its first record batch has a layout
-            that the projector does not know.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read.
+        Return None if they must be re-encoded: a column has a dictionary, whose batches are shared
+        with other columns; the file is big-endian; or its first record batch has a layout that the
+        projector does not know. Raises `DatasetError` if the file cannot be read.
         """
         columns = selection.columns or ()
         if any(has_dictionaries(index.schema.field(column).type) for column in columns):
@@ -79,16 +66,8 @@ class ProjectedMessages:
     def groups(self, file: SourceFile) -> Iterator[list[SourceMessage]]:
         """Yield the messages after the schema in groups. The first is alone: a reader waits for it.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The file. The caller closes it.
-
-        Raises
-        ------
-        DatasetError
-            If the file cannot be read, has changed since it was opened, or does not match the
-            index.
+        `file`: the caller closes it. Raises `DatasetError` if the file cannot be read, has changed
+        since it was opened, or does not match the index.
         """
         group: list[SourceMessage] = []
         nbytes = metadata_bytes = most = 0
@@ -121,12 +100,8 @@ class ProjectedMessages:
     ) -> SourceMessage | None:
         """Return a message with the selected columns; None if it is not a record batch.
 
-        Parameters
-        ----------
-        file : SourceFile
-            The file.
-        offset, metadata, body : int
-            The position of the message, and the length of its metadata and body, in bytes.
+        `offset`, `metadata`, `body`: the position of the message, and the length of its metadata
+        and body, in bytes.
         """
         is_small = body < _REGION_BYTES
         data = memoryview(file.read(offset, metadata + body if is_small else metadata))
@@ -158,16 +133,7 @@ def _body_parts(
 ) -> list[Any]:
     """Return the parts of a projected body.
 
-    Parameters
-    ----------
-    file : SourceFile
-        The file.
-    body_offset : int
-        The offset of the original body in the file, in bytes.
-    projected : ProjectedMessage
-        The spans of the original body to send.
-    body : memoryview or None
-        The original body, if it was read together with the metadata.
+    `body_offset` is the offset of the original body in the file, in bytes.
     """
     parts: list[Any] = []
     for offset, nbytes, padding in projected.body:

@@ -42,24 +42,9 @@ def encode_groups(
     A group ends at GROUP_BYTES, or when it took 10 ms to make, so that the batches of a slow source
     are sent as they come.
 
-    Parameters
-    ----------
-    selection : Selection
-        The selection, except for its columns, is applied here.
-    batches : generator
-        Yields batches with the columns of `Selection.for_reading`. This generator closes it.
-    label : str
-        The origin of the batches, for errors.
-    is_valid : bool
-        Whether the batches are known to be valid. If not, they are validated before they are cut,
-        because Arrow follows invalid offsets out of bounds.
-    schema_metadata : bytes, optional
-        The FlatBuffer of the schema message of the dataset, which has what pyarrow loses.
-
-    Raises
-    ------
-    DatasetError
-        If a batch is not valid or cannot be encoded.
+    `batches`: This generator closes it. `is_valid`: if not, they are validated before they are cut,
+    because Arrow follows invalid offsets out of bounds. Raises `DatasetError` if a batch is not
+    valid or cannot be encoded.
     """
     try:
         encoder = MessageEncoder(selection.schema, selection.codec)
@@ -100,22 +85,8 @@ def count_matches(
 ) -> list[int]:
     """Return the number of rows of each stored batch that pass a filter.
 
-    Parameters
-    ----------
-    selection : Selection
-        The filter, and the columns that it needs; see `Selection.for_counting`.
-    read_batches : callable
-        Yields the batches of a selection without a filter. It may divide the rows into other
-        batches than the stored ones.
-    stored_rows : sequence of int
-        The rows of each stored batch.
-    label, is_valid
-        See `encode_groups`.
-
-    Raises
-    ------
-    DatasetError
-        If a batch is not valid, or the number of rows differs from `stored_rows`.
+    `read_batches`: It may divide the rows into other batches than the stored ones. Raises
+    `DatasetError` if a batch is not valid, or the number of rows differs from `stored_rows`.
     """
     counts = [0] * len(stored_rows)
     ends = list(accumulate(stored_rows))
