@@ -51,8 +51,7 @@ def set_message_metadata(metadata: bytes, pairs: Mapping[bytes, bytes]) -> bytes
 
 
 def make_schema_message(footer: bytes) -> bytes:
-    """Return a schema message with the schema of a footer, which `file.read_footer` has
-    accepted."""
+    """Return a schema message with the schema of a footer that `read_footer` has accepted."""
     root = fbs.Footer.GetRootAs(footer, 0)
     schema: Any = root.Schema()
     builder: Any = flatbuffers.Builder(len(footer) + 256)

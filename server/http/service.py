@@ -47,8 +47,7 @@ def _ignore(reason: str) -> None:
 
 
 class Service:
-    """The state of a daemon, over all of its processes. Its methods block: call them on a
-    thread."""
+    """The state of a daemon, over all of its processes. Call its methods on a thread."""
 
     def __init__(self, context: ServerContext, reporter: Reporter) -> None:
         self.context = context
