@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import aio, errors, geo, variant
+    from .client.arguments import ReadArguments
     from .client.cluster.client import ClusterClient
     from .client.connect import connect
     from .client.dataset.client import Client
@@ -44,6 +45,7 @@ __all__ = [
     "DatasetStream",
     "Endpoint",
     "Limits",
+    "ReadArguments",
     "ServeArguments",
     "Server",
     "SparseTensor",
@@ -69,6 +71,7 @@ _MODULES = {
     "DatasetStream": ".client.dataset.dataset",
     "Endpoint": ".client.rpc.info",
     "Limits": ".protocol.limits",
+    "ReadArguments": ".client.arguments",
     "ServeArguments": ".server.config.settings",
     "Server": ".server.embedded",
     "SparseTensor": ".formats.arrow.tensors.tensor",

@@ -25,7 +25,7 @@ def check_uri(
         "connect_timeout": connect_timeout,
     }
     if not is_control_uri(uri):
-        from ..client.stream.stream import open as open_stream
+        from ..client.open import open as open_stream
         from ..client.uris import complete_uri
 
         name = complete_uri(uri).redacted()

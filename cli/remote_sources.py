@@ -42,7 +42,7 @@ def query_source(
 def data_source(uris: list[str], ticket: str | None, options: dict[str, Any]) -> Generator[Source]:
     """Read from the URI of a dataset, or from a pair of URIs."""
     with connect_first(uris, ticket, options["connect_timeout"]):
-        from ..client.stream.stream import open as open_stream
+        from ..client.open import open as open_stream
 
         yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **options)
 

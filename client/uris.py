@@ -6,11 +6,9 @@ A data stream has a ``want_data`` URI with a ticket. A control plane has the add
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from urllib.parse import unquote
 
 from ..errors import InvalidRequestError, UriError, UsageError
@@ -19,79 +17,54 @@ from ..protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
 from ..protocol.uri import DataUri, Streams
 
 UNKNOWN_NAME = "?"
-"""The name of a dataset that an opaque ticket requests."""
+"""The name of a dataset that only a ticket names."""
+_SELECTION = tuple(field.name for field in fields(Request) if field.name != "dataset")
 
 
 def resolve_uris(
-    uri: str | DataUri | Sequence[str | DataUri],
+    target: str | DataUri | Sequence[str | DataUri],
     ticket: bytes | str | None = None,
-    *,
-    columns: str | Sequence[str] | None = None,
-    filter: str | None = None,
-    limit: int | None = None,
-    batch_rows: int | None = None,
-    compression: str | None = None,
-    format: str | None = None,
-    batches: tuple[int, int] | None = None,
-    rows: tuple[int, int] | None = None,
+    request: Request | None = None,
 ) -> list[DataUri]:
     """Return the one or two URIs of a data stream, each with the ticket to send.
 
-    The parameters are those of `splitarrow.open`, except that the filter is serialized. A URI such
-    as ``tcp://host/flights`` gets its tags and its ticket.
+    A URI such as ``tcp://host/flights`` gets its tags and its ticket. The fields of `request` that
+    are not None replace those of the ticket; its dataset does not.
 
     Raises `UriError` if a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket,
     or if two URIs are not a pair. Raises `MissingExtraError` if a scheme needs a package that is
-    not installed. Raises `UsageError` if the selection is invalid, or the ticket is signed and
-    cannot be combined with one.
+    not installed. Raises `UsageError` if the ticket is signed and cannot be combined with a
+    request.
     """
-    items = [uri] if isinstance(uri, (str, DataUri)) else list(uri)
+    items = [target] if isinstance(target, (str, DataUri)) else list(target)
     uris = [complete_uri(item) for item in items]
     _check_streams(uris)
-    selection = {
-        "columns": column_names(columns),
-        "filter": filter,
-        "limit": limit,
-        "batch_rows": batch_rows,
-        "compression": compression,
-        "format": format,
-        **check_spans(batches, rows),
-    }
-    selection = {name: value for name, value in selection.items() if value is not None}
     given = ticket.encode() if isinstance(ticket, str) else ticket
     resolved: list[DataUri] = []
     for item in uris:
         item.require_want_data()
         found = _find_ticket(item, given, uris)
-        changed = _apply_selection(found, selection)
-        resolved.append(item if changed == item.ticket else item.replace(ticket=changed))
-    return resolved
+        resolved.append(item if found == item.ticket else item.replace(ticket=found))
+    return resolved if request is None else select(resolved, request)
 
 
-def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
-    """Return ranges of record batches or of rows as a request holds them.
+def select(uris: list[DataUri], request: Request) -> list[DataUri]:
+    """Return URIs whose tickets select what the fields of `request` that are not None say.
 
-    Raises `UsageError` if one is not a pair of integers, or both are given.
+    Raises `UsageError` if a ticket is signed, so that it cannot be changed, or malformed.
     """
-    if batches is not None and rows is not None:
-        raise UsageError("batches and rows both select a part of the dataset; give one of them")
-    return {
-        "batches": _check_span("batches", "record batch", batches),
-        "rows": _check_span("rows", "row", rows),
-    }
-
-
-def _check_span(name: str, item: str, span: Any) -> tuple[int, int] | None:
-    if span is None:
-        return None
+    changes = {name: value for name in _SELECTION if (value := getattr(request, name)) is not None}
+    if not changes:
+        return uris
+    for uri in uris:
+        _check_unsigned(uri.ticket or b"", ", ".join(changes))
     try:
-        first, end = (operator.index(number) for number in span)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"{name} is {span!r}; expected the first {item} and the one after the last, "
-            "such as (3, 7)"
-        ) from None
-    return first, end
+        return [
+            uri.replace(ticket=replace(Request.parse(uri.ticket or b""), **changes).ticket())
+            for uri in uris
+        ]
+    except InvalidRequestError as error:
+        raise UsageError(error.message) from None
 
 
 def complete_uri(uri: str | DataUri) -> DataUri:
@@ -126,22 +99,15 @@ def complete_uri(uri: str | DataUri) -> DataUri:
 def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
     """Return URIs that request all columns of the same dataset, but no rows.
 
-    Raises `UsageError` if the ticket is signed, so that it cannot be changed.
+    Raises `UsageError` if a ticket is signed, so that it cannot be changed.
     """
-
-    def change(ticket: bytes) -> bytes:
-        _check_unsigned(ticket, "filter")
-        request = Request.parse(ticket)
-        return Request(request.dataset, version=request.version, limit=0).ticket()
-
-    return [uri.replace(ticket=change(uri.ticket or b"")) for uri in uris]
-
-
-def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return names of columns as a tuple. A single string is the name of one column."""
-    if isinstance(columns, str):
-        return (columns,)
-    return None if columns is None else tuple(columns)
+    changed: list[DataUri] = []
+    for uri in uris:
+        _check_unsigned(uri.ticket or b"", "filter")
+        request = Request.parse(uri.ticket or b"")
+        request = Request(request.dataset, version=request.version, limit=0)
+        changed.append(uri.replace(ticket=request.ticket()))
+    return changed
 
 
 def _check_streams(uris: Sequence[DataUri]) -> None:
@@ -170,16 +136,6 @@ def _find_ticket(uri: DataUri, given: bytes | None, uris: Sequence[DataUri]) -> 
     if not found:
         raise UriError(f"{uri.redacted()} has no ticket; add &ticket=NAME to it, or pass ticket=")
     return found
-
-
-def _apply_selection(ticket: bytes, selection: dict[str, Any]) -> bytes:
-    if not selection:
-        return ticket
-    _check_unsigned(ticket, ", ".join(selection))
-    try:
-        return replace(Request.parse(ticket), **selection).ticket()
-    except InvalidRequestError as error:
-        raise UsageError(error.message) from None
 
 
 def _check_unsigned(ticket: bytes, selection: str) -> None:

@@ -6,24 +6,23 @@ Worker threads make the calls of the blocking client. A cancelled task does not 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 import pyarrow as pa
 from anyio import CancelScope, to_thread
 
 from ...errors import ClosedError, SplitArrowError
 from ...formats.arrow.tensors.tensor import AnyTensor
-from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.request import Request
-from ..arguments import AUTO_TRANSPORT
+from ..arguments import ReadArguments, find_allocator
 from ..rpc.info import DatasetInfo, PublishResult, ShardUploadResult, UploadResult
 from ..rpc.upload import Progress
-from ..stream.batch_stream import AsyncBatchStream, CustomMetadata
-from ..stream.device_stream import find_allocator, move_to_memory
+from ..stream.batch_stream import AsyncBatchStream, StreamFacts
+from ..stream.device_stream import wrap_for_device
 from .client import BaseClient, Client
 from .dataset import DatasetStream
 
@@ -70,7 +69,7 @@ async def open_in_thread(open_resource: Callable[[], ClosableT]) -> ClosableT:
     return opened[0]
 
 
-class AsyncDatasetStream(AsyncBatchStream):
+class AsyncDatasetStream(StreamFacts, AsyncBatchStream):
     """A dataset being read: an async context manager and an async iterator of record batches.
 
     `AsyncClient.read` returns it. It connects when the context is entered. A cancelled read loses
@@ -81,9 +80,7 @@ class AsyncDatasetStream(AsyncBatchStream):
         self._open_stream = open_stream
         self._stream: DatasetStream | None = None
         self._lock = threading.Lock()
-        self._fetched: deque[pa.RecordBatch | None] = deque()
-        self._fetched_tensors: deque[AnyTensor | None] = deque()
-        self._fetched_arrays: deque[Any] = deque()
+        self._fetched: defaultdict[str, deque[Any]] = defaultdict(deque)
 
     async def __aenter__(self) -> AsyncDatasetStream:
         self._stream = await open_in_thread(self._open_stream)
@@ -105,44 +102,13 @@ class AsyncDatasetStream(AsyncBatchStream):
         return self._stream
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of the stream."""
-        return self._entered.schema
+    def _known(self) -> DatasetStream:
+        return self._entered
 
     @property
     def error(self) -> SplitArrowError | None:
         """The error that ended the stream; None if there was none."""
         return self._entered.error
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the stream was read to its end, and has closed itself."""
-        return self._entered.is_exhausted
-
-    @property
-    def footer_metadata(self) -> CustomMetadata | None:
-        """The custom metadata of the file's footer; see `DatasetStream.footer_metadata`."""
-        return self._entered.footer_metadata
-
-    @property
-    def format(self) -> str:
-        """The format of the record batches that arrive; see `DatasetStream.format`."""
-        return self._entered.format
-
-    @property
-    def transport(self) -> str:
-        """The transports in use, separated by commas: ``tcp``, ``shm``, ``flight`` and so on."""
-        return self._entered.transport
-
-    @property
-    def rows_received(self) -> int:
-        """The number of rows received and decoded so far."""
-        return self._entered.rows_received
-
-    @property
-    def bytes_received(self) -> int:
-        """The size of everything received so far, in bytes."""
-        return self._entered.bytes_received
 
     @property
     def resumed(self) -> int:
@@ -151,39 +117,30 @@ class AsyncDatasetStream(AsyncBatchStream):
 
     async def __anext__(self) -> pa.RecordBatch:
         """Return the next record batch; raises as `DatasetStream` does."""
-        await run_in_thread(self._fetch)
-        batch = self._fetched.popleft()
+        batch = await self._fetch("batches", lambda stream: next(stream, None))
         if batch is None:
             raise StopAsyncIteration
         return batch
 
-    def _fetch(self) -> None:
-        """Fetch a batch, unless the thread of a cancelled read has left one."""
-        with self._lock:
-            if not self._fetched:
-                self._fetched.append(next(self._entered, None))
-
     async def next_tensor(self) -> AnyTensor | None:
         """Return the next tensor, or None at the end; raises as `DatasetStream` does."""
-        await run_in_thread(self._fetch_tensor)
-        return self._fetched_tensors.popleft()
+        return await self._fetch("tensors", DatasetStream.next_tensor)
 
     async def next_array(self) -> Any:
         """Return the next Vortex array, or None at the end; raises as `DatasetStream` does."""
-        await run_in_thread(self._fetch_array)
-        return self._fetched_arrays.popleft()
+        return await self._fetch("arrays", DatasetStream.next_array)
 
-    def _fetch_array(self) -> None:
-        """Fetch an array, unless the thread of a cancelled read has left one."""
-        with self._lock:
-            if not self._fetched_arrays:
-                self._fetched_arrays.append(self._entered.next_array())
+    async def _fetch(self, kind: str, read: Callable[[DatasetStream], Any]) -> Any:
+        """Return the next item, or the one that the thread of a cancelled read has left."""
+        fetched = self._fetched[kind]
 
-    def _fetch_tensor(self) -> None:
-        """Fetch a tensor, unless the thread of a cancelled read has left one."""
-        with self._lock:
-            if not self._fetched_tensors:
-                self._fetched_tensors.append(self._entered.next_tensor())
+        def fetch() -> None:
+            with self._lock:
+                if not fetched:
+                    fetched.append(read(self._entered))
+
+        await run_in_thread(fetch)
+        return fetched.popleft()
 
     def cancel(self) -> None:
         """Interrupt a read that waits in another task: it raises `ClosedError`."""
@@ -231,43 +188,43 @@ class AsyncDataset:
         """The schema of the dataset."""
         return self.info.schema
 
-    def read(self, **options: Any) -> AsyncDatasetStream:
-        """Open the dataset for reading; the options are those of `Client.read`."""
-        return self._read(self.name, **options)
+    def read(self, **arguments: Unpack[ReadArguments]) -> AsyncDatasetStream:
+        """Open the dataset for reading; see `ReadArguments`."""
+        return self._read(self.name, **arguments)
 
-    async def head(self, rows: int = 5, **options: Any) -> pa.Table:
-        """Return the first rows as a table; the options are those of `Client.read`."""
-        async with self.read(limit=rows, **options) as stream:
+    async def head(self, rows: int = 5, **arguments: Any) -> pa.Table:
+        """Return the first rows as a table; see `ReadArguments`."""
+        async with self.read(limit=rows, **arguments) as stream:
             return await stream.read_all()
 
-    async def to_arrow(self, **options: Any) -> pa.Table:
-        """Read into a ``pyarrow.Table``; the options are those of `Client.read`."""
-        async with self.read(**options) as stream:
+    async def to_arrow(self, **arguments: Unpack[ReadArguments]) -> pa.Table:
+        """Read into a ``pyarrow.Table``; see `ReadArguments`."""
+        async with self.read(**arguments) as stream:
             return await stream.read_all()
 
-    async def to_pandas(self, **options: Any) -> Any:
-        """Read into a ``pandas.DataFrame``; the options are those of `Client.read`."""
-        async with self.read(**options) as stream:
+    async def to_pandas(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Read into a ``pandas.DataFrame``; see `ReadArguments`."""
+        async with self.read(**arguments) as stream:
             return await stream.to_pandas()
 
-    async def to_polars(self, **options: Any) -> Any:
-        """Read into a ``polars.DataFrame``; the options are those of `Client.read`."""
-        async with self.read(**options) as stream:
+    async def to_polars(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Read into a ``polars.DataFrame``; see `ReadArguments`."""
+        async with self.read(**arguments) as stream:
             return await stream.to_polars()
 
-    async def to_numpy(self, **options: Any) -> dict[str, Any]:
-        """Read into NumPy arrays by column; the options are those of `Client.read`."""
-        async with self.read(**options) as stream:
+    async def to_numpy(self, **arguments: Unpack[ReadArguments]) -> dict[str, Any]:
+        """Read into NumPy arrays by column; see `ReadArguments`."""
+        async with self.read(**arguments) as stream:
             return await stream.to_numpy()
 
-    async def read_tensor(self, **options: Any) -> AnyTensor:
-        """Return the only tensor of the dataset; the options are those of `Client.read`."""
-        async with self.read(**options) as stream:
+    async def read_tensor(self, **arguments: Unpack[ReadArguments]) -> AnyTensor:
+        """Return the only tensor of the dataset; see `ReadArguments`."""
+        async with self.read(**arguments) as stream:
             return await stream.read_tensor()
 
-    async def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
+    async def to_duckdb(self, connection: Any = None, **arguments: Unpack[ReadArguments]) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""
-        async with self.read(**options) as stream:
+        async with self.read(**arguments) as stream:
             return await stream.to_duckdb(connection)
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
@@ -375,35 +332,9 @@ class AsyncBaseClient(Generic[ClientT]):
         )
 
     def read(
-        self,
-        name: str | None = None,
-        *,
-        columns: str | Sequence[str] | None = None,
-        filter: Any = None,
-        limit: int | None = None,
-        batch_rows: int | None = None,
-        compression: str | None = None,
-        format: str | None = None,
-        transport: str = AUTO_TRANSPORT,
-        validate: str | None = None,
-        connect_timeout: float = 10.0,
-        location_timeout: float = 2.0,
-        stall_timeout: float | None = 30.0,
-        prefetch_bytes: int | None = None,
-        max_decoded_bytes: int = 1 << 30,
-        require_transport: str | None = None,
-        window_bytes: int = 256 << 20,
-        parallel: int = 4,
-        resume_attempts: int = 8,
-        limits: Limits = DEFAULT_LIMITS,
-        shards: Iterable[int] | None = None,
-        batches: tuple[int, int] | None = None,
-        rows: tuple[int, int] | None = None,
-        version: str | None = None,
-        memory: Any = None,
-        sql: str | None = None,
+        self, name: str | None = None, **arguments: Unpack[ReadArguments]
     ) -> AsyncDatasetStream:
-        """Open a dataset for reading; the parameters are those of `Client.read`.
+        """Open a dataset for reading; see `Client.read`.
 
         Returns
         -------
@@ -411,37 +342,11 @@ class AsyncBaseClient(Generic[ClientT]):
             A stream that connects when it is entered with ``async with``. Entering it raises the
             errors of `Client.read`.
         """
-        stream = AsyncDatasetStream(
-            partial(
-                self._entered.read,
-                name,
-                columns=columns,
-                filter=filter,
-                limit=limit,
-                batch_rows=batch_rows,
-                compression=compression,
-                format=format,
-                transport=transport,
-                validate=validate,
-                connect_timeout=connect_timeout,
-                location_timeout=location_timeout,
-                stall_timeout=stall_timeout,
-                prefetch_bytes=prefetch_bytes,
-                max_decoded_bytes=max_decoded_bytes,
-                require_transport=require_transport,
-                window_bytes=window_bytes,
-                parallel=parallel,
-                resume_attempts=resume_attempts,
-                limits=limits,
-                shards=shards,
-                batches=batches,
-                rows=rows,
-                version=version,
-                memory=None if memory is None else find_allocator(memory),
-                sql=sql,
-            )
-        )
-        return move_to_memory(stream, memory)
+        memory = arguments.get("memory")
+        if memory is not None:
+            arguments["memory"] = find_allocator(memory)
+        stream = AsyncDatasetStream(partial(self._entered.read, name, **arguments))
+        return wrap_for_device(stream, memory)
 
     async def sql(self, query: str) -> pa.Table:
         """Return the result of a SELECT statement over datasets; see `Client.sql`."""

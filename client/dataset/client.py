@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
 from ...errors import NotFoundError, UsageError
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
-from ...protocol.limits import DEFAULT_LIMITS, Limits
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.tls_options import TlsOptions
-from ..arguments import AUTO_TRANSPORT, ReadOptions, ReadPlan, check_validation
+from ..arguments import Read, ReadArguments, ReadPlan, build_request, column_names
 from ..rpc.channel import FlightChannel
 from ..rpc.info import (
     DatasetInfo,
@@ -39,13 +38,12 @@ from ..rpc.upload import (
     upload_dataset,
     upload_shard,
 )
-from ..stream.device_stream import find_allocator, move_to_memory
-from ..stream.format_choice import resolve_format
+from ..stream.device_stream import wrap_for_device
+from ..stream.format_choice import FormatChoice, choose_for_dataset
 from ..stream.tracing import trace_plan, trace_read
-from ..uris import check_spans, column_names, parse_control_uri
+from ..uris import parse_control_uri
 from .requests import (
     Descriptions,
-    build_request,
     check_name,
     encode_command,
     list_ordinals,
@@ -59,8 +57,8 @@ if TYPE_CHECKING:
     from .endpoints import ResumableEndpoint
 
 
-class DatasetListing(ABC):
-    """Lists and describes datasets."""
+class BaseClient(ABC):
+    """A client that lists, describes, reads and drops datasets: a context manager."""
 
     @property
     @abstractmethod
@@ -101,10 +99,6 @@ class DatasetListing(ABC):
 
     def __iter__(self) -> Iterator[str]:
         return iter([info.name for info in self.datasets()])
-
-
-class BaseClient(DatasetListing):
-    """A client that lists, describes, reads and drops datasets: a context manager."""
 
     def dataset(self, name: str) -> Dataset:
         """Look up a dataset, to read it by ``to_pandas()``, ``head()`` and so on.
@@ -183,108 +177,20 @@ class BaseClient(DatasetListing):
     def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
         """Return the rows of each record batch of each shard, by ordinal."""
 
-    def read(
-        self,
-        name: str | None = None,
-        *,
-        columns: str | Sequence[str] | None = None,
-        filter: Any = None,
-        limit: int | None = None,
-        batch_rows: int | None = None,
-        compression: str | None = None,
-        format: str | None = None,
-        transport: str = AUTO_TRANSPORT,
-        validate: str | None = None,
-        connect_timeout: float = 10.0,
-        location_timeout: float = 2.0,
-        stall_timeout: float | None = 30.0,
-        prefetch_bytes: int | None = None,
-        max_decoded_bytes: int = 1 << 30,
-        require_transport: str | None = None,
-        window_bytes: int = 256 << 20,
-        parallel: int = 4,
-        resume_attempts: int = 8,
-        limits: Limits = DEFAULT_LIMITS,
-        shards: Iterable[int] | None = None,
-        batches: tuple[int, int] | None = None,
-        rows: tuple[int, int] | None = None,
-        version: str | None = None,
-        memory: Any = None,
-        sql: str | None = None,
-    ) -> DatasetStream:
+    def read(self, name: str | None = None, **arguments: Unpack[ReadArguments]) -> DatasetStream:
         """Open a dataset for reading.
 
         Parameters
         ----------
         name : str, optional
             The dataset. Leave it out with `sql`.
-        columns : str or sequence of str, optional
-            The columns to read, in this order. `None` reads all columns.
-        filter : str, tuples, or expression, optional
-            The rows to read. The filter may use any column of the dataset. It is one of these:
-
-            - a condition in SQL, such as ``"delay > 60 and carrier = 'AA'"``;
-            - a tuple such as ``("delay", ">", 60)``, a list of tuples that must all hold, or a
-              list of such lists of which one must hold;
-            - an expression of pyarrow, such as ``pc.field("delay") > 60``, or of polars.
-        limit : int, optional
-            The largest number of rows to read.
-        batch_rows : int, optional
-            The largest number of rows in a batch.
-        compression : {"none", "lz4", "zstd", "auto"}, optional
-            The codec of the bodies. `None` keeps that of the source; ``auto`` compresses while that
-            is faster on the link.
-        format : {"arrow", "vortex", "auto"}, optional
-            The format of the messages; see `splitarrow.open`. DoGet always has Arrow.
-        transport : str
-            The scheme to use: ``tcp``, ``tcp+tls``, ``shm``, ``ucx``, or ``flight`` for DoGet.
-            ``auto`` takes the first location that can be reached.
-        validate : {"strict", "full", "cheap", "off"}, optional
-            How to check batches; see `splitarrow.open`.
-        connect_timeout, location_timeout : float
-            The time limit to connect to the only location, and to one of several, in seconds.
-        stall_timeout : float or None
-            The longest wait for data from the server, in seconds. `None` disables the limit.
-        prefetch_bytes : int, optional
-            The bytes to prefetch from a single endpoint; see `splitarrow.open`.
-        max_decoded_bytes : int
-            The limit on decoded data that the consumer has not taken; see `splitarrow.open`. Each
-            of the `parallel` endpoints may exceed its share of the window by one batch.
-        require_transport : str, optional
-            The scheme, or lane of UCX (such as ``cma``), that must carry the data. Locations that
-            use anything else count as unreachable.
-        window_bytes : int
-            The size of the batches to prefetch from several endpoints together, in bytes.
-        parallel : int
-            The number of endpoints to read at a time.
-        resume_attempts : int
-            Consecutive retries per server without receiving a row; 0 disables resuming.
-        limits : Limits
-            Limits on the data that the server sends.
-        shards : iterable of int, optional
-            The shards to read, by their ordinals, or the endpoints by their indices if the
-            dataset is not published. They arrive in the order of the dataset. `None` reads all.
-        batches : pair of int, optional
-            The first stored record batch to read and the one after the last, counted from 0; in a
-            Parquet file, the row groups. They are selected before the filter and the limit. With
-            `shards`, which then names one shard, they are counted in that shard.
-        rows : pair of int, optional
-            The first stored row and the one after the last, in the way of `batches`, instead of it.
-        version : str, optional
-            The version to read, as `info` reports it. `None` reads the current version.
-        memory : str, CudaMemory, PinnedMemory or Allocator, optional
-            Where the batches land; see `splitarrow.open`. With a device, the result is a
-            `DeviceStream`.
-        sql : str, optional
-            A SELECT statement whose result to read; see `sql`. It excludes `memory` and the
-            arguments that select: the name, `columns`, `filter`, `limit`, `batch_rows`, `shards`,
-            `batches`, `rows` and `version`. The other arguments apply to each dataset that it
-            reads. The result is held in memory.
+        **arguments
+            The options; see `ReadArguments`.
 
         Returns
         -------
         DatasetStream
-            A stream that has received its schema.
+            A stream that has received its schema. With ``memory`` on a device, a `DeviceStream`.
 
         Raises
         ------
@@ -306,82 +212,61 @@ class BaseClient(DatasetListing):
         ...         stream.read_all()["carrier"].to_pylist()
         ['BB', 'CC']
         """
-        if sql is not None:
-            from .sql import QueryStream, check_no_selection, run_query
+        read = Read.of(arguments, name)
+        if read.sql is not None:
+            from .sql import QueryStream
 
-            selection = {"columns": columns, "filter": filter, "limit": limit, "shards": shards}
-            selection |= {"batches": batches, "rows": rows, "batch_rows": batch_rows}
-            check_no_selection(name, selection | {"version": version, "memory": memory})
-            read = partial(
-                self.read,
-                compression=compression,
-                format=format,
-                transport=transport,
-                validate=validate,
-                connect_timeout=connect_timeout,
-                location_timeout=location_timeout,
-                stall_timeout=stall_timeout,
-                prefetch_bytes=prefetch_bytes,
-                max_decoded_bytes=max_decoded_bytes,
-                require_transport=require_transport,
-                window_bytes=window_bytes,
-                parallel=parallel,
-                resume_attempts=resume_attempts,
-                limits=limits,
-            )
-            return QueryStream(run_query(sql, self.schema, read))
+            return QueryStream(self._run_query(read, read.sql))
         if name is None:
             raise UsageError("name a dataset to read, or give sql='SELECT …'")
+        return wrap_for_device(self._open(read), read.memory)
+
+    def _run_query(self, read: Read, query: str) -> pa.Table:
+        from .sql import run_query
+
+        def open_table(name: str, columns: list[str] | None) -> DatasetStream:
+            return self._open(read.selecting(dataset=name, columns=column_names(columns)))
+
+        return run_query(query, self.schema, open_table)
+
+    def _open(self, read: Read) -> DatasetStream:
+        """Choose the format, bind the filter, plan the endpoints, and open the first of them."""
+        name = read.request.dataset
         with trace_read(name) as trace:
-            selected: Any = {"columns": columns, "version": version, "transport": transport}
-            format = resolve_format(self, name, format, **selected)
-            options = ReadOptions(
-                validate=check_validation(validate),
-                connect_timeout=connect_timeout,
-                stall_timeout=stall_timeout,
-                prefetch_bytes=prefetch_bytes,
-                max_decoded_bytes=max_decoded_bytes,
-                require_transport=require_transport,
-                limits=limits,
-                allocator=find_allocator(memory),
-            )
-            plan = ReadPlan(
-                options, transport, location_timeout, resume_attempts, parallel, window_bytes
-            )
-            request = build_request(
-                name,
-                columns=column_names(columns),
-                filter=self._serialize_filter(name, filter),
-                limit=limit,
-                batch_rows=batch_rows,
-                compression=compression,
-                format=format,
-                version=version,
-                **check_spans(batches, rows),
-            )
-            selected = None if shards is None else frozenset(shards)
-            if request.selects_span and selected is not None and len(selected) != 1:
-                span = "rows" if batches is None else "batches"
+            if read.chooses_format:
+                read = read.selecting(format=self._choose_format(read).format)
+            if read.filter is not None:
+                read = read.selecting(filter=self._serialize_filter(name, read.filter))
+            request, shards, plan = read.request, read.shards, read.plan
+            if request.selects_span and shards is not None and len(shards) != 1:
+                span = "rows" if request.batches is None else "batches"
                 raise UsageError(
-                    f"{span} are selected from one shard; shards names {len(selected)} of {name!r}"
+                    f"{span} are selected from one shard; shards names {len(shards)} of {name!r}"
                 )
             with trace_plan(name):
-                schema, endpoints = self._plan_endpoints(request, selected, plan)
+                schema, endpoints = self._plan_endpoints(request, shards, plan)
             several = len(endpoints) > 1
             channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
+            window = min(plan.window_bytes, plan.options.max_decoded_bytes)
             from .dataset import DatasetStream  # not needed by a call that fails
 
-            stream = DatasetStream(
+            return DatasetStream(
                 name,
                 schema,
                 endpoints,
-                parallel,
-                min(window_bytes, max_decoded_bytes) if several else options.window_bytes,
-                limit=limit if several or selected is not None else None,
+                plan.parallel,
+                window if several else plan.options.window_bytes,
+                limit=request.limit if several or shards is not None else None,
                 holds=[channel.hold_dataset(name) for channel in channels],
                 trace=trace,
             )
-            return move_to_memory(stream, memory)
+
+    def choose_format(self, name: str) -> FormatChoice:
+        """Return what ``format="auto"`` chooses for a dataset, and why; raises as `read` does."""
+        return self._choose_format(Read.of({}, name))
+
+    def _choose_format(self, read: Read) -> FormatChoice:
+        return choose_for_dataset(self.uri, self._open, read)
 
     def sql(self, query: str) -> pa.Table:
         """Return the result of a SELECT statement over datasets. DuckDB runs it in this process.
@@ -403,9 +288,7 @@ class BaseClient(DatasetListing):
         RemoteError
             If the server refuses; `NotFoundError` if a dataset does not exist.
         """
-        from .sql import run_query
-
-        return run_query(query, self.schema, self.read)
+        return self._run_query(Read.of({"sql": query}), query)
 
     def _serialize_filter(self, name: str, filter: Any) -> str | None:
         if filter is None:
@@ -564,10 +447,7 @@ class Client(BaseClient):
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
         info = self.describe(request)
-        from .endpoints import (
-            Replica,
-            ResumableEndpoint,  # needed by reads alone
-        )
+        from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
 from ...errors import ClosedError, InvalidDataError, SplitArrowError, UsageError
 from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_rows
+from ..arguments import ReadArguments
 from ..rpc.channel import DatasetHold
 from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.info import DatasetInfo
@@ -134,7 +135,7 @@ class DatasetStream(BatchStream):
     def keep_messages(self) -> None:
         """Keep the encapsulated messages of all batches; call this before reading the first.
 
-        `client.stream.kept_messages.find_messages` returns those of a batch.
+        `client.stream.decoders.find_messages` returns those of a batch.
         """
         for endpoint in self._endpoints:
             endpoint.keep_messages()
@@ -169,10 +170,14 @@ class DatasetStream(BatchStream):
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch.
 
-        Raises `StopIteration`: At the proven end of all endpoints, and only there. Raises
-        `ProtocolError`, `RemoteError`, `TransportError` if the stream fails. All batches returned
-        before are valid, but the data is incomplete. Raises `ClosedError` if the stream was closed
-        or cancelled.
+        Raises
+        ------
+        StopIteration
+            At the proven end of all endpoints, and only there.
+        ProtocolError, RemoteError, TransportError
+            If the stream fails. All batches returned before are valid, but the data is incomplete.
+        ClosedError
+            If the stream was closed or cancelled.
         """
         batch = self._next_item(self._next_of_endpoint)
         if batch is None:
@@ -377,43 +382,43 @@ class Dataset:
         """The schema of the dataset."""
         return self.info.schema
 
-    def read(self, **options: Any) -> DatasetStream:
-        """Open the dataset for reading; the options are those of `Client.read`."""
-        return self._read(self.name, **options)
+    def read(self, **arguments: Unpack[ReadArguments]) -> DatasetStream:
+        """Open the dataset for reading; see `ReadArguments`."""
+        return self._read(self.name, **arguments)
 
-    def head(self, rows: int = 5, **options: Any) -> pa.Table:
-        """Return the first rows as a table; the options are those of `Client.read`."""
-        with self.read(limit=rows, **options) as stream:
+    def head(self, rows: int = 5, **arguments: Any) -> pa.Table:
+        """Return the first rows as a table; see `ReadArguments`."""
+        with self.read(limit=rows, **arguments) as stream:
             return stream.read_all()
 
-    def to_arrow(self, **options: Any) -> pa.Table:
-        """Read into a ``pyarrow.Table``; the options are those of `Client.read`."""
-        with self.read(**options) as stream:
+    def to_arrow(self, **arguments: Unpack[ReadArguments]) -> pa.Table:
+        """Read into a ``pyarrow.Table``; see `ReadArguments`."""
+        with self.read(**arguments) as stream:
             return stream.read_all()
 
-    def to_pandas(self, **options: Any) -> Any:
-        """Read into a ``pandas.DataFrame``; the options are those of `Client.read`."""
-        with self.read(**options) as stream:
+    def to_pandas(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Read into a ``pandas.DataFrame``; see `ReadArguments`."""
+        with self.read(**arguments) as stream:
             return stream.to_pandas()
 
-    def to_polars(self, **options: Any) -> Any:
-        """Read into a ``polars.DataFrame``; the options are those of `Client.read`."""
-        with self.read(**options) as stream:
+    def to_polars(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Read into a ``polars.DataFrame``; see `ReadArguments`."""
+        with self.read(**arguments) as stream:
             return stream.to_polars()
 
-    def to_numpy(self, **options: Any) -> dict[str, Any]:
-        """Read into NumPy arrays by column; the options are those of `Client.read`."""
-        with self.read(**options) as stream:
+    def to_numpy(self, **arguments: Unpack[ReadArguments]) -> dict[str, Any]:
+        """Read into NumPy arrays by column; see `ReadArguments`."""
+        with self.read(**arguments) as stream:
             return stream.to_numpy()
 
-    def read_tensor(self, **options: Any) -> AnyTensor:
-        """Return the only tensor of the dataset; the options are those of `Client.read`."""
-        with self.read(**options) as stream:
+    def read_tensor(self, **arguments: Unpack[ReadArguments]) -> AnyTensor:
+        """Return the only tensor of the dataset; see `ReadArguments`."""
+        with self.read(**arguments) as stream:
             return stream.read_tensor()
 
-    def to_duckdb(self, connection: Any = None, **options: Any) -> Any:
+    def to_duckdb(self, connection: Any = None, **arguments: Unpack[ReadArguments]) -> Any:
         """Read into a table, and return a DuckDB relation; see `BatchStream.to_duckdb`."""
-        with self.read(**options) as stream:
+        with self.read(**arguments) as stream:
             return stream.to_duckdb(connection)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

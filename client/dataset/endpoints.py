@@ -6,6 +6,7 @@ failure it pauses, and continues at the row where it stopped.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,13 +33,14 @@ from ...formats.arrow.tensors.tensor import AnyTensor
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes
-from ..arguments import AUTO_TRANSPORT, ReadOptions, ReadPlan
+from ..arguments import AUTO, ReadPlan, StreamOptions
 from ..rpc.channel import FlightChannel
 from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.download import FlightStream
 from ..rpc.errors import restate_error
 from ..rpc.info import REUSE_CONNECTION, DatasetInfo, Endpoint
 from ..stream.batch_stream import CustomMetadata
+from ..stream.opening import Opening
 from ..stream.stream import Stream
 from ..stream.tracing import activate
 from ..uris import resolve_uris
@@ -50,17 +52,9 @@ MAX_PAUSE_SECONDS = 5.0
 
 
 def draw_pause(retry: int) -> float:
-    """Draw the pause before a retry: between half of its longest pause and all of it.
-
-    Return the pause in seconds.
-    """
-    import tenacity  # only a failed read needs it
-
-    half = {"multiplier": FIRST_PAUSE_SECONDS / 2, "max": MAX_PAUSE_SECONDS / 2}
-    wait = tenacity.wait_exponential(**half) + tenacity.wait_random_exponential(**half)
-    state = tenacity.RetryCallState(tenacity.Retrying(), fn=None, args=(), kwargs={})
-    state.attempt_number = retry + 1
-    return wait(state)
+    """Draw the pause before a retry in seconds: between half of its longest pause and all of it."""
+    longest = min(FIRST_PAUSE_SECONDS * 2.0**retry, MAX_PAUSE_SECONDS)
+    return longest * random.uniform(0.5, 1)
 
 
 BROKEN = (ConnectionLostError, StallError)
@@ -270,9 +264,7 @@ def open_endpoint(
     `SplitArrowError` if the server refuses.
     """
     offered = list(_list_locations(endpoint))
-    locations = [
-        location for location in offered if plan.transport in (AUTO_TRANSPORT, location.scheme)
-    ]
+    locations = [location for location in offered if plan.transport in (AUTO, location.scheme)]
     if not locations:
         schemes = ", ".join(dict.fromkeys(location.scheme for location in offered)) or "nothing"
         raise UsageError(
@@ -319,7 +311,7 @@ def _open_location(
     channel: FlightChannel,
     endpoint: Endpoint,
     location: _Location,
-    options: ReadOptions,
+    options: StreamOptions,
     name: str,
     connect_timeout: float,
 ) -> EndpointReader:
@@ -334,11 +326,11 @@ def _open_location(
         options,
         connect_timeout=connect_timeout,
         prefetch_bytes=prefetch_bytes,
-        tls=channel.tls,
+        tls=options.tls or channel.tls,
     )
     uris = [DataUri.parse(uri).replace(ticket=None) for uri in location.uris]
     try:
-        return Stream(resolve_uris(uris, endpoint.ticket), options)
+        return Stream(Opening(resolve_uris(uris, endpoint.ticket), options))
     except SplitArrowError as error:
         if error.stream in (None, "?"):
             error.stream = name  # A signed ticket is opaque, so the stream has no name.

@@ -10,10 +10,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ...errors import InvalidRequestError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
+from ..arguments import build_request
 from ..rpc.info import DatasetInfo, Endpoint
 
 
@@ -23,17 +24,6 @@ def check_name(name: str) -> str:
     Raises `UsageError` if it is empty, contains a null character, or is not Unicode text.
     """
     return build_request(name).dataset
-
-
-def build_request(name: str, **selection: Any) -> Request:
-    """Return a request for a dataset; `selection` holds further fields of `Request`.
-
-    Raises `UsageError` if a field is invalid.
-    """
-    try:
-        return Request(name, **selection)
-    except InvalidRequestError as error:
-        raise UsageError(f"cannot request {name!r}: {error.message}") from None
 
 
 def encode_command(request: Request) -> bytes:

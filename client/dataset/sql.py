@@ -58,19 +58,6 @@ class QueryStream(DatasetStream):
         super().close()
 
 
-def check_no_selection(name: str | None, selection: Mapping[str, Any]) -> None:
-    """Refuse arguments that select from one dataset beside a query.
-
-    `selection`: None stands for those that the caller left out. Raises `UsageError` if there are
-    any.
-    """
-    given = [key for key, value in selection.items() if value is not None]
-    if name is not None:
-        given.insert(0, repr(name))
-    if given:
-        raise UsageError(f"sql selects by itself; leave {', '.join(given)} out")
-
-
 _DIALECT = "duckdb"
 _COLUMN_SETS = ("Columns", "TableColumn")
 """The nodes for ``COLUMNS('d.*')`` and for a table as a value. Not all versions of sqlglot have
@@ -80,7 +67,7 @@ both."""
 def run_query(
     query: str,
     read_schema: Callable[[str], pa.Schema],
-    read: Callable[..., DatasetStream],
+    open_table: Callable[[str, list[str] | None], DatasetStream],
 ) -> pa.Table:
     """Return the result of a query.
 
@@ -101,7 +88,7 @@ def run_query(
         connection.execute("SET python_enable_replacements = false")
         streams: list[DatasetStream] = []
         for name, count in uses.items():
-            stream = stack.enter_context(read(name, columns=columns.get(name)))
+            stream = stack.enter_context(open_table(name, columns.get(name)))
             streams.append(stream)
             # A stream can be scanned once only.
             connection.register(name, stream.to_reader() if count == 1 else stream.read_all())

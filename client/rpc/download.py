@@ -21,7 +21,7 @@ from ...protocol.limits import DuplicateCounter
 from ...protocol.messages import Message
 from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.tags import BodyType
-from ..arguments import ReadOptions
+from ..arguments import StreamOptions
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, KeepingDecoder, open_decoder
 from ..stream.tracing import StreamTrace, activate
@@ -41,7 +41,7 @@ class FlightStream:
     transport = TRANSPORT
 
     def __init__(
-        self, channel: FlightChannel, ticket: bytes, name: str, options: ReadOptions
+        self, channel: FlightChannel, ticket: bytes, name: str, options: StreamOptions
     ) -> None:
         self._channel = channel
         self._name = name

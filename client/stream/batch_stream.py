@@ -101,6 +101,56 @@ def _require(package: str) -> Any:
         ) from None
 
 
+class StreamFacts:
+    """The facts of a stream that another object knows."""
+
+    @property
+    def _known(self) -> Any:
+        """The object that knows them: a `Reader` or a `DatasetStream`."""
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream. An asynchronous stream has to be entered first."""
+        return self._known.schema
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+        return self._known.is_exhausted
+
+    @property
+    def footer_metadata(self) -> CustomMetadata | None:
+        """The custom metadata of the footer of the Arrow file that the stream was read from.
+
+        None if the footer has none, or the stream is not that of one Arrow file.
+        """
+        return self._known.footer_metadata
+
+    @property
+    def format(self) -> str:
+        """The format of the record batches that arrive: ``arrow`` or ``vortex``."""
+        return self._known.format
+
+    @property
+    def transport(self) -> str:
+        """The scheme in use, with the lanes if it has several: ``tcp``, ``ucx (cma/memory)``.
+
+        The schemes of a dataset with several endpoints are separated by commas.
+        """
+        return self._known.transport
+
+    @property
+    def rows_received(self) -> int:
+        """The number of rows received and decoded so far."""
+        return self._known.rows_received
+
+    @property
+    def bytes_received(self) -> int:
+        """The size of everything received so far, in bytes."""
+        return self._known.bytes_received
+
+
 class BatchStream(ABC):
     """An iterator of record batches that have one schema."""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ...formats.text import describe_as_html, describe_object
-from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from .batch_stream import AsyncBatchStream, BatchStream
 
 if TYPE_CHECKING:
@@ -150,21 +149,11 @@ class AsyncDeviceStream:
         self._copier.close()
 
 
-def find_allocator(memory: Any) -> Allocator:
-    """Return the host memory that bodies are received into.
+def wrap_for_device(stream: Any, memory: Any) -> Any:
+    """Return a stream whose batches land in the memory of a device, if `memory` names one.
 
-    Raises `UsageError` if the argument is invalid, or CUDA cannot be used.
+    Otherwise, return `stream`, which receives into the host memory of `find_allocator`.
     """
-    if memory is None:
-        return DEFAULT_ALLOCATOR
-    from ...memory.device_memory import DeviceMemory, select_memory
-
-    selected = select_memory(memory)
-    return selected.open_allocator() if isinstance(selected, DeviceMemory) else selected
-
-
-def move_to_memory(stream: Any, memory: Any) -> Any:
-    """Return a stream whose batches land where the argument says."""
     if memory is None:
         return stream
     from ...memory.device_memory import DeviceMemory, select_memory

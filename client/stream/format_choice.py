@@ -14,14 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidRequestError, MissingExtraError, RemoteError
-from ...protocol.request import SIGNED_PREFIX
+from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.uri import DataUri
-from ..arguments import ReadOptions
-from ..uris import resolve_uris
+from ..arguments import Read, StreamOptions
+from ..uris import UNKNOWN_NAME, select
 from .batch_stream import BatchStream
 
-AUTO_FORMAT = "auto"
-"""The format that is chosen for the peer."""
 _ARROW, _VORTEX = "arrow", "vortex"
 _LOCAL = ("shm", "inproc")
 _MIN_GAIN = 2.0
@@ -60,10 +58,7 @@ class FormatChooser:
         self._decoding_rate: float | None = None
 
     def measure_decoding(self) -> float:
-        """Return the rate of decoding; it is measured once.
-
-        Raises `MissingExtraError` if vortex-data is not installed.
-        """
+        """Return the rate of decoding; it is measured once."""
         if self._decoding_rate is None:
             rate = _measure_decoding()
             with self._lock:
@@ -71,10 +66,7 @@ class FormatChooser:
         return self._decoding_rate
 
     def choose(self, peer: str, open_stream: OpenStream) -> FormatChoice:
-        """Choose the format of a dataset.
-
-        `peer`: its link is measured once. Raises `SplitArrowError` if the dataset cannot be opened.
-        """
+        """Choose the format of a dataset. The link to `peer` is measured once."""
         try:
             decoding_rate = self.measure_decoding()
         except MissingExtraError as error:
@@ -110,23 +102,36 @@ CHOOSER = FormatChooser()
 
 
 def choose_for_uris(
-    make_stream: Callable[[list[DataUri], ReadOptions], BatchStream],
+    open_probe: Callable[[list[DataUri], StreamOptions], BatchStream],
     uris: list[DataUri],
-    options: ReadOptions,
+    options: StreamOptions,
 ) -> str | None:
-    """Return the format to request for a data stream.
+    """Return the format to request for a data stream; raises what opening the stream raises.
 
-    Return None for a signed ticket, which states the format and may be valid only once. Raises
-    `SplitArrowError` as for opening the stream.
+    Return None for a signed ticket, which states the format and may be valid only once.
     """
     if any((uri.ticket or b"").startswith(SIGNED_PREFIX) for uri in uris):
         return None
-    plain = replace(options, prefetch_bytes=0)
+    options = options.for_preparation()
 
     def open_stream(data_format: str, limit: int | None) -> BatchStream:
-        return make_stream(resolve_uris(uris, format=data_format, limit=limit), plain)
+        request = Request(UNKNOWN_NAME, format=data_format, limit=limit)
+        return open_probe(select(uris, request), options)
 
     return CHOOSER.choose(" ".join(uri.address for uri in uris), open_stream).format
+
+
+def choose_for_dataset(
+    uri: str, open_read: Callable[[Read], BatchStream], read: Read
+) -> FormatChoice:
+    """Choose the format of a dataset of the control plane `uri`."""
+    plan = replace(read.plan, parallel=1, options=read.options.for_preparation())
+    probe = replace(read, plan=plan, filter=None, chooses_format=False, memory=None)
+
+    def open_stream(data_format: str, limit: int | None) -> BatchStream:
+        return open_read(probe.selecting(format=data_format, limit=limit))
+
+    return CHOOSER.choose(f"{uri} {read.plan.transport}", open_stream)
 
 
 def _measure_link(stream: BatchStream) -> float | None:
@@ -166,22 +171,3 @@ def _measure_decoding() -> float:
         count += 1
         seconds = perf_counter() - started
     return count * batch.nbytes / seconds
-
-
-def choose_for_dataset(client: Any, name: str, **options: Any) -> FormatChoice:
-    """Choose the format of a dataset; see `FormatChooser`.
-
-    `options`: the transport is part of the peer.
-    """
-
-    def open_stream(data_format: str, limit: int | None) -> BatchStream:
-        return client.read(name, format=data_format, limit=limit, parallel=1, **options)
-
-    return CHOOSER.choose(f"{client.uri} {options.get('transport')}", open_stream)
-
-
-def resolve_format(client: Any, name: str, data_format: str | None, **options: Any) -> str | None:
-    """Return the format to request; ``auto`` is chosen as by `choose_for_dataset`."""
-    if data_format != AUTO_FORMAT:
-        return data_format
-    return choose_for_dataset(client, name, **options).format

@@ -1,7 +1,6 @@
 """One data stream without waiting: the part that the blocking and the async stream share.
 
-A reader requests the stream, takes frames, and returns batches. It also decides whether a stream
-that could not be opened is opened once more.
+A reader requests the stream, takes frames, and returns batches.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from ...errors import (
     RemoteError,
     SplitArrowError,
     StallError,
+    TransportError,
     UsageError,
 )
 from ...formats.arrow.custom_metadata import find_footer_metadata
@@ -35,12 +35,13 @@ from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
 from ...protocol.trace_context import TraceContext
 from ...protocol.uri import DataUri, Streams
 from ...transport.base import Channel
-from ..arguments import ReadOptions
+from ..arguments import StreamOptions
 from ..uris import read_dataset_name
 from .batch_stream import CustomMetadata
 from .decoders import (
     ARROW,
     FORMATS,
+    VORTEX,
     Decoder,
     KeepingDecoder,
     TensorDecoder,
@@ -106,7 +107,7 @@ class Reader:
     Only runs, whose batches are the received memory itself, are decoded as a whole.
     """
 
-    def __init__(self, uris: list[DataUri], options: ReadOptions) -> None:
+    def __init__(self, uris: list[DataUri], options: StreamOptions) -> None:
         self.uris = uris
         self.options = options
         self.name = read_dataset_name(uris[0].ticket or b"")
@@ -115,7 +116,7 @@ class Reader:
         """The connections, by the streams that they carry."""
         self.batches: deque[pa.RecordBatch] = deque()
         """Decoded batches that were not taken yet: those of one run at most."""
-        self.rows = 0
+        self.rows_received = 0
         """The number of rows decoded so far."""
         self.is_exhausted = False
         """Whether all batches were taken, up to the proven end."""
@@ -139,6 +140,7 @@ class Reader:
         self.schema_metadata = b""
         """The FlatBuffer of the schema message, once it has arrived."""
         self._error: SplitArrowError | None = None
+        self._is_cancelled = False
         self._lanes: dict[str, None] = {}
         self.accepts_offsets = False
         """Whether the server may send places in shared memory instead of bodies."""
@@ -151,8 +153,15 @@ class Reader:
         return self._machine.state
 
     @property
-    def schema(self) -> pa.Schema | None:
-        """The schema, once it has arrived."""
+    def has_schema(self) -> bool:
+        """Whether the schema has arrived."""
+        return self._schema is not None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema. Raises `ClosedError` before it has arrived."""
+        if self._schema is None:
+            raise ClosedError("the stream is not open; enter it with 'async with'")
         return self._schema
 
     @property
@@ -170,7 +179,7 @@ class Reader:
     def facts(self) -> list[str]:
         """Return the state, the transport and the number of rows, for people."""
         state = "read to its end" if self.is_exhausted else self.state.value
-        return [state, self.transport, describe_rows(self.rows, ended=self.is_exhausted)]
+        return [state, self.transport, describe_rows(self.rows_received, ended=self.is_exhausted)]
 
     def begin(self) -> None:
         """Record that the stream is now opened. Call this before connecting."""
@@ -279,6 +288,7 @@ class Reader:
             try:
                 item = self._decode_item(message)
                 if item is not None:
+                    self.rows_received += len(item) if self.format == VORTEX else 0
                     return item
             except SplitArrowError as error:
                 self._fail_decoding(error)
@@ -292,7 +302,7 @@ class Reader:
             batch = decoder.decode(message)
             if batch is not None:
                 self.batches.append(batch)
-                self.rows += batch.num_rows
+                self.rows_received += batch.num_rows
             return
         decoded: list[pa.RecordBatch] = []
         try:
@@ -301,7 +311,9 @@ class Reader:
         finally:
             self.batches.extend(decoded)
             if decoded:
-                self.rows += decoded[0].num_rows * len(decoded)  # All have the same metadata.
+                self.rows_received += decoded[0].num_rows * len(
+                    decoded
+                )  # All have the same metadata.
 
     def keep_messages(self) -> None:
         """Let `find_messages` return the messages of each batch that is decoded from now on."""
@@ -369,6 +381,36 @@ class Reader:
         for stream in self.channels:
             self._release(stream, abort=True)
 
+    def fail_receiving(self, error: SplitArrowError) -> None:
+        """Record an error of a connection, which may result from `cancel`."""
+        if self._is_cancelled and isinstance(error, TransportError):
+            error = ClosedError("the stream was cancelled")
+        self.fail(error)
+
+    def interrupt(self) -> None:
+        """Let a driver that waits for the server fail."""
+        self._is_cancelled = True
+        for channel in self.channels.values():
+            channel.interrupt()
+
+    def cancel(self) -> None:
+        """Interrupt the driver, unless the stream was read to its end: it may hold leases."""
+        self._is_cancelled = True
+        if not self.is_exhausted:
+            self.interrupt()
+
+    def allows_second_attempt(self) -> bool:
+        """Return whether new connections may succeed where those of this reader were lost.
+
+        They may if a connection had carried a stream before, so that its server may have left since
+        then, or if the reader had requested memory of a device. It does not request that again. The
+        stream has to be read from its beginning, by another reader.
+        """
+        allocator = self.options.allocator
+        if isinstance(allocator, StagingAllocator) and allocator.device.stop_sharing():
+            return True
+        return any(channel.capabilities.is_reused for channel in self.channels.values())
+
     def expects_more(self) -> bool:
         """Return whether more batches may arrive. Call this when `take` returns None.
 
@@ -408,7 +450,9 @@ class Reader:
 
     def _end_trace(self, error: BaseException | None) -> None:
         if self._trace is not None:
-            self._trace.end(self.rows, self.bytes_received, error, is_complete=self.is_exhausted)
+            self._trace.end(
+                self.rows_received, self.bytes_received, error, is_complete=self.is_exhausted
+            )
 
     def _release(self, stream: Streams, *, abort: bool) -> None:
         """Close or abort one connection."""
@@ -419,16 +463,3 @@ class Reader:
             channel.abort()
         else:
             channel.close()
-
-
-def allows_second_attempt(reader: Reader) -> bool:
-    """Return whether new connections may succeed where those of a reader were lost.
-
-    They may if a connection had carried a stream before, so that its server may have left since
-    then, or if the reader had requested memory of a device. It does not request that again. The
-    stream has to be read from its beginning, by another reader.
-    """
-    allocator = reader.options.allocator
-    if isinstance(allocator, StagingAllocator) and allocator.device.stop_sharing():
-        return True
-    return any(channel.capabilities.is_reused for channel in reader.channels.values())

@@ -11,8 +11,7 @@ import pytest
 
 import splitarrow
 from splitarrow import aio
-from splitarrow.client.arguments import ReadOptions, ReadPlan
-from splitarrow.client.stream import stream
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 
 PAIRS = [
     (splitarrow.Stream, aio.AsyncStream),
@@ -21,8 +20,14 @@ PAIRS = [
     (splitarrow.Client, aio.AsyncClient),
     (splitarrow.ClusterClient, aio.AsyncClusterClient),
 ]
-# Arrow's readers, its C stream interface, the planner of Spark and the command line block.
-BLOCKING_ONLY = {"to_reader", "describe_replicas", "keep_messages", "schema_metadata"}
+# Diagnoses, Arrow's readers, its C stream interface, Spark's planner and the command line block.
+BLOCKING_ONLY = {
+    "to_reader",
+    "choose_format",
+    "describe_replicas",
+    "keep_messages",
+    "schema_metadata",
+}
 # Wraps the client of one daemon of a cluster.
 ASYNC_ONLY = {"of"}
 # Return at once, so that finalizers and signal handlers may call them; or return an object that
@@ -68,8 +73,7 @@ def test_functions_have_the_same_parameters(name: str) -> None:
 
 def test_each_option_has_one_default() -> None:
     functions: list[Callable[..., Any]] = [
-        *(splitarrow.open, aio.open, stream.open, ReadOptions, ReadPlan),
-        *(splitarrow.Client.read, aio.AsyncClient.read),
+        *(StreamOptions, ReadPlan),
         *(splitarrow.connect, aio.connect, splitarrow.ClusterClient),
     ]
     defaults: dict[str, set[Any]] = {}
@@ -77,10 +81,22 @@ def test_each_option_has_one_default() -> None:
         if parameter.default is not parameter.empty:
             defaults.setdefault(parameter.name, set()).add(parameter.default)
     assert {name: values for name, values in defaults.items() if len(values) > 1} == {}
-    assert defaults["max_decoded_bytes"] == {1 << 30}
-    assert defaults["window_bytes"] == {256 << 20}
     heads = (splitarrow.Dataset.head, aio.AsyncDataset.head, splitarrow.Stream.head)
     assert {inspect.signature(head).parameters["rows"].default for head in heads} == {5}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(splitarrow.open, aio.open, splitarrow.Client.read, aio.AsyncClient.read),
+        *(splitarrow.ClusterClient.read, aio.AsyncClusterClient.read),
+        *(splitarrow.Dataset.read, splitarrow.Dataset.to_pandas, aio.AsyncDataset.to_polars),
+    ],
+)
+def test_every_form_of_a_read_takes_the_same_arguments(function: Callable[..., Any]) -> None:
+    *_, arguments = parameters(function)
+    assert arguments.kind is arguments.VAR_KEYWORD
+    assert arguments.annotation == "Unpack[ReadArguments]"
 
 
 def test_every_public_class_of_a_client_has_an_async_form() -> None:

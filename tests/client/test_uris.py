@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from splitarrow.client.arguments import Read
 from splitarrow.client.uris import (
-    check_spans,
-    column_names,
     complete_uri,
     read_dataset_name,
     request_schema,
     resolve_uris,
 )
 from splitarrow.errors import UriError, UsageError
+from splitarrow.protocol.request import Request
 from splitarrow.protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
 from splitarrow.protocol.uri import DataUri
 
@@ -63,43 +63,23 @@ def test_other_uris_are_refused(uris: Any, problem: str) -> None:
         {"limit": 0},
         {"batch_rows": 7},
         {"compression": "zstd"},
-        {"filter": "AAAA"},
         {"batches": [3, 7]},
         {"rows": [3, 7]},
     ],
 )
 def test_a_selection_becomes_a_part_of_the_ticket(selection: dict[str, Any]) -> None:
-    (uri,) = resolve_uris(f"{BASE}&ticket=a", **selection)
+    request = Read.of(selection).request  # pyright: ignore[reportArgumentType]
+    (uri,) = resolve_uris(f"{BASE}&ticket=a", None, request)
     assert json.loads(uri.ticket or b"") == {"dataset": "a", **selection}
     with pytest.raises(
         UsageError, match=f"the ticket is signed, so {next(iter(selection))} cannot"
     ):
-        resolve_uris(f"{BASE}&ticket=sa1.x", **selection)
+        resolve_uris(f"{BASE}&ticket=sa1.x", None, request)
 
 
-def test_an_invalid_selection_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="limit"):
-        resolve_uris(f"{BASE}&ticket=a", limit=-1)
+def test_a_signed_ticket_is_sent_unchanged() -> None:
     (signed,) = resolve_uris(f"{BASE}&ticket=sa1.x")
     assert signed.ticket == b"sa1.x"
-
-
-def test_ranges_of_batches_are_pairs_of_integers() -> None:
-    assert check_spans([3, 7], None) == {"batches": (3, 7), "rows": None}
-    assert check_spans(None, [3, 7]) == {"batches": None, "rows": (3, 7)}
-    for other in (3, (3,), (3, 4, 5), (3, 4.0), "ab"):
-        with pytest.raises(UsageError, match="expected the first record batch and the one after"):
-            check_spans(other, None)
-        with pytest.raises(UsageError, match=r"rows is .* expected the first row and the one"):
-            check_spans(None, other)
-    with pytest.raises(UsageError, match="batches and rows both select"):
-        check_spans((3, 7), (3, 7))
-
-
-def test_one_column_may_be_a_string() -> None:
-    assert column_names("ab") == ("ab",)
-    assert column_names(["a", "b"]) == ("a", "b")
-    assert column_names(None) is None
 
 
 def test_a_short_address_gets_its_tags_and_its_ticket() -> None:
@@ -115,7 +95,7 @@ def test_a_short_address_gets_its_tags_and_its_ticket() -> None:
 
 
 def test_the_schema_is_requested_without_rows_and_of_all_columns() -> None:
-    uris = resolve_uris(f"{BASE}&ticket=a", columns=["x"], limit=5)
+    uris = resolve_uris(f"{BASE}&ticket=a", None, Request("?", columns=("x",), limit=5))
     (uri,) = request_schema(uris)
     assert json.loads(uri.ticket or b"") == {"dataset": "a", "limit": 0}
     with pytest.raises(UsageError, match="the ticket is signed, so filter cannot"):

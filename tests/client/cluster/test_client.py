@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.cluster import client
 from splitarrow.client.cluster import client as module
 from splitarrow.client.cluster.client import ClusterClient
@@ -188,7 +188,7 @@ def test_an_invalid_request_is_that_at_every_daemon(
 def plan(cluster: ClusterClient, shards: frozenset[int] | None = None, **request: Any) -> list[Any]:
     """Return the endpoints of a read."""
     schema, endpoints = cluster._plan_endpoints(
-        Request("d", **request), shards, ReadPlan(ReadOptions())
+        Request("d", **request), shards, ReadPlan(StreamOptions())
     )
     assert schema == SCHEMA
     return endpoints
@@ -262,7 +262,7 @@ def test_batches_are_numbered_within_one_shard(
         plan(cluster, batches=(0, 1))
     hosts["a"].infos = [replace(info([0], 1), name="e")]
     _, endpoints = cluster._plan_endpoints(
-        Request("e", batches=(0, 1)), None, ReadPlan(ReadOptions())
+        Request("e", batches=(0, 1)), None, ReadPlan(StreamOptions())
     )
     assert len(endpoints) == 1
 
@@ -329,8 +329,11 @@ def test_a_copy_of_a_cluster_connects_by_itself(
         )
 
 
-def test_an_operation_on_one_daemon_is_found_at_that_daemon(cluster: ClusterClient) -> None:
+def test_an_operation_on_one_daemon_is_found_at_that_daemon(
+    cluster: ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other: Any = cluster
+    monkeypatch.setattr(client, "Client", Client)
     with pytest.raises(AttributeError, match=r"use client\.at\(uri\)\.put"):
         print(other.put)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

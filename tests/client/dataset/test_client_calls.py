@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import client as module
 from splitarrow.client.dataset.client import Client
 from splitarrow.errors import ConnectError, UsageError
@@ -20,7 +20,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.tls_options import TlsOptions
 
 SCHEMA = pa.schema([("n", pa.int64())])
-PLAN = ReadPlan(ReadOptions())
+PLAN = ReadPlan(StreamOptions())
 
 
 def describe(parts: int, version: str = "7", ordinals: list[int] | None = None) -> bytes:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import dataset
 from splitarrow.client.dataset.client import BaseClient
 from splitarrow.client.rpc.channel import DatasetHold, FlightChannel
@@ -95,7 +95,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_read_without_options_has_the_documented_defaults(streams: list[dict[str, Any]]) -> None:
     client = Client("a")
     assert cast(Any, client.read("d")) is client.endpoints
-    options = ReadOptions(
+    options = StreamOptions(
         validate=None,
         connect_timeout=10.0,
         stall_timeout=30.0,
@@ -133,7 +133,7 @@ def test_a_read_passes_its_options_on(streams: list[dict[str, Any]]) -> None:
         batches=(0, 1),
         version="7",
     )
-    options = ReadOptions("off", 1.5, None, 100, 1000, limits, require_transport="cma")
+    options = StreamOptions("off", 1.5, None, 100, 1000, limits, require_transport="cma")
     request = Request(
         "d", ("n",), limit=5, batch_rows=2, compression="lz4", version="7", batches=(0, 1)
     )

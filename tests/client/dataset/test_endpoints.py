@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.waiting import wait_until
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import endpoints
 from splitarrow.client.dataset.endpoints import Replica, ResumableEndpoint
 from splitarrow.client.rpc.channel import FlightChannel
@@ -84,7 +84,9 @@ class Server:
         channel = cast(FlightChannel, Channel())
         first = Endpoint(b"ticket", ())
         replica = Replica(channel, self.describe, Request("d"), self.version, None, first)
-        return ResumableEndpoint([replica], "d", ReadPlan(ReadOptions(), resume_attempts=attempts))
+        return ResumableEndpoint(
+            [replica], "d", ReadPlan(StreamOptions(), resume_attempts=attempts)
+        )
 
 
 Start = Callable[..., Server]
@@ -120,7 +122,7 @@ def test_a_read_is_resumed_at_another_server_first(server: Start) -> None:
         Replica(channel, started.describe, Request("d"), "7", None, endpoint)
         for channel, endpoint in zip(channels, (first, None), strict=True)
     ]
-    endpoint = ResumableEndpoint(replicas, "d", ReadPlan(ReadOptions()))
+    endpoint = ResumableEndpoint(replicas, "d", ReadPlan(StreamOptions()))
     assert endpoint.next() == endpoint.next() == BATCH
     assert started.channels == channels
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import endpoints
 from splitarrow.client.dataset.endpoints import Replica, ResumableEndpoint
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
@@ -107,7 +107,7 @@ class Servers:
         replicas = [
             Replica(channel, self.describe, request, version, shard, ticket) for channel in channels
         ]
-        plan = ReadPlan(ReadOptions(), resume_attempts=attempts)
+        plan = ReadPlan(StreamOptions(), resume_attempts=attempts)
         return ResumableEndpoint(replicas, "d", plan, unreachable=self.unreachable, **options)
 
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 import splitarrow
-from splitarrow.client.arguments import ReadOptions, ReadPlan
+from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import endpoints
 from splitarrow.client.dataset.endpoints import open_endpoint
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.info import Endpoint
+from splitarrow.client.stream.opening import Opening
 from splitarrow.errors import ConnectError, NotFoundError, UsageError
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.uri import DataUri
@@ -35,7 +36,7 @@ def refused_uris(count: int) -> list[str]:
 
 
 def open_locations(*uris: str, ticket: bytes = b"d") -> Any:
-    plan = ReadPlan(ReadOptions(), location_timeout=5)
+    plan = ReadPlan(StreamOptions(), location_timeout=5)
     return open_endpoint(cast(FlightChannel, Channel()), Endpoint(ticket, uris), plan, "named")
 
 
@@ -92,14 +93,14 @@ class Opened:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> None:
         self.failures: list[Any] = list(failures)
         self.uris: list[list[str]] = []
-        self.options: list[ReadOptions] = []
+        self.options: list[StreamOptions] = []
         self.do_gets: list[tuple[Any, ...]] = []
         monkeypatch.setattr(endpoints, "Stream", self.open_stream)
         monkeypatch.setattr(endpoints, "FlightStream", self.open_do_get)
 
-    def open_stream(self, uris: list[DataUri], options: ReadOptions) -> str:
-        self.uris.append([str(uri) for uri in uris])
-        self.options.append(options)
+    def open_stream(self, opening: Opening) -> str:
+        self.uris.append([str(uri) for uri in opening.reader.uris])
+        self.options.append(opening.options)
         if self.failures:
             raise self.failures.pop(0)
         return "stream"
@@ -116,7 +117,7 @@ TAG = "want_data=0x1"
 def open_parts(
     *uris: str, pair: tuple[str, str] | None = None, transport: str = "auto", **options: Any
 ) -> Any:
-    plan = ReadPlan(ReadOptions(**options), transport, location_timeout=2.5)
+    plan = ReadPlan(StreamOptions(**options), transport, location_timeout=2.5)
     endpoint = Endpoint(b"d", uris, pair)
     return open_endpoint(cast(FlightChannel, Channel()), endpoint, plan, "named")
 
@@ -135,7 +136,7 @@ def test_locations_are_tried_in_the_order_of_the_server_and_do_get_last(
     ]
     ((channel, ticket, name, options),) = opened.do_gets
     assert (channel.address, ticket, name) == ("grpc://a:1", b"d", "named")
-    assert options == ReadOptions()
+    assert options == StreamOptions()
     assert open_parts(*uris, pair=pair) == "stream"
     assert len(opened.uris) == 4
 

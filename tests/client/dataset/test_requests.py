@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from splitarrow.client.arguments import build_request
 from splitarrow.client.dataset.requests import (
-    build_request,
     check_name,
     encode_command,
     format_ranges,

@@ -12,8 +12,9 @@ import pytest
 
 import splitarrow
 from splitarrow import Client, aio
+from splitarrow.client.arguments import Read
 from splitarrow.client.dataset.dataset import DatasetStream
-from splitarrow.client.dataset.sql import QueryStream, check_no_selection, run_query
+from splitarrow.client.dataset.sql import QueryStream, run_query
 from splitarrow.errors import (
     ClosedError,
     ConnectionLostError,
@@ -67,15 +68,15 @@ def test_only_the_columns_that_a_query_uses_are_read(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[object] = []
-    original = Client.read
+    original = Client._open
 
-    def record(self: Client, name: str, **options: object) -> object:
-        read.append((name, options["columns"]))
-        return original(self, name, **options)  # type: ignore[arg-type]
+    def record(self: Client, one: Read) -> DatasetStream:
+        read.append((one.request.dataset, one.request.columns))
+        return original(self, one)
 
-    monkeypatch.setattr(Client, "read", record)
+    monkeypatch.setattr(Client, "_open", record)
     client.sql("SELECT max(delay) FROM flights WHERE carrier = 'AA'")
-    assert read == [("flights", ["Carrier", "delay"])]
+    assert read == [("flights", ("Carrier", "delay"))]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_read_returns_the_result_of_a_query_as_a_stream(client: Client) -> None:
 def test_read_refuses_a_selection_beside_a_query(
     client: Client, options: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"sql selects by itself; leave {named} out"):
+    with pytest.raises(UsageError, match=f"sql cannot be combined with {named}"):
         client.read(sql="SELECT * FROM flights", **options)
     with pytest.raises(UsageError, match="name a dataset to read, or give sql="):
         client.read()
@@ -176,12 +177,6 @@ async def test_the_asynchronous_read_takes_a_query(client: Client) -> None:
         asynchronous.read(sql="SELECT max(delay) AS m FROM flights") as stream,
     ):
         assert (await stream.read_all()).to_pylist() == [{"m": 90}]
-
-
-def test_the_error_lists_what_to_leave_out() -> None:
-    with pytest.raises(UsageError, match="leave 'trips', columns, limit out"):
-        check_no_selection("trips", {"columns": ["a"], "filter": None, "limit": 3})
-    check_no_selection(None, {"columns": None})
 
 
 class Failing(DatasetStream):
@@ -202,7 +197,7 @@ def test_the_error_of_a_dataset_is_that_of_the_query() -> None:
     """DuckDB reports it as text only."""
     opened: list[Failing] = []
 
-    def read(name: str, **options: Any) -> DatasetStream:
+    def read(name: str, columns: list[str] | None) -> DatasetStream:
         opened.append(Failing())
         return opened[-1]
 
@@ -232,7 +227,7 @@ def test_each_dataset_is_read_once_with_the_columns_in_use(
     tables = {"flights": FLIGHTS, "names": NAMES}
     asked: list[tuple[str, list[str] | None]] = []
 
-    def read(name: str, *, columns: list[str] | None) -> DatasetStream:
+    def read(name: str, columns: list[str] | None) -> DatasetStream:
         asked.append((name, columns))
         return QueryStream(tables[name] if columns is None else tables[name].select(columns))
 
@@ -246,7 +241,7 @@ def test_a_query_sees_no_variables_of_this_process() -> None:
     assert hidden.num_rows
     query = "SELECT * FROM query('SELECT * FROM hidden')"
     with pytest.raises(UsageError, match=r"the query failed: .*hidden"):
-        run_query(query, lambda name: NAMES.schema, lambda name, **_: QueryStream(NAMES))
+        run_query(query, lambda name: NAMES.schema, lambda name, columns: QueryStream(NAMES))
 
 
 def test_the_text_of_a_failure_is_one_short_line() -> None:

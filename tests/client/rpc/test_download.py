@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.streams import ipc_stream, split_messages
-from splitarrow.client.arguments import ReadOptions
+from splitarrow.client.arguments import StreamOptions
 from splitarrow.client.rpc import download
 from splitarrow.client.rpc.download import FlightStream
 from splitarrow.errors import (
@@ -77,7 +77,7 @@ class Channel:
 
 def open_stream(channel: Channel, **options: Any) -> FlightStream:
     any_channel: Any = channel
-    return FlightStream(any_channel, b"ticket", "d", ReadOptions(**options))
+    return FlightStream(any_channel, b"ticket", "d", StreamOptions(**options))
 
 
 def test_batches_arrive_in_order_and_bytes_are_counted() -> None:

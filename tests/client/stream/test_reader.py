@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.streams import ipc_stream, list_frames, receive_frames, small_stream, split_messages
-from splitarrow.client.arguments import ReadOptions
+from splitarrow.client.arguments import StreamOptions
 from splitarrow.client.stream import reader as module
 from splitarrow.client.stream.decoders import open_decoder
 from splitarrow.client.stream.reader import Reader
@@ -73,7 +73,7 @@ class Leases:
 
 def open_reader(*channels: Channel, uri: Any = URI, **options: Any) -> Reader:
     """Return a reader that has sent its requests."""
-    reader = Reader(resolve_uris(uri), ReadOptions(**options))
+    reader = Reader(resolve_uris(uri), StreamOptions(**options))
     for each, address in zip(channels or (Channel(),), reader.uris, strict=True):
         channel: Any = each
         reader.attach(channel, address)
@@ -103,7 +103,7 @@ def test_keep_alives_are_requested_before_the_data(
     keep_alive: str, timeout: float | None, interval: int | None
 ) -> None:
     (uri,) = resolve_uris(URI + keep_alive)
-    reader = Reader([uri], ReadOptions(stall_timeout=timeout))
+    reader = Reader([uri], StreamOptions(stall_timeout=timeout))
     channel: Any = Channel()
     *first, (tag, nbytes, buffers) = reader.attach(channel, uri)
     assert (tag, nbytes, buffers) == (WANT_DATA, 1, (b"d",))
@@ -123,7 +123,7 @@ def test_keep_alives_are_requested_before_the_data(
 )
 def test_a_required_transport_is_a_scheme_or_a_lane(required: str | None, is_used: bool) -> None:
     uri = DataUri.parse(URI.replace("tcp:", "ucx:"))
-    reader = Reader([uri], ReadOptions(require_transport=required))
+    reader = Reader([uri], StreamOptions(require_transport=required))
     channel: Any = Channel(lanes=("cma/memory", "tcp"))
     if is_used:
         assert reader.attach(channel, uri)
@@ -135,7 +135,7 @@ def test_a_required_transport_is_a_scheme_or_a_lane(required: str | None, is_use
             reader.attach(channel, uri)
     assert reader.transport == "ucx (cma/memory, tcp)"
     assert reader.channels[Streams.BOTH] is channel  # which `close` closes
-    assert Reader([uri], ReadOptions()).transport == "ucx"
+    assert Reader([uri], StreamOptions()).transport == "ucx"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_leases_are_tracked_where_bodies_stay_at_the_server(
     monkeypatch.setattr(module, "track_leases", track)
     monkeypatch.setattr(module, "open_content_decoder", record)
     uri = DataUri.parse(f"{URI}&free_data={FREE_DATA}{stream}")
-    reader = Reader([uri], ReadOptions())
+    reader = Reader([uri], StreamOptions())
     channel: Any = Channel(capabilities=capabilities)
     reader.attach(channel, uri)
     assert made == ([(channel, FREE_DATA)] if tracked else [])
@@ -234,17 +234,21 @@ def test_the_next_message_of_a_pair_comes_from_the_stream_that_it_waits_for() ->
 def test_batches_are_decoded_when_they_are_taken() -> None:
     channel = Channel()
     reader = open_reader(channel)
-    assert (reader.schema, reader.take(), reader.expects_more()) == (None, None, True)
+    assert (reader.has_schema, reader.take(), reader.expects_more()) == (False, None, True)
     reader.feed(Streams.BOTH, FRAMES[:3])
     assert reader.schema == pa.schema([("n", pa.int64())])
-    assert (reader.state, reader.rows, reader.footer_metadata) == (ReaderState.STREAMING, 0, None)
+    assert (reader.state, reader.rows_received, reader.footer_metadata) == (
+        ReaderState.STREAMING,
+        0,
+        None,
+    )
     assert take_all(reader) == BATCHES[:1]
-    assert (reader.rows, reader.expects_more()) == (4, True)
+    assert (reader.rows_received, reader.expects_more()) == (4, True)
     reader.feed(Streams.BOTH, FRAMES[3:])
     assert reader.state is ReaderState.ENDED
-    assert reader.rows == 4
+    assert reader.rows_received == 4
     assert take_all(reader) == BATCHES[1:]
-    assert (reader.rows, reader.expects_more(), reader.is_exhausted) == (12, False, False)
+    assert (reader.rows_received, reader.expects_more(), reader.is_exhausted) == (12, False, False)
     assert reader.facts() == ["ended", "tcp", "12 rows so far"]
     reader.finish()
     assert channel.ended == ["closed"]
@@ -272,13 +276,13 @@ def test_a_run_is_decoded_as_a_whole_if_its_memory_allows(headroom: int) -> None
         begin = number * stride + run.start
         run.view[begin : begin + message.body_length] = bytes(body.body)
     reader.feed(Streams.BOTH, [run])
-    assert reader.rows == 2
+    assert reader.rows_received == 2
     taken = reader.take()
     assert taken is not None
     assert len(reader.batches) == (2 if headroom else 0)
-    assert reader.rows == (8 if headroom else 4)
+    assert reader.rows_received == (8 if headroom else 4)
     assert [taken["n"].to_pylist(), *take_all(reader)] == [[7, 8]] * 3
-    assert reader.rows == 8
+    assert reader.rows_received == 8
     reader.close()
     assert not reader.batches
 
@@ -290,7 +294,7 @@ def test_dictionaries_are_no_batches() -> None:
         Streams.BOTH, receive_frames(list_frames(split_messages(ipc_stream([batch], batch.schema))))
     )
     assert take_all(reader) == [["a", "b"]]
-    assert reader.rows == 2
+    assert reader.rows_received == 2
 
 
 # Errors.
@@ -369,7 +373,7 @@ def test_a_malformed_schema_is_an_error_at_once() -> None:
     assert channel.ended == ["aborted"]
     with pytest.raises(ProtocolError):
         reader.expects_more()
-    assert (reader.schema, reader.take()) == (None, None)
+    assert (reader.has_schema, reader.take()) == (False, None)
 
 
 # The end.

@@ -17,7 +17,7 @@ import splitarrow
 from helpers.clock import Clock
 from helpers.streams import ipc_stream, list_frames, receive_frames, split_messages
 from helpers.wire_writer import Manners, Writer
-from splitarrow.client.arguments import ReadOptions
+from splitarrow.client.arguments import StreamOptions
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.download import FlightStream
 from splitarrow.client.stream import reader as progress
@@ -64,7 +64,8 @@ def test_a_slow_consumer_is_not_a_stall(monkeypatch: pytest.MonkeyPatch) -> None
     messages = split_messages(ipc_stream([BATCH] * 2, BATCH.schema))
     schema, *first, metadata, body, _ = receive_frames(list_frames(messages))
     reader = Reader(
-        resolve_uris("tcp://h:1?want_data=0x10000000001&ticket=d"), ReadOptions(stall_timeout=10.0)
+        resolve_uris("tcp://h:1?want_data=0x10000000001&ticket=d"),
+        StreamOptions(stall_timeout=10.0),
     )
     channel: Any = SimpleNamespace(peer="server", is_local=True, abort=lambda: None)
     reader.channels[Streams.BOTH] = channel
@@ -115,7 +116,7 @@ def test_messages_without_data_do_not_reset_the_stall_timeout_of_do_get() -> Non
     channel = FlightChannel(parse_control_uri(f"grpc://127.0.0.1:{port}"), None, None, 30.0)
     try:
         with pytest.raises(StallError, match=r"nothing arrived for 0\.5 s"):
-            FlightStream(channel, b"t", "data", ReadOptions(stall_timeout=STALL_SECONDS))
+            FlightStream(channel, b"t", "data", StreamOptions(stall_timeout=STALL_SECONDS))
     finally:
         stop.set()
         channel.close()

@@ -10,12 +10,12 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.arguments import ReadOptions
-from splitarrow.client.stream import stream as aio
-from splitarrow.client.stream import stream as blocking
-from splitarrow.client.stream import stream as source
+from splitarrow.client.arguments import StreamOptions
+from splitarrow.client.stream import reader as readers
+from splitarrow.client.stream import stream as streams
+from splitarrow.client.stream.opening import Opening
 from splitarrow.client.stream.read_ahead import ReadAhead, Run
-from splitarrow.client.stream.stream import AsyncStream
+from splitarrow.client.stream.stream import AsyncStream, ReaderSource, Stream
 from splitarrow.client.uris import resolve_uris
 from splitarrow.errors import ClosedError, ConnectionLostError, NotFoundError, SplitArrowError
 from splitarrow.protocol.uri import Streams
@@ -33,6 +33,8 @@ class Channel:
     def interrupt(self) -> None:
         self.interrupted += 1
 
+    def abort(self) -> None: ...
+
 
 class Reader:
     """A reader whose messages have arrived; `batches` are decoded already."""
@@ -40,6 +42,7 @@ class Reader:
     def __init__(self, *messages: pa.RecordBatch) -> None:
         self.messages = list(messages)
         self.batches: deque[pa.RecordBatch] = deque()
+        self.options = StreamOptions()
         self.channels = {Streams.METADATA: Channel(), Streams.BODY: Channel()}
         self.is_exhausted = False
         self.bytes_received = 24
@@ -60,7 +63,7 @@ class Reader:
     def feed(self, stream: Streams, frames: Any) -> None:
         self.fed.append((stream, frames))
 
-    def fail(self, error: SplitArrowError) -> None:
+    def fail_receiving(self, error: SplitArrowError) -> None:
         self.failures.append(error)
 
     def finish(self) -> None:
@@ -68,16 +71,22 @@ class Reader:
 
 
 def stream_of(*messages: pa.RecordBatch) -> tuple[AsyncStream, Reader]:
-    stream, reader = AsyncStream(URIS, ReadOptions()), Reader(*messages)
+    stream, reader = AsyncStream(Opening(URIS, StreamOptions())), Reader(*messages)
     any_reader: Any = reader
     stream._reader = any_reader
     return stream, reader
 
 
-def blocking_stream(reader: Reader) -> blocking.Stream:
-    stream = object.__new__(blocking.Stream)
-    any_reader: Any = reader
-    driver = source.ReaderSource(any_reader, 1)
+def real_reader() -> readers.Reader:
+    reader = readers.Reader(URIS, StreamOptions())
+    channels: Any = {Streams.METADATA: Channel(), Streams.BODY: Channel()}
+    reader.channels.update(channels)
+    return reader
+
+
+def blocking_stream(reader: Any) -> Stream:
+    stream = object.__new__(Stream)
+    driver = ReaderSource(reader)
     read_ahead = ReadAhead(driver, 1, None)
     fields = {"_reader": reader, "_source": driver, "_read_ahead": read_ahead, "_run": Run()}
     vars(stream).update(fields, _window_bytes=0)
@@ -108,7 +117,7 @@ async def test_frames_are_received_until_a_batch_or_the_end(
         assert (channel, timeout) == (reader.channels[Streams.BODY], 30.0)
         return ["frame"]
 
-    monkeypatch.setattr(aio, "driver", SimpleNamespace(receive=receive))
+    monkeypatch.setattr(streams, "aio", SimpleNamespace(receive=receive))
     assert [batch async for batch in stream] == []
     assert reader.fed == [(Streams.BODY, ["frame"])]
     assert stream.is_exhausted
@@ -134,10 +143,10 @@ async def test_a_connection_that_a_cancellation_ends_was_cancelled(
     def receive(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(aio, "driver", SimpleNamespace(receive=receive_later))
-    monkeypatch.setattr(source, "driver", SimpleNamespace(receive=receive))
-    stream, _ = stream_of()
-    other = blocking_stream(Reader())
+    monkeypatch.setattr(streams, "aio", SimpleNamespace(receive=receive_later))
+    monkeypatch.setattr(streams, "blocking", SimpleNamespace(receive=receive))
+    stream, other = AsyncStream(Opening(URIS, StreamOptions())), blocking_stream(real_reader())
+    stream._reader = real_reader()
     for each in (stream, other):
         if is_cancelled:
             each.cancel()
@@ -154,11 +163,11 @@ def test_cancelling_interrupts_all_connections_of_a_stream_that_is_read(
     is_exhausted: bool,
 ) -> None:
     """One that was read to its end keeps the connection over which its batches are leased."""
-    stream, reader = stream_of()
-    other_reader = Reader()
-    other = blocking_stream(other_reader)
-    for each, its_reader in ((stream, reader), (other, other_reader)):
-        its_reader.is_exhausted = is_exhausted
+    stream, other = AsyncStream(Opening(URIS, StreamOptions())), blocking_stream(real_reader())
+    stream._reader = real_reader()
+    for each in (stream, other):
+        each._reader.is_exhausted = is_exhausted
         each.cancel()
-        found = [channel.interrupted for channel in its_reader.channels.values()]
+        channels: Any = each._reader.channels
+        found = [channel.interrupted for channel in channels.values()]
         assert found == [not is_exhausted] * 2
