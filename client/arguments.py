@@ -231,6 +231,8 @@ class Read:
 
         Raises `UsageError` if a value is invalid, and TypeError if an argument is unknown.
         """
+        if not arguments and name is None:
+            return _DEFAULT_READ
         if unknown := arguments.keys() - _NAMES:
             raise _unknown_argument(min(unknown))
         given = arguments.get
@@ -267,6 +269,7 @@ class Read:
         return replace(self, request=replace(self.request, **fields))
 
 
+_DEFAULT_READ = Read(Request(UNKNOWN_NAME), ReadPlan(StreamOptions()))
 _NAMES = frozenset(ReadArguments.__optional_keys__)
 _REQUEST = tuple(field.name for field in fields(Request) if field.name in _NAMES - {"filter"})
 _OPTIONS = tuple(field.name for field in fields(StreamOptions) if field.name in _NAMES)

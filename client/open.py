@@ -79,7 +79,7 @@ def open(
         return _open_dataset(target, ticket, token, arguments)
     read = _read_stream(arguments, token)
     stream = Stream(plan_opening(resolve_uris(target, ticket, read.request), read))
-    return wrap_for_device(stream, read.memory)
+    return stream if read.memory is None else wrap_for_device(stream, read.memory)
 
 
 def open_async(

@@ -112,17 +112,19 @@ def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
 
 def _check_streams(uris: Sequence[DataUri]) -> None:
     """Check that the URIs carry both streams, on one connection or as a pair."""
-    streams = [uri.stream for uri in uris]
     if len(uris) == 1:
-        if streams[0] is not Streams.BOTH:
-            other = "body" if streams[0] is Streams.METADATA else "metadata"
+        stream = uris[0].stream
+        if stream is not Streams.BOTH:
+            other = "body" if stream is Streams.METADATA else "metadata"
             raise UriError(
-                f"{uris[0].redacted()} carries only the {streams[0].value} stream; "
+                f"{uris[0].redacted()} carries only the {stream.value} stream; "
                 f"pass the URI with stream={other} as well"
             )
-    elif len(uris) != 2:
+        return
+    if len(uris) != 2:
         raise UriError(f"got {len(uris)} URIs; expected one URI or a pair of URIs")
-    elif set(streams) != {Streams.METADATA, Streams.BODY}:
+    streams = [uri.stream for uri in uris]
+    if set(streams) != {Streams.METADATA, Streams.BODY}:
         raise UriError(
             "a pair needs one URI with stream=metadata and one with stream=body; "
             f"got stream={streams[0].value} and stream={streams[1].value}"
@@ -131,8 +133,9 @@ def _check_streams(uris: Sequence[DataUri]) -> None:
 
 def _find_ticket(uri: DataUri, given: bytes | None, uris: Sequence[DataUri]) -> bytes:
     """Return the ticket for a URI: its own, the given one, or that of the other URI."""
-    candidates = (uri.ticket, given, *(other.ticket for other in uris))
-    found = next((ticket for ticket in candidates if ticket is not None), None)
+    found = given if uri.ticket is None else uri.ticket
+    if found is None:
+        found = next((other.ticket for other in uris if other.ticket is not None), None)
     if not found:
         raise UriError(f"{uri.redacted()} has no ticket; add &ticket=NAME to it, or pass ticket=")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from ...protocol.tags import BodyType
 from ..arguments import StreamOptions
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, KeepingDecoder, open_decoder
-from ..stream.tracing import StreamTrace, activate
+from ..stream.tracing import TRACING_API, StreamTrace, activate
 from .channel import FlightChannel
 
 TRANSPORT = "flight"
@@ -53,7 +54,8 @@ class FlightStream:
         self._closed = False
         self._stalled = False
         self._rows = 0
-        self._trace = StreamTrace.begin(name, TRANSPORT, channel.uri)
+        traced = TRACING_API in sys.modules
+        self._trace = StreamTrace(name, TRANSPORT, channel.uri) if traced else None
         timeout = options.stall_timeout
         self._keep_alives = DuplicateCounter(options.limits.duplicates, "keep-alives")
         with activate(None if self._trace is None else self._trace.scope.context):

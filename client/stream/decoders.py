@@ -105,6 +105,8 @@ FORMATS: Mapping[MetadataType, MessageFormat] = {
 
 ARROW, VORTEX = "arrow", "vortex"
 """The names of the formats of record batches."""
+SCHEMA_MARK = b"splitarrow:"
+"""How the keys begin that a server adds to a schema message. Most schemas have none."""
 
 
 class Decoder(Protocol):
@@ -174,11 +176,14 @@ def open_content_decoder(
         schema = read_schema(
             first.metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes
         )
-        make_decoder = TensorDecoder if is_tensor_content(schema) else BatchDecoder
-        if is_marked(first.metadata):
-            from .vortex_decoder import VortexDecoder
+        make_decoder = BatchDecoder
+        if SCHEMA_MARK in first.metadata:
+            if is_tensor_content(schema):
+                make_decoder = TensorDecoder
+            elif is_marked(first.metadata):
+                from .vortex_decoder import VortexDecoder
 
-            make_decoder = VortexDecoder
+                make_decoder = VortexDecoder
         return make_decoder(schema, first, limits, validate, stream, remote_bodies)
     except ProtocolError as error:
         error.stream, error.sequence = stream, first.sequence

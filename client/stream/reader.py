@@ -5,6 +5,7 @@ A reader requests the stream, takes frames, and returns batches.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from .batch_stream import CustomMetadata
 from .decoders import (
     ARROW,
     FORMATS,
+    SCHEMA_MARK,
     VORTEX,
     Decoder,
     KeepingDecoder,
@@ -49,7 +51,7 @@ from .decoders import (
     open_content_decoder,
 )
 from .remote_bodies import LeaseReturns, RemoteBodies, track_leases
-from .tracing import StreamTrace
+from .tracing import TRACING_API, StreamTrace
 
 
 class ProgressWatch:
@@ -183,7 +185,8 @@ class Reader:
 
     def begin(self) -> None:
         """Record that the stream is now opened. Call this before connecting."""
-        self._trace = StreamTrace.begin(self.name, self.uris[0].scheme, self.uris[0])
+        if TRACING_API in sys.modules:
+            self._trace = StreamTrace(self.name, self.uris[0].scheme, self.uris[0])
 
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
         """Add a connected channel, which the reader closes; return the frames to send on it.
@@ -351,8 +354,10 @@ class Reader:
         if self._trace is not None:
             self._measure_decoding(self._trace)
         self._schema = decoder.schema
-        self.schema_metadata = unmark_schema(message.metadata)
-        self.footer_metadata = find_footer_metadata(message.metadata)
+        self.schema_metadata = message.metadata
+        if SCHEMA_MARK in message.metadata:
+            self.schema_metadata = unmark_schema(message.metadata)
+            self.footer_metadata = find_footer_metadata(message.metadata)
         self._machine.on(ReaderEvent.SCHEMA)
 
     def _measure_decoding(self, trace: StreamTrace) -> None:

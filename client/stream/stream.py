@@ -133,21 +133,22 @@ class Stream(ReaderFacts, BatchStream):
         self._window_bytes = options.window_bytes
         self._prefetcher: ThreadPrefetcher | None = None
         self._run = Run()
-        window = min(WINDOW_BYTES, options.max_decoded_bytes)
-        self._read_ahead = ReadAhead(self._source, window, self._choose_pace(options))
+        self._read_ahead: ReadAhead | None = None
 
-    def _choose_pace(self, options: StreamOptions) -> Pace | None:
-        """Return what decides whether to read ahead; None if a thread can gain nothing.
+    def _start_reading(self) -> ReadAhead:
+        """Return what reads ahead where that pays.
 
         Over shared memory, nothing is received. Devices have streams of their own.
         """
+        options = self._reader.options
         may_pay = (
             options.prefetch_bytes is None
             and options.allocator is DEFAULT_ALLOCATOR
             and not self._reader.accepts_offsets
             and has_second_core()
         )
-        return Pace() if may_pay else None
+        window = min(WINDOW_BYTES, options.max_decoded_bytes)
+        return ReadAhead(self._source, window, Pace() if may_pay else None)
 
     @property
     def schema_metadata(self) -> bytes:
@@ -182,6 +183,8 @@ class Stream(ReaderFacts, BatchStream):
         return batch
 
     def _next_of_run(self) -> pa.RecordBatch | None:
+        if self._read_ahead is None:
+            self._read_ahead = self._start_reading()
         self._run = self._read_ahead.next_run()
         if self._run:
             return self._run.popleft()
@@ -231,7 +234,8 @@ class Stream(ReaderFacts, BatchStream):
         if self._prefetcher is not None:
             self.cancel()
             self._prefetcher.stop()
-        self._read_ahead.close()
+        if self._read_ahead is not None:
+            self._read_ahead.close()
         self._run.clear()
         self._reader.close()
 

@@ -23,13 +23,13 @@ from ...protocol.uri import DataUri
 from ..uris import UNKNOWN_NAME
 from .decoders import Decoder
 
-_API = "opentelemetry.trace"
+TRACING_API = "opentelemetry.trace"
 _CONTEXT_API = "opentelemetry.context"
 
 
 def current_context() -> TraceContext | None:
     """Return the context of the caller's span, or None if there is none."""
-    api: Any = sys.modules.get(_API)
+    api: Any = sys.modules.get(TRACING_API)
     return None if api is None else _export(api.get_current_span())
 
 
@@ -50,7 +50,7 @@ class SpanScope:
     """A span, and what begins below it."""
 
     def __init__(self, name: str, attributes: dict[str, Any], *, is_request: bool = False) -> None:
-        self._api: Any = sys.modules[_API]
+        self._api: Any = sys.modules[TRACING_API]
         self._tracer = self._api.get_tracer("splitarrow")
         kind = self._api.SpanKind.CLIENT if is_request else self._api.SpanKind.INTERNAL
         self.started = time.time_ns()
@@ -123,7 +123,7 @@ def trace_read(name: str) -> Generator[SpanScope | None]:
 
     Yield the span; None if the application does not trace.
     """
-    if _API not in sys.modules:
+    if TRACING_API not in sys.modules:
         yield None
         return
     scope = SpanScope("splitarrow.read", {"splitarrow.dataset": name})
@@ -138,7 +138,7 @@ def trace_read(name: str) -> Generator[SpanScope | None]:
 @contextmanager
 def trace_plan(name: str) -> Generator[None]:
     """Record the requests that the block makes to plan a read."""
-    if _API not in sys.modules:
+    if TRACING_API not in sys.modules:
         yield
         return
     scope = SpanScope("splitarrow.plan", {"splitarrow.dataset": name})
@@ -170,11 +170,6 @@ class StreamTrace:
         self._decode_started = 0
         self._decode_ended = 0
         self._decode_nanoseconds = 0
-
-    @classmethod
-    def begin(cls, name: str, transport: str, uri: DataUri | None = None) -> StreamTrace | None:
-        """Begin the spans of a stream; return None if the application does not trace."""
-        return cls(name, transport, uri) if _API in sys.modules else None
 
     def record_open(self) -> None:
         """Record that the schema has arrived."""

@@ -191,9 +191,9 @@ def test_an_invalid_option_is_a_usage_error(arguments: Any, problem: str) -> Non
 
 
 def test_preparatory_reads_keep_what_protects_the_user() -> None:
-    options = Read.of(
-        {name: ARGUMENTS[name][1] for name in ARGUMENTS if name not in ("rows", "sql")}
-    ).options
+    names = ARGUMENTS.keys() - {"rows", "sql"}
+    arguments: Any = {name: ARGUMENTS[name][1] for name in names}
+    options = Read.of(arguments).options
     prepared = options.for_preparation()
     for name in ("require_transport", "tls", "limits", "connect_timeout", "stall_timeout"):
         assert getattr(prepared, name) == ARGUMENTS[name][2]
