@@ -28,6 +28,7 @@ _MEASURED = "# --- measured: `make figures` writes this part ---\n"
 _SIZES = ["4 KiB", "64 KiB", "1 MiB", "8 MiB", "64 MiB"]
 _BACKENDS = ["splitarrow-tcp", "splitarrow-tcp-async", "splitarrow-shm", "flight"]
 _SPARK_JOB = "reading and summing every column"
+_UNITS = {"KiB": 2**10, "MiB": 2**20}
 _CONSUMERS = {"count": "A client that counts rows", "sum": "A client that sums every column"}
 
 Tables = dict[str, dict[str, float]]
@@ -146,9 +147,22 @@ def _compare(rows: list[dict[str, str]]) -> dict[str, float]:
         "shm_ratio": _number(shm["× flight"]),
         "tcp_us": 1e6 / _number(tcp["batches/s"]),
         "shm_us": 1e6 / _number(shm["batches/s"]),
+        "tcp_server_us": _microseconds(tcp, "server CPU s/GiB"),
+        "tcp_client_us": _microseconds(tcp, "client CPU s/GiB"),
+        "shm_server_us": _microseconds(shm, "server CPU s/GiB"),
+        "shm_client_us": _microseconds(shm, "client CPU s/GiB"),
+        "flight_server_us": _microseconds(flight, "server CPU s/GiB"),
+        "flight_client_us": _microseconds(flight, "client CPU s/GiB"),
         "tcp_cpu_ratio": _number(tcp["CPU × flight"]),
         "tcp_first_ratio": _number(tcp["first batch ms"]) / _number(flight["first batch ms"]),
     }
+
+
+def _microseconds(row: dict[str, str], heading: str) -> float:
+    """Return the processor time for a batch, in microseconds."""
+    count, unit = row["batch"].split()
+    batches = 2**30 / (int(count) * _UNITS[unit])
+    return 1e6 * _number(row[heading]) / batches
 
 
 def _between(page: str, begin: str, end: str) -> str:
