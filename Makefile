@@ -92,6 +92,10 @@ bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's r
 	@$(BIN)/python -m splitarrow.benchmarks.spark --json .benchmarks/spark.json \
 	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
 
+.PHONY: figures
+figures: $(BIN)/python ## write the figures of docs/figures.toml and docs/benchmarks.md into all pages
+	@$(BIN)/python docs/hooks/figures.py
+
 # --- checking ----------------------------------------------------------------------------------
 
 # One worker more than cores, because many tests wait, up to a number that the memory of a

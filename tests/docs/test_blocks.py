@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +20,7 @@ import trustme
 from deltalake import write_deltalake
 from pyarrow import csv, fs
 
-from helpers.cli import read
+from helpers.cli import COMMAND, read
 from helpers.files import write_file
 from helpers.issuer import serve_keys
 from helpers.page_blocks import PAGES, Block, name_page, read_blocks
@@ -153,6 +155,9 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(3):
             pq.write_table(trips.slice(number * 1500, 1500), folder / path / f"{number}.parquet")
     pq.write_table(flights.slice(0, 1000), folder / "scores.parquet")
+    for name in ("trips.vortex", "trips.vortexs"):
+        subprocess.run([*COMMAND, "convert", "trips.arrow", name], cwd=folder, check=True)
+    np.save(folder / "embeddings.npy", np.ones((100, 8), "f4"))
     riders = pa.array([f"rider {n % 200}" for n in range(len(trips))])
     csv.write_csv(trips.select(["fare", "tip"]).append_column("rider", riders), folder / "raw.csv")
     for path in ("uploads", "root/run/splitarrow", "root/tmp/uploads"):
