@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from ...fbs import arrow_generated as fbs
-from .custom_metadata import write_pairs
-from .message import CODECS, read_batch_layout
-
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError, AttributeError)
+from ..flatbuffer import READER_ERRORS, cast_table, write_long_pairs, write_longs
+from .custom_metadata import finish_message, write_pairs
+from .message import CODECS, OLD_COMPRESSION_KEY, read_batch_layout
 
 Units = tuple[int, ...]
 """The sizes in bytes of the numbers that a buffer repeats: (1,) has no byte order."""
@@ -89,7 +88,7 @@ def walk(layout: ColumnLayout) -> Iterator[ColumnLayout]:
 
 
 def read_layout(schema: fbs.Schema) -> SchemaLayout:
-    """Return the layout of a schema, which `bounds.survey_schema` has accepted.
+    """Return the layout of a schema, which `survey_schema` has accepted.
 
     Raises `InvalidDataError` if a field is malformed or has an unknown type.
     """
@@ -99,7 +98,7 @@ def read_layout(schema: fbs.Schema) -> SchemaLayout:
             _read_field(schema.Fields(index), dictionaries)
             for index in range(schema.FieldsLength())
         )
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("a field of the schema is malformed") from None
     return SchemaLayout(columns, dictionaries)
 
@@ -126,7 +125,11 @@ def _list_buffers(kind: int, table: Any) -> tuple[Units, ...]:
     if table is None:
         raise IndexError
     if kind == _TYPE.Union:
-        return (BYTES,) if _init(fbs.Union, table).Mode() == fbs.UnionMode.Sparse else (BYTES, (4,))
+        return (
+            (BYTES,)
+            if cast_table(table, fbs.Union).Mode() == fbs.UnionMode.Sparse
+            else (BYTES, (4,))
+        )
     if kind in _NO_VALIDITY:
         return ()
     return (BYTES, *(_FIXED[kind] if kind in _FIXED else (_measure_number(kind, table),)))
@@ -139,26 +142,19 @@ def _measure_number(kind: int, table: Any) -> Units:
     """
     match kind:
         case _TYPE.Int:
-            return (_init(fbs.Int, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Int).BitWidth() // 8,)
         case _TYPE.FloatingPoint:
-            return (_FLOAT_BYTES[_init(fbs.FloatingPoint, table).Precision()],)
+            return (_FLOAT_BYTES[cast_table(table, fbs.FloatingPoint).Precision()],)
         case _TYPE.Decimal:
-            return (_init(fbs.Decimal, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Decimal).BitWidth() // 8,)
         case _TYPE.Date:
-            return (4 if _init(fbs.Date, table).Unit() == fbs.DateUnit.DAY else 8,)
+            return (4 if cast_table(table, fbs.Date).Unit() == fbs.DateUnit.DAY else 8,)
         case _TYPE.Time:
-            return (_init(fbs.Time, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Time).BitWidth() // 8,)
         case _TYPE.Interval:
-            return _INTERVALS[_init(fbs.Interval, table).Unit()]
+            return _INTERVALS[cast_table(table, fbs.Interval).Unit()]
         case _:
             raise InvalidDataError(f"a field of the schema has the unknown type {kind}")
-
-
-def _init(kind: Any, table: Any) -> Any:
-    """Return the reader of a table of a union."""
-    reader = kind()
-    reader.Init(table.Bytes, table.Pos)
-    return reader
 
 
 _TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
@@ -278,7 +274,7 @@ class BatchRewriter:
         """
         try:
             return self._rewrite(metadata, body)
-        except _PARSE_ERRORS as error:
+        except READER_ERRORS as error:
             raise InvalidDataError(
                 f"the metadata of a batch does not fit its schema: {error}"
             ) from None
@@ -472,20 +468,15 @@ def _list_units(column: ColumnLayout, views: Iterator[int]) -> Iterator[Units]:
 
 def _declares_old_compression(message: Any) -> bool:
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
-    return any(pair.Key() == b"ARROW:experimental_compression" for pair in pairs)
+    return any(pair.Key() == OLD_COMPRESSION_KEY for pair in pairs)
 
 
 def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
     """Return the FlatBuffer of a batch, with the custom metadata of the original message."""
     builder: Any = flatbuffers.Builder(256 + 16 * (len(fields.buffers) + len(fields.nodes)))
-    buffers = write_structs(builder, fields.buffers)
-    nodes = write_structs(builder, fields.nodes)
-    variadic = 0
-    if fields.variadic:
-        fbs.RecordBatchStartVariadicBufferCountsVector(builder, len(fields.variadic))
-        for count in reversed(fields.variadic):
-            builder.PrependInt64(count)
-        variadic = builder.EndVector()
+    buffers = write_long_pairs(builder, fields.buffers)
+    nodes = write_long_pairs(builder, fields.nodes)
+    variadic = write_longs(builder, fields.variadic) if fields.variadic else 0
     compression = 0
     if fields.codec is not None:
         fbs.BodyCompressionStart(builder)
@@ -511,22 +502,5 @@ def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
         (pair.Key(), pair.Value())
         for pair in map(message.CustomMetadata, range(message.CustomMetadataLength()))
     ]
-    custom = write_pairs(builder, pairs) if pairs else 0
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, fields.version)
-    fbs.MessageAddHeaderType(builder, kind)
-    fbs.MessageAddHeader(builder, header)
-    fbs.MessageAddBodyLength(builder, body_length)
-    if custom:
-        fbs.MessageAddCustomMetadata(builder, custom)
-    builder.Finish(fbs.MessageEnd(builder))
-    return bytes(builder.Output())
-
-
-def write_structs(builder: Any, pairs: Sequence[tuple[int, int]]) -> int:
-    """Write a vector of structs of two i64: field nodes, or buffers."""
-    builder.StartVector(16, len(pairs), 8)
-    for first, second in reversed(pairs):
-        builder.PrependInt64(second)
-        builder.PrependInt64(first)
-    return builder.EndVector()
+    custom = write_pairs(builder, pairs)
+    return finish_message(builder, fields.version, kind, header, body_length, custom=custom)

@@ -18,8 +18,8 @@ from .batch_rewriter import BatchRewriter, RewrittenMessage, read_layout
 from .encoder import MessageEncoder
 from .message import CODECS
 from .metadata_limits import survey_schema
-from .schema import Feature, read_features
-from .schema_rewriter import find_schema, rewrite_schema
+from .schema import Feature, find_schema, read_features
+from .schema_rewriter import rewrite_schema
 
 _CODECS = ("lz4", "zstd")
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 
 from ...errors import InvalidDataError, UsageError
+from .data_types import has_unions
 from .message import (
     CODECS,
     HeaderType,
@@ -27,7 +28,7 @@ from .message import (
     read_batch_layout,
     read_message_info,
 )
-from .truncation import has_unions, truncate
+from .truncation import truncate
 
 
 class EncodedMessage(NamedTuple):

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from ...fbs import arrow_generated as fbs
+from ..flatbuffer import READER_ERRORS
 from .message import CONTINUATION, HeaderType, parse_prefix, read_message_info
-from .schema import check_schema_features
+from .schema import check_features
 
 MAGIC = b"ARROW1"
 HEAD_BYTES = 8
@@ -34,7 +35,6 @@ BLOCK = struct.Struct("<qi4xq")
 
 _SIZE = struct.Struct("<i")
 _DICTIONARIES, _RECORD_BATCHES = 8, 10  # the slots of fields in the vtable of Footer
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 class Block(NamedTuple):
@@ -148,10 +148,10 @@ def read_footer(footer: bytes, offset: int) -> Footer:
         if schema is None:
             raise InvalidDataError("the footer of the Arrow IPC file has no schema")
         endianness = int(schema.Endianness())
-        check_schema_features(schema)
+        check_features(schema)
         dictionaries = _read_blocks(footer, root, _DICTIONARIES)
         record_batches = _read_blocks(footer, root, _RECORD_BATCHES)
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError(
             f"the footer of the Arrow IPC file, {len(footer)} bytes at byte {offset}, is malformed"
         ) from None
@@ -173,7 +173,7 @@ def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
         root = fbs.Footer.GetRootAs(footer, 0)
         found = map(root.CustomMetadata, range(min(root.CustomMetadataLength(), len(footer))))
         return [(pair.Key(), pair.Value()) for pair in found if pair is not None]
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the custom metadata of the footer is malformed") from None
 
 

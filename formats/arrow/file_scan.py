@@ -17,7 +17,6 @@ import pyarrow as pa
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from .checker import CheckedMessage, MessageChecker
 from .custom_metadata import make_schema_message
-from .dictionaries import read_dictionary_types
 from .file import (
     HEAD_BYTES,
     MAGIC,
@@ -33,7 +32,7 @@ from .file import (
     read_footer_pairs,
 )
 from .message import HeaderType, read_batch_table, read_message_info
-from .schema import read_schema
+from .schema import read_dictionary_types, read_schema
 
 BATCH_NAMES = {
     HeaderType.DICTIONARY_BATCH: "dictionary batch",

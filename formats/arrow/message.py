@@ -19,7 +19,7 @@ from flatbuffers.number_types import SOffsetTFlags, VOffsetTFlags
 
 from ...errors import InvalidDataError, ProtocolError
 from ...fbs import arrow_generated as fbs
-from ..flatbuffer import PARSE_ERRORS, find_field, follow, read_root, read_slots
+from ..flatbuffer import PARSE_ERRORS, READER_ERRORS, find_field, follow, read_root, read_slots
 from ..summary import MessageSummary
 
 CONTINUATION = b"\xff\xff\xff\xff"
@@ -335,7 +335,7 @@ def find_body_length(metadata: bytes | memoryview) -> int:
 
 
 def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
-    """Return the custom metadata of a message, which `bounds.survey_custom_metadata` has accepted.
+    """Return the custom metadata of a message, which `survey_custom_metadata` has accepted.
 
     Of several values of a key, the last one counts, as in pyarrow.
     """
@@ -348,12 +348,11 @@ def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
 
 CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
 """The names of the compressions by their numbers."""
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # Arrow 0.17 declared compression with it
+OLD_COMPRESSION_KEY = b"ARROW:experimental_compression"
+"""The key of the custom metadata with which Arrow 0.17 declared compression."""
 _MARKER = 0xFFFFFFFF
 
-# The slots of fields in the vtables of Message and RecordBatch.
-_BODY_LENGTH, _LENGTH = 10, 4
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
+_BATCH_LENGTH = 4  # the slot of the row count in the vtable of RecordBatch
 
 
 class FieldOffsets(NamedTuple):
@@ -422,7 +421,7 @@ def read_batch_header(metadata: bytes | memoryview) -> BatchHeader:
             dictionary_id=int(dictionary.Id()),
             is_delta=bool(dictionary.IsDelta()),
         )
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the metadata is not an Arrow IPC batch") from None
 
 
@@ -434,13 +433,13 @@ def _name_codec(message: Any, batch: Any) -> str | None:
             raise InvalidDataError(f"a message is compressed with the unknown codec {codec}")
         return CODECS[codec]
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
-    found = (pair.Value().decode().lower() for pair in pairs if pair.Key() == _OLD_COMPRESSION)
+    found = (pair.Value().decode().lower() for pair in pairs if pair.Key() == OLD_COMPRESSION_KEY)
     return next(found, None)
 
 
 def _find_field_offsets(message: Any, batch: Any) -> FieldOffsets | None:
     outer, inner = message._tab, batch._tab
-    body_length, rows = outer.Offset(_BODY_LENGTH), inner.Offset(_LENGTH)
+    body_length, rows = outer.Offset(_MESSAGE_BODY_LENGTH), inner.Offset(_BATCH_LENGTH)
     if not body_length or not rows:
         return None
     found = FieldOffsets(outer.Pos + body_length, inner.Pos + rows)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from .data_types import list_child_types
+
 
 class _Compute:
     """``pyarrow.compute``, imported when it is used: that takes long, and few streams need it."""
@@ -30,15 +32,6 @@ _VIEWS: dict[pa.DataType, pa.DataType] = {
 }
 
 
-def has_unions(schema: pa.Schema) -> bool:
-    """Return whether a column is or contains a union.
-
-    Arrow's reader omits the buffers of an empty union, and its writer crashes without them when it
-    compresses. `truncate` adds them.
-    """
-    return any(_contains_union(field.type) for field in schema)
-
-
 def needs_truncation(schema: pa.Schema) -> bool:
     """Return whether slices of batches need `truncate` before they are encoded."""
     return any(_is_leaky(field.type) for field in schema)
@@ -53,8 +46,8 @@ def has_offsets(data_type: pa.DataType) -> bool:
         or pa.types.is_struct(data_type)
         or pa.types.is_fixed_size_list(data_type)
     ):
-        return any(map(has_offsets, _list_children(data_type)))
-    return bool(_list_children(data_type)) or _is_text(data_type)
+        return any(map(has_offsets, list_child_types(data_type)))
+    return bool(list_child_types(data_type)) or _is_text(data_type)
 
 
 def truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -81,20 +74,8 @@ def _is_leaky(data_type: Any) -> bool:
     if data_type in _VIEWS or _is_list_view(data_type) or pa.types.is_union(data_type):
         return True
     return not isinstance(data_type, pa.DictionaryType) and any(
-        map(_is_leaky, _list_children(data_type))
+        map(_is_leaky, list_child_types(data_type))
     )
-
-
-def _contains_union(data_type: Any) -> bool:
-    return pa.types.is_union(data_type) or any(map(_contains_union, _list_children(data_type)))
-
-
-def _list_children(data_type: Any) -> list[pa.DataType]:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return [data_type.storage_type]
-    if isinstance(data_type, pa.DictionaryType):
-        return [data_type.value_type]
-    return [data_type.field(index).type for index in range(data_type.num_fields)]
 
 
 def _is_text(data_type: Any) -> bool:

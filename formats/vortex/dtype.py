@@ -19,6 +19,7 @@ from ..flatbuffer import (
     read_int32,
     read_root,
     read_string,
+    write_references,
 )
 from .message import DEFAULT_LIMITS, VortexLimits
 
@@ -314,7 +315,7 @@ def _list_fields(builder: Any, dtype: DType) -> list[_Field]:
             return [("Uint8", dtype.precision), ("Int8", dtype.scale), nullable]
         case TypeKind.STRUCT:
             names = [builder.CreateString(name) for name in dtype.names]
-            vectors = [_write_vector(builder, names), _write_vector(builder, children)]
+            vectors = [write_references(builder, names), write_references(builder, children)]
             return [*(("UOffsetTRelative", vector) for vector in vectors), nullable]
         case TypeKind.FIXED_SIZE_LIST:
             return [*references, ("Uint32", dtype.size), nullable]
@@ -340,10 +341,3 @@ def _write_table(builder: Any, fields: list[_Field]) -> int:
     for slot, (kind, value) in enumerate(fields):
         getattr(builder, f"Prepend{kind}Slot")(slot, value, 0)
     return builder.EndObject()
-
-
-def _write_vector(builder: Any, references: list[int]) -> int:
-    builder.StartVector(4, len(references), 4)
-    for reference in reversed(references):
-        builder.PrependUOffsetTRelative(reference)
-    return builder.EndVector()

@@ -37,6 +37,7 @@ from ..flatbuffer import (
     read_byte,
     read_int32,
     read_root,
+    write_references,
 )
 from ..summary import MessageSummary
 
@@ -218,10 +219,7 @@ def build_header(header: MessageHeader) -> bytes:
     builder: Any = flatbuffers.Builder(256)
     if header.kind is MessageKind.ARRAY:
         texts = [builder.CreateString(encoding) for encoding in header.encodings]
-        fbs.ArrayMessageStartEncodingsVector(builder, len(texts))
-        for text in reversed(texts):
-            builder.PrependUOffsetTRelative(text)
-        encodings = builder.EndVector()
+        encodings = write_references(builder, texts)
         fbs.ArrayMessageStart(builder)
         fbs.ArrayMessageAddRowCount(builder, header.row_count)
         fbs.ArrayMessageAddEncodings(builder, encodings)

@@ -11,7 +11,8 @@ from typing import Any
 import flatbuffers
 
 from ....fbs import arrow_generated as fbs
-from ..custom_metadata import write_pairs
+from ...flatbuffer import write_long_pairs, write_longs, write_references
+from ..custom_metadata import finish_message, pad, write_pairs
 from ..encoder import EncodedMessage
 from ..message import BufferSpan, encapsulate, read_custom_metadata
 from ..metadata_limits import survey_custom_metadata
@@ -104,21 +105,14 @@ def encode_metadata(
     """Return the metadata of the message of a tensor, padded to 8 bytes."""
     builder: Any = flatbuffers.Builder(512)
     pairs = {**others, **labels.to_metadata()}
-    custom_metadata = write_pairs(builder, [*pairs.items()]) if pairs else 0
+    custom = write_pairs(builder, [*pairs.items()])
     if isinstance(layout, SparseLayout):
         header_type, header = fbs.MessageHeader.SparseTensor, _write_sparse(builder, layout)
     else:
         header_type, header = fbs.MessageHeader.Tensor, _write_dense(builder, layout)
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, _V4 if legacy else _V5)
-    fbs.MessageAddHeaderType(builder, header_type)
-    fbs.MessageAddHeader(builder, header)
-    fbs.MessageAddBodyLength(builder, layout.body_length)
-    if custom_metadata:
-        fbs.MessageAddCustomMetadata(builder, custom_metadata)
-    builder.Finish(fbs.MessageEnd(builder))
-    metadata = bytes(builder.Output())
-    return metadata + bytes(-len(metadata) % 8)
+    version = _V4 if legacy else _V5
+    length = layout.body_length
+    return pad(finish_message(builder, version, header_type, header, length, custom=custom))
 
 
 def add_name(metadata: bytes, layout: AnyLayout, labels: Labels, name: str) -> tuple[bytes, Labels]:
@@ -144,7 +138,7 @@ def _pad(buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int) 
 def _write_dense(builder: Any, layout: TensorLayout) -> int:
     kind, value_type = _write_type(builder, layout.type)
     shape = _write_shape(builder, layout)
-    strides = _write_int64s(builder, layout.strides)
+    strides = write_longs(builder, layout.strides)
     fbs.TensorStart(builder)
     fbs.TensorAddTypeType(builder, kind)
     fbs.TensorAddType(builder, value_type)
@@ -175,7 +169,7 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
     match index:
         case CooLayout():
             indices_type = _write_int_type(builder, index.indices_type)
-            strides = _write_int64s(builder, index.strides)
+            strides = write_longs(builder, index.strides)
             fbs.SparseTensorIndexCOOStart(builder)
             fbs.SparseTensorIndexCOOAddIndicesType(builder, indices_type)
             fbs.SparseTensorIndexCOOAddIndicesStrides(builder, strides)
@@ -198,10 +192,8 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
         case CsfLayout():
             indptr_type = _write_int_type(builder, index.indptr_type)
             indices_type = _write_int_type(builder, index.indices_type)
-            fbs.SparseTensorIndexCSFStartIndptrBuffersVector(builder, len(index.indptr))
-            indptr = _end_buffers(builder, index.indptr)
-            fbs.SparseTensorIndexCSFStartIndicesBuffersVector(builder, len(index.indices))
-            indices = _end_buffers(builder, index.indices)
+            indptr = write_long_pairs(builder, index.indptr)
+            indices = write_long_pairs(builder, index.indices)
             fbs.SparseTensorIndexCSFStartAxisOrderVector(builder, len(index.axis_order))
             for axis in reversed(index.axis_order):
                 builder.PrependInt32(axis)
@@ -242,20 +234,4 @@ def _write_shape(builder: Any, layout: AnyLayout) -> int:
         if text:
             fbs.TensorDimAddName(builder, text)
         positions.append(fbs.TensorDimEnd(builder))
-    fbs.TensorStartShapeVector(builder, len(positions))
-    for position in reversed(positions):
-        builder.PrependUOffsetTRelative(position)
-    return builder.EndVector()
-
-
-def _write_int64s(builder: Any, numbers: Sequence[int]) -> int:
-    fbs.TensorStartStridesVector(builder, len(numbers))
-    for number in reversed(numbers):
-        builder.PrependInt64(number)
-    return builder.EndVector()
-
-
-def _end_buffers(builder: Any, spans: Sequence[BufferSpan]) -> int:
-    for span in reversed(spans):
-        fbs.CreateBuffer(builder, *span)
-    return builder.EndVector()
+    return write_references(builder, positions)

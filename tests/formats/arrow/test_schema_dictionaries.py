@@ -17,14 +17,17 @@ from helpers.streams import (
 )
 from splitarrow.client.stream.decoders import open_decoder
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.arrow.dictionaries import encode_empty_dictionary, read_dictionary_types
 from splitarrow.formats.arrow.message import (
     HeaderType,
     encapsulate,
     read_batch_layout,
     read_message_info,
 )
-from splitarrow.formats.arrow.schema import read_schema
+from splitarrow.formats.arrow.schema import (
+    encode_empty_dictionary,
+    read_dictionary_types,
+    read_schema,
+)
 from splitarrow.protocol.limits import DEFAULT_LIMITS
 from splitarrow.protocol.splitter import SourceMessage
 
