@@ -144,7 +144,7 @@ def _clear_nulls(array: Any) -> Any:
         blank.type, len(array), [validity, views], array.null_count, array.offset
     )
     filled: Any = pc.fill_null(words, blank)
-    return _rebuild(array, [_read_values(filled), *data], None)
+    return _rebuild(array, [slice_values(filled), *data], None)
 
 
 def _truncate_list(array: Any) -> Any:
@@ -159,7 +159,7 @@ def _truncate_list(array: Any) -> Any:
         values = pa.Array.from_buffers(pairs, last - first, [None], children=entries)
     else:
         values = _truncate_array(array.values.slice(first, last - first))
-    return _rebuild(array, [_read_values(pc.subtract(offsets, offsets[0]))], [values])
+    return _rebuild(array, [slice_values(pc.subtract(offsets, offsets[0]))], [values])
 
 
 def _truncate_list_view(array: Any) -> Any:
@@ -170,7 +170,7 @@ def _truncate_list_view(array: Any) -> Any:
     kept = _find_range(offsets.filter(used), pc.add(offsets, sizes).filter(used))
     offsets = pc.if_else(used, pc.subtract(offsets, pa.scalar(kept.start, sizes.type)), zero)
     values = _truncate_array(array.values.slice(kept.start, len(kept)))
-    return _rebuild(array, [_read_values(offsets), _read_values(sizes)], [values])
+    return _rebuild(array, [slice_values(offsets), slice_values(sizes)], [values])
 
 
 def _truncate_union(array: Any) -> Any:
@@ -179,7 +179,7 @@ def _truncate_union(array: Any) -> Any:
     codes = _read_integers(array, 1, pa.int8())
     if data_type.mode == "sparse":
         return _rebuild(
-            array, [_read_values(codes)], [_truncate_array(child) for child in _list_fields(array)]
+            array, [slice_values(codes)], [_truncate_array(child) for child in _list_fields(array)]
         )
     offsets = new_offsets = _read_integers(array, 2, pa.int32())
     children: list[Any] = []
@@ -190,7 +190,7 @@ def _truncate_union(array: Any) -> Any:
         shifted = pc.subtract(offsets, pa.scalar(kept.start, pa.int32()))
         new_offsets = pc.if_else(is_child, shifted, new_offsets)
         children.append(_truncate_array(array.field(index).slice(kept.start, len(kept))))
-    return _rebuild(array, [_read_values(codes), _read_values(new_offsets)], children)
+    return _rebuild(array, [slice_values(codes), slice_values(new_offsets)], children)
 
 
 def _truncate_runs(array: Any) -> Any:
@@ -219,12 +219,13 @@ def _read_integers(array: Any, buffer: int, data_type: pa.DataType) -> Any:
     return pa.Array.from_buffers(data_type, len(array), buffers, offset=array.offset)
 
 
-def _read_values(array: Any) -> pa.Buffer:
-    """Return the buffer of a fixed-width array, limited to its slice."""
-    if not len(array):
+def slice_values(array: Any) -> Any:
+    """Return the values of a fixed-width array, limited to its slice."""
+    data = array.buffers()[1]
+    if data is None or not len(array):
         return pa.py_buffer(b"")
     width = array.type.bit_width // 8
-    return array.buffers()[1].slice(array.offset * width, len(array) * width)
+    return data.slice(array.offset * width, len(array) * width)
 
 
 def _rebuild(array: Any, buffers: list[pa.Buffer], children: list[Any] | None) -> Any:

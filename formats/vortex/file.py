@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ...errors import InvalidDataError, LimitError
+from ...errors import InvalidDataError, LimitError, ProtocolError
 from ..flatbuffer import (
     PARSE_ERRORS,
     find_field,
@@ -22,8 +22,8 @@ from ..flatbuffer import (
     read_root,
     read_string,
 )
+from .checker import read_parameters
 from .dtype import DType, PType, TypeKind, read_dtype
-from .encodings import read_fields
 from .message import DEFAULT_LIMITS, MAX_ALIGNMENT_EXPONENT, MAX_NODE_DEPTH, VortexLimits
 
 MAGIC = b"VTXF"
@@ -310,10 +310,10 @@ def _list_types(layout: Layout, dtype: DType | None) -> list[DType | None]:
 def _find_code_type(layout: Layout) -> DType | None:
     """Return the type of the codes of a dictionary."""
     try:
-        fields = read_fields(layout.metadata)
-    except ValueError:
+        parameters = read_parameters(layout.metadata)
+    except ProtocolError:
         return None
-    number, nullable = fields.get(1, [0])[-1], fields.get(2, [0])[-1]
+    number, nullable = parameters.get(1, 0), parameters.get(2, 0)
     if not isinstance(number, int) or number > PType.I64:
         return None
     return DType(TypeKind.PRIMITIVE, bool(nullable), PType(number))
