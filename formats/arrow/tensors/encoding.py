@@ -42,7 +42,7 @@ def encode_tensor(tensor: AnyTensor, *, legacy: bool = False) -> EncodedMessage:
     lengths = [span.length for span in tensor.layout.buffers]
     spans, body_length = plan_body(lengths)
     layout = with_buffers(tensor.layout, spans, body_length)
-    body = list(_pad(buffers, spans, body_length))
+    body = list(_fill_gaps(buffers, spans, body_length))
     metadata = encode_metadata(layout, tensor.labels, legacy=legacy)
     return EncodedMessage(metadata, body, body_length, 0)
 
@@ -66,10 +66,7 @@ def write_message(message: EncodedMessage, *, legacy: bool = False) -> Iterator[
 
 
 def plan_body(lengths: Sequence[int]) -> tuple[tuple[BufferSpan, ...], int]:
-    """Return aligned spans for buffers in a body, and the size of the body.
-
-    `lengths` is the sizes of the buffers, in bytes.
-    """
+    """Return aligned spans for buffers of these lengths in bytes, and the size of the body."""
     spans: list[BufferSpan] = []
     end = 0
     for length in lengths:
@@ -122,7 +119,9 @@ def add_name(metadata: bytes, layout: AnyLayout, labels: Labels, name: str) -> t
     return encode_metadata(layout, labels, others=read_custom_metadata(metadata)), labels
 
 
-def _pad(buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int) -> Iterator[Any]:
+def _fill_gaps(
+    buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int
+) -> Iterator[Any]:
     """Yield buffers at their spans, and zeros between them."""
     end = 0
     for buffer, (offset, length) in zip(buffers, spans, strict=True):
@@ -209,7 +208,7 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
 
 def _write_type(builder: Any, value_type: ValueType) -> tuple[int, int]:
     """Write a type; return its number in the union Type, and its position."""
-    precision = _PRECISIONS.get(find_type_name(value_type) or "")
+    precision = _PRECISIONS.get(find_type_name(value_type))
     if precision is None:
         return fbs.Type.Int, _write_int_type(builder, value_type)
     fbs.FloatingPointStart(builder)
@@ -220,7 +219,7 @@ def _write_type(builder: Any, value_type: ValueType) -> tuple[int, int]:
 def _write_int_type(builder: Any, value_type: ValueType) -> int:
     fbs.IntStart(builder)
     fbs.IntAddBitWidth(builder, value_type.bit_width)
-    fbs.IntAddIsSigned(builder, not (find_type_name(value_type) or "").startswith("u"))
+    fbs.IntAddIsSigned(builder, not find_type_name(value_type).startswith("u"))
     return fbs.IntEnd(builder)
 
 
