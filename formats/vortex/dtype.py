@@ -95,9 +95,8 @@ class DType(NamedTuple):
     """The parameters of an extension."""
 
     def __str__(self) -> str:
-        return (
-            f"{self._describe()}{'?' if self.nullable and self.kind is not TypeKind.NULL else ''}"
-        )
+        is_optional = self.nullable and self.kind is not TypeKind.NULL
+        return f"{self._describe()}{'?' * is_optional}"
 
     def _describe(self) -> str:
         match self.kind:
@@ -146,8 +145,7 @@ class DType(NamedTuple):
 def read_dtype(body: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> DType:
     """Read and check the body of a DTypeMessage.
 
-    Raises `InvalidDataError` if it is malformed. The error names the field. Raises `LimitError` if
-    it exceeds a limit.
+    Raises `InvalidDataError`, which names the field, or `LimitError`.
     """
     if len(body) > limits.metadata_bytes:
         raise LimitError(f"the dtype has {len(body)} bytes; the limit is {limits.metadata_bytes}")
@@ -280,9 +278,7 @@ _Field = tuple[str, Any]
 
 
 def encode_dtype(dtype: DType) -> bytes:
-    """Return the body of a DTypeMessage.
-
-    Raises `ValueError` if the dtype is a union, whose type IDs a `DType` does not have.
+    """Return the body of a DTypeMessage; not of a union, whose type IDs a `DType` does not have.
 
     Examples
     --------
@@ -322,13 +318,9 @@ def _list_fields(builder: Any, dtype: DType) -> list[_Field]:
         case TypeKind.EXTENSION:
             name = builder.CreateString(dtype.id)
             metadata = builder.CreateByteVector(dtype.metadata)
-            return [
-                ("UOffsetTRelative", name),
-                *references,
-                ("UOffsetTRelative", metadata),
-            ]
+            return [("UOffsetTRelative", name), *references, ("UOffsetTRelative", metadata)]
         case TypeKind.MAP:
-            # Whether the keys are sorted is no property of a `DType`.
+            # A `DType` does not record whether the keys are sorted.
             return [*references, ("Bool", False), nullable]
         case TypeKind.UNION:
             raise ValueError("a dtype of unions cannot be encoded")

@@ -8,7 +8,7 @@ the dtype, the layouts and the segments.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
@@ -24,7 +24,7 @@ from ..flatbuffer import (
 )
 from .checker import read_parameters
 from .dtype import DType, PType, TypeKind, read_dtype
-from .message import DEFAULT_LIMITS, MAX_ALIGNMENT_EXPONENT, MAX_NODE_DEPTH, VortexLimits
+from .message import DEFAULT_LIMITS, MAX_ALIGNMENT_EXPONENT, MAX_NODE_DEPTH, Read, VortexLimits
 
 MAGIC = b"VTXF"
 _END = struct.Struct("<HH4s")
@@ -37,9 +37,6 @@ _OFFSET, _LENGTH, _EXPONENT, _COMPRESSION, _ENCRYPTION = 4, 6, 8, 10, 12
 _ARRAY_SPECS, _LAYOUT_SPECS, _SEGMENT_SPECS = 4, 6, 8
 _ENCODING, _ROW_COUNT, _METADATA, _CHILDREN, _SEGMENTS = 4, 6, 8, 10, 12
 _FLAT, _CHUNKED = "vortex.flat", "vortex.chunked"
-
-Read = Callable[[int, int], bytes]
-"""Returns bytes of a file: ``read(offset, nbytes)``."""
 
 
 class Segment(NamedTuple):
@@ -82,7 +79,7 @@ class Layout(NamedTuple):
 
 
 class FileFooter(NamedTuple):
-    """What a file has behind its segments."""
+    """The parts of a file after its segments."""
 
     dtype: DType | None
     """The type of the rows; None if the file leaves it to its readers."""
@@ -95,11 +92,9 @@ class FileFooter(NamedTuple):
 
 
 def read_file_footer(read: Read, size: int, limits: VortexLimits = DEFAULT_LIMITS) -> FileFooter:
-    """Read and check the footer of a file.
+    """Read and check the footer of a file of `size` bytes.
 
-    `size` is the size of the file in bytes. Raises `InvalidDataError` if it is malformed, or refers
-    to bytes outside of the file. The error names the part. Raises `LimitError` if it exceeds a
-    limit.
+    Raises `InvalidDataError` or `LimitError`, which name the part.
     """
     if size < len(MAGIC) + _END.size or read(0, len(MAGIC)) != MAGIC:
         raise InvalidDataError(f"the file does not begin with {MAGIC!r}")

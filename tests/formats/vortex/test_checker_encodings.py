@@ -18,6 +18,7 @@ from helpers.vortex_messages import (
     decode_with_library,
     encode_arrow,
     make_messages,
+    read_stream,
     write_stream,
 )
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
@@ -27,7 +28,6 @@ from splitarrow.formats.vortex.decoder import ArrayDecoder, read_dtype_message
 from splitarrow.formats.vortex.dtype import encode_dtype, read_dtype
 from splitarrow.formats.vortex.encoder import ArrayEncoder
 from splitarrow.formats.vortex.message import Message, MessageKind, VortexLimits, build_message
-from splitarrow.formats.vortex.reader import StreamReader
 from splitarrow.isolation.array_decoder import DecoderProcess, ProcessLimits
 
 LIMITS = VortexLimits()
@@ -73,18 +73,12 @@ def test_10000_drawn_arrays_pass() -> None:
 
 
 def check_batches(drawn: tuple[pa.Schema, list[pa.RecordBatch]]) -> None:
-    """Encode batches, write a stream, read it in pieces, and decode it with our functions."""
+    """Encode batches, write a stream, read it, and decode it with our functions."""
     schema, batches = drawn
     encoder = ArrayEncoder(schema)
     messages = [encoder.encode(batch) for batch in batches]
     stream = write_stream(encoder.dtype_message, *messages)
-    reader = StreamReader()
-    found = [
-        message
-        for begin in range(0, len(stream), 777)
-        for _, message in reader.feed(stream[begin : begin + 777])
-    ]
-    reader.finish()
+    found = [message for _, message in read_stream(stream)]
     decoder = ArrayDecoder(found[0])
     assert read_dtype(encode_dtype(decoder.dtype)) == decoder.dtype
     for message, batch in zip(found[1:], batches, strict=True):
