@@ -88,10 +88,7 @@ def walk(layout: ColumnLayout) -> Iterator[ColumnLayout]:
 
 
 def read_layout(schema: fbs.Schema) -> SchemaLayout:
-    """Return the layout of a schema, which `survey_schema` has accepted.
-
-    Raises `InvalidDataError` if a field is malformed or has an unknown type.
-    """
+    """Return the layout of a schema, which `survey_schema` has accepted."""
     dictionaries: dict[int, ColumnLayout] = {}
     try:
         columns = tuple(
@@ -136,10 +133,7 @@ def _list_buffers(kind: int, table: Any) -> tuple[Units, ...]:
 
 
 def _measure_number(kind: int, table: Any) -> Units:
-    """Return the units of the values of a numeric type.
-
-    Raises `InvalidDataError` if the type is unknown.
-    """
+    """Return the units of the values of a numeric type."""
     match kind:
         case _TYPE.Int:
             return (cast_table(table, fbs.Int).BitWidth() // 8,)
@@ -165,9 +159,9 @@ _LITTLE, _BIG = struct.Struct("<i12x"), struct.Struct(">i12x")
 def swap_bytes(
     data: bytes | memoryview, units: Units, *, is_big: bool
 ) -> bytes | bytearray | memoryview:
-    r"""Return a buffer with the bytes of each number reversed.
+    r"""Return a buffer with the bytes of each number reversed. The result for views needs `is_big`.
 
-    `data`: Bytes after the last complete element are copied. `is_big`: Only views depend on it.
+    Bytes after the last complete element are copied.
 
     Examples
     --------
@@ -240,9 +234,8 @@ class RewrittenMessage(NamedTuple):
 class BatchRewriter:
     """Rewrites the batches of one stream.
 
-    `version` is the value of ``fbs.MetadataVersion`` to write; None keeps that of each message.
-    `compression` is the compression to write; None keeps that of each message. `max_bytes` is the
-    largest decompressed size of one message, in bytes.
+    `version` is a value of ``fbs.MetadataVersion``. A `version` or `compression` of None keeps that
+    of each message. `max_bytes` bounds the decompressed size of a message.
     """
 
     def __init__(
@@ -267,10 +260,8 @@ class BatchRewriter:
     def rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
         """Return a record batch or dictionary batch in its new form.
 
-        `body`: the new body may share its memory. Raises `ProtocolError` if the message is
-        malformed or does not fit the schema. Raises `InvalidDataError` if it is a union of a
-        version before V5 that has nulls of its own, which V5 lacks. Raises `LimitError` if its
-        buffers decompress to more than `max_bytes`.
+        The new body may share the memory of `body`. Raises `InvalidDataError` if the message does
+        not fit the schema, or has a union of a version before V5 with nulls, which V5 lacks.
         """
         try:
             return self._rewrite(metadata, body)
@@ -445,9 +436,8 @@ class _Buffers:
 def compress_buffer(codec: pa.Codec, data: Any) -> list[Any]:
     """Return the parts of a compressed buffer: its length, and its compressed bytes.
 
-    A buffer that does not shrink stays as it is, after the length -1 ("BodyCompression").
-
-    `data`: an empty one has no parts.
+    A buffer that does not shrink is stored unchanged, after the length -1 ("BodyCompression"). An
+    empty one has no parts.
     """
     nbytes = memoryview(data).nbytes
     if not nbytes:

@@ -86,7 +86,7 @@ class BufferFile:
 
 
 def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
-    """Validate everything except the ranges of values.
+    """Validate everything except the ranges of values; return whether these are valid, too.
 
     Raises `pyarrow.ArrowInvalid` if the data is not safe to use.
     """
@@ -105,10 +105,7 @@ def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
 
 
 def _reinterpret(array: Any) -> Any:
-    """Return an array with the same buffers, whose types allow every value.
-
-    An array that has such types is returned itself.
-    """
+    """Return the array, or one with the same buffers whose types allow every value."""
     data_type = array.type
     if isinstance(data_type, pa.BaseExtensionType):
         return _reinterpret(array.storage)

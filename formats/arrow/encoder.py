@@ -6,7 +6,7 @@ This module collects these pieces and divides them into messages by the sizes th
 declare.
 
 Arrow's writer compresses every buffer, even one that becomes larger. A reader need not decompress a
-buffer that is stored as it is, after the length -1 ("BodyCompression").
+buffer that is stored unchanged, after the length -1 ("BodyCompression").
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def store_incompressible(
 ) -> tuple[bytes, list[Any]]:
     """Return a message whose buffers are compressed only if that makes them smaller.
 
-    `parts` is the parts of its body, each buffer in a part of its own.
+    Each buffer is one of the parts of the body.
     """
     sizes = [memoryview(part).nbytes for part in parts]
     numbers = dict(zip(accumulate(sizes, initial=0), range(len(parts)), strict=False))
@@ -85,10 +85,7 @@ _PREFIX_BYTES = 8
 
 
 class MessageEncoder:
-    """Encodes the record batches of one stream.
-
-    `compression`: `None` does not compress. Raises `UsageError` if `compression` is unknown. Raises
-    `InvalidDataError` if Arrow cannot encode the schema.
+    """Encodes the record batches of one stream. It is unusable after an error.
 
     Examples
     --------
@@ -131,9 +128,8 @@ class MessageEncoder:
     ) -> list[EncodedMessage]:
         """Return the messages of the next batch: new dictionaries, then the batch itself.
 
-        `batch`: the messages share its buffers. They contain only the slice of a sliced array, with
-        the exceptions that `truncation` describes. Raises `InvalidDataError` if the batch has
-        another schema, or Arrow cannot encode it. The encoder is unusable afterwards.
+        The messages share the buffers of the batch. They contain only the slice of a sliced array,
+        with the exceptions that `truncation` describes.
         """
         try:
             if self._has_unions:
@@ -153,7 +149,7 @@ class MessageEncoder:
         return messages
 
     def _shrink(self, message: EncodedMessage) -> EncodedMessage:
-        """Return a compressed message, with the buffers that do not shrink as they are."""
+        """Return a compressed message, in which buffers that do not shrink stay uncompressed."""
         metadata, body, length, rows = message
         if not length:
             return message
@@ -187,10 +183,7 @@ class _Sink:
         """Do nothing: `take` still returns the messages."""
 
     def take(self, rows: int) -> list[EncodedMessage]:
-        """Remove and return the written messages.
-
-        Raises `InvalidDataError` if the last message is incomplete.
-        """
+        """Remove and return the written messages."""
         pieces = _Pieces(self._pieces)
         messages: list[EncodedMessage] = []
         while not pieces.is_empty:
@@ -224,10 +217,7 @@ class _Pieces:
         return self._at == len(self._pieces)
 
     def take(self, count: int) -> list[Any]:
-        """Return the next `count` bytes, as pieces that share their memory.
-
-        Raises `InvalidDataError` if fewer bytes are left.
-        """
+        """Return the next `count` bytes, as pieces that share their memory."""
         pieces, at = self._pieces, self._at
         taken: list[Any] = []
         while count:

@@ -64,10 +64,7 @@ class ProjectedMessage(NamedTuple):
 
 
 class Projector:
-    """Projects the record batches of one stream.
-
-    `columns` is the columns to keep, in order. They must not contain dictionaries.
-    """
+    """Projects the record batches of one stream to some columns, in order, without dictionaries."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[int]) -> None:
         self._shapes = [find_column_counts(field.type) for field in schema]
@@ -76,10 +73,7 @@ class Projector:
         self._templates: dict[Any, _MetadataTemplate] = {}
 
     def project(self, metadata: bytes | memoryview) -> ProjectedMessage:
-        """Project a record batch.
-
-        Raises `InvalidDataError` if its metadata does not fit the schema.
-        """
+        """Project a record batch; raises `InvalidDataError` if it does not fit the schema."""
         try:
             message = fbs.Message.GetRootAs(metadata, 0)
             table: Any = message.Header()

@@ -5,8 +5,7 @@
     u32 length of the header | header (FlatBuffer "Message") and zeros | body
 
 All numbers are little-endian. The length includes the zeros. The header states the size of the
-body. A stream begins with a dtype, and arrays or buffers follow. It ends after any complete message,
-without an end marker.
+body. A stream begins with a dtype, and arrays or buffers follow. It has no end marker.
 
 On the wire, the first message of a stream is an Arrow schema message, as in any other stream. The
 custom metadata of the *message* has the pair ``splitarrow:format`` = ``vortex``, so that a reader
