@@ -1,4 +1,4 @@
-"""Vortex messages: headers, and streams that are written and read by their headers."""
+"""Vortex messages: headers, the mark of streams, and streams that are read by their headers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 
 from helpers.vortex_messages import decode_with_library, encode_arrow, read_stream, write_stream
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
+from splitarrow.formats.arrow.custom_metadata import add_footer_metadata, find_footer_metadata
+from splitarrow.formats.arrow.encoder import MessageEncoder
+from splitarrow.formats.arrow.message import read_custom_metadata
+from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.formats.vortex.message import (
     HeaderReader,
     MessageHeader,
@@ -21,9 +25,12 @@ from splitarrow.formats.vortex.message import (
     build_header,
     build_message,
     encode_message,
+    is_marked,
+    mark_schema,
     read_header,
     read_parts,
     summarize_header,
+    unmark_schema,
 )
 
 DTYPE, ARRAY = encode_arrow(pa.array([1, 2, 3]))
@@ -213,3 +220,19 @@ def test_the_library_reads_what_we_write() -> None:
     places = [message for _, message in read_stream(write_stream(*ours))]
     assert decode_with_library(*places).to_pylist() == column.to_pylist()
     assert isinstance(vortex.array(column), vortex.Array)
+
+
+def test_a_mark_is_added_and_removed() -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), metadata={"a": "b"})], {"k": "v"})
+    plain = bytes(MessageEncoder(schema).schema_message.metadata)
+    plain = add_footer_metadata(plain, {b"f": b"g"})
+    marked = mark_schema(plain)
+    assert not is_marked(plain)
+    assert is_marked(marked)
+    unmarked = unmark_schema(marked)
+    assert not is_marked(unmarked)
+    assert unmark_schema(plain) is plain
+    for metadata in (marked, unmarked):
+        assert read_schema(metadata).equals(schema, check_metadata=True)
+        assert find_footer_metadata(metadata) == {b"f": b"g"}
+    assert read_custom_metadata(unmarked) == read_custom_metadata(plain)
