@@ -6,6 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
+_TEXTS = {
+    *(pa.string(), pa.large_string(), pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+}
+
+
+def is_text(data_type: Any) -> bool:
+    """Return whether values are strings or binaries of any length."""
+    return data_type in _TEXTS
+
 
 def list_child_types(data_type: Any) -> list[pa.DataType]:
     """Return the storage of an extension, the values of a dictionary, or the types of children."""

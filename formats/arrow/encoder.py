@@ -184,7 +184,7 @@ class _Sink:
 
     def take(self, rows: int) -> list[EncodedMessage]:
         """Remove and return the written messages."""
-        pieces = _Pieces(self._pieces)
+        pieces = Pieces(self._pieces)
         messages: list[EncodedMessage] = []
         while not pieces.is_empty:
             prefix = parse_prefix(b"".join(pieces.take(_PREFIX_BYTES)))
@@ -202,8 +202,8 @@ class _Sink:
         return messages
 
 
-class _Pieces:
-    """The pieces that a writer wrote, which `take` divides again at any byte."""
+class Pieces:
+    """Pieces of memory that `take` divides at any byte."""
 
     __slots__ = ("_at", "_pieces")
 

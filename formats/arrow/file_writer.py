@@ -13,7 +13,6 @@ The module performs no I/O: the caller writes the pieces that it gets.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +20,12 @@ import pyarrow as pa
 from ...errors import InvalidDataError
 from .body_layout import plan_packed_body
 from .custom_metadata import Pairs
-from .encoder import EncodedMessage, MessageEncoder
+from .encoder import EncodedMessage, MessageEncoder, Pieces
 from .file import BLOCK, HEAD_BYTES, MAGIC, Blocks
 from .message import (
     CONTINUATION,
     END_OF_STREAM,
     PREFIX,
-    BufferSpan,
     HeaderType,
     align,
     encapsulate,
@@ -188,12 +186,12 @@ class AlignedFileWriter:
         begin = self.position
         self._add_metadata(aligned.metadata, pieces)
         blocks.append(BLOCK.pack(begin, self.position - begin, aligned.nbytes))
-        end = 0
-        buffers = _slice_body(message.body or [], layout.buffers)
-        for (offset, length), buffer in zip(spans, buffers, strict=True):
+        body, position, end = Pieces(message.body or []), 0, 0
+        for (offset, length), (source, _) in zip(spans, layout.buffers, strict=True):
             if length:
-                pieces += (_ZEROS[: offset - end], *buffer)
-                end = offset + length
+                body.take(source - position)
+                pieces += (_ZEROS[: offset - end], *body.take(length))
+                position, end = source + length, offset + length
         pieces.append(_ZEROS[: aligned.nbytes - end])
         self.position += aligned.nbytes
 
@@ -202,21 +200,3 @@ class AlignedFileWriter:
         gap = -end % ALIGNMENT
         pieces += (PREFIX.pack(CONTINUATION, len(metadata) + gap), metadata, _ZEROS[:gap])
         self.position = end + gap
-
-
-def _slice_body(body: Sequence[Any], spans: Sequence[BufferSpan]) -> Iterator[list[memoryview]]:
-    """Yield each buffer of a packed body, as pieces that share its memory."""
-    pieces = iter(body)
-    piece, begin, end = memoryview(b""), 0, 0  # the current piece and its range in the body
-    for offset, length in spans:
-        slices: list[memoryview] = []
-        position, stop = offset, offset + length
-        while position < stop:
-            if position >= end:
-                piece = memoryview(next(pieces)).cast("B")
-                begin, end = end, end + piece.nbytes
-                continue
-            slice_end = min(stop, end)
-            slices.append(piece[position - begin : slice_end - begin])
-            position = slice_end
-        yield slices

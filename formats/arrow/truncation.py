@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .data_types import list_child_types
+from .data_types import is_text, list_child_types
 
 
 class _Compute:
@@ -47,7 +47,7 @@ def has_offsets(data_type: pa.DataType) -> bool:
         or pa.types.is_fixed_size_list(data_type)
     ):
         return any(map(has_offsets, list_child_types(data_type)))
-    return bool(list_child_types(data_type)) or _is_text(data_type)
+    return bool(list_child_types(data_type)) or is_text(data_type)
 
 
 def truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -75,17 +75,6 @@ def _is_leaky(data_type: Any) -> bool:
         return True
     return not isinstance(data_type, pa.DictionaryType) and any(
         map(_is_leaky, list_child_types(data_type))
-    )
-
-
-def _is_text(data_type: Any) -> bool:
-    types = pa.types
-    return (
-        data_type in _VIEWS
-        or types.is_string(data_type)
-        or types.is_binary(data_type)
-        or types.is_large_string(data_type)
-        or types.is_large_binary(data_type)
     )
 
 

@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import InvalidDataError
-from ..arrow.data_types import list_fields, replace_fields
+from ..arrow.data_types import is_text, list_fields, replace_fields
 from ..arrow.truncation import needs_truncation, slice_values, truncate
 
 TYPE_CODE = "type_code"
@@ -107,16 +107,9 @@ def _find_flat(data_type: Any) -> pa.DataType:
 
 def _is_held(data_type: Any) -> bool:
     types = pa.types
-    return bool(
-        types.is_primitive(data_type)
-        or types.is_null(data_type)
-        or types.is_string(data_type)
-        or types.is_large_string(data_type)
-        or types.is_string_view(data_type)
-        or types.is_binary(data_type)
-        or types.is_large_binary(data_type)
-        or types.is_binary_view(data_type)
-    ) and not types.is_interval(data_type)
+    if types.is_interval(data_type):
+        return False
+    return types.is_primitive(data_type) or types.is_null(data_type) or is_text(data_type)
 
 
 def is_own_storage(data_type: Any) -> bool:

@@ -141,12 +141,9 @@ def _from_arrow(source: Any, labels: Labels) -> SparseTensor | None:
             values, coordinates = source.to_numpy()
             columns = [coordinates[:, axis] for axis in range(coordinates.shape[1])]
             return _make_coo(values, columns, source.shape, labels, names)
-        case pa.SparseCSRMatrix():
-            values, indptr, indices = source.to_numpy()
-            return _make_csx("csr", values, indptr, indices, source.shape, labels, names)
-        case pa.SparseCSCMatrix():
-            values, indptr, indices = source.to_numpy()
-            return _make_csx("csc", values, indptr, indices, source.shape, labels, names)
+        case pa.SparseCSRMatrix() | pa.SparseCSCMatrix():
+            kind = "csr" if isinstance(source, pa.SparseCSRMatrix) else "csc"
+            return _make_csx(kind, *source.to_numpy(), source.shape, labels, names)
         case pa.SparseCSFTensor():
             return _from_arrow_csf(source, labels, names)
         case _:
