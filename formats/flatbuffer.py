@@ -141,18 +141,9 @@ def write_references(builder: Any, positions: Sequence[int]) -> int:
     return builder.EndVector()
 
 
-def write_longs(builder: Any, numbers: Sequence[int]) -> int:
-    """Write a vector of i64, and return its position."""
-    builder.StartVector(8, len(numbers), 8)
+def write_longs(builder: Any, numbers: Sequence[int], width: int = 1) -> int:
+    """Write a vector of i64, or of structs of `width` i64, and return its position."""
+    builder.StartVector(8 * width, len(numbers) // width, 8)
     for number in reversed(numbers):
         builder.PrependInt64(number)
-    return builder.EndVector()
-
-
-def write_long_pairs(builder: Any, pairs: Sequence[tuple[int, int]]) -> int:
-    """Write a vector of structs of two i64, such as buffers, and return its position."""
-    builder.StartVector(16, len(pairs), 8)
-    for first, second in reversed(pairs):
-        builder.PrependInt64(second)
-        builder.PrependInt64(first)
     return builder.EndVector()

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from ...fbs import arrow_generated as fbs
-from ..flatbuffer import READER_ERRORS, cast_table, write_long_pairs, write_longs
+from ..flatbuffer import READER_ERRORS, cast_table, write_longs
 from .custom_metadata import finish_message, write_pairs
-from .message import CODECS, OLD_COMPRESSION_KEY, read_batch_layout
+from .message import CODECS, OLD_COMPRESSION_KEY, BatchTable, read_batch_table
 
 Units = tuple[int, ...]
 """The sizes in bytes of the numbers that a buffer repeats: (1,) has no byte order."""
@@ -272,30 +272,22 @@ class BatchRewriter:
 
     def _rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
         message: Any = fbs.Message.GetRootAs(metadata, 0)
-        layout = read_batch_layout(metadata)
-        dictionary_id = layout.dictionary_id
+        table = read_batch_table(metadata)
+        dictionary_id = table.dictionary_id
         if dictionary_id is not None:
             dictionary_id = self._dictionary_ids.get(dictionary_id, dictionary_id)
-        batch, columns = self._find_batch(message, dictionary_id)
-        spans = layout.buffers
-        compression = batch.Compression()
-        codec = None if compression is None else CODECS[compression.Codec()]
-        if compression is None and _declares_old_compression(message):
+        codec = None if table.codec is None else CODECS[table.codec]
+        if codec is None and _declares_old_compression(message):
             raise InvalidDataError("cannot rewrite a body that is compressed as in Arrow 0.17")
-        old_version = message.Version()
-        version = old_version if self._version is None else self._version
+        version = table.version if self._version is None else self._version
         target = codec if self._compression is None else self._compression
         target = None if target == "none" else target
-        buffers = _Buffers(body, spans, codec, target, self._max_bytes)
-        counts = [batch.VariadicBufferCounts(i) for i in range(batch.VariadicBufferCountsLength())]
-        nodes = [
-            (node.Length(), node.NullCount())
-            for node in map(batch.Nodes, range(batch.NodesLength()))
-        ]
-        views, node_count = iter(counts), 0
+        buffers = _Buffers(body, table.buffers, codec, target, self._max_bytes)
+        views, node_count = iter(table.variadic_counts), 0
+        columns = self._find_columns(dictionary_id)
         for column in (each for layout in columns for each in walk(layout)):
-            if column.had_validity and old_version < _VERSION_5:
-                if nodes[node_count][1]:
+            if column.had_validity and table.version < _VERSION_5:
+                if table.nodes[2 * node_count + 1]:
                     raise InvalidDataError(
                         "a column of a metadata version before V5 has nulls of its own, which "
                         "later versions cannot express"
@@ -306,50 +298,25 @@ class BatchRewriter:
             for units in _list_units(column, views):
                 buffers.copy(units if self._swaps else BYTES, is_big=self._is_big)
             node_count += 1
-        if node_count != len(nodes) or not buffers.is_exhausted:
+        if 2 * node_count != len(table.nodes) or not buffers.is_exhausted:
             raise InvalidDataError("the numbers of nodes and buffers do not fit the schema")
         body_length = buffers.pad()
-        fields = _Fields(
-            version,
-            layout.rows,
-            nodes,
-            buffers.spans,
-            None if target is None else _CODEC_NUMBERS[target],
-            counts,
-            dictionary_id,
-            layout.is_delta,
+        rewritten = table._replace(
+            version=version,
+            body_length=body_length,
+            buffers=tuple(buffers.spans),
+            codec=None if target is None else _CODEC_NUMBERS[target],
+            dictionary_id=dictionary_id,
         )
-        return RewrittenMessage(
-            _write_metadata(message, fields, body_length), buffers.parts, body_length
-        )
+        return RewrittenMessage(_write_metadata(message, rewritten), buffers.parts, body_length)
 
-    def _find_batch(
-        self, message: Any, dictionary: int | None
-    ) -> tuple[Any, Sequence[ColumnLayout]]:
-        """Return the table ``RecordBatch`` of a message, and the layouts of its columns."""
-        table = message.Header()
-        if dictionary is None:
-            batch = fbs.RecordBatch()
-            batch.Init(table.Bytes, table.Pos)
-            return batch, self._layout.columns
-        outer = fbs.DictionaryBatch()
-        outer.Init(table.Bytes, table.Pos)
-        if dictionary not in self._layout.dictionaries:
-            raise InvalidDataError(f"a dictionary has the ID {dictionary}, which no field has")
-        return outer.Data(), (self._layout.dictionaries[dictionary],)
-
-
-class _Fields(NamedTuple):
-    """The numbers in the metadata of a batch."""
-
-    version: int
-    rows: int
-    nodes: list[tuple[int, int]]
-    buffers: list[tuple[int, int]]
-    codec: int | None
-    variadic: list[int]
-    dictionary_id: int | None
-    is_delta: bool
+    def _find_columns(self, dictionary_id: int | None) -> Sequence[ColumnLayout]:
+        """Return the layouts of the columns of a record batch or dictionary batch."""
+        if dictionary_id is None:
+            return self._layout.columns
+        if dictionary_id not in self._layout.dictionaries:
+            raise InvalidDataError(f"a dictionary has the ID {dictionary_id}, which no field has")
+        return (self._layout.dictionaries[dictionary_id],)
 
 
 class _Buffers:
@@ -358,20 +325,21 @@ class _Buffers:
     def __init__(
         self,
         body: memoryview,
-        spans: Sequence[Any],
+        spans: Sequence[int],
         codec: str | None,
         target: str | None,
         max_bytes: int,
     ) -> None:
         self._max_bytes = self._left_bytes = max_bytes
         self._body = body
-        self._spans = iter(spans)
-        self._left = len(spans)
+        numbers = iter(spans)
+        self._spans = zip(numbers, numbers, strict=True)
+        self._left = len(spans) // 2
         self._codec = None if codec is None else pa.Codec(cast(Any, codec))
         self._target = None if target is None else pa.Codec(cast(Any, target))
         self._keeps_codec = codec == target
         self.parts: list[Any] = []
-        self.spans: list[tuple[int, int]] = []
+        self.spans: list[int] = []
         self._length = 0
 
     @property
@@ -392,7 +360,7 @@ class _Buffers:
 
     def add_empty(self) -> None:
         """Append an empty buffer."""
-        self.spans.append((self.pad(), 0))
+        self.spans += (self.pad(), 0)
 
     def copy(self, units: Units, *, is_big: bool) -> None:
         """Take a buffer, and append it with its bytes in the other order."""
@@ -406,7 +374,7 @@ class _Buffers:
         begin = self.pad()
         length = sum(memoryview(part).nbytes for part in parts)
         self.parts += parts
-        self.spans.append((begin, length))
+        self.spans += (begin, length)
         self._length += length
 
     def _decompress(self, codec: pa.Codec, data: memoryview) -> Any:
@@ -461,19 +429,19 @@ def _declares_old_compression(message: Any) -> bool:
     return any(pair.Key() == OLD_COMPRESSION_KEY for pair in pairs)
 
 
-def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
+def _write_metadata(message: Any, table: BatchTable) -> bytes:
     """Return the FlatBuffer of a batch, with the custom metadata of the original message."""
-    builder: Any = flatbuffers.Builder(256 + 16 * (len(fields.buffers) + len(fields.nodes)))
-    buffers = write_long_pairs(builder, fields.buffers)
-    nodes = write_long_pairs(builder, fields.nodes)
-    variadic = write_longs(builder, fields.variadic) if fields.variadic else 0
+    builder: Any = flatbuffers.Builder(256 + 8 * (len(table.buffers) + len(table.nodes)))
+    buffers = write_longs(builder, table.buffers, 2)
+    nodes = write_longs(builder, table.nodes, 2)
+    variadic = write_longs(builder, table.variadic_counts) if table.variadic_counts else 0
     compression = 0
-    if fields.codec is not None:
+    if table.codec is not None:
         fbs.BodyCompressionStart(builder)
-        fbs.BodyCompressionAddCodec(builder, fields.codec)
+        fbs.BodyCompressionAddCodec(builder, table.codec)
         compression = fbs.BodyCompressionEnd(builder)
     fbs.RecordBatchStart(builder)
-    fbs.RecordBatchAddLength(builder, fields.rows)
+    fbs.RecordBatchAddLength(builder, table.rows)
     fbs.RecordBatchAddNodes(builder, nodes)
     fbs.RecordBatchAddBuffers(builder, buffers)
     if compression:
@@ -481,16 +449,16 @@ def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
     if variadic:
         fbs.RecordBatchAddVariadicBufferCounts(builder, variadic)
     header, kind = fbs.RecordBatchEnd(builder), fbs.MessageHeader.RecordBatch
-    if fields.dictionary_id is not None:
+    if table.dictionary_id is not None:
         kind = fbs.MessageHeader.DictionaryBatch
         fbs.DictionaryBatchStart(builder)
-        fbs.DictionaryBatchAddId(builder, fields.dictionary_id)
+        fbs.DictionaryBatchAddId(builder, table.dictionary_id)
         fbs.DictionaryBatchAddData(builder, header)
-        fbs.DictionaryBatchAddIsDelta(builder, fields.is_delta)
+        fbs.DictionaryBatchAddIsDelta(builder, table.is_delta)
         header = fbs.DictionaryBatchEnd(builder)
     pairs = [
         (pair.Key(), pair.Value())
         for pair in map(message.CustomMetadata, range(message.CustomMetadataLength()))
     ]
     custom = write_pairs(builder, pairs)
-    return finish_message(builder, fields.version, kind, header, body_length, custom=custom)
+    return finish_message(builder, table.version, kind, header, table.body_length, custom=custom)

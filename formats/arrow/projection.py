@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
-from ..flatbuffer import READER_ERRORS, cast_table, write_long_pairs, write_longs
+from ..flatbuffer import READER_ERRORS, cast_table, write_longs
 from .checker import plan_batch
 from .custom_metadata import finish_message, pad, write_pairs
 from .data_types import has_unions
@@ -207,8 +207,8 @@ class _MetadataTemplate:
         self, version: int, codec: Any, pairs: Any, nodes: int, buffers: int, variadic: Any
     ) -> None:
         builder: Any = flatbuffers.Builder(512)
-        buffer_vector = write_long_pairs(builder, [(0, 0)] * buffers)
-        node_vector = write_long_pairs(builder, [(0, 0)] * (nodes // 2))
+        buffer_vector = write_longs(builder, [0] * (2 * buffers), 2)
+        node_vector = write_longs(builder, [0] * nodes, 2)
         counts = write_longs(builder, variadic) if variadic else 0
         compression = 0
         if codec is not None:

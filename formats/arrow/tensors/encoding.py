@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import flatbuffers
 
 from ....fbs import arrow_generated as fbs
-from ...flatbuffer import write_long_pairs, write_longs, write_references
+from ...flatbuffer import write_longs, write_references
 from ..custom_metadata import finish_message, pad, write_pairs
 from ..encoder import EncodedMessage
 from ..message import BufferSpan, encapsulate, read_custom_metadata
@@ -191,8 +192,8 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
         case CsfLayout():
             indptr_type = _write_int_type(builder, index.indptr_type)
             indices_type = _write_int_type(builder, index.indices_type)
-            indptr = write_long_pairs(builder, index.indptr)
-            indices = write_long_pairs(builder, index.indices)
+            indptr = write_longs(builder, [*chain(*index.indptr)], 2)
+            indices = write_longs(builder, [*chain(*index.indices)], 2)
             fbs.SparseTensorIndexCSFStartAxisOrderVector(builder, len(index.axis_order))
             for axis in reversed(index.axis_order):
                 builder.PrependInt32(axis)
