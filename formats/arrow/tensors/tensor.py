@@ -26,8 +26,47 @@ from .layout import (
 )
 
 
+class _ArrayProperties:
+    """The properties that dense and sparse tensors share."""
+
+    __slots__ = ()
+
+    layout: Any
+    labels: Labels
+
+    @property
+    def type(self) -> ValueType:
+        """The Arrow type of the stored values, such as ``pyarrow.float64()``."""
+        return self.layout.type
+
+    @property
+    def dtype(self) -> str:
+        """The name of the type of the values in NumPy, such as ``float64``."""
+        return self.labels.dtype or find_type_name(self.layout.type)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return self.layout.shape[:-1] if self.labels.is_complex else self.layout.shape
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
+        return self.layout.dim_names[: len(self.shape)]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the tensor in its dataset; None if it has none."""
+        return self.labels.name
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Tensor:
+class Tensor(_ArrayProperties):
     """A dense tensor.
 
     `Stream.read_tensor` returns it. The arrays that it returns share its memory and keep it alive:
@@ -54,34 +93,9 @@ class Tensor:
     """The name of the tensor, and the type of its values in NumPy if that is not `type`."""
 
     @property
-    def type(self) -> ValueType:
-        """The Arrow type of the stored values, such as ``pyarrow.float64()``."""
-        return self.layout.type
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type of the values in NumPy, such as ``float64``."""
-        return self.labels.dtype or find_type_name(self.layout.type)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.layout.shape[:-1] if self.labels.is_complex else self.layout.shape
-
-    @property
     def strides(self) -> tuple[int, ...]:
         """The distances between neighbors along each dimension, in bytes."""
         return self.layout.strides[: len(self.shape)]
-
-    @property
-    def dim_names(self) -> tuple[str, ...]:
-        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
-        return self.layout.dim_names[: len(self.shape)]
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -92,11 +106,6 @@ class Tensor:
     def nbytes(self) -> int:
         """The size of the values in bytes."""
         return prod(self.layout.shape) * item_bytes(self.layout.type)
-
-    @property
-    def name(self) -> str | None:
-        """The name of the tensor in its dataset; None if it has none."""
-        return self.labels.name
 
     def to_numpy(self) -> Any:
         """Return the values as a read-only ``numpy.ndarray`` over the same memory.
@@ -210,7 +219,7 @@ MAX_DENSE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SparseTensor:
+class SparseTensor(_ArrayProperties):
     """A sparse tensor: by coordinates (COO), compressed rows (CSR), columns (CSC) or fibers (CSF).
 
     `Stream.read_tensor` returns it. The arrays that it returns share its memory, as those of
@@ -244,31 +253,6 @@ class SparseTensor:
         return self.layout.kind
 
     @property
-    def type(self) -> ValueType:
-        """The Arrow type of the stored values."""
-        return self.layout.type
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type of the values in NumPy."""
-        return self.labels.dtype or find_type_name(self.layout.type)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.layout.shape
-
-    @property
-    def dim_names(self) -> tuple[str, ...]:
-        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
-        return self.layout.dim_names
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
     def non_zero_length(self) -> int:
         """The number of stored values."""
         return self.layout.non_zero_length
@@ -277,11 +261,6 @@ class SparseTensor:
     def nbytes(self) -> int:
         """The size of the values and of the index in bytes."""
         return sum(span.length for span in self.layout.buffers)
-
-    @property
-    def name(self) -> str | None:
-        """The name of the tensor in its dataset; None if it has none."""
-        return self.labels.name
 
     @property
     def values(self) -> Any:
