@@ -14,13 +14,14 @@ from ..formats.vortex.checker import check_array
 from ..formats.vortex.dtype import DType, TypeKind, encode_dtype, read_dtype
 from ..formats.vortex.file import FileArray, FileFooter, list_arrays, read_file_footer
 from ..formats.vortex.message import (
+    FramedHeader,
+    HeaderReader,
     Message,
     MessageHeader,
     MessageKind,
     build_header,
     build_message,
 )
-from ..formats.vortex.reader import FramedHeader, HeaderReader
 from ..transport.memory.files import SourceFile
 from .check_report import Progress, Report
 from .check_values import find_reason

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import SplitArrowError
 from ..formats.arrow.batch_rewriter import ColumnLayout, read_layout, walk
 from ..formats.arrow.message import HeaderType, read_batch_layout, read_message_info
-from ..formats.arrow.schema_rewriter import find_schema
+from ..formats.arrow.schema import find_schema
 
 _PARQUET = b"PAR1"
 

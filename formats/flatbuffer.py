@@ -1,22 +1,25 @@
-"""Access to the fields of a FlatBuffer whose bytes may be malformed.
+"""Access to the fields of a FlatBuffer whose bytes may be malformed, and writing of vectors.
 
-Every function raises `struct.error` or `IndexError` instead of reading outside the bytes;
-`PARSE_ERRORS` lists what a caller catches.
+No function reads outside the bytes: it raises one of `PARSE_ERRORS` instead.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 PARSE_ERRORS = (struct.error, IndexError, OverflowError)
-"""What the functions here, and reads at the positions that they return, raise."""
+"""The errors of these functions, and of reads at the positions that they return."""
+READER_ERRORS = (*PARSE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
+"""The errors of the generated readers in ``fbs`` for malformed bytes."""
 
 _U16 = struct.Struct("<H")
 _I16 = struct.Struct("<h")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
-_NO_SLOTS = (0,) * 6
+_NO_SLOTS = (0,) * 7
 _VTABLES = [struct.Struct(f"<{count}H") for count in range(len(_NO_SLOTS) + 1)]
 
 Bytes = bytes | memoryview
@@ -40,7 +43,7 @@ def find_field(data: Bytes, table: int, slot: int) -> int:
 
 
 def read_slots(data: Bytes, table: int) -> tuple[int, ...]:
-    """Return the positions of the first 6 fields of a table, 0 for an absent field."""
+    """Return the positions of the first 7 fields of a table, 0 for an absent field."""
     vtable = table - _I32.unpack_from(data, table)[0]
     if vtable < 0:
         raise IndexError
@@ -108,3 +111,39 @@ def read_string(data: Bytes, table: int, slot: int) -> bytes | None:
     """Return a text as bytes; None if it is absent."""
     start, count = find_vector(data, table, slot, 1)
     return bytes(data[start : start + count]) if start else None
+
+
+def cast_table(table: Any, reader: Any) -> Any:
+    """Return the table of a union as the generated reader of its type."""
+    found = reader()
+    found.Init(table.Bytes, table.Pos)
+    return found
+
+
+def embed(builder: Any, data: Bytes, alignment: int = 8) -> int:
+    """Write a FlatBuffer into another one, and return its padded size in bytes.
+
+    A builder writes from the end and counts positions from there: a table at byte `p` of `data` is
+    at ``size - p``.
+    """
+    size = len(data) + -len(data) % alignment
+    builder.Prep(alignment, size)
+    builder.head -= size
+    builder.Bytes[builder.head : builder.head + len(data)] = data
+    return size
+
+
+def write_references(builder: Any, positions: Sequence[int]) -> int:
+    """Write a vector of references to tables or strings, and return its position."""
+    builder.StartVector(4, len(positions), 4)
+    for position in reversed(positions):
+        builder.PrependUOffsetTRelative(position)
+    return builder.EndVector()
+
+
+def write_longs(builder: Any, numbers: Sequence[int], width: int = 1) -> int:
+    """Write a vector of i64, or of structs of `width` i64, and return its position."""
+    builder.StartVector(8 * width, len(numbers) // width, 8)
+    for number in reversed(numbers):
+        builder.PrependInt64(number)
+    return builder.EndVector()

@@ -1,4 +1,4 @@
-"""FlightData messages, parsed and packed without a protobuf object.
+"""FlightData and other protobuf messages, parsed and packed without a protobuf object.
 
 A protobuf message is a sequence of fields. Each field has a number, a wire type and a value. The
 body of a record batch is one field. Packing copies the body once, into the message for gRPC.
@@ -44,10 +44,9 @@ def pack_flight_data(
     app_metadata: bytes = b"",
     descriptor: bytes = b"",
 ) -> bytes:
-    """Return a serialized FlightData message.
+    """Return a serialized FlightData message. Empty fields, and a body of None, are omitted.
 
-    `body`: `None` omits the field. `body_length` is the total size of these parts in bytes.
-    `app_metadata`, `descriptor`: an empty field is omitted.
+    `body_length` is the size of all parts of the body in bytes.
 
     Examples
     --------
@@ -55,25 +54,17 @@ def pack_flight_data(
     '1a026869'
     """
     parts: list[Any] = []
-    for number, value in ((_DESCRIPTOR, descriptor), (_HEADER, header)):
+    fields = ((_DESCRIPTOR, descriptor), (_HEADER, header), (_APP_METADATA, app_metadata))
+    for number, value in fields:
         if len(value):
             parts += (encode_varint(number << 3 | _BYTES), encode_varint(len(value)), value)
-    if app_metadata:
-        parts += (
-            encode_varint(_APP_METADATA << 3 | _BYTES),
-            encode_varint(len(app_metadata)),
-            app_metadata,
-        )
     if body is not None:
         parts += (encode_varint(_BODY << 3 | _BYTES), encode_varint(body_length), *body)
     return b"".join(parts)
 
 
 def parse_flight_data(data: bytes) -> FlightData:
-    """Parse a serialized FlightData message.
-
-    Raises `ProtocolError` if it is malformed.
-    """
+    """Parse a serialized FlightData message; raises `ProtocolError` if it is malformed."""
     empty = memoryview(b"")
     descriptor: memoryview | None = None
     app_metadata: memoryview | None = None
@@ -95,9 +86,8 @@ def parse_flight_data(data: bytes) -> FlightData:
 def iter_protobuf_fields(data: bytes) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field of a protobuf message.
 
-    A varint is an integer; any other value is a view of its bytes.
-
-    Raises `ProtocolError` if the message is malformed.
+    A varint is an integer; any other value is a view of its bytes. Raises `ProtocolError` if the
+    message is malformed.
 
     Examples
     --------

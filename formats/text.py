@@ -22,9 +22,7 @@ def parse_size(text: str) -> int:
     """Return a size in bytes.
 
     ``kB``, ``MB``, ``GB`` and ``TB`` are powers of 1000. ``K``, ``KiB`` and so on are powers of
-    1024. Case does not matter.
-
-    Raises `UsageError` if `text` is not a size.
+    1024. Case does not matter. Raises `UsageError` if `text` is not a size.
 
     Examples
     --------

@@ -22,8 +22,8 @@ from ..formats.vortex.decoder import prepare_message, read_dtype_message, requir
 from ..formats.vortex.message import DEFAULT_LIMITS, Message, VortexLimits, encode_message
 from .child import (
     RESULT_COLUMN,
-    Kind,
     Packet,
+    PacketKind,
     check_sealed,
     map_memory,
     receive_packet,
@@ -37,7 +37,7 @@ _SCRIPT = "from splitarrow.isolation.child import main; main()"
 
 
 class ProcessLimits(NamedTuple):
-    """What decoding may take."""
+    """The resources that decoding may take."""
 
     memory_bytes: int = 4 << 30
     """The memory of the child beyond that after its start, in bytes."""
@@ -54,10 +54,7 @@ class ProcessLimits(NamedTuple):
 
 
 class DecoderProcess:
-    """A child process that decodes arrays.
-
-    Raises `OSError` if the process cannot be started.
-    """
+    """A child process that decodes arrays; raises `OSError` if it cannot be started."""
 
     def __init__(self, limits: ProcessLimits) -> None:
         self._limits = limits
@@ -102,11 +99,9 @@ class DecoderProcess:
     ) -> pa.Array[Any]:
         """Decode an array message that has passed the checks.
 
-        `dtype_parts` is the encoded dtype message. `declared_bytes` is the smallest size of its
-        rows in Arrow, in bytes. `data_type`: By default, the library chooses it. Raises
-        `InvalidDataError` if the library refuses the message, or the child ends. It is not usable
-        afterwards. Raises `LimitError` if the array needs more memory or time than the limits
-        allow.
+        `declared_bytes` is the smallest size of its rows in Arrow. The library chooses the type if
+        `data_type` is None. Raises `InvalidDataError` if the library refuses the message or the
+        child ends, and `LimitError` if the array needs more memory or time than the limits allow.
         """
         schema = b"" if data_type is None else _serialize(data_type)
         parts = [*dtype_parts, schema, *encode_message(message)]
@@ -116,12 +111,12 @@ class DecoderProcess:
         with self._lock:
             descriptor = store(parts)
             try:
-                reply = self._exchange(Packet(Kind.DECODE, numbers, descriptor=descriptor))
+                reply = self._exchange(Packet(PacketKind.DECODE, numbers, descriptor=descriptor))
             finally:
                 os.close(descriptor)
-        if reply.kind is Kind.DECODED:
+        if reply.kind is PacketKind.DECODED:
             return _read_result(reply.descriptor, rows, data_type)
-        if reply.kind is Kind.TOO_LARGE:
+        if reply.kind is PacketKind.TOO_LARGE:
             raise LimitError(reply.text)
         raise InvalidDataError(reply.text or "the decoder process sent no reason")
 
@@ -135,7 +130,7 @@ class DecoderProcess:
             self._process.wait()
 
     def abandon(self) -> None:
-        """Forget a child of the parent of this process, after a fork."""
+        """Forget the child, which belongs to the parent of this process, after a fork."""
         self._connection.close()
         self._process.returncode = 0  # it is not a child of this process
 
@@ -144,7 +139,7 @@ class DecoderProcess:
             if not self._is_ready:
                 self._connection.settimeout(_START_SECONDS)
                 ready = receive_packet(self._connection)
-                if ready is None or ready.kind is not Kind.READY:
+                if ready is None or ready.kind is not PacketKind.READY:
                     raise self._end("the decoder process did not start")
                 self._is_ready = True
             self._connection.settimeout(self._limits.wall_seconds)
@@ -214,10 +209,7 @@ class ProcessPool:
         self._idle: deque[tuple[ProcessLimits, DecoderProcess]] = deque()
 
     def take(self, limits: ProcessLimits) -> DecoderProcess:
-        """Return a process with these limits, which the caller returns with `put`.
-
-        Raises `OSError` if no process can be started.
-        """
+        """Return a process with these limits, which the caller returns with `put`."""
         others: list[tuple[ProcessLimits, DecoderProcess]] = []
         process = None
         while process is None and (found := self._pop()) is not None:
@@ -279,15 +271,8 @@ class IsolatedDecoder:
     Every message is checked in this process first. What the checks cannot bound happens in the
     child: if it crashes, hangs or takes too much memory, the kernel ends it, and the stream fails.
 
-    `dtype` is the dtype message, with which the stream begins. `process_limits`: By default, its
-    arrays may have ``limits.decoded_bytes``, and its memory twice as many. Raises
-    `InvalidDataError`, `LimitError` if the dtype is malformed or exceeds a limit. Raises
-    `MissingExtraError` if vortex-data is not installed.
-
-    Attributes
-    ----------
-    dtype : DType
-        The type of all arrays.
+    The stream begins with the dtype message. By default, the arrays may have
+    ``limits.decoded_bytes``, and the memory of the child twice as many.
     """
 
     def __init__(
@@ -305,24 +290,21 @@ class IsolatedDecoder:
         size = limits.decoded_bytes
         self._process_limits = process_limits or ProcessLimits(2 * size, size)
         self.dtype, self._dtype_parts = read_dtype_message(dtype, limits)
+        """The type of all arrays, and the dtype message as the library reads it."""
 
     def decode_arrow(self, message: Message, data_type: Any = None) -> pa.Array[Any]:
         """Check and decode an array message, and return it as an Arrow array.
 
-        The array is in memory of its own, which no process can change. Its values are those that
-        the child decoded. They are not validated.
-
-        `data_type`: By default, the library chooses it. Raises `InvalidDataError` if the message
-        does not pass the checks, the library cannot decode it, or the child ends. Raises
-        `LimitError` if the message exceeds a limit, or decoding it takes too much memory or time.
+        The array is in memory of its own, which no process can change. Its values are not
+        validated. The library chooses the type if `data_type` is None. Errors are those of the
+        checks and of `DecoderProcess.decode`.
         """
         checked, prepared = prepare_message(message, self.dtype, self._limits)
         if self._process is None:
             self._process = self._pool.take(self._process_limits)
         try:
-            return self._process.decode(
-                self._dtype_parts, prepared, checked.declared_bytes, data_type
-            )
+            declared = checked.declared_bytes
+            return self._process.decode(self._dtype_parts, prepared, declared, data_type)
         except SplitArrowError:
             if not self._process.is_alive:
                 self.close()

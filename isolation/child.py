@@ -37,15 +37,15 @@ _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_WRITE
 _MAX_IOVECS = 512
 
 
-class Kind(IntEnum):
-    """The type of a message."""
+class PacketKind(IntEnum):
+    """The type of a packet."""
 
     READY = 0
     """The child has started."""
     DECODE = 1
-    """A request to decode an array message, which the memory has."""
+    """A request to decode the array message in the memory."""
     DECODED = 2
-    """The memory has the result as an Arrow IPC stream of one batch with one column."""
+    """The result is in the memory, as an Arrow IPC stream of one batch with one column."""
     REFUSED = 3
     """The library refused the array; the text has the reason."""
     TOO_LARGE = 4
@@ -53,25 +53,22 @@ class Kind(IntEnum):
 
 
 class Packet(NamedTuple):
-    """A message between the two processes."""
+    """A packet between the two processes."""
 
-    kind: Kind
-    """Its type."""
+    kind: PacketKind
+    """The type of the packet."""
     numbers: tuple[int, ...] = (0, 0, 0, 0, 0)
     """The parameters of a request: the size of the dtype message in bytes, that of the schema of
     the result after it (0 if the library chooses), the number of rows, the smallest size of the
     rows in bytes, and the largest size of the result in bytes."""
     text: str = ""
-    """The reason."""
+    """The reason of a refusal."""
     descriptor: int = -1
     """The memory; -1 if there is none. The receiver owns it."""
 
 
 def send_packet(connection: socket.socket, packet: Packet) -> None:
-    """Send a message. The descriptor stays open.
-
-    Raises `OSError` if the other process is gone.
-    """
+    """Send a packet. Its descriptor stays open. Raises `OSError` if the other process is gone."""
     text = packet.text.encode(errors="replace")[:_MAX_TEXT_BYTES]
     data = _HEADER.pack(packet.kind, len(text), *packet.numbers) + text
     sent = socket.send_fds(
@@ -81,10 +78,7 @@ def send_packet(connection: socket.socket, packet: Packet) -> None:
 
 
 def receive_packet(connection: socket.socket) -> Packet | None:
-    """Return the next message; None if the other process is gone.
-
-    Raises `TimeoutError` if no message arrives within the timeout of the socket.
-    """
+    """Return the next packet; None if the other process is gone."""
     room = socket.CMSG_SPACE(array.array("i").itemsize)
     data, ancillary, _, _ = connection.recvmsg(_HEADER.size, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
@@ -98,7 +92,7 @@ def receive_packet(connection: socket.socket) -> Packet | None:
             raise EOFError
         kind, length, *numbers = _HEADER.unpack(data)
         text = _receive_rest(connection, min(length, _MAX_TEXT_BYTES))
-        return Packet(Kind(kind), tuple(numbers), text.decode(errors="replace"), descriptor)
+        return Packet(PacketKind(kind), tuple(numbers), text.decode(errors="replace"), descriptor)
     except (EOFError, ValueError, ConnectionError):
         if descriptor >= 0:
             os.close(descriptor)
@@ -116,10 +110,7 @@ def _receive_rest(connection: socket.socket, nbytes: int) -> bytes:
 
 
 def store(pieces: Iterable[Any], *, is_sealed: bool = False) -> int:
-    """Write bytes into new memory, and return its descriptor.
-
-    Raises `OSError` if the system is out of memory or descriptors.
-    """
+    """Write bytes into new memory, and return its descriptor, which the caller closes."""
     descriptor = os.memfd_create("splitarrow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         views = [memoryview(piece).cast("B") for piece in pieces]
@@ -139,18 +130,12 @@ def store(pieces: Iterable[Any], *, is_sealed: bool = False) -> int:
 
 
 def map_memory(descriptor: int) -> Any:
-    """Return memory of the other process as a read-only mapping.
-
-    Raises `OSError`, `ValueError` if it cannot be mapped, for example because it is empty.
-    """
+    """Map memory of the other process read-only; raises `ValueError` if it is empty."""
     return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
 
 
 def check_sealed(descriptor: int) -> None:
-    """Check that the other process cannot change or truncate memory any more.
-
-    Raises `InvalidDataError` if it can.
-    """
+    """Check that the other process cannot change or truncate memory any more."""
     if fcntl.fcntl(descriptor, _F_GET_SEALS) & _SEALS != _SEALS:
         raise InvalidDataError("the decoder process returned memory that is not sealed")
 
@@ -160,16 +145,11 @@ _DESCRIPTORS = 64
 
 
 def serve(descriptor: int, memory_bytes: int, seconds: int, bytes_per_second: int) -> None:
-    """Decode arrays until the parent is gone.
-
-    `memory_bytes` is the memory that decoding may take, in bytes. `seconds` is the CPU time that
-    any array may take, in seconds. `bytes_per_second` is the slowest rate of decoding, in bytes of
-    declared rows per second of further CPU time. A byte of input counts as four.
-    """
+    """Decode arrays until the parent is gone; `array_decoder.ProcessLimits` has the limits."""
     connection = socket.socket(fileno=descriptor)
     decode = import_library("vortex.serde").decode_ipc_array_buffers
     _limit(memory_bytes)
-    send_packet(connection, Packet(Kind.READY))
+    send_packet(connection, Packet(PacketKind.READY))
     while (request := receive_packet(connection)) is not None:
         reply = _decode(decode, request, seconds, bytes_per_second)
         send_packet(connection, reply)
@@ -178,7 +158,7 @@ def serve(descriptor: int, memory_bytes: int, seconds: int, bytes_per_second: in
 
 
 def _limit(memory_bytes: int) -> None:
-    """Let the kernel end this process instead of others, and bound what it takes."""
+    """Bound the resources of this process, and let the kernel end it before others."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -212,22 +192,24 @@ def _decode(decode: Any, request: Packet, seconds: int, bytes_per_second: int) -
         size = pa.ipc.get_record_batch_size(batch)
         if size > max_bytes:
             return Packet(
-                Kind.TOO_LARGE,
+                PacketKind.TOO_LARGE,
                 text=f"the array has {size} bytes once decoded; the limit is {max_bytes}",
             )
-        return Packet(Kind.DECODED, descriptor=_write(batch))
+        return Packet(PacketKind.DECODED, descriptor=_write(batch))
     except SplitArrowError as error:
-        return Packet(Kind.REFUSED, text=error.message)
+        return Packet(PacketKind.REFUSED, text=error.message)
     except MemoryError:
-        return Packet(Kind.TOO_LARGE, text="the array takes more memory than the limits allow")
+        return Packet(
+            PacketKind.TOO_LARGE, text="the array takes more memory than the limits allow"
+        )
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        return Packet(Kind.REFUSED, text=f"the array cannot be decoded: {error}")
+        return Packet(PacketKind.REFUSED, text=f"the array cannot be decoded: {error}")
     finally:
         os.close(request.descriptor)
 
 
 def _read_type(schema: memoryview) -> Any:
-    """Return the type that the result shall have; None if the library chooses it."""
+    """Return the requested type of the result; None if the library chooses it."""
     return pa.ipc.read_schema(pa.py_buffer(schema)).field(0).type if schema.nbytes else None
 
 
@@ -241,5 +223,5 @@ def _write(batch: pa.RecordBatch) -> int:
 
 
 def main() -> None:
-    """Run the child, whose parameters are its arguments."""
+    """Run the child with the parameters in its arguments."""
     serve(*map(int, sys.argv[1:5]))

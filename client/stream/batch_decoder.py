@@ -20,7 +20,6 @@ from ...errors import (
 )
 from ...formats.arrow.checker import MessageChecker
 from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
-from ...formats.arrow.dictionaries import encode_empty_dictionary
 from ...formats.arrow.message import (
     HeaderType,
     encapsulate,
@@ -28,7 +27,7 @@ from ...formats.arrow.message import (
     read_custom_metadata,
     read_message_info,
 )
-from ...formats.arrow.schema import find_schema_facts
+from ...formats.arrow.schema import encode_empty_dictionary, find_schema_facts
 from ...protocol.frames import MessageRun, ReceivedBody
 from ...protocol.limits import Limits
 from ...protocol.messages import Message, MetadataType

@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from ...fbs import arrow_generated as fbs
-from .custom_metadata import write_pairs
-from .message import CODECS, read_batch_layout
-
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError, AttributeError)
+from ..flatbuffer import READER_ERRORS, cast_table, write_longs
+from .custom_metadata import finish_message, write_pairs
+from .message import CODECS, OLD_COMPRESSION_KEY, BatchTable, read_batch_table
 
 Units = tuple[int, ...]
 """The sizes in bytes of the numbers that a buffer repeats: (1,) has no byte order."""
@@ -89,17 +88,14 @@ def walk(layout: ColumnLayout) -> Iterator[ColumnLayout]:
 
 
 def read_layout(schema: fbs.Schema) -> SchemaLayout:
-    """Return the layout of a schema, which `bounds.survey_schema` has accepted.
-
-    Raises `InvalidDataError` if a field is malformed or has an unknown type.
-    """
+    """Return the layout of a schema, which `survey_schema` has accepted."""
     dictionaries: dict[int, ColumnLayout] = {}
     try:
         columns = tuple(
             _read_field(schema.Fields(index), dictionaries)
             for index in range(schema.FieldsLength())
         )
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("a field of the schema is malformed") from None
     return SchemaLayout(columns, dictionaries)
 
@@ -126,39 +122,33 @@ def _list_buffers(kind: int, table: Any) -> tuple[Units, ...]:
     if table is None:
         raise IndexError
     if kind == _TYPE.Union:
-        return (BYTES,) if _init(fbs.Union, table).Mode() == fbs.UnionMode.Sparse else (BYTES, (4,))
+        return (
+            (BYTES,)
+            if cast_table(table, fbs.Union).Mode() == fbs.UnionMode.Sparse
+            else (BYTES, (4,))
+        )
     if kind in _NO_VALIDITY:
         return ()
     return (BYTES, *(_FIXED[kind] if kind in _FIXED else (_measure_number(kind, table),)))
 
 
 def _measure_number(kind: int, table: Any) -> Units:
-    """Return the units of the values of a numeric type.
-
-    Raises `InvalidDataError` if the type is unknown.
-    """
+    """Return the units of the values of a numeric type."""
     match kind:
         case _TYPE.Int:
-            return (_init(fbs.Int, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Int).BitWidth() // 8,)
         case _TYPE.FloatingPoint:
-            return (_FLOAT_BYTES[_init(fbs.FloatingPoint, table).Precision()],)
+            return (_FLOAT_BYTES[cast_table(table, fbs.FloatingPoint).Precision()],)
         case _TYPE.Decimal:
-            return (_init(fbs.Decimal, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Decimal).BitWidth() // 8,)
         case _TYPE.Date:
-            return (4 if _init(fbs.Date, table).Unit() == fbs.DateUnit.DAY else 8,)
+            return (4 if cast_table(table, fbs.Date).Unit() == fbs.DateUnit.DAY else 8,)
         case _TYPE.Time:
-            return (_init(fbs.Time, table).BitWidth() // 8,)
+            return (cast_table(table, fbs.Time).BitWidth() // 8,)
         case _TYPE.Interval:
-            return _INTERVALS[_init(fbs.Interval, table).Unit()]
+            return _INTERVALS[cast_table(table, fbs.Interval).Unit()]
         case _:
             raise InvalidDataError(f"a field of the schema has the unknown type {kind}")
-
-
-def _init(kind: Any, table: Any) -> Any:
-    """Return the reader of a table of a union."""
-    reader = kind()
-    reader.Init(table.Bytes, table.Pos)
-    return reader
 
 
 _TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
@@ -169,9 +159,9 @@ _LITTLE, _BIG = struct.Struct("<i12x"), struct.Struct(">i12x")
 def swap_bytes(
     data: bytes | memoryview, units: Units, *, is_big: bool
 ) -> bytes | bytearray | memoryview:
-    r"""Return a buffer with the bytes of each number reversed.
+    r"""Return a buffer with the bytes of each number reversed. The result for views needs `is_big`.
 
-    `data`: Bytes after the last complete element are copied. `is_big`: Only views depend on it.
+    Bytes after the last complete element are copied.
 
     Examples
     --------
@@ -244,9 +234,8 @@ class RewrittenMessage(NamedTuple):
 class BatchRewriter:
     """Rewrites the batches of one stream.
 
-    `version` is the value of ``fbs.MetadataVersion`` to write; None keeps that of each message.
-    `compression` is the compression to write; None keeps that of each message. `max_bytes` is the
-    largest decompressed size of one message, in bytes.
+    `version` is a value of ``fbs.MetadataVersion``. A `version` or `compression` of None keeps that
+    of each message. `max_bytes` bounds the decompressed size of a message.
     """
 
     def __init__(
@@ -271,44 +260,34 @@ class BatchRewriter:
     def rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
         """Return a record batch or dictionary batch in its new form.
 
-        `body`: the new body may share its memory. Raises `ProtocolError` if the message is
-        malformed or does not fit the schema. Raises `InvalidDataError` if it is a union of a
-        version before V5 that has nulls of its own, which V5 lacks. Raises `LimitError` if its
-        buffers decompress to more than `max_bytes`.
+        The new body may share the memory of `body`. Raises `InvalidDataError` if the message does
+        not fit the schema, or has a union of a version before V5 with nulls, which V5 lacks.
         """
         try:
             return self._rewrite(metadata, body)
-        except _PARSE_ERRORS as error:
+        except READER_ERRORS as error:
             raise InvalidDataError(
                 f"the metadata of a batch does not fit its schema: {error}"
             ) from None
 
     def _rewrite(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
         message: Any = fbs.Message.GetRootAs(metadata, 0)
-        layout = read_batch_layout(metadata)
-        dictionary_id = layout.dictionary_id
+        table = read_batch_table(metadata)
+        dictionary_id = table.dictionary_id
         if dictionary_id is not None:
             dictionary_id = self._dictionary_ids.get(dictionary_id, dictionary_id)
-        batch, columns = self._find_batch(message, dictionary_id)
-        spans = layout.buffers
-        compression = batch.Compression()
-        codec = None if compression is None else CODECS[compression.Codec()]
-        if compression is None and _declares_old_compression(message):
+        codec = None if table.codec is None else CODECS[table.codec]
+        if codec is None and _declares_old_compression(message):
             raise InvalidDataError("cannot rewrite a body that is compressed as in Arrow 0.17")
-        old_version = message.Version()
-        version = old_version if self._version is None else self._version
+        version = table.version if self._version is None else self._version
         target = codec if self._compression is None else self._compression
         target = None if target == "none" else target
-        buffers = _Buffers(body, spans, codec, target, self._max_bytes)
-        counts = [batch.VariadicBufferCounts(i) for i in range(batch.VariadicBufferCountsLength())]
-        nodes = [
-            (node.Length(), node.NullCount())
-            for node in map(batch.Nodes, range(batch.NodesLength()))
-        ]
-        views, node_count = iter(counts), 0
+        buffers = _Buffers(body, table.buffers, codec, target, self._max_bytes)
+        views, node_count = iter(table.variadic_counts), 0
+        columns = self._find_columns(dictionary_id)
         for column in (each for layout in columns for each in walk(layout)):
-            if column.had_validity and old_version < _VERSION_5:
-                if nodes[node_count][1]:
+            if column.had_validity and table.version < _VERSION_5:
+                if table.nodes[2 * node_count + 1]:
                     raise InvalidDataError(
                         "a column of a metadata version before V5 has nulls of its own, which "
                         "later versions cannot express"
@@ -319,50 +298,25 @@ class BatchRewriter:
             for units in _list_units(column, views):
                 buffers.copy(units if self._swaps else BYTES, is_big=self._is_big)
             node_count += 1
-        if node_count != len(nodes) or not buffers.is_exhausted:
+        if 2 * node_count != len(table.nodes) or not buffers.is_exhausted:
             raise InvalidDataError("the numbers of nodes and buffers do not fit the schema")
         body_length = buffers.pad()
-        fields = _Fields(
-            version,
-            layout.rows,
-            nodes,
-            buffers.spans,
-            None if target is None else _CODEC_NUMBERS[target],
-            counts,
-            dictionary_id,
-            layout.is_delta,
+        rewritten = table._replace(
+            version=version,
+            body_length=body_length,
+            buffers=tuple(buffers.spans),
+            codec=None if target is None else _CODEC_NUMBERS[target],
+            dictionary_id=dictionary_id,
         )
-        return RewrittenMessage(
-            _write_metadata(message, fields, body_length), buffers.parts, body_length
-        )
+        return RewrittenMessage(_write_metadata(message, rewritten), buffers.parts, body_length)
 
-    def _find_batch(
-        self, message: Any, dictionary: int | None
-    ) -> tuple[Any, Sequence[ColumnLayout]]:
-        """Return the table ``RecordBatch`` of a message, and the layouts of its columns."""
-        table = message.Header()
-        if dictionary is None:
-            batch = fbs.RecordBatch()
-            batch.Init(table.Bytes, table.Pos)
-            return batch, self._layout.columns
-        outer = fbs.DictionaryBatch()
-        outer.Init(table.Bytes, table.Pos)
-        if dictionary not in self._layout.dictionaries:
-            raise InvalidDataError(f"a dictionary has the ID {dictionary}, which no field has")
-        return outer.Data(), (self._layout.dictionaries[dictionary],)
-
-
-class _Fields(NamedTuple):
-    """The numbers in the metadata of a batch."""
-
-    version: int
-    rows: int
-    nodes: list[tuple[int, int]]
-    buffers: list[tuple[int, int]]
-    codec: int | None
-    variadic: list[int]
-    dictionary_id: int | None
-    is_delta: bool
+    def _find_columns(self, dictionary_id: int | None) -> Sequence[ColumnLayout]:
+        """Return the layouts of the columns of a record batch or dictionary batch."""
+        if dictionary_id is None:
+            return self._layout.columns
+        if dictionary_id not in self._layout.dictionaries:
+            raise InvalidDataError(f"a dictionary has the ID {dictionary_id}, which no field has")
+        return (self._layout.dictionaries[dictionary_id],)
 
 
 class _Buffers:
@@ -371,20 +325,21 @@ class _Buffers:
     def __init__(
         self,
         body: memoryview,
-        spans: Sequence[Any],
+        spans: Sequence[int],
         codec: str | None,
         target: str | None,
         max_bytes: int,
     ) -> None:
         self._max_bytes = self._left_bytes = max_bytes
         self._body = body
-        self._spans = iter(spans)
-        self._left = len(spans)
+        numbers = iter(spans)
+        self._spans = zip(numbers, numbers, strict=True)
+        self._left = len(spans) // 2
         self._codec = None if codec is None else pa.Codec(cast(Any, codec))
         self._target = None if target is None else pa.Codec(cast(Any, target))
         self._keeps_codec = codec == target
         self.parts: list[Any] = []
-        self.spans: list[tuple[int, int]] = []
+        self.spans: list[int] = []
         self._length = 0
 
     @property
@@ -405,7 +360,7 @@ class _Buffers:
 
     def add_empty(self) -> None:
         """Append an empty buffer."""
-        self.spans.append((self.pad(), 0))
+        self.spans += (self.pad(), 0)
 
     def copy(self, units: Units, *, is_big: bool) -> None:
         """Take a buffer, and append it with its bytes in the other order."""
@@ -419,7 +374,7 @@ class _Buffers:
         begin = self.pad()
         length = sum(memoryview(part).nbytes for part in parts)
         self.parts += parts
-        self.spans.append((begin, length))
+        self.spans += (begin, length)
         self._length += length
 
     def _decompress(self, codec: pa.Codec, data: memoryview) -> Any:
@@ -449,9 +404,8 @@ class _Buffers:
 def compress_buffer(codec: pa.Codec, data: Any) -> list[Any]:
     """Return the parts of a compressed buffer: its length, and its compressed bytes.
 
-    A buffer that does not shrink stays as it is, after the length -1 ("BodyCompression").
-
-    `data`: an empty one has no parts.
+    A buffer that does not shrink is stored unchanged, after the length -1 ("BodyCompression"). An
+    empty one has no parts.
     """
     nbytes = memoryview(data).nbytes
     if not nbytes:
@@ -472,27 +426,22 @@ def _list_units(column: ColumnLayout, views: Iterator[int]) -> Iterator[Units]:
 
 def _declares_old_compression(message: Any) -> bool:
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
-    return any(pair.Key() == b"ARROW:experimental_compression" for pair in pairs)
+    return any(pair.Key() == OLD_COMPRESSION_KEY for pair in pairs)
 
 
-def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
+def _write_metadata(message: Any, table: BatchTable) -> bytes:
     """Return the FlatBuffer of a batch, with the custom metadata of the original message."""
-    builder: Any = flatbuffers.Builder(256 + 16 * (len(fields.buffers) + len(fields.nodes)))
-    buffers = write_structs(builder, fields.buffers)
-    nodes = write_structs(builder, fields.nodes)
-    variadic = 0
-    if fields.variadic:
-        fbs.RecordBatchStartVariadicBufferCountsVector(builder, len(fields.variadic))
-        for count in reversed(fields.variadic):
-            builder.PrependInt64(count)
-        variadic = builder.EndVector()
+    builder: Any = flatbuffers.Builder(256 + 8 * (len(table.buffers) + len(table.nodes)))
+    buffers = write_longs(builder, table.buffers, 2)
+    nodes = write_longs(builder, table.nodes, 2)
+    variadic = write_longs(builder, table.variadic_counts) if table.variadic_counts else 0
     compression = 0
-    if fields.codec is not None:
+    if table.codec is not None:
         fbs.BodyCompressionStart(builder)
-        fbs.BodyCompressionAddCodec(builder, fields.codec)
+        fbs.BodyCompressionAddCodec(builder, table.codec)
         compression = fbs.BodyCompressionEnd(builder)
     fbs.RecordBatchStart(builder)
-    fbs.RecordBatchAddLength(builder, fields.rows)
+    fbs.RecordBatchAddLength(builder, table.rows)
     fbs.RecordBatchAddNodes(builder, nodes)
     fbs.RecordBatchAddBuffers(builder, buffers)
     if compression:
@@ -500,33 +449,16 @@ def _write_metadata(message: Any, fields: _Fields, body_length: int) -> bytes:
     if variadic:
         fbs.RecordBatchAddVariadicBufferCounts(builder, variadic)
     header, kind = fbs.RecordBatchEnd(builder), fbs.MessageHeader.RecordBatch
-    if fields.dictionary_id is not None:
+    if table.dictionary_id is not None:
         kind = fbs.MessageHeader.DictionaryBatch
         fbs.DictionaryBatchStart(builder)
-        fbs.DictionaryBatchAddId(builder, fields.dictionary_id)
+        fbs.DictionaryBatchAddId(builder, table.dictionary_id)
         fbs.DictionaryBatchAddData(builder, header)
-        fbs.DictionaryBatchAddIsDelta(builder, fields.is_delta)
+        fbs.DictionaryBatchAddIsDelta(builder, table.is_delta)
         header = fbs.DictionaryBatchEnd(builder)
     pairs = [
         (pair.Key(), pair.Value())
         for pair in map(message.CustomMetadata, range(message.CustomMetadataLength()))
     ]
-    custom = write_pairs(builder, pairs) if pairs else 0
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, fields.version)
-    fbs.MessageAddHeaderType(builder, kind)
-    fbs.MessageAddHeader(builder, header)
-    fbs.MessageAddBodyLength(builder, body_length)
-    if custom:
-        fbs.MessageAddCustomMetadata(builder, custom)
-    builder.Finish(fbs.MessageEnd(builder))
-    return bytes(builder.Output())
-
-
-def write_structs(builder: Any, pairs: Sequence[tuple[int, int]]) -> int:
-    """Write a vector of structs of two i64: field nodes, or buffers."""
-    builder.StartVector(16, len(pairs), 8)
-    for first, second in reversed(pairs):
-        builder.PrependInt64(second)
-        builder.PrependInt64(first)
-    return builder.EndVector()
+    custom = write_pairs(builder, pairs)
+    return finish_message(builder, table.version, kind, header, table.body_length, custom=custom)

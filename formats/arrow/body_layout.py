@@ -31,6 +31,10 @@ _COPY_ALIGNMENT = 64
 _I64 = struct.Struct("<q")
 
 
+Span = tuple[int, int]
+"""An offset and a length, in bytes."""
+
+
 class BodyLocation(NamedTuple):
     """A range of a region that contains the buffers of a message."""
 
@@ -42,11 +46,8 @@ class BodyLocation(NamedTuple):
     """The size of the range in bytes."""
 
 
-def check_buffer_lengths(buffers: Sequence[BufferSpan], spans: Sequence[tuple[int, int]]) -> None:
-    """Check that the buffers have the lengths that the metadata lists.
-
-    Raises `ProtocolError` if the length of a buffer differs. The error gives its index.
-    """
+def check_buffer_lengths(buffers: Sequence[BufferSpan], spans: Sequence[Span]) -> None:
+    """Check that the buffers have the lengths that the metadata lists."""
     for index, (buffer, (_, length)) in enumerate(zip(buffers, spans, strict=True)):
         if buffer.length != length:
             raise ProtocolError(
@@ -56,13 +57,12 @@ def check_buffer_lengths(buffers: Sequence[BufferSpan], spans: Sequence[tuple[in
 
 
 def locate_body(
-    metadata: bytes, layout: BatchLayout, spans: Sequence[tuple[int, int]], region_size: int
+    metadata: bytes, layout: BatchLayout, spans: Sequence[Span], region_size: int
 ) -> BodyLocation | None:
     """Return the range of a region that contains the buffers of a message.
 
-    `spans` is the span of each buffer in the region, which must be within it. `region_size` is the
-    size of the region in bytes. Return None if the alignment of a buffer requires a copy. Raises
-    `ProtocolError` if the metadata is malformed.
+    The spans are those of the buffers, within the region. Return None if the alignment of a buffer
+    requires a copy.
     """
     body_length = read_message_info(metadata).body_length
     filled = [
@@ -71,11 +71,9 @@ def locate_body(
         if length
     ]
     if not filled:
-        return (
-            BodyLocation(metadata, 0, 0)
-            if not body_length
-            else _patch_metadata(metadata, spans, 0, 0)
-        )
+        if not body_length:
+            return BodyLocation(metadata, 0, 0)
+        return _patch_metadata(metadata, spans, 0, 0)
     begin = filled[0][0] - filled[0][1]
     if (
         begin >= 0
@@ -91,14 +89,9 @@ def locate_body(
     return _patch_metadata(metadata, spans, begin, end - begin)
 
 
-def plan_packed_body(
-    metadata: bytes, spans: Sequence[tuple[int, int]]
-) -> tuple[BodyLocation, list[tuple[int, int]]]:
-    """Return an aligned layout for a copy of the buffers of a message.
-
-    Raises `ProtocolError` if the metadata is malformed.
-    """
-    packed: list[tuple[int, int]] = []
+def plan_packed_body(metadata: bytes, spans: Sequence[Span]) -> tuple[BodyLocation, list[Span]]:
+    """Return an aligned layout for a copy of the buffers of a message."""
+    packed: list[Span] = []
     end = 0
     for _, length in spans:
         packed.append((end if length else 0, length))
@@ -109,7 +102,7 @@ def plan_packed_body(
 
 
 def _patch_metadata(
-    metadata: bytes, spans: Sequence[tuple[int, int]], begin: int, nbytes: int
+    metadata: bytes, spans: Sequence[Span], begin: int, nbytes: int
 ) -> BodyLocation:
     """Return a location whose metadata lists the spans relative to `begin`."""
     patched = bytearray(metadata)
@@ -119,10 +112,6 @@ def _patch_metadata(
     ]
     struct.pack_into(f"<{len(numbers)}q", patched, find_buffers(metadata), *numbers)
     return BodyLocation(bytes(patched), begin, nbytes)
-
-
-Span = tuple[int, int]
-"""An offset and a length, in bytes."""
 
 
 class BufferLocator:
@@ -138,9 +127,7 @@ class BufferLocator:
     def locate(self, metadata: bytes | memoryview, body_length: int, offset: int) -> list[Span]:
         """Return the span of each buffer in the region, (0, 0) for an empty buffer.
 
-        `body_length` is the size of its packed body in bytes. `offset` is the offset of the body in
-        the region, in bytes. Raises `ProtocolError` if the metadata is malformed, or lists a buffer
-        outside the body.
+        `body_length` is the size of the packed body, and `offset` its offset in the region.
         """
         if metadata != self._metadata:
             self._buffers = _check_buffers(_read_buffers(metadata), body_length)

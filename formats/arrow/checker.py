@@ -67,9 +67,7 @@ class BatchPlan(NamedTuple):
 
 
 def plan_batch(fields: Iterable[Any], *, is_v5: bool = True) -> BatchPlan:
-    """Return the arrays of the record batches of a schema.
-
-    `is_v5`: Before, unions had a validity bitmap.
+    """Return the arrays of the record batches of a schema. Before V5, unions had validity bitmaps.
 
     Examples
     --------
@@ -184,10 +182,9 @@ class CheckedMessage(NamedTuple):
 class MessageChecker:
     """Checks the messages of one stream or file.
 
-    `max_metadata_bytes` is the largest size of custom metadata once decoded, in bytes.
-    `max_decoded_bytes` is the largest size of a body that is decompressed or copied, in bytes.
-    `copies_bodies` states whether decoding copies bodies that are not compressed, for example to
-    swap bytes. It always copies dictionaries.
+    `max_metadata_bytes` bounds custom metadata once decoded, and `max_decoded_bytes` a body that is
+    decompressed or copied. Decoding always copies dictionaries. `copies_bodies` states whether it
+    copies all bodies, for example to swap bytes.
 
     Examples
     --------
@@ -220,21 +217,15 @@ class MessageChecker:
     def check(self, metadata: bytes | memoryview, body: memoryview) -> CheckedMessage:
         """Check a message whose body is in memory.
 
-        Raises `InvalidDataError` if the metadata does not fit the schema or the body. The error
-        names the field and the buffer. Raises `LimitError` if the message exceeds a limit. Raises
-        `ProtocolError` if the metadata is malformed, or the stream cannot contain a message of this
-        type.
+        Raises `InvalidDataError`, which names the field and the buffer, if the metadata does not
+        fit the schema or the body, `LimitError`, or `ProtocolError` for other messages.
         """
         return self.check_parts(metadata, body.nbytes, lambda at: _I64.unpack_from(body, at)[0])
 
     def check_parts(
         self, metadata: bytes | memoryview, body_length: int, read_size: ReadSize
     ) -> CheckedMessage:
-        """Check a message whose body is read in parts; see `check`.
-
-        `body_length` is the size of the packed body in bytes. `read_size`: It is called only for
-        offsets within the body.
-        """
+        """Check a message whose packed body is read in parts; see `check`."""
         table = read_batch_table(metadata, max_buffers=self._max_buffers)
         if table.dictionary_id is not None and not self._types:
             raise ProtocolError("a dictionary batch arrived, but the schema has no dictionary")
@@ -290,8 +281,7 @@ class MessageChecker:
     ) -> Sequence[int]:
         """Check the span of each buffer, and return its size after decompression.
 
-        `body_length` is the size of the body in bytes. `read_size`: None means that the body is not
-        compressed.
+        `read_size` is None if the body is not compressed.
         """
         offsets, sizes = table.buffers[::2], table.buffers[1::2]
         if offsets and (

@@ -1,7 +1,6 @@
-"""Messages of a stream in the form that its readers need.
+"""Conversion of messages to the byte order, metadata version and compression of a `Form`.
 
-A `Form` has a byte order, a metadata version and a compression. `BatchEncoder` encodes record
-batches under the schema message of another stream.
+`BatchEncoder` encodes record batches under the schema message of another stream.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from .batch_rewriter import BatchRewriter, RewrittenMessage, read_layout
 from .encoder import MessageEncoder
 from .message import CODECS
 from .metadata_limits import survey_schema
-from .schema import Feature, read_features
-from .schema_rewriter import find_schema, rewrite_schema
+from .schema import Feature, find_schema, read_features
+from .schema_rewriter import rewrite_schema
 
 _CODECS = ("lz4", "zstd")
 
@@ -45,12 +44,7 @@ _VERSIONS = {"v4": fbs.MetadataVersion.V4, "v5": fbs.MetadataVersion.V5}
 
 
 class MessageConverter:
-    """Converts the messages of one stream.
-
-    Messages that have the form already need no conversion.
-
-    Raises `InvalidDataError` if the schema is malformed.
-    """
+    """Converts the messages of one stream."""
 
     def __init__(self, schema_metadata: bytes, form: Form) -> None:
         schema = find_schema(schema_metadata)
@@ -62,7 +56,8 @@ class MessageConverter:
         if compression in CODECS.values():
             version = fbs.MetadataVersion.V5  # readers look for a compression only there
         self._rewriter: BatchRewriter | None = None
-        self._changes_bodies = False
+        self.changes_bodies = False
+        """Whether messages do not have the form yet."""
         self.schema_metadata = schema_metadata
         """The FlatBuffer of the schema message in its new form."""
         changes_version = version is not None and version != message.Version()
@@ -74,7 +69,7 @@ class MessageConverter:
                 version=version,
                 compression=compression,
             )
-            self._changes_bodies = True
+            self.changes_bodies = True
             self.schema_metadata = rewrite_schema(
                 schema_metadata,
                 endianness=None if form.endianness is None else _ORDERS[form.endianness],
@@ -82,18 +77,8 @@ class MessageConverter:
                 features=_choose_features(read_features(schema), version, compression),
             )
 
-    @property
-    def changes_bodies(self) -> bool:
-        """Whether messages do not have the form yet."""
-        return self._changes_bodies
-
     def convert(self, metadata: bytes | memoryview, body: memoryview) -> RewrittenMessage:
-        """Return a record batch or dictionary batch in its new form, with padded buffers.
-
-        See `BatchRewriter.rewrite`.
-
-        Raises `ProtocolError` if the message is malformed or does not fit the schema.
-        """
+        """Return a batch in its new form, with padded buffers; see `BatchRewriter.rewrite`."""
         if self._rewriter is None:
             self._rewriter = BatchRewriter(read_layout(find_schema(self.schema_metadata)))
         return self._rewriter.rewrite(metadata, body)
@@ -111,9 +96,6 @@ def _choose_features(
     return others if compression == "none" else {*others, Feature.COMPRESSED_BODY}
 
 
-_NO_LIMIT = 1 << 62
-
-
 class BatchEncoder:
     """Encodes record batches so that they fit the schema message of a stream.
 
@@ -121,9 +103,9 @@ class BatchEncoder:
     """
 
     def __init__(self, schema_metadata: bytes) -> None:
-        schema: Any = find_schema(schema_metadata)
+        schema = find_schema(schema_metadata)
         message: Any = fbs.Message.GetRootAs(schema_metadata, 0)
-        ids = survey_schema(schema_metadata, max_nesting=1 << 31, max_bytes=_NO_LIMIT)
+        ids = survey_schema(schema_metadata, max_nesting=1 << 31, max_bytes=1 << 62)
         # pyarrow numbers dictionaries in the order of their fields.
         self._rewriter = BatchRewriter(
             read_layout(schema),
@@ -133,10 +115,7 @@ class BatchEncoder:
         )
 
     def encode(self, batch: pa.RecordBatch) -> list[RewrittenMessage]:
-        """Return the messages of a batch with the schema of the stream.
-
-        Raises `InvalidDataError` if Arrow cannot encode the batch, or it has another schema.
-        """
+        """Return the messages of a batch with the schema of the stream."""
         encoder = MessageEncoder(batch.schema)
         messages = encoder.encode(batch)
         encoder.close()

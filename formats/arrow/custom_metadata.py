@@ -13,12 +13,11 @@ from typing import Any
 import flatbuffers
 
 from ...fbs import arrow_generated as fbs
-from .message import read_custom_metadata
+from ..flatbuffer import embed, write_references
+from .message import align, read_custom_metadata
 
 PREFIX = b"splitarrow:footer:"
 """The prefix of the keys of a footer in a schema message."""
-
-_ALIGNMENT = 8
 
 Pairs = Sequence[tuple[bytes | None, bytes | None]]
 """Pairs of keys and values."""
@@ -29,55 +28,6 @@ def add_footer_metadata(metadata: bytes, footer: Mapping[bytes, bytes]) -> bytes
     return add_message_metadata(metadata, {PREFIX + key: value for key, value in footer.items()})
 
 
-def add_message_metadata(metadata: bytes, added: Mapping[bytes, bytes]) -> bytes:
-    """Return a schema message with more custom metadata; see `add_footer_metadata`."""
-    return set_message_metadata(metadata, {**read_custom_metadata(metadata), **added})
-
-
-def set_message_metadata(metadata: bytes, pairs: Mapping[bytes, bytes]) -> bytes:
-    """Return a schema message with other custom metadata; see `add_footer_metadata`."""
-    message = fbs.Message.GetRootAs(metadata, 0)
-    header: Any = message.Header()
-    builder: Any = flatbuffers.Builder(2 * len(metadata))
-    size = _embed(builder, metadata)
-    custom_metadata = write_pairs(builder, [*pairs.items()])
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, message.Version())
-    fbs.MessageAddHeaderType(builder, message.HeaderType())
-    fbs.MessageAddHeader(builder, size - header.Pos)
-    fbs.MessageAddCustomMetadata(builder, custom_metadata)
-    builder.Finish(fbs.MessageEnd(builder))
-    return bytes(builder.Output())
-
-
-def make_schema_message(footer: bytes) -> bytes:
-    """Return a schema message with the schema of a footer that `read_footer` has accepted."""
-    root = fbs.Footer.GetRootAs(footer, 0)
-    schema: Any = root.Schema()
-    builder: Any = flatbuffers.Builder(len(footer) + 256)
-    size = _embed(builder, footer)
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, root.Version())
-    fbs.MessageAddHeaderType(builder, fbs.MessageHeader.Schema)
-    fbs.MessageAddHeader(builder, size - schema._tab.Pos)
-    builder.Finish(fbs.MessageEnd(builder))
-    data = bytes(builder.Output())
-    return data + bytes(-len(data) % _ALIGNMENT)
-
-
-def _embed(builder: Any, data: bytes) -> int:
-    """Write a FlatBuffer into another one, and return its padded size in bytes.
-
-    A builder writes from the end and counts positions from there: a table at byte `p` of `data` is
-    at ``size - p``.
-    """
-    size = len(data) + -len(data) % _ALIGNMENT
-    builder.Prep(_ALIGNMENT, size)
-    builder.head -= size
-    builder.Bytes[builder.head : builder.head + len(data)] = data
-    return size
-
-
 def find_footer_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes] | None:
     """Return the custom metadata of a footer in a schema message; None if it has none."""
     pairs = read_custom_metadata(metadata).items()
@@ -85,8 +35,40 @@ def find_footer_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes] | N
     return found or None
 
 
+def add_message_metadata(metadata: bytes, added: Mapping[bytes, bytes]) -> bytes:
+    """Return a schema message with more custom metadata."""
+    return set_message_metadata(metadata, {**read_custom_metadata(metadata), **added})
+
+
+def set_message_metadata(metadata: bytes, pairs: Mapping[bytes, bytes]) -> bytes:
+    """Return a schema message with other custom metadata."""
+    message = fbs.Message.GetRootAs(metadata, 0)
+    header: Any = message.Header()
+    builder: Any = flatbuffers.Builder(2 * len(metadata))
+    size = embed(builder, metadata)
+    custom = write_pairs(builder, [*pairs.items()])
+    position = size - header.Pos
+    return finish_message(builder, message.Version(), message.HeaderType(), position, custom=custom)
+
+
+def make_schema_message(footer: bytes) -> bytes:
+    """Return a schema message with the schema of a footer that `read_footer` has accepted."""
+    root = fbs.Footer.GetRootAs(footer, 0)
+    schema: Any = root.Schema()
+    builder: Any = flatbuffers.Builder(len(footer) + 256)
+    position = embed(builder, footer) - schema._tab.Pos
+    return pad(finish_message(builder, root.Version(), fbs.MessageHeader.Schema, position))
+
+
+def pad(metadata: bytes) -> bytes:
+    """Return metadata padded to the alignment of messages."""
+    return metadata.ljust(align(len(metadata)), b"\0")
+
+
 def write_pairs(builder: Any, pairs: Pairs) -> int:
-    """Write the vector of the custom metadata of a message; return its position."""
+    """Write custom metadata, and return its position; 0 if there are no pairs."""
+    if not pairs:
+        return 0
     positions: list[int] = []
     for key, value in pairs:
         texts = [None if text is None else builder.CreateString(text) for text in (key, value)]
@@ -96,7 +78,23 @@ def write_pairs(builder: Any, pairs: Pairs) -> int:
         if texts[1] is not None:
             fbs.KeyValueAddValue(builder, texts[1])
         positions.append(fbs.KeyValueEnd(builder))
-    fbs.MessageStartCustomMetadataVector(builder, len(positions))
-    for position in reversed(positions):
-        builder.PrependUOffsetTRelative(position)
-    return builder.EndVector()
+    return write_references(builder, positions)
+
+
+def finish_message(
+    builder: Any, version: int, kind: int, header: int, body_length: int = 0, *, custom: int = 0
+) -> bytes:
+    """Write the table ``Message``, and return the FlatBuffer.
+
+    `kind` is a number of ``fbs.MessageHeader``. `header` and `custom` are the positions of the
+    header and of the custom metadata; 0 means that there is none.
+    """
+    fbs.MessageStart(builder)
+    fbs.MessageAddVersion(builder, version)
+    fbs.MessageAddHeaderType(builder, kind)
+    fbs.MessageAddHeader(builder, header)
+    fbs.MessageAddBodyLength(builder, body_length)
+    if custom:
+        fbs.MessageAddCustomMetadata(builder, custom)
+    builder.Finish(fbs.MessageEnd(builder))
+    return bytes(builder.Output())

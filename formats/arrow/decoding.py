@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from .data_types import list_fields, replace_fields
 from .message import encapsulate
 
 DECODING_ERRORS = (
@@ -85,7 +86,7 @@ class BufferFile:
 
 
 def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
-    """Validate everything except the ranges of values.
+    """Validate everything except the ranges of values; return whether these are valid, too.
 
     Raises `pyarrow.ArrowInvalid` if the data is not safe to use.
     """
@@ -104,10 +105,7 @@ def validate_memory(data: pa.Array[Any] | pa.RecordBatch) -> bool:
 
 
 def _reinterpret(array: Any) -> Any:
-    """Return an array with the same buffers, whose types allow every value.
-
-    An array that has such types is returned itself.
-    """
+    """Return the array, or one with the same buffers whose types allow every value."""
     data_type = array.type
     if isinstance(data_type, pa.BaseExtensionType):
         return _reinterpret(array.storage)
@@ -126,7 +124,8 @@ def _reinterpret(array: Any) -> Any:
     if all(one.type.equals(other.type) for one, other in zip(plain, children, strict=True)):
         return array
     own_buffers = array.buffers()[: data_type.num_buffers]
-    nested_type = _replace_children(data_type, [child.type for child in plain])
+    pairs = zip(list_fields(data_type), plain, strict=True)
+    nested_type = replace_fields(data_type, [field.with_type(child.type) for field, child in pairs])
     return pa.Array.from_buffers(
         nested_type, len(array), own_buffers, array.null_count, array.offset, children=plain
     )
@@ -150,28 +149,3 @@ def _list_children(array: Any) -> list[Any]:
     if types.is_run_end_encoded(data_type):
         return [array.run_ends, array.values]
     return [array.values] if data_type.num_fields else []
-
-
-def _replace_children(data_type: Any, children: list[Any]) -> pa.DataType:
-    types = pa.types
-    if types.is_run_end_encoded(data_type):
-        return pa.run_end_encoded(children[0], children[1])
-    fields = [data_type.field(index).with_type(child) for index, child in enumerate(children)]
-    if types.is_struct(data_type):
-        return pa.struct(fields)
-    if types.is_union(data_type):
-        return pa.union(fields, mode=data_type.mode, type_codes=data_type.type_codes)
-    if types.is_map(data_type):
-        make_map: Any = pa.map_  # its stubs do not accept fields
-        return make_map(
-            children[0].field(0), children[0].field(1), keys_sorted=data_type.keys_sorted
-        )
-    if types.is_large_list(data_type):
-        return pa.large_list(fields[0])
-    if types.is_fixed_size_list(data_type):
-        return pa.list_(fields[0], data_type.list_size)
-    if types.is_list_view(data_type):
-        return pa.list_view(fields[0])
-    if types.is_large_list_view(data_type):
-        return pa.large_list_view(fields[0])
-    return pa.list_(fields[0])

@@ -6,7 +6,7 @@ This module collects these pieces and divides them into messages by the sizes th
 declare.
 
 Arrow's writer compresses every buffer, even one that becomes larger. A reader need not decompress a
-buffer that is stored as it is, after the length -1 ("BodyCompression").
+buffer that is stored unchanged, after the length -1 ("BodyCompression").
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 
 from ...errors import InvalidDataError, UsageError
+from .data_types import has_unions
 from .message import (
     CODECS,
     HeaderType,
@@ -27,7 +28,7 @@ from .message import (
     read_batch_layout,
     read_message_info,
 )
-from .truncation import has_unions, truncate
+from .truncation import truncate
 
 
 class EncodedMessage(NamedTuple):
@@ -57,7 +58,7 @@ def store_incompressible(
 ) -> tuple[bytes, list[Any]]:
     """Return a message whose buffers are compressed only if that makes them smaller.
 
-    `parts` is the parts of its body, each buffer in a part of its own.
+    Each buffer is one of the parts of the body.
     """
     sizes = [memoryview(part).nbytes for part in parts]
     numbers = dict(zip(accumulate(sizes, initial=0), range(len(parts)), strict=False))
@@ -84,10 +85,7 @@ _PREFIX_BYTES = 8
 
 
 class MessageEncoder:
-    """Encodes the record batches of one stream.
-
-    `compression`: `None` does not compress. Raises `UsageError` if `compression` is unknown. Raises
-    `InvalidDataError` if Arrow cannot encode the schema.
+    """Encodes the record batches of one stream. It is unusable after an error.
 
     Examples
     --------
@@ -130,9 +128,8 @@ class MessageEncoder:
     ) -> list[EncodedMessage]:
         """Return the messages of the next batch: new dictionaries, then the batch itself.
 
-        `batch`: the messages share its buffers. They contain only the slice of a sliced array, with
-        the exceptions that `truncation` describes. Raises `InvalidDataError` if the batch has
-        another schema, or Arrow cannot encode it. The encoder is unusable afterwards.
+        The messages share the buffers of the batch. They contain only the slice of a sliced array,
+        with the exceptions that `truncation` describes.
         """
         try:
             if self._has_unions:
@@ -152,7 +149,7 @@ class MessageEncoder:
         return messages
 
     def _shrink(self, message: EncodedMessage) -> EncodedMessage:
-        """Return a compressed message, with the buffers that do not shrink as they are."""
+        """Return a compressed message, in which buffers that do not shrink stay uncompressed."""
         metadata, body, length, rows = message
         if not length:
             return message
@@ -186,11 +183,8 @@ class _Sink:
         """Do nothing: `take` still returns the messages."""
 
     def take(self, rows: int) -> list[EncodedMessage]:
-        """Remove and return the written messages.
-
-        Raises `InvalidDataError` if the last message is incomplete.
-        """
-        pieces = _Pieces(self._pieces)
+        """Remove and return the written messages."""
+        pieces = Pieces(self._pieces)
         messages: list[EncodedMessage] = []
         while not pieces.is_empty:
             prefix = parse_prefix(b"".join(pieces.take(_PREFIX_BYTES)))
@@ -208,8 +202,8 @@ class _Sink:
         return messages
 
 
-class _Pieces:
-    """The pieces that a writer wrote, which `take` divides again at any byte."""
+class Pieces:
+    """Pieces of memory that `take` divides at any byte."""
 
     __slots__ = ("_at", "_pieces")
 
@@ -223,10 +217,7 @@ class _Pieces:
         return self._at == len(self._pieces)
 
     def take(self, count: int) -> list[Any]:
-        """Return the next `count` bytes, as pieces that share their memory.
-
-        Raises `InvalidDataError` if fewer bytes are left.
-        """
+        """Return the next `count` bytes, as pieces that share their memory."""
         pieces, at = self._pieces, self._at
         taken: list[Any] = []
         while count:

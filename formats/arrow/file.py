@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from ...fbs import arrow_generated as fbs
+from ..flatbuffer import READER_ERRORS
 from .message import CONTINUATION, HeaderType, parse_prefix, read_message_info
-from .schema import check_schema_features
+from .schema import check_features
 
 MAGIC = b"ARROW1"
 HEAD_BYTES = 8
@@ -34,7 +35,6 @@ BLOCK = struct.Struct("<qi4xq")
 
 _SIZE = struct.Struct("<i")
 _DICTIONARIES, _RECORD_BATCHES = 8, 10  # the slots of fields in the vtable of Footer
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 class Block(NamedTuple):
@@ -111,11 +111,7 @@ class FooterSpan(NamedTuple):
 
 
 def find_footer(tail: bytes, file_size: int) -> FooterSpan:
-    """Return the position of the footer of a file.
-
-    `file_size` is the size of the file in bytes. Raises `InvalidDataError` if the file does not end
-    like an Arrow IPC file. It may be truncated.
-    """
+    """Return the position of the footer of a file, of which `tail` has the last bytes."""
     if file_size < HEAD_BYTES + TAIL_BYTES or len(tail) < TAIL_BYTES:
         raise InvalidDataError(f"the file has only {file_size} bytes; an Arrow IPC file has more")
     tail = tail[-TAIL_BYTES:]
@@ -135,11 +131,10 @@ def find_footer(tail: bytes, file_size: int) -> FooterSpan:
 
 
 def read_footer(footer: bytes, offset: int) -> Footer:
-    """Read and check the footer of a file.
+    """Read and check the footer at an offset of a file.
 
-    `offset` is the offset of the footer in the file, in bytes. Raises `InvalidDataError` if the
-    footer is malformed, or a block is misaligned, empty, or not between the head and the footer of
-    the file.
+    Raises `InvalidDataError` if it is malformed, or a block is misaligned, empty, or not between
+    the head and the footer.
     """
     try:
         root = fbs.Footer.GetRootAs(footer, 0)
@@ -148,10 +143,10 @@ def read_footer(footer: bytes, offset: int) -> Footer:
         if schema is None:
             raise InvalidDataError("the footer of the Arrow IPC file has no schema")
         endianness = int(schema.Endianness())
-        check_schema_features(schema)
+        check_features(schema)
         dictionaries = _read_blocks(footer, root, _DICTIONARIES)
         record_batches = _read_blocks(footer, root, _RECORD_BATCHES)
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError(
             f"the footer of the Arrow IPC file, {len(footer)} bytes at byte {offset}, is malformed"
         ) from None
@@ -165,15 +160,12 @@ def read_footer(footer: bytes, offset: int) -> Footer:
 
 
 def read_footer_pairs(footer: bytes) -> list[tuple[bytes | None, bytes | None]]:
-    """Return the custom metadata of a footer as pairs of keys and values.
-
-    Raises `InvalidDataError` if it is malformed.
-    """
+    """Return the custom metadata of a footer as pairs of keys and values."""
     try:
         root = fbs.Footer.GetRootAs(footer, 0)
         found = map(root.CustomMetadata, range(min(root.CustomMetadataLength(), len(footer))))
         return [(pair.Key(), pair.Value()) for pair in found if pair is not None]
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the custom metadata of the footer is malformed") from None
 
 
@@ -245,16 +237,7 @@ class FramedMessage(NamedTuple):
 class MessageReader:
     """Reads the metadata of messages in order, and skips their bodies.
 
-    `end` is the offset after the last message in bytes, usually the size of the file. `offset` is
-    the offset of the first message in bytes. `max_metadata_bytes` is the largest size of the
-    metadata of a message in bytes.
-
-    Attributes
-    ----------
-    offset : int
-        The offset of the next message; after the last one, that after the end marker.
-    cut_message : FramedMessage or None
-        The message whose metadata is complete and whose body is truncated, after that error.
+    The messages begin at `offset` and end before `end`, usually the size of the file.
     """
 
     def __init__(
@@ -263,7 +246,9 @@ class MessageReader:
         self._read_file = read
         self._end = end
         self.offset = offset
+        """The offset of the next message; after the last one, that after the end marker."""
         self.cut_message: FramedMessage | None = None
+        """The message whose metadata is complete and whose body is truncated, after that error."""
         self._max_metadata_bytes = max_metadata_bytes
         self._window = b""
         self._window_offset = 0
@@ -272,8 +257,7 @@ class MessageReader:
     def next_message(self) -> FramedMessage | None:
         """Return the next message and move behind it; None at the end. An end marker is optional.
 
-        Raises `InvalidDataError` if the message is truncated or malformed. `offset` is then that of
-        the message. Raises `LimitError` if its metadata is too large.
+        After an error, `offset` is that of the message.
         """
         offset, end = self.offset, self._end
         self.cut_message = None
@@ -334,8 +318,7 @@ class MessageReader:
 def check_trailing_bytes(read: Read, end: int, size: int) -> None:
     """Refuse data after the end marker of a stream, which would otherwise be lost silently.
 
-    `end` is the offset after the end marker in bytes. `size` is the size of the file in bytes.
-    Raises `InvalidDataError` if more than padding follows.
+    The marker ends at `end`. Padding may follow it, up to the size of the file.
     """
     rest = size - end
     if rest > _MAX_PADDING or any(read(end, rest)):

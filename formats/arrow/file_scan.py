@@ -17,7 +17,6 @@ import pyarrow as pa
 from ...errors import InvalidDataError, LimitError, ProtocolError
 from .checker import CheckedMessage, MessageChecker
 from .custom_metadata import make_schema_message
-from .dictionaries import read_dictionary_types
 from .file import (
     HEAD_BYTES,
     MAGIC,
@@ -33,7 +32,7 @@ from .file import (
     read_footer_pairs,
 )
 from .message import HeaderType, read_batch_table, read_message_info
-from .schema import read_schema
+from .schema import read_dictionary_types, read_schema
 
 BATCH_NAMES = {
     HeaderType.DICTIONARY_BATCH: "dictionary batch",
@@ -45,10 +44,9 @@ _SMALLEST_GAP = 64
 
 
 def find_layout_problems(read: Read, footer: Footer, end: int) -> Iterator[tuple[str, int, str]]:
-    """Yield messages that overlap, and messages that the footer does not list.
+    """Yield the place, offset and problem of messages that overlap or that the footer omits.
 
-    `end` is the offset of the footer in the file, in bytes. Yield the part of the file, its offset
-    in bytes, and the problem.
+    `end` is the offset of the footer.
     """
     listed = [
         (block[0], sum(block), f"{BATCH_NAMES[header_type]} {index}")
@@ -122,24 +120,8 @@ class ScannedMessage(NamedTuple):
 class FileScan:
     """The scan of one file or stream.
 
-    `size` is the size of the file in bytes. `searches`: Otherwise the scan ends there.
-    `max_metadata_bytes` is the largest size of the metadata of a message in bytes.
-    `max_decoded_bytes` is the largest size of a body once decompressed, in bytes.
-
-    Attributes
-    ----------
-    is_file : bool
-        Whether it is an Arrow IPC file; otherwise, it is a stream.
-    schema : pyarrow.Schema or None
-        The schema; None if none could be read so far.
-    schema_metadata : bytes
-        The FlatBuffer of the schema message.
-    dictionary_ids : frozenset of int
-        The IDs of the dictionaries of the schema.
-    footer : Footer or None
-        The footer; None for a stream, and if it is damaged.
-    defects : list of Defect
-        The defects that the scan has found so far.
+    With `searches`, it looks for the next message after a defect that hides the place of that
+    message. Otherwise it ends there. Without `uses_footer`, it reads a file as a stream.
     """
 
     def __init__(
@@ -165,18 +147,21 @@ class FileScan:
         self._checker: MessageChecker | None = None
         self._dictionaries: set[int | None] = set()
         self.is_file = read(0, min(size, len(MAGIC))) == MAGIC
+        """Whether it is an Arrow IPC file; otherwise, it is a stream."""
         self.schema: pa.Schema | None = None
+        """The schema; None if none could be read so far."""
         self.schema_metadata = b""
+        """The FlatBuffer of the schema message."""
         self.dictionary_ids: frozenset[int] = frozenset()
+        """The IDs of the dictionaries of the schema."""
         self.footer: Footer | None = None
+        """The footer; None for a stream, and if it is damaged."""
         self._footer_bytes = b""
         self.defects: list[Defect] = []
+        """The defects that the scan has found so far."""
 
     def messages(self) -> Iterator[ScannedMessage]:
-        """Yield the dictionary batches and record batches that are sound.
-
-        Each defect is appended to `defects`.
-        """
+        """Yield the dictionary batches and record batches that are sound."""
         if not self.is_file:
             yield from self._scan_stream(0, self._size)
             return
@@ -226,7 +211,7 @@ class FileScan:
                 number += 1
                 continue
             if number == 0 or (self.schema is None and message.header_type is HeaderType.SCHEMA):
-                if not self._use_schema(message):
+                if not self._read_schema(message.metadata, "message 0", message.offset):
                     break
             elif (scanned := self._check(number, place, message)) is not None:
                 yield scanned
@@ -242,11 +227,8 @@ class FileScan:
         except ProtocolError as error:
             self._add_defect(place, offset, error.message, end - offset)
 
-    def _use_schema(self, message: FramedMessage) -> bool:
-        """Read the schema of a stream, and return whether it can be read."""
-        return self._read_schema(message.metadata, "message 0", message.offset)
-
     def _read_schema(self, metadata: bytes, place: str, offset: int) -> bool:
+        """Read a schema message, and return whether it is sound."""
         try:
             schema = read_schema(
                 metadata, max_nesting=self._max_nesting, max_bytes=self._max_metadata_bytes
@@ -268,16 +250,11 @@ class FileScan:
 
     def _check(self, number: int, place: str, message: FramedMessage) -> ScannedMessage | None:
         """Return a message if it is sound; otherwise, record its defect."""
-        body, size = message.body_offset, message.body_length
         problem, checked = "", None
         try:
             if self._checker is None:
                 raise InvalidDataError("there is no schema before it")
-            checked = self._checker.check_parts(
-                message.metadata,
-                size,
-                lambda at: _I64.unpack(self._read(body + at, 8))[0],
-            )
+            checked = self._check_parts(self._checker, message)
             problem = self._check_dictionary(checked)
         except ProtocolError as error:
             problem = error.message
@@ -286,6 +263,14 @@ class FileScan:
         nbytes, rows = message.end - message.offset, _count_rows(message)
         self.defects.append(Defect(place, message.offset, problem, nbytes, rows))
         return None
+
+    def _check_parts(self, checker: MessageChecker, message: FramedMessage) -> CheckedMessage:
+        begin = message.body_offset
+        return checker.check_parts(
+            message.metadata,
+            message.body_length,
+            lambda at: _I64.unpack(self._read(begin + at, 8))[0],
+        )
 
     def _check_dictionary(self, checked: CheckedMessage) -> str:
         """Return the problem with the order of dictionaries; empty if there is none."""
@@ -323,11 +308,7 @@ class FileScan:
                 return self.schema is None
             if self._checker is None or message.header_type not in BATCH_NAMES:
                 return False
-            self._checker.check_parts(
-                message.metadata,
-                message.body_length,
-                lambda at: _I64.unpack(self._read(message.body_offset + at, 8))[0],
-            )
+            self._check_parts(self._checker, message)
         except ProtocolError:
             return False
         return True

@@ -13,7 +13,6 @@ The module performs no I/O: the caller writes the pieces that it gets.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +20,12 @@ import pyarrow as pa
 from ...errors import InvalidDataError
 from .body_layout import plan_packed_body
 from .custom_metadata import Pairs
-from .encoder import EncodedMessage, MessageEncoder
+from .encoder import EncodedMessage, MessageEncoder, Pieces
 from .file import BLOCK, HEAD_BYTES, MAGIC, Blocks
 from .message import (
     CONTINUATION,
     END_OF_STREAM,
-    BufferSpan,
+    PREFIX,
     HeaderType,
     align,
     encapsulate,
@@ -50,7 +49,7 @@ def encapsulate_legacy(metadata: bytes | memoryview) -> bytes:
 
 
 class StreamAssembler:
-    """Assembles a stream."""
+    """Assembles a stream, current or as before Arrow 0.15."""
 
     def __init__(self, *, legacy: bool = False) -> None:
         self._encapsulate = encapsulate_legacy if legacy else encapsulate
@@ -61,10 +60,7 @@ class StreamAssembler:
         return self._encapsulate(schema_metadata)
 
     def add(self, metadata: bytes | memoryview, body_length: int) -> bytes:
-        """Return the bytes before the body of the next message.
-
-        `body_length` is the size of its body in bytes, a multiple of 8.
-        """
+        """Return the bytes before the body of the next message, which is a multiple of 8 bytes."""
         del body_length
         return self._encapsulate(metadata)
 
@@ -91,15 +87,12 @@ class FileAssembler(StreamAssembler):
     def begin(self, schema_metadata: bytes) -> bytes:
         """Return the bytes that begin the file: the magic and the schema message."""
         self._schema_metadata = schema_metadata
-        head = MAGIC + bytes(2) + super().begin(schema_metadata)
+        head = _HEAD + super().begin(schema_metadata)
         self._position = len(head)
         return head
 
     def add(self, metadata: bytes | memoryview, body_length: int) -> bytes:
-        """Return the bytes before the body of the next message; see `StreamAssembler.add`.
-
-        Raises `ReplacedDictionaryError` if the message replaces a dictionary.
-        """
+        """Return the bytes before the body of the next message; see `StreamAssembler.add`."""
         header = read_batch_header(metadata)
         head = super().add(metadata, body_length)
         blocks = self._batches
@@ -129,17 +122,12 @@ class FileAssembler(StreamAssembler):
 ALIGNMENT = 64
 """The alignment of each buffer in the file, in bytes."""
 
-_PREFIX = struct.Struct("<4sI")
-_SIZE = struct.Struct("<i")
 _HEAD = MAGIC.ljust(HEAD_BYTES, b"\0")
 _ZEROS = bytes(ALIGNMENT)
 
 
 class AlignedFileWriter:
-    """Encodes an Arrow IPC file, batch by batch.
-
-    `compression`: `None` does not compress. Raises `UsageError` if `compression` is unknown. Raises
-    `InvalidDataError` if Arrow cannot encode the schema.
+    """Encodes an Arrow IPC file, batch by batch. It is unusable after an error.
 
     Examples
     --------
@@ -166,11 +154,7 @@ class AlignedFileWriter:
         return pieces
 
     def add(self, batch: pa.RecordBatch) -> list[Any]:
-        """Return the pieces of the next batch: ``bytes`` and the buffers of its arrays.
-
-        Raises `InvalidDataError` if the batch has another schema, or replaces a dictionary, which
-        the file format does not allow. The file is unusable afterwards.
-        """
+        """Return the pieces of the next batch: ``bytes`` and the buffers of its arrays."""
         pieces: list[Any] = []
         for message in self._encoder.encode(batch):
             self._add_message(message, pieces)
@@ -184,7 +168,7 @@ class AlignedFileWriter:
             Blocks(b"".join(blocks)) for blocks in (self._dictionaries, self._batches)
         )
         footer = build_footer(metadata, dictionaries, batches, ())
-        tail = b"".join((END_OF_STREAM, footer, _SIZE.pack(len(footer)), MAGIC))
+        tail = b"".join((END_OF_STREAM, footer, _I32.pack(len(footer)), MAGIC))
         self.position += len(tail)
         return [tail]
 
@@ -202,35 +186,17 @@ class AlignedFileWriter:
         begin = self.position
         self._add_metadata(aligned.metadata, pieces)
         blocks.append(BLOCK.pack(begin, self.position - begin, aligned.nbytes))
-        end = 0
-        buffers = _slice_body(message.body or [], layout.buffers)
-        for (offset, length), buffer in zip(spans, buffers, strict=True):
+        body, position, end = Pieces(message.body or []), 0, 0
+        for (offset, length), (source, _) in zip(spans, layout.buffers, strict=True):
             if length:
-                pieces += (_ZEROS[: offset - end], *buffer)
-                end = offset + length
+                body.take(source - position)
+                pieces += (_ZEROS[: offset - end], *body.take(length))
+                position, end = source + length, offset + length
         pieces.append(_ZEROS[: aligned.nbytes - end])
         self.position += aligned.nbytes
 
     def _add_metadata(self, metadata: bytes, pieces: list[Any]) -> None:
-        end = self.position + _PREFIX.size + len(metadata)
+        end = self.position + PREFIX.size + len(metadata)
         gap = -end % ALIGNMENT
-        pieces += (_PREFIX.pack(CONTINUATION, len(metadata) + gap), metadata, _ZEROS[:gap])
+        pieces += (PREFIX.pack(CONTINUATION, len(metadata) + gap), metadata, _ZEROS[:gap])
         self.position = end + gap
-
-
-def _slice_body(body: Sequence[Any], spans: Sequence[BufferSpan]) -> Iterator[list[memoryview]]:
-    """Yield each buffer of a packed body, as pieces that share its memory."""
-    pieces = iter(body)
-    piece, begin, end = memoryview(b""), 0, 0  # the current piece and its range in the body
-    for offset, length in spans:
-        slices: list[memoryview] = []
-        position, stop = offset, offset + length
-        while position < stop:
-            if position >= end:
-                piece = memoryview(next(pieces)).cast("B")
-                begin, end = end, end + piece.nbytes
-                continue
-            slice_end = min(stop, end)
-            slices.append(piece[position - begin : slice_end - begin])
-            position = slice_end
-        yield slices

@@ -19,14 +19,25 @@ from flatbuffers.number_types import SOffsetTFlags, VOffsetTFlags
 
 from ...errors import InvalidDataError, ProtocolError
 from ...fbs import arrow_generated as fbs
-from ..flatbuffer import PARSE_ERRORS, find_field, follow, read_root, read_slots
+from ..flatbuffer import PARSE_ERRORS, READER_ERRORS, find_field, follow, read_root, read_slots
 from ..summary import MessageSummary
 
 CONTINUATION = b"\xff\xff\xff\xff"
 END_OF_STREAM = CONTINUATION + bytes(4)
 
+PREFIX = struct.Struct("<4sI")
+"""The continuation marker and the length of the padded metadata."""
+_I16 = struct.Struct("<h")
 _I32 = struct.Struct("<i")
-_PREFIX = struct.Struct("<4sI")
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+
+# The slots of fields in the vtables of Message.fbs.
+_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _MESSAGE_PAIRS = 6, 8, 10, 12
+_BATCH_LENGTH, _BATCH_BUFFERS = 4, 8
+_SCHEMA_ENDIANNESS = 4
+_DICTIONARY_DATA = 6
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
 def align(length: int) -> int:
@@ -35,12 +46,9 @@ def align(length: int) -> int:
 
 
 def encapsulate(metadata: bytes | memoryview) -> bytes:
-    """Return the continuation marker, the length and the padded metadata of a message.
-
-    The body may follow directly.
-    """
+    """Return the continuation marker, the length and the padded metadata of a message."""
     size = align(len(metadata))
-    return b"".join((_PREFIX.pack(CONTINUATION, size), metadata, bytes(size - len(metadata))))
+    return b"".join((PREFIX.pack(CONTINUATION, size), metadata, bytes(size - len(metadata))))
 
 
 class Prefix(NamedTuple):
@@ -53,10 +61,7 @@ class Prefix(NamedTuple):
 
 
 def parse_prefix(data: bytes | memoryview) -> Prefix:
-    """Parse the prefix of an encapsulated message.
-
-    Raises `ProtocolError` if `data` is too short or declares a negative length.
-    """
+    """Parse the prefix of an encapsulated message."""
     if len(data) >= 8 and bytes(data[:4]) == CONTINUATION:
         prefix = Prefix(8, _I32.unpack_from(data, 4)[0])
     elif len(data) >= 4 and bytes(data[:4]) != CONTINUATION:
@@ -68,18 +73,6 @@ def parse_prefix(data: bytes | memoryview) -> Prefix:
             f"an Arrow IPC message declares {prefix.metadata_length} bytes of metadata"
         )
     return prefix
-
-
-_I16 = struct.Struct("<h")
-_U32 = struct.Struct("<I")
-_I64 = struct.Struct("<q")
-
-# The slots of fields in the vtables of Message.fbs.
-_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_BODY_LENGTH, _MESSAGE_PAIRS = 6, 8, 10, 12
-_BATCH_BUFFERS = 8
-_SCHEMA_ENDIANNESS = 4
-_DICTIONARY_DATA = 6
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
 class HeaderType(IntEnum):
@@ -164,10 +157,7 @@ def _read_header_type(data: bytes | memoryview, message: int) -> int:
 
 
 def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
-    """Read the type of a message and the size of its body.
-
-    Raises `ProtocolError` if the bytes are not the FlatBuffer of an Arrow IPC message.
-    """
+    """Read the type of a message and the size of its body."""
     try:
         table = read_root(metadata)
         header_type = _read_header_type(metadata, table)
@@ -185,10 +175,7 @@ def read_message_info(metadata: bytes | memoryview) -> MessageInfo:
 
 
 def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
-    """Return the properties of an Arrow IPC message that the protocol needs.
-
-    Raises `ProtocolError` if the metadata is not the FlatBuffer of an Arrow IPC message.
-    """
+    """Return the properties of an Arrow IPC message that the protocol needs."""
     header_type, body_length = read_message_info(metadata)
     is_array = header_type in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR)
     is_schema = header_type is HeaderType.SCHEMA
@@ -196,11 +183,7 @@ def summarize_message(metadata: bytes | memoryview) -> MessageSummary:
 
 
 def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchLayout:
-    """Read the layout of the body of a record batch or dictionary batch.
-
-    Raises `ProtocolError` if the message is not a batch, is malformed, or has more than
-    `max_buffers` buffers.
-    """
+    """Read the layout of the body of a record batch or dictionary batch."""
     table = read_batch_table(metadata, max_buffers=max_buffers)
     numbers = iter(table.buffers)
     buffers = [BufferSpan(offset, length) for offset, length in zip(numbers, numbers, strict=True)]
@@ -210,10 +193,7 @@ def read_batch_layout(metadata: bytes | memoryview, *, max_buffers: int = 1 << 2
 
 
 def read_batch_table(metadata: bytes | memoryview, *, max_buffers: int = 1 << 20) -> BatchTable:
-    """Read the numbers in the metadata of a record batch or dictionary batch.
-
-    Parameters and errors are those of `read_batch_layout`.
-    """
+    """Read the numbers in the metadata of a record batch or dictionary batch."""
     try:
         slots = read_slots(metadata, read_root(metadata))
         version, kind, header, length, custom_metadata = slots[:5]
@@ -274,10 +254,7 @@ def _read_codec(data: bytes | memoryview, position: int) -> int:
 
 
 def read_endianness(metadata: bytes | memoryview) -> str:
-    """Return the byte order that a schema message declares: ``little`` or ``big``.
-
-    Raises `ProtocolError` if the message is malformed or declares an unknown byte order.
-    """
+    """Return the byte order that a schema message declares: ``little`` or ``big``."""
     try:
         table = follow(metadata, find_field(metadata, read_root(metadata), _MESSAGE_HEADER))
         position = find_field(metadata, table, _SCHEMA_ENDIANNESS)
@@ -290,10 +267,7 @@ def read_endianness(metadata: bytes | memoryview) -> str:
 
 
 def find_batch_table(metadata: bytes | memoryview) -> int:
-    """Return the position of the table ``RecordBatch`` of a record batch or dictionary batch.
-
-    Raises `IndexError`, `struct.error` if the message is malformed or not a batch.
-    """
+    """Return the position of the table ``RecordBatch`` of a batch; raises `PARSE_ERRORS`."""
     root = read_root(metadata)
     header_type = _read_header_type(metadata, root)
     position = find_field(metadata, root, _MESSAGE_HEADER)
@@ -307,10 +281,7 @@ def find_batch_table(metadata: bytes | memoryview) -> int:
 
 
 def find_buffers(metadata: bytes | memoryview) -> int:
-    """Return the position of the spans of the buffers in the metadata of a batch.
-
-    Raises `ProtocolError` if the message is malformed or lists no buffers.
-    """
+    """Return the position of the spans of the buffers in the metadata of a batch."""
     try:
         position = find_field(metadata, find_batch_table(metadata), _BATCH_BUFFERS)
         if position:
@@ -321,10 +292,7 @@ def find_buffers(metadata: bytes | memoryview) -> int:
 
 
 def find_body_length(metadata: bytes | memoryview) -> int:
-    """Return the position of the body length in the metadata of a message.
-
-    Raises `ProtocolError` if the metadata is malformed or omits the body length.
-    """
+    """Return the position of the body length in the metadata of a message."""
     try:
         position = find_field(metadata, read_root(metadata), _MESSAGE_BODY_LENGTH)
         if position:
@@ -335,7 +303,7 @@ def find_body_length(metadata: bytes | memoryview) -> int:
 
 
 def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
-    """Return the custom metadata of a message, which `bounds.survey_custom_metadata` has accepted.
+    """Return the custom metadata of a message, which `survey_custom_metadata` has accepted.
 
     Of several values of a key, the last one counts, as in pyarrow.
     """
@@ -348,12 +316,9 @@ def read_custom_metadata(metadata: bytes | memoryview) -> dict[bytes, bytes]:
 
 CODECS = {fbs.CompressionType.LZ4_FRAME: "lz4", fbs.CompressionType.ZSTD: "zstd"}
 """The names of the compressions by their numbers."""
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # Arrow 0.17 declared compression with it
+OLD_COMPRESSION_KEY = b"ARROW:experimental_compression"
+"""The key of the custom metadata with which Arrow 0.17 declared compression."""
 _MARKER = 0xFFFFFFFF
-
-# The slots of fields in the vtables of Message and RecordBatch.
-_BODY_LENGTH, _LENGTH = 10, 4
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 class FieldOffsets(NamedTuple):
@@ -391,11 +356,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_batch_header(metadata: bytes | memoryview) -> BatchHeader:
-    """Read the metadata of a message.
-
-    `metadata`: It may be malformed. Raises `ProtocolError` if it is not the FlatBuffer of an Arrow
-    IPC message. Raises `InvalidDataError` if the batch is malformed or declares an unknown codec.
-    """
+    """Read the metadata of a message; raises `InvalidDataError` for a malformed batch."""
     header_type, body_length = read_message_info(metadata)
     header = BatchHeader(header_type, body_length, 0, None, None, False, None)
     if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
@@ -422,7 +383,7 @@ def read_batch_header(metadata: bytes | memoryview) -> BatchHeader:
             dictionary_id=int(dictionary.Id()),
             is_delta=bool(dictionary.IsDelta()),
         )
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the metadata is not an Arrow IPC batch") from None
 
 
@@ -434,13 +395,13 @@ def _name_codec(message: Any, batch: Any) -> str | None:
             raise InvalidDataError(f"a message is compressed with the unknown codec {codec}")
         return CODECS[codec]
     pairs = map(message.CustomMetadata, range(message.CustomMetadataLength()))
-    found = (pair.Value().decode().lower() for pair in pairs if pair.Key() == _OLD_COMPRESSION)
+    found = (pair.Value().decode().lower() for pair in pairs if pair.Key() == OLD_COMPRESSION_KEY)
     return next(found, None)
 
 
 def _find_field_offsets(message: Any, batch: Any) -> FieldOffsets | None:
     outer, inner = message._tab, batch._tab
-    body_length, rows = outer.Offset(_BODY_LENGTH), inner.Offset(_LENGTH)
+    body_length, rows = outer.Offset(_MESSAGE_BODY_LENGTH), inner.Offset(_BATCH_LENGTH)
     if not body_length or not rows:
         return None
     found = FieldOffsets(outer.Pos + body_length, inner.Pos + rows)
@@ -481,9 +442,8 @@ class RowCountReader:
     def read(self, data: bytes, at: int, metadata_length: int, body_length: int) -> int:
         """Return the number of rows of a message, 0 if it is not a record batch.
 
-        `metadata_length` is the size of its prefix and its metadata in bytes. `body_length` is the
-        expected size of its body in bytes. Raises `ProtocolError` if the message is malformed.
-        Raises `InvalidDataError` if the batch is malformed or has a body of another size.
+        `metadata_length` is the size of its prefix and its metadata in bytes, and `body_length` the
+        expected size of its body.
         """
         try:
             marker, head, length, middle, rows = self._unpack(data, at)
@@ -515,5 +475,5 @@ class RowCountReader:
 
 
 def _unpack_nothing(data: bytes, at: int) -> tuple[Any, ...]:
-    """Fail, as if the message had another layout: none is known yet."""
+    """Fail as for a message of another layout."""
     raise struct.error

@@ -13,15 +13,13 @@ import struct
 from typing import NamedTuple
 
 from ...errors import InvalidDataError, LimitError
+from ..flatbuffer import PARSE_ERRORS, Bytes, follow, read_slots
+from .message import OLD_COMPRESSION_KEY
 
-_U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
-_I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
-_SLOTS = 8
-_ABSENT = (0,) * _SLOTS
 
-# The slots of fields in the tables of Message.fbs and Schema.fbs.
+# The numbers of fields in the tables of Message.fbs and Schema.fbs.
 _MESSAGE_HEADER, _MESSAGE_CUSTOM_METADATA = 2, 4
 _FOOTER_SCHEMA = 1
 _SCHEMA_FIELDS, _SCHEMA_CUSTOM_METADATA = 1, 2
@@ -35,11 +33,10 @@ _FIELD_COST, _PAIR_COST = 32, 24
 """The smallest sizes of an unshared field and of an unshared pair of custom metadata, in bytes."""
 _MAX_NESTING = 128
 """The deepest nesting that pyarrow accepts."""
-_OLD_COMPRESSION = b"ARROW:experimental_compression"
 
 
 class SchemaSurvey(NamedTuple):
-    """The counts that a walk through the metadata of a schema produces."""
+    """The result of a walk through the metadata of a schema."""
 
     fields: int
     """The number of fields, including nested ones."""
@@ -48,12 +45,9 @@ class SchemaSurvey(NamedTuple):
 
 
 class _Walk:
-    """Bounds-checked access to a FlatBuffer, with a budget in bytes.
+    """A walk through a FlatBuffer with a budget in bytes; raises `PARSE_ERRORS`."""
 
-    Methods raise `IndexError` or `struct.error` if the FlatBuffer is malformed.
-    """
-
-    def __init__(self, data: bytes | memoryview, max_bytes: int) -> None:
+    def __init__(self, data: Bytes, max_bytes: int) -> None:
         self.data = data
         self.left = self._limit = max_bytes
         self._pairs: dict[int, tuple[int, bool]] = {}
@@ -67,27 +61,15 @@ class _Walk:
                 "decoded"
             )
 
-    def read_table(self, table: int) -> tuple[int, ...]:
-        """Return the positions of the first fields of a table, 0 for an absent field."""
-        data = self.data
-        vtable = table - _I32.unpack_from(data, table)[0]
-        if vtable < 0:
-            raise IndexError
-        count = min(_U16.unpack_from(data, vtable)[0] // 2 - 2, _SLOTS)
-        if count <= 0:
-            return _ABSENT
-        offsets = struct.unpack_from(f"<{count}H", data, vtable + 4)
-        return (*(table + offset if offset else 0 for offset in offsets), *_ABSENT[count:])
-
-    def follow(self, position: int) -> int:
-        """Return the position that the reference at `position` points to."""
-        return position + _U32.unpack_from(self.data, position)[0]
+    def read_table(self, reference: int) -> tuple[int, ...]:
+        """Return the positions of the fields of the table that a reference points to."""
+        return read_slots(self.data, follow(self.data, reference))
 
     def read_vector(self, position: int, cost: int) -> range:
         """Return the positions of the elements of a vector of tables and charge `cost` for each."""
         if not position:
             return range(0)
-        start = self.follow(position)
+        start = follow(self.data, position)
         count = _U32.unpack_from(self.data, start)[0]
         end = start + 4 + 4 * count
         if end > len(self.data):
@@ -99,7 +81,7 @@ class _Walk:
         """Return the begin and the end of a string and charge its length."""
         if not position:
             return 0, 0
-        start = self.follow(position)
+        start = follow(self.data, position)
         length = _U32.unpack_from(self.data, start)[0]
         if start + 4 + length > len(self.data):
             raise IndexError
@@ -110,17 +92,17 @@ class _Walk:
         """Walk custom metadata and return whether it declares compression as in Arrow 0.17."""
         if not position:
             return False
-        start = self.follow(position)
+        start = follow(self.data, position)
         if start in self._pairs:
             cost, found = self._pairs[start]
             self.charge(cost)
             return found
         left, found = self.left, False
         for element in self.read_vector(position, _PAIR_COST):
-            pair = self.read_table(self.follow(element))
+            pair = self.read_table(element)
             begin, end = self.read_string(pair[_KEY])
             self.read_string(pair[_VALUE])
-            found = found or self.data[begin:end] == _OLD_COMPRESSION
+            found = found or self.data[begin:end] == OLD_COMPRESSION_KEY
         self._pairs[start] = left - self.left, found
         return found
 
@@ -131,7 +113,7 @@ class _SchemaWalk(_Walk):
     A shared field is walked once and charged for every reference.
     """
 
-    def __init__(self, data: bytes | memoryview, max_bytes: int, max_nesting: int) -> None:
+    def __init__(self, data: Bytes, max_bytes: int, max_nesting: int) -> None:
         super().__init__(data, max_bytes)
         self._max_nesting = min(max_nesting, _MAX_NESTING)
         self._seen: dict[int, tuple[int, int, int, list[int]]] = {}
@@ -149,20 +131,20 @@ class _SchemaWalk(_Walk):
             self.dictionary_ids += ids
             return height
         left, fields, ids_before = self.left, self.fields, len(self.dictionary_ids)
-        slots = self.read_table(position)
+        slots = read_slots(self.data, position)
         self.fields += 1
         self.read_string(slots[_FIELD_NAME])
         self.walk_custom_metadata(slots[_FIELD_CUSTOM_METADATA])
         kind, data_type = slots[_FIELD_TYPE_TYPE], slots[_FIELD_TYPE]
         if kind and data_type and self.data[kind] == _TIMESTAMP:
-            self.read_string(self.read_table(self.follow(data_type))[_TIMESTAMP_ZONE])
+            self.read_string(self.read_table(data_type)[_TIMESTAMP_ZONE])
         if slots[_FIELD_DICTIONARY]:
-            at = self.read_table(self.follow(slots[_FIELD_DICTIONARY]))[_DICTIONARY_ID]
+            at = self.read_table(slots[_FIELD_DICTIONARY])[_DICTIONARY_ID]
             self.dictionary_ids.append(_I64.unpack_from(self.data, at)[0] if at else 0)
         height = 1
         for element in self.read_vector(slots[_FIELD_CHILDREN], _FIELD_COST):
             self.check_depth(depth + 1)
-            height = max(height, 1 + self.walk_field(self.follow(element), depth + 1))
+            height = max(height, 1 + self.walk_field(follow(self.data, element), depth + 1))
         self._seen[position] = (
             height,
             left - self.left,
@@ -173,57 +155,52 @@ class _SchemaWalk(_Walk):
 
     def walk_schema(self, position: int) -> None:
         """Walk the schema that the reference at `position` points to."""
-        schema = self.read_table(self.follow(position))
+        schema = self.read_table(position)
         self.walk_custom_metadata(schema[_SCHEMA_CUSTOM_METADATA])
         for element in self.read_vector(schema[_SCHEMA_FIELDS], _FIELD_COST):
-            self.walk_field(self.follow(element), 1)
+            self.walk_field(follow(self.data, element), 1)
 
     def check_depth(self, depth: int) -> None:
-        """Check the depth of a field."""
         if depth > self._max_nesting:
             raise LimitError(f"a column nests more than {self._max_nesting} levels of types")
 
 
 def survey_schema(
-    metadata: bytes | memoryview, *, max_nesting: int = 64, max_bytes: int = 16 << 20
+    metadata: Bytes, *, max_nesting: int = 64, max_bytes: int = 16 << 20
 ) -> SchemaSurvey:
-    """Walk the metadata of a schema message.
+    """Walk the metadata of a message that is known to be a schema.
 
-    `metadata`: This function does not check that it is a schema. `max_nesting`: a plain column has
-    depth 1. `max_bytes` is the largest size of the decoded metadata in bytes. Raises `LimitError`
-    if the schema exceeds one of the limits. Raises `InvalidDataError` if the metadata is malformed.
+    A plain column has depth 1. `max_bytes` bounds the decoded metadata. Raises `LimitError` if the
+    schema exceeds a limit, and `InvalidDataError` if the metadata is malformed.
     """
     walk = _SchemaWalk(metadata, max_bytes, max_nesting)
     try:
-        message = walk.read_table(walk.follow(0))
+        message = walk.read_table(0)
         walk.walk_custom_metadata(message[_MESSAGE_CUSTOM_METADATA])
         walk.walk_schema(message[_MESSAGE_HEADER])
-    except (struct.error, IndexError):
+    except PARSE_ERRORS:
         raise InvalidDataError("the metadata of the schema is malformed") from None
     return SchemaSurvey(walk.fields, walk.dictionary_ids)
 
 
 def survey_footer(footer: bytes) -> SchemaSurvey:
-    """Walk the schema in the footer of a file, which pyarrow has accepted.
-
-    Raises `InvalidDataError` if the footer is malformed.
-    """
+    """Walk the schema in the footer of a file, which pyarrow has accepted."""
     walk = _SchemaWalk(footer, 1 << 62, _MAX_NESTING)
     try:
-        walk.walk_schema(walk.read_table(walk.follow(0))[_FOOTER_SCHEMA])
-    except (struct.error, IndexError):
+        walk.walk_schema(walk.read_table(0)[_FOOTER_SCHEMA])
+    except PARSE_ERRORS:
         raise InvalidDataError("the schema in the footer is malformed") from None
     return SchemaSurvey(walk.fields, walk.dictionary_ids)
 
 
-def survey_custom_metadata(metadata: bytes | memoryview, *, max_bytes: int = 16 << 20) -> bool:
-    """Walk the custom metadata of any message.
+def survey_custom_metadata(metadata: Bytes, *, max_bytes: int = 16 << 20) -> bool:
+    """Walk the custom metadata of any message; return whether it declares compression.
 
-    Raises `LimitError` if it takes more than `max_bytes` bytes when decoded. Raises
-    `InvalidDataError` if the metadata is malformed.
+    Raises `LimitError` if it takes more than `max_bytes` when decoded, and `InvalidDataError` if it
+    is malformed.
     """
     walk = _Walk(metadata, max_bytes)
     try:
-        return walk.walk_custom_metadata(walk.read_table(walk.follow(0))[_MESSAGE_CUSTOM_METADATA])
-    except (struct.error, IndexError):
+        return walk.walk_custom_metadata(walk.read_table(0)[_MESSAGE_CUSTOM_METADATA])
+    except PARSE_ERRORS:
         raise InvalidDataError("the custom metadata of the message is malformed") from None

@@ -21,11 +21,8 @@ from ...errors import MissingExtraError, UsageError
 def columns_to_numpy(data: pa.RecordBatch | pa.Table) -> dict[str, Any]:
     """Return the columns of a batch or table as NumPy arrays, by their names.
 
-    Numbers without nulls share the memory of a record batch, and are then read-only. All else
-    becomes what `column_to_numpy` describes.
-
-    Raises `MissingExtraError` if NumPy is not installed. Raises `UsageError` if several columns
-    have one name, or pyarrow cannot convert the values of one.
+    Numbers without nulls share the memory of a record batch, and are then read-only. See
+    `column_to_numpy` for other columns.
     """
     require_numpy()
     names = data.schema.names
@@ -40,12 +37,9 @@ def columns_to_numpy(data: pa.RecordBatch | pa.Table) -> dict[str, Any]:
 def column_to_numpy(column: Any) -> Any:
     """Return an array or a chunked array as a NumPy array.
 
-    Lists of a fixed size and tensors, of numbers without nulls, become arrays of more dimensions:
-    ``(rows, size)``. For all else, pyarrow's ``to_numpy`` decides: integers with nulls become
-    floating-point numbers, and texts and other lists become Python objects.
-
-    Raises `MissingExtraError` if NumPy is not installed. Raises `UsageError` if pyarrow cannot
-    convert the values.
+    Fixed-size lists and tensors of numbers without nulls become arrays of the shape ``(rows,
+    size)``, or of more dimensions. pyarrow's ``to_numpy`` converts the others: integers with nulls
+    become floating-point numbers, and strings and other lists become Python objects.
     """
     numpy = require_numpy()
     if isinstance(column, pa.ChunkedArray):
@@ -71,10 +65,7 @@ def column_to_numpy(column: Any) -> Any:
 
 
 def require_numpy() -> Any:
-    """Return the module ``numpy``.
-
-    Raises `MissingExtraError` if it is not installed.
-    """
+    """Return the module ``numpy``; raises `MissingExtraError` if it is not installed."""
     try:
         return import_module("numpy")
     except ImportError as error:
@@ -123,7 +114,7 @@ class _NoPandas(MetaPathFinder):
 def prevent_pandas_import() -> None:
     """Make pyarrow conclude that pandas is not installed, unless it has been imported.
 
-    Only a process of its own may do so: pyarrow remembers it, so that ``to_pandas`` fails.
+    ``to_pandas`` fails from then on, so only a process of our own may call this.
     """
     if "pandas" in sys.modules:
         return

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
+from ..flatbuffer import READER_ERRORS, cast_table, write_longs
 from .checker import plan_batch
-from .custom_metadata import write_pairs
-from .truncation import has_unions
+from .custom_metadata import finish_message, pad, write_pairs
+from .data_types import has_unions
+from .message import align
 
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 _ALIGNMENT = 8
 _MAX_GAP = 64
 _MAX_TEMPLATES = 16
@@ -63,10 +64,7 @@ class ProjectedMessage(NamedTuple):
 
 
 class Projector:
-    """Projects the record batches of one stream.
-
-    `columns` is the columns to keep, in order. They must not contain dictionaries.
-    """
+    """Projects the record batches of one stream to some columns, in order, without dictionaries."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[int]) -> None:
         self._shapes = [find_column_counts(field.type) for field in schema]
@@ -75,17 +73,14 @@ class Projector:
         self._templates: dict[Any, _MetadataTemplate] = {}
 
     def project(self, metadata: bytes | memoryview) -> ProjectedMessage:
-        """Project a record batch.
-
-        Raises `InvalidDataError` if its metadata does not fit the schema.
-        """
+        """Project a record batch; raises `InvalidDataError` if it does not fit the schema."""
         try:
             message = fbs.Message.GetRootAs(metadata, 0)
             table: Any = message.Header()
             batch = fbs.RecordBatch()
             batch.Init(table.Bytes, table.Pos)
             return self._project(message, batch)
-        except _PARSE_ERRORS:
+        except READER_ERRORS:
             raise InvalidDataError("the metadata is not an Arrow IPC batch") from None
 
     def _project(self, message: Any, batch: Any) -> ProjectedMessage:
@@ -196,11 +191,11 @@ class _BodyBuilder:
     def _extend(self, run: list[int], index: int) -> None:
         """Set the end of the body to the end of `run`, whose last buffer is `index`."""
         self._last = index
-        self.length = _pad(run[2] + run[1])
+        self.length = align(run[2] + run[1])
 
     def list_ranges(self) -> list[BodyRange]:
         return [
-            BodyRange(offset, nbytes, _pad(target + nbytes) - target - nbytes)
+            BodyRange(offset, nbytes, align(target + nbytes) - target - nbytes)
             for offset, nbytes, target in self._runs
         ]
 
@@ -212,16 +207,10 @@ class _MetadataTemplate:
         self, version: int, codec: Any, pairs: Any, nodes: int, buffers: int, variadic: Any
     ) -> None:
         builder: Any = flatbuffers.Builder(512)
-        fbs.RecordBatchStartBuffersVector(builder, buffers)
-        for _ in range(buffers):
-            fbs.CreateBuffer(builder, 0, 0)
-        buffer_vector = builder.EndVector()
-        fbs.RecordBatchStartNodesVector(builder, nodes // 2)
-        for _ in range(nodes // 2):
-            fbs.CreateFieldNode(builder, 0, 0)
-        node_vector = builder.EndVector()
-        counts = _write_longs(builder, variadic) if variadic else None
-        compression = None
+        buffer_vector = write_longs(builder, [0] * (2 * buffers), 2)
+        node_vector = write_longs(builder, [0] * nodes, 2)
+        counts = write_longs(builder, variadic) if variadic else 0
+        compression = 0
         if codec is not None:
             fbs.BodyCompressionStart(builder)
             fbs.BodyCompressionAddCodec(builder, codec[0])
@@ -231,26 +220,17 @@ class _MetadataTemplate:
         fbs.RecordBatchAddLength(builder, _PLACEHOLDER)
         fbs.RecordBatchAddNodes(builder, node_vector)
         fbs.RecordBatchAddBuffers(builder, buffer_vector)
-        if compression is not None:
+        if compression:
             fbs.RecordBatchAddCompression(builder, compression)
-        if counts is not None:
+        if counts:
             fbs.RecordBatchAddVariadicBufferCounts(builder, counts)
         header = fbs.RecordBatchEnd(builder)
-        custom = write_pairs(builder, pairs) if pairs else None
-        fbs.MessageStart(builder)
-        fbs.MessageAddVersion(builder, version)
-        fbs.MessageAddHeaderType(builder, fbs.MessageHeader.RecordBatch)
-        fbs.MessageAddHeader(builder, header)
-        fbs.MessageAddBodyLength(builder, _PLACEHOLDER)
-        if custom is not None:
-            fbs.MessageAddCustomMetadata(builder, custom)
-        builder.Finish(fbs.MessageEnd(builder))
-        data = bytes(builder.Output())
-        self._template = data + bytes(-len(data) % _ALIGNMENT)
+        custom = write_pairs(builder, pairs)
+        kind = fbs.MessageHeader.RecordBatch
+        data = finish_message(builder, version, kind, header, _PLACEHOLDER, custom=custom)
+        self._template = pad(data)
         message: Any = fbs.Message.GetRootAs(self._template, 0)
-        table = message.Header()
-        batch: Any = fbs.RecordBatch()
-        batch.Init(table.Bytes, table.Pos)
+        batch = cast_table(message.Header(), fbs.RecordBatch)
         outer, inner = message._tab, batch._tab
         self._length_at = outer.Pos + outer.Offset(10)
         self._rows_at = inner.Pos + inner.Offset(4)
@@ -274,22 +254,11 @@ def find_column_counts(data_type: Any) -> ColumnCounts:
 
     Examples
     --------
-    >>> find_column_layout(pa.list_(pa.string()))
-    ColumnLayout(nodes=2, buffers=5, views=0)
+    >>> find_column_counts(pa.list_(pa.string()))
+    ColumnCounts(nodes=2, buffers=5, views=0)
     """
     plan = plan_batch([pa.field("", data_type)])
     return ColumnCounts(len(plan.arrays), plan.buffers, plan.views)
-
-
-def has_dictionaries(data_type: Any) -> bool:
-    """Return whether a type is or contains a dictionary type."""
-    if isinstance(data_type, pa.BaseExtensionType):
-        return has_dictionaries(data_type.storage_type)
-    if isinstance(data_type, pa.DictionaryType):
-        return True
-    if pa.types.is_run_end_encoded(data_type):
-        return has_dictionaries(data_type.value_type)
-    return any(has_dictionaries(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
 def _read_pairs(batch: Any, slot: int) -> Iterator[tuple[int, int]]:
@@ -303,14 +272,3 @@ def _read_pairs(batch: Any, slot: int) -> Iterator[tuple[int, int]]:
     if end > len(table.Bytes):
         raise IndexError
     return struct.iter_unpack("<qq", memoryview(table.Bytes)[begin:end])  # pyright: ignore[reportReturnType]
-
-
-def _write_longs(builder: Any, values: Sequence[int]) -> int:
-    fbs.RecordBatchStartVariadicBufferCountsVector(builder, len(values))
-    for value in reversed(values):
-        builder.PrependInt64(value)
-    return builder.EndVector()
-
-
-def _pad(nbytes: int) -> int:
-    return nbytes + -nbytes % _ALIGNMENT

@@ -1,11 +1,12 @@
-"""Schema messages: decoding, the features that they declare, and their comparison.
+"""Schema messages: decoding, features, dictionaries and comparison.
 
 A writer declares what a reader must be able to handle beyond the basic format ("Schema.fbs", enum
 ``Feature``). A reader refuses a stream that declares a feature that it does not know, instead of
 misreading it.
 
-What follows from a schema message alone holds for all streams that begin with it. `SchemaFacts` are
-computed once.
+The Arrow specification allows a dictionary to arrive late if the batches before it have only nulls
+in its column. pyarrow needs every dictionary before the first batch, so `encode_empty_dictionary`
+stands in for those that have not arrived.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ import sys
 from collections.abc import Collection, Mapping
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from ...errors import InvalidDataError, LimitError
 from ...fbs import arrow_generated as fbs
+from ..flatbuffer import READER_ERRORS, cast_table
 from .checker import BatchPlan
-from .dictionaries import read_dictionary_types
-from .message import HeaderType, encapsulate, read_endianness, read_message_info
+from .data_types import list_child_types, list_fields
+from .message import (
+    HeaderType,
+    encapsulate,
+    find_batch_table,
+    parse_prefix,
+    read_endianness,
+    read_message_info,
+)
 from .metadata_limits import survey_schema
 
-_PARSE_ERRORS = (struct.error, IndexError, OverflowError, TypeError, ValueError, AttributeError)
 _MAX_FEATURES = 64
 _UNUSED = 0
 _FEATURES = 10  # the slot of the field in the vtable of Schema
@@ -41,12 +49,21 @@ class Feature(IntEnum):
     """Bodies may be compressed."""
 
 
-def read_features(schema: fbs.Schema) -> tuple[int, ...]:
-    """Return the numbers of the features that a schema declares, known or not.
+def find_schema(metadata: bytes | memoryview) -> Any:
+    """Return the table ``Schema`` of a message; raises `InvalidDataError` if it is not a schema."""
+    try:
+        message: Any = fbs.Message.GetRootAs(metadata, 0)
+        if message.HeaderType() != fbs.MessageHeader.Schema:
+            raise InvalidDataError("the message is not a schema")
+        schema = cast_table(message.Header(), fbs.Schema)
+        schema.FieldsLength()
+    except READER_ERRORS:
+        raise InvalidDataError("the metadata of the schema is malformed") from None
+    return schema
 
-    Raises `InvalidDataError` if the list is malformed, or longer than any that a writer has a
-    reason to write.
-    """
+
+def read_features(schema: fbs.Schema) -> tuple[int, ...]:
+    """Return the numbers of the features that a schema declares, known or not."""
     try:
         count = schema.FeaturesLength()
         if count > _MAX_FEATURES:
@@ -58,23 +75,13 @@ def read_features(schema: fbs.Schema) -> tuple[int, ...]:
             return ()
         start = table.Vector(table.Offset(_FEATURES))
         return struct.unpack_from(f"<{count}q", table.Bytes, start)
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the features of the schema are malformed") from None
 
 
-def check_features(metadata: bytes | memoryview) -> None:
-    """Refuse a schema message that declares an unknown feature.
-
-    Raises `InvalidDataError` if it does. The error names the number of the feature and the known
-    ones.
-    """
-    check_schema_features(_find_schema(metadata))
-
-
-def check_schema_features(schema: fbs.Schema) -> None:
-    """Refuse a schema that declares an unknown feature; see `check_features`."""
-    known = {_UNUSED, *Feature}
-    unknown = sorted(set(read_features(schema)) - known)
+def check_features(schema: fbs.Schema) -> None:
+    """Refuse a schema that declares an unknown feature."""
+    unknown = sorted(set(read_features(schema)) - {_UNUSED, *Feature})
     if unknown:
         names = ", ".join(f"{each.value} ({each.name})" for each in Feature)
         numbers = ", ".join(map(str, unknown))
@@ -82,16 +89,6 @@ def check_schema_features(schema: fbs.Schema) -> None:
             f"the schema declares the unknown feature {numbers}; known are {names}. "
             "The data needs a newer reader"
         )
-
-
-def _find_schema(metadata: bytes | memoryview) -> fbs.Schema:
-    try:
-        header: Any = fbs.Message.GetRootAs(metadata, 0).Header()
-        schema = fbs.Schema()
-        schema.Init(header.Bytes, header.Pos)
-    except _PARSE_ERRORS:
-        raise InvalidDataError("the metadata of the schema is malformed") from None
-    return schema
 
 
 def name_features(features: Collection[int]) -> list[str]:
@@ -115,10 +112,8 @@ def read_schema(
 ) -> pa.Schema:
     """Decode the schema message of a stream.
 
-    `max_nesting`: a plain column has depth 1. `max_bytes` is the largest size of the decoded schema
-    in bytes. Raises `ProtocolError` if `metadata` is not an Arrow IPC message. Raises
-    `InvalidDataError` if the message is not a schema, is malformed, or uses an unknown type. Raises
-    `LimitError` if the schema exceeds one of the limits.
+    A plain column has depth 1. `max_bytes` bounds the decoded schema. Raises `LimitError` if the
+    schema exceeds a limit, and `ProtocolError` or `InvalidDataError` if it cannot be decoded.
     """
     if type(metadata) is bytes and is_self_contained(metadata):
         return _read_cached(metadata, max_nesting, max_bytes)
@@ -143,7 +138,7 @@ def _read(metadata: bytes | memoryview, max_nesting: int, max_bytes: int) -> pa.
     if header_type is not HeaderType.SCHEMA:
         raise InvalidDataError(f"received a {header_type.name} message; expected a schema")
     survey_schema(metadata, max_nesting=max_nesting, max_bytes=max_bytes)
-    check_features(metadata)
+    check_features(find_schema(metadata))
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(encapsulate(metadata)))
     except Exception as error:  # an extension type of the user may raise anything
@@ -170,8 +165,8 @@ def has_utf8_names(schema: pa.Schema) -> bool:
             field.name.encode()
             data_type = field.type
             while isinstance(data_type, (pa.BaseExtensionType, pa.DictionaryType)):
-                (data_type,) = _list_children(data_type)
-            pending.extend(data_type.field(index) for index in range(data_type.num_fields))
+                (data_type,) = list_child_types(data_type)
+            pending += list_fields(data_type)
     except UnicodeError:
         return False
     return True
@@ -182,21 +177,13 @@ def is_native_endian(metadata: bytes | memoryview) -> bool:
     return read_endianness(metadata) == sys.byteorder
 
 
-def _list_children(data_type: pa.DataType) -> list[pa.DataType]:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return [data_type.storage_type]
-    if isinstance(data_type, pa.DictionaryType):
-        return [data_type.value_type]
-    return [data_type.field(index).type for index in range(data_type.num_fields)]
-
-
 def _is_deeper_than(data_type: pa.DataType, depth: int) -> bool:
     level, count = [data_type], 0
     while level:
         count += 1
         if count > depth:
             return True
-        level = [child for parent in level for child in _list_children(parent)]
+        level = [child for parent in level for child in list_child_types(parent)]
     return False
 
 
@@ -231,14 +218,51 @@ def are_schemas_equal(one: pa.Schema, other: pa.Schema) -> bool:
     )
 
 
-_MAX_KEPT = 32
+# The tables Message and DictionaryBatch, each after its vtable; the table RecordBatch follows.
+_HEAD = struct.Struct("<I 6H iHBxI4xq 4H iIq")
+_DATA_REFERENCE = 52
 
-PlanCache = dict[tuple[int | None, bool], BatchPlan]
-"""The arrays of a message, by its dictionary and by whether it has the metadata version 5."""
+
+def read_dictionary_types(
+    metadata: bytes | memoryview, schema: pa.Schema
+) -> dict[int, pa.DataType]:
+    """Return the type of the values of each dictionary of a schema, by the dictionary's ID."""
+    found: list[pa.DataType] = []
+    pending = [field.type for field in reversed(list(schema))]
+    while pending:
+        data_type = pending.pop()
+        if isinstance(data_type, pa.DictionaryType):
+            found.append(data_type.value_type)
+        pending += reversed(list_child_types(data_type))
+    ids = survey_schema(metadata, max_nesting=1 << 31, max_bytes=1 << 62).dictionary_ids
+    if len(ids) != len(found):
+        raise InvalidDataError(
+            f"the schema declares {len(ids)} dictionaries; its types have {len(found)}"
+        )
+    return dict(zip(ids, found, strict=True))
+
+
+def encode_empty_dictionary(dictionary_id: int, value_type: pa.DataType) -> tuple[bytes, pa.Buffer]:
+    """Return the metadata and the body of a dictionary batch without values."""
+    # A dictionary batch wraps a record batch of one column.
+    message = pa.record_batch([pa.nulls(0, cast(Any, value_type))], names=[""]).serialize()
+    prefix = parse_prefix(memoryview(message)[:8])
+    start = prefix.nbytes + prefix.metadata_length
+    batch = bytes(memoryview(message)[prefix.nbytes : start])
+    head = _HEAD.pack(
+        *(16, 12, 24, 4, 6, 8, 16),
+        *(12, fbs.MetadataVersion.V5, HeaderType.DICTIONARY_BATCH, 24, message.size - start),
+        *(8, 16, 8, 4),
+        *(8, _HEAD.size + find_batch_table(batch) - _DATA_REFERENCE, dictionary_id),
+    )
+    return head + batch, message.slice(start)
+
+
+_MAX_KEPT = 32
 
 
 class SchemaFacts(NamedTuple):
-    """What follows from a schema message."""
+    """Properties of all streams that begin with one schema message, computed once."""
 
     is_fixed_width: bool
     """Whether all columns are of primitive types."""
@@ -246,18 +270,16 @@ class SchemaFacts(NamedTuple):
     """Whether the batches have the other byte order than this machine."""
     dictionary_types: Mapping[int, pa.DataType]
     """The type of the values of each dictionary, by its ID."""
-    plans: PlanCache
-    """The plans that were made so far; see `MessageChecker`."""
+    plans: dict[tuple[int | None, bool], BatchPlan]
+    """The plans that were made so far, by the ID of the dictionary and by whether the metadata
+    version is V5 or later; see `MessageChecker`."""
 
 
 _kept: dict[bytes, SchemaFacts] = {}
 
 
 def find_schema_facts(metadata: bytes, schema: pa.Schema) -> SchemaFacts:
-    """Return what follows from a schema message. That of a repeated message is kept.
-
-    Raises `InvalidDataError` as `read_dictionary_types` does.
-    """
+    """Return the facts of a schema message, the same for each repetition of a small message."""
     is_kept = type(metadata) is bytes and is_self_contained(metadata)
     facts = _kept.get(metadata) if is_kept else None
     if facts is None:

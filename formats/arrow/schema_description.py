@@ -6,17 +6,15 @@ and the intervals that pyarrow has no Python class for.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import InvalidDataError
 from ...fbs import arrow_generated as fbs
-from .schema import name_features, read_features
-from .schema_rewriter import find_schema
+from ..flatbuffer import READER_ERRORS, cast_table
+from .schema import find_schema, name_features, read_features
 
-_PARSE_ERRORS = (struct.error, IndexError, KeyError, OverflowError, TypeError, ValueError)
 _EXTENSION_NAME = b"ARROW:extension:name"
 _TYPE = fbs.Type
 _PLAIN = {
@@ -89,11 +87,8 @@ class SchemaDescription:
 
 
 def describe_schema(metadata: bytes | memoryview) -> SchemaDescription:
-    """Describe a schema message, which `read_schema` has accepted.
-
-    Raises `InvalidDataError` if the message is malformed or has an unknown type.
-    """
-    schema: Any = find_schema(metadata)
+    """Describe a schema message, which `read_schema` has accepted."""
+    schema = find_schema(metadata)
     try:
         message: Any = fbs.Message.GetRootAs(metadata, 0)
         return SchemaDescription(
@@ -103,7 +98,7 @@ def describe_schema(metadata: bytes | memoryview) -> SchemaDescription:
             _read_pairs(schema),
             tuple(_describe_field(each) for each in _list(schema.Fields, schema.FieldsLength())),
         )
-    except _PARSE_ERRORS:
+    except READER_ERRORS:
         raise InvalidDataError("the metadata of the schema is malformed") from None
 
 
@@ -133,8 +128,7 @@ def _name_type(kind: int, table: Any) -> str:
     if kind in _PLAIN:
         return _PLAIN[kind]
     name, reader = _READERS[kind]
-    each: Any = reader()
-    each.Init(table.Bytes, table.Pos)
+    each = cast_table(table, reader)
     match kind:
         case _TYPE.Int:
             return _name_integer(each)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from .data_types import is_text, list_child_types
+
 
 class _Compute:
     """``pyarrow.compute``, imported when it is used: that takes long, and few streams need it."""
@@ -30,15 +32,6 @@ _VIEWS: dict[pa.DataType, pa.DataType] = {
 }
 
 
-def has_unions(schema: pa.Schema) -> bool:
-    """Return whether a column is or contains a union.
-
-    Arrow's reader omits the buffers of an empty union, and its writer crashes without them when it
-    compresses. `truncate` adds them.
-    """
-    return any(_contains_union(field.type) for field in schema)
-
-
 def needs_truncation(schema: pa.Schema) -> bool:
     """Return whether slices of batches need `truncate` before they are encoded."""
     return any(_is_leaky(field.type) for field in schema)
@@ -53,8 +46,8 @@ def has_offsets(data_type: pa.DataType) -> bool:
         or pa.types.is_struct(data_type)
         or pa.types.is_fixed_size_list(data_type)
     ):
-        return any(map(has_offsets, _list_children(data_type)))
-    return bool(_list_children(data_type)) or _is_text(data_type)
+        return any(map(has_offsets, list_child_types(data_type)))
+    return bool(list_child_types(data_type)) or is_text(data_type)
 
 
 def truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -81,30 +74,7 @@ def _is_leaky(data_type: Any) -> bool:
     if data_type in _VIEWS or _is_list_view(data_type) or pa.types.is_union(data_type):
         return True
     return not isinstance(data_type, pa.DictionaryType) and any(
-        map(_is_leaky, _list_children(data_type))
-    )
-
-
-def _contains_union(data_type: Any) -> bool:
-    return pa.types.is_union(data_type) or any(map(_contains_union, _list_children(data_type)))
-
-
-def _list_children(data_type: Any) -> list[pa.DataType]:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return [data_type.storage_type]
-    if isinstance(data_type, pa.DictionaryType):
-        return [data_type.value_type]
-    return [data_type.field(index).type for index in range(data_type.num_fields)]
-
-
-def _is_text(data_type: Any) -> bool:
-    types = pa.types
-    return (
-        data_type in _VIEWS
-        or types.is_string(data_type)
-        or types.is_binary(data_type)
-        or types.is_large_string(data_type)
-        or types.is_large_binary(data_type)
+        map(_is_leaky, list_child_types(data_type))
     )
 
 
@@ -163,7 +133,7 @@ def _clear_nulls(array: Any) -> Any:
         blank.type, len(array), [validity, views], array.null_count, array.offset
     )
     filled: Any = pc.fill_null(words, blank)
-    return _rebuild(array, [_read_values(filled), *data], None)
+    return _rebuild(array, [slice_values(filled), *data], None)
 
 
 def _truncate_list(array: Any) -> Any:
@@ -178,7 +148,7 @@ def _truncate_list(array: Any) -> Any:
         values = pa.Array.from_buffers(pairs, last - first, [None], children=entries)
     else:
         values = _truncate_array(array.values.slice(first, last - first))
-    return _rebuild(array, [_read_values(pc.subtract(offsets, offsets[0]))], [values])
+    return _rebuild(array, [slice_values(pc.subtract(offsets, offsets[0]))], [values])
 
 
 def _truncate_list_view(array: Any) -> Any:
@@ -189,7 +159,7 @@ def _truncate_list_view(array: Any) -> Any:
     kept = _find_range(offsets.filter(used), pc.add(offsets, sizes).filter(used))
     offsets = pc.if_else(used, pc.subtract(offsets, pa.scalar(kept.start, sizes.type)), zero)
     values = _truncate_array(array.values.slice(kept.start, len(kept)))
-    return _rebuild(array, [_read_values(offsets), _read_values(sizes)], [values])
+    return _rebuild(array, [slice_values(offsets), slice_values(sizes)], [values])
 
 
 def _truncate_union(array: Any) -> Any:
@@ -198,7 +168,7 @@ def _truncate_union(array: Any) -> Any:
     codes = _read_integers(array, 1, pa.int8())
     if data_type.mode == "sparse":
         return _rebuild(
-            array, [_read_values(codes)], [_truncate_array(child) for child in _list_fields(array)]
+            array, [slice_values(codes)], [_truncate_array(child) for child in _list_fields(array)]
         )
     offsets = new_offsets = _read_integers(array, 2, pa.int32())
     children: list[Any] = []
@@ -209,7 +179,7 @@ def _truncate_union(array: Any) -> Any:
         shifted = pc.subtract(offsets, pa.scalar(kept.start, pa.int32()))
         new_offsets = pc.if_else(is_child, shifted, new_offsets)
         children.append(_truncate_array(array.field(index).slice(kept.start, len(kept))))
-    return _rebuild(array, [_read_values(codes), _read_values(new_offsets)], children)
+    return _rebuild(array, [slice_values(codes), slice_values(new_offsets)], children)
 
 
 def _truncate_runs(array: Any) -> Any:
@@ -238,12 +208,13 @@ def _read_integers(array: Any, buffer: int, data_type: pa.DataType) -> Any:
     return pa.Array.from_buffers(data_type, len(array), buffers, offset=array.offset)
 
 
-def _read_values(array: Any) -> pa.Buffer:
-    """Return the buffer of a fixed-width array, limited to its slice."""
-    if not len(array):
+def slice_values(array: Any) -> Any:
+    """Return the values of a fixed-width array, limited to its slice."""
+    data = array.buffers()[1]
+    if data is None or not len(array):
         return pa.py_buffer(b"")
     width = array.type.bit_width // 8
-    return array.buffers()[1].slice(array.offset * width, len(array) * width)
+    return data.slice(array.offset * width, len(array) * width)
 
 
 def _rebuild(array: Any, buffers: list[pa.Buffer], children: list[Any] | None) -> Any:

@@ -15,7 +15,7 @@ block.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,14 +26,13 @@ from .message import (
     DEFAULT_LIMITS,
     MAX_ALIGNMENT_EXPONENT,
     MAX_NODE_DEPTH,
+    Read,
     VortexLimits,
 )
 
 
 class LazyBytes:
-    """A part of a file, which can be sliced as a view of its bytes.
-
-    `offset` is the offset of the part in bytes. `nbytes` is the size of the part in bytes.
+    """A part of a file that is read when it is sliced. Its offset and size are in bytes.
 
     Examples
     --------
@@ -44,7 +43,7 @@ class LazyBytes:
 
     __slots__ = ("_offset", "_read", "nbytes")
 
-    def __init__(self, read: Callable[[int, int], bytes], offset: int, nbytes: int) -> None:
+    def __init__(self, read: Read, offset: int, nbytes: int) -> None:
         self._read = read
         self._offset = offset
         self.nbytes = nbytes
@@ -104,11 +103,7 @@ class ArrayTable(NamedTuple):
 
 
 def read_array_table(data: Bytes, encodings: int, limits: VortexLimits) -> ArrayTable:
-    """Read and check the table ``Array``.
-
-    Raises `InvalidDataError` if it is malformed. The error names the field, and the node or the
-    buffer. Raises `LimitError` if it exceeds a limit.
-    """
+    """Read and check the table ``Array``."""
     try:
         table = read_root(data)
         start, count = find_vector(data, table, _BUFFERS, BUFFER.size)
@@ -208,8 +203,6 @@ _LENGTH = struct.Struct("<I")
 _TABLE_ALIGNMENT = 8
 _HEAD_BYTES = 1 << 20
 
-_Data = memoryview | LazyBytes
-
 
 class ArrayBody(NamedTuple):
     """A checked body of an array message."""
@@ -238,29 +231,22 @@ class ArrayBody(NamedTuple):
 def read_array_body(body: Any, encodings: int, limits: VortexLimits = DEFAULT_LIMITS) -> ArrayBody:
     """Read and check the body of an array message.
 
-    `body`: Of a body that is not in memory, only the table is read, and of one with its table
-    first, up to 1 MiB more. Raises `InvalidDataError` if the body is malformed in both orders. The
-    error is that of the order that implementations write. Raises `LimitError` if the body exceeds a
-    limit.
+    Only the table is read of a body in a file, and up to 1 MiB more if the table comes first. The
+    error for a body that is malformed in both orders is that of the usual order.
     """
     data = body if isinstance(body, LazyBytes) else memoryview(body).cast("B")
     try:
         return _read_table_last(data, encodings, limits)
-    except (InvalidDataError, LimitError):
-        other = _find_table_first(data, encodings, limits)
-        if other is None:
-            raise
-        return other
+    except (InvalidDataError, LimitError) as error:
+        try:
+            return _read_table_first(data, encodings, limits)
+        except (InvalidDataError, LimitError):
+            raise error from None
 
 
-def _find_table_first(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody | None:
-    try:
-        return _read_table_first(data, encodings, limits)
-    except (InvalidDataError, LimitError):
-        return None
-
-
-def _read_table_last(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody:
+def _read_table_last(
+    data: memoryview | LazyBytes, encodings: int, limits: VortexLimits
+) -> ArrayBody:
     size = data.nbytes
     if size < _LENGTH.size:
         raise InvalidDataError(
@@ -289,7 +275,9 @@ def _read_table_last(data: _Data, encodings: int, limits: VortexLimits) -> Array
     return ArrayBody(data, table, table_data, 0)
 
 
-def _read_table_first(data: _Data, encodings: int, limits: VortexLimits) -> ArrayBody:
+def _read_table_first(
+    data: memoryview | LazyBytes, encodings: int, limits: VortexLimits
+) -> ArrayBody:
     most = limits.metadata_bytes
     head = data[: min(most, _HEAD_BYTES) if isinstance(data, LazyBytes) else most]
     table = read_array_table(head, encodings, limits)
@@ -308,11 +296,10 @@ def build_array_body(
     buffers: Sequence[Any],
     alignment: int = 1,
 ) -> list[Any]:
-    """Return the pieces of a body with these buffers, uncompressed, and with the table last.
+    """Return the pieces of a body with these uncompressed buffers, which are not copied.
 
-    `table_data`: its structs ``Buffer`` are replaced. `buffers`: They are not copied. `alignment`
-    is the smallest alignment of a buffer that is not empty, from the first byte of the body. Each
-    buffer has at least its own.
+    The table, whose structs ``Buffer`` are replaced, comes last. `alignment` is the smallest
+    alignment of a buffer in the body, in bytes.
     """
     table = bytearray(table_data)
     pieces: list[Any] = []
@@ -340,10 +327,9 @@ _U32_MAX = 0xFFFFFFFF
 def decode_body(body: ArrayBody, max_decoded_bytes: int) -> list[Any]:
     """Return the pieces of a body that vortex-data decodes: no LZ4, and the table last.
 
-    `max_decoded_bytes` is the largest size of all buffers together, in bytes. Buffers that are not
-    compressed are not copied. Raises `InvalidDataError` if a buffer is not valid LZ4. The error
-    names the buffer. Raises `LimitError` if the buffers become larger than `max_decoded_bytes`.
-    Raises `MissingExtraError` if a buffer is compressed, and lz4 is not installed.
+    Buffers that are not compressed are not copied. Raises `LimitError` if all buffers together have
+    more than `max_decoded_bytes`, `InvalidDataError` if a buffer is not valid LZ4, and
+    `MissingExtraError` if that cannot be known because lz4 is not installed.
     """
     entries = body.table.buffers
     if not body.has_table_first and not any(entry.is_compressed for entry in entries):

@@ -34,19 +34,13 @@ _MAX_REASON_CHARS = 300
 
 
 def import_library(module: str = "vortex") -> Any:
-    """Return a module of vortex-data.
-
-    Raises `MissingExtraError` if it is not installed.
-    """
+    """Return a module of vortex-data; raises `MissingExtraError` if it is not installed."""
     require_library()
     return import_module(module)
 
 
 def require_library() -> None:
-    """Check that vortex-data is installed, without importing it.
-
-    Raises `MissingExtraError` if it is not installed.
-    """
+    """Check that vortex-data is installed, without importing it."""
     if find_spec("vortex") is None:
         raise MissingExtraError(
             "arrays in Vortex need the package vortex-data; run pip install 'splitarrow[vortex]'"
@@ -54,20 +48,14 @@ def require_library() -> None:
 
 
 def encode_array(array: Any) -> tuple[Message, Message]:
-    """Return the dtype message and the array message of an array of vortex-data.
-
-    Raises `InvalidDataError` if the library cannot encode the array.
-    """
+    """Return the dtype message and the array message of an array of vortex-data."""
     serde = import_library("vortex.serde")
     parts, dtype_parts = call_library(lambda: serde.encode_ipc_array_buffers(array), "encoded")
     return read_parts(dtype_parts), read_parts(parts)
 
 
 def call_library(call: Callable[[], _Result], participle: str = "decoded") -> _Result:
-    """Return the result of a call of vortex-data.
-
-    Raises `InvalidDataError` if the library raises or panics.
-    """
+    """Return the result of a call of vortex-data; its errors become `InvalidDataError`."""
     try:
         return call()
     except Exception as error:
@@ -88,16 +76,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class ArrayDecoder:
-    """Decodes the arrays of one stream.
-
-    `dtype` is the dtype message, with which the stream begins. Raises `InvalidDataError` if the
-    dtype is malformed. Raises `LimitError` if it exceeds a limit. Raises `MissingExtraError` if
-    vortex-data is not installed.
-
-    Attributes
-    ----------
-    dtype : DType
-        The type of all arrays.
+    """Decodes the arrays of one stream, which begins with the dtype message.
 
     Examples
     --------
@@ -111,14 +90,12 @@ class ArrayDecoder:
         self._serde = import_library("vortex.serde")
         self._limits = limits
         self.dtype, self._dtype_parts = read_dtype_message(dtype, limits)
+        """The type of all arrays, and the dtype message as the library reads it."""
 
     def decode(self, message: Message) -> Any:
         """Check an array message, and return its array of vortex-data, still in its encodings.
 
         The array has its own memory, or refers to that of the message's body.
-
-        Raises `InvalidDataError` if the message does not pass the checks, or the library cannot
-        decode it. Raises `LimitError` if the message exceeds a limit.
         """
         parts = encode_message(prepare_message(message, self.dtype, self._limits)[1])
         decode = self._serde.decode_ipc_array_buffers
@@ -127,9 +104,7 @@ class ArrayDecoder:
     def decode_arrow(self, message: Message, data_type: Any = None) -> pa.Array[Any]:
         """Check and decode an array message, and return it as an Arrow array.
 
-        `data_type`: By default, the library chooses it. Raises `InvalidDataError` as `decode`, or
-        if the array has other rows than its header declares. Raises `LimitError` if the message
-        exceeds a limit, or the Arrow array is larger than its limit.
+        The library chooses the type if `data_type` is None.
         """
         array = self.decode(message)
         return convert_to_arrow(array, message.header.row_count, data_type)
@@ -148,11 +123,7 @@ def read_dtype_message(dtype: Message, limits: VortexLimits) -> tuple[DType, lis
 def prepare_message(
     message: Message, dtype: DType, limits: VortexLimits
 ) -> tuple[CheckedArray, Message]:
-    """Check an array message, and return it as vortex-data reads it.
-
-    Raises `InvalidDataError` if the message does not pass the checks. Raises `LimitError` if the
-    message exceeds a limit.
-    """
+    """Check an array message, and return it as vortex-data reads it."""
     pieces = message.body
     body = pieces[0] if len(pieces) == 1 else message.join_body()
     checked = check_array(message.header, body, dtype, limits)
@@ -167,12 +138,7 @@ def prepare_message(
 
 
 def convert_to_arrow(array: Any, rows: int, data_type: Any = None) -> pa.Array[Any]:
-    """Return an array of vortex-data as an Arrow array, of a type if one is given.
-
-    The Arrow array owns its memory.
-
-    Raises `InvalidDataError` if the library cannot convert it, or it has another number of rows.
-    """
+    """Return an array of vortex-data as an Arrow array, which owns its memory."""
     found: Any = call_library(lambda: array.to_arrow_array(arrow_type=data_type))
     if isinstance(found, pa.ChunkedArray):
         found = found.combine_chunks()

@@ -19,6 +19,7 @@ from ..flatbuffer import (
     read_int32,
     read_root,
     read_string,
+    write_references,
 )
 from .message import DEFAULT_LIMITS, VortexLimits
 
@@ -94,9 +95,8 @@ class DType(NamedTuple):
     """The parameters of an extension."""
 
     def __str__(self) -> str:
-        return (
-            f"{self._describe()}{'?' if self.nullable and self.kind is not TypeKind.NULL else ''}"
-        )
+        is_optional = self.nullable and self.kind is not TypeKind.NULL
+        return f"{self._describe()}{'?' * is_optional}"
 
     def _describe(self) -> str:
         match self.kind:
@@ -145,8 +145,7 @@ class DType(NamedTuple):
 def read_dtype(body: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> DType:
     """Read and check the body of a DTypeMessage.
 
-    Raises `InvalidDataError` if it is malformed. The error names the field. Raises `LimitError` if
-    it exceeds a limit.
+    Raises `InvalidDataError`, which names the field, or `LimitError`.
     """
     if len(body) > limits.metadata_bytes:
         raise LimitError(f"the dtype has {len(body)} bytes; the limit is {limits.metadata_bytes}")
@@ -279,9 +278,7 @@ _Field = tuple[str, Any]
 
 
 def encode_dtype(dtype: DType) -> bytes:
-    """Return the body of a DTypeMessage.
-
-    Raises `ValueError` if the dtype is a union, whose type IDs a `DType` does not have.
+    """Return the body of a DTypeMessage; not of a union, whose type IDs a `DType` does not have.
 
     Examples
     --------
@@ -314,20 +311,16 @@ def _list_fields(builder: Any, dtype: DType) -> list[_Field]:
             return [("Uint8", dtype.precision), ("Int8", dtype.scale), nullable]
         case TypeKind.STRUCT:
             names = [builder.CreateString(name) for name in dtype.names]
-            vectors = [_write_vector(builder, names), _write_vector(builder, children)]
+            vectors = [write_references(builder, names), write_references(builder, children)]
             return [*(("UOffsetTRelative", vector) for vector in vectors), nullable]
         case TypeKind.FIXED_SIZE_LIST:
             return [*references, ("Uint32", dtype.size), nullable]
         case TypeKind.EXTENSION:
             name = builder.CreateString(dtype.id)
             metadata = builder.CreateByteVector(dtype.metadata)
-            return [
-                ("UOffsetTRelative", name),
-                *references,
-                ("UOffsetTRelative", metadata),
-            ]
+            return [("UOffsetTRelative", name), *references, ("UOffsetTRelative", metadata)]
         case TypeKind.MAP:
-            # Whether the keys are sorted is no property of a `DType`.
+            # A `DType` does not record whether the keys are sorted.
             return [*references, ("Bool", False), nullable]
         case TypeKind.UNION:
             raise ValueError("a dtype of unions cannot be encoded")
@@ -340,10 +333,3 @@ def _write_table(builder: Any, fields: list[_Field]) -> int:
     for slot, (kind, value) in enumerate(fields):
         getattr(builder, f"Prepend{kind}Slot")(slot, value, 0)
     return builder.EndObject()
-
-
-def _write_vector(builder: Any, references: list[int]) -> int:
-    builder.StartVector(4, len(references), 4)
-    for reference in reversed(references):
-        builder.PrependUOffsetTRelative(reference)
-    return builder.EndVector()

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import InvalidDataError
+from ..arrow.data_types import list_fields, replace_fields
 from .decoder import call_library, encode_array, import_library
 from .message import Message
 from .storage import StorageConverter, find_run_of_rows, map_children
@@ -22,12 +23,7 @@ _KEPT_EXTENSIONS = ("arrow.uuid", "arrow.json")
 class FileConverter:
     """Converts the record batches of one schema.
 
-    Raises `InvalidDataError` if a Vortex file cannot have a column. The error names it.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The schema of the file.
+    Raises `InvalidDataError`, which names the column, if a Vortex file cannot have a type.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -38,6 +34,7 @@ class FileConverter:
             except InvalidDataError as error:
                 raise InvalidDataError(f"the column {field.name!r}: {error.message}") from None
         self.schema = pa.schema(fields)
+        """The schema of the file."""
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the schema of the file."""
@@ -49,10 +46,7 @@ class FileConverter:
 
 
 def find_file_type(data_type: Any) -> pa.DataType:
-    """Return the type that a column has in a Vortex file.
-
-    Raises `InvalidDataError` if it has none.
-    """
+    """Return the type of a column in a Vortex file; raises `InvalidDataError` if it has none."""
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
         if data_type.extension_name in _KEPT_EXTENSIONS:
@@ -66,29 +60,8 @@ def find_file_type(data_type: Any) -> pa.DataType:
         raise InvalidDataError(f"Vortex has no type {data_type}")
     if not types.is_nested(data_type):
         return data_type
-    if types.is_map(data_type):
-        key: Any = pa.field(data_type.key_field.name, find_file_type(data_type.key_type), False)
-        item: Any = _convert_field(data_type.item_field)
-        return pa.map_(key, item, data_type.keys_sorted)
-    fields = [_convert_field(data_type.field(index)) for index in range(data_type.num_fields)]
-    if types.is_struct(data_type):
-        return pa.struct(fields)
-    if types.is_fixed_size_list(data_type):
-        return pa.list_(fields[0], data_type.list_size)
-    makers: dict[Any, Any] = {
-        types.is_list: pa.list_,
-        types.is_large_list: pa.large_list,
-        types.is_list_view: pa.list_view,
-        types.is_large_list_view: pa.large_list_view,
-    }
-    for is_kind, make in makers.items():
-        if is_kind(data_type):
-            return make(fields[0])
-    raise InvalidDataError(f"Vortex has no type {data_type}")
-
-
-def _convert_field(field: Any) -> Any:
-    return pa.field(field.name, find_file_type(field.type))
+    fields = [pa.field(each.name, find_file_type(each.type)) for each in list_fields(data_type)]
+    return replace_fields(data_type, fields)
 
 
 def _convert(array: Any, data_type: Any, _template: Any) -> Any:
@@ -110,30 +83,23 @@ def _convert(array: Any, data_type: Any, _template: Any) -> Any:
 class ArrayEncoder:
     """Encodes the record batches of one schema, each as one array.
 
-    Raises `MissingExtraError` if vortex-data is not installed. Raises `InvalidDataError` if Vortex
-    cannot hold a column. The error names it.
-
-    Attributes
-    ----------
-    storage_schema : pyarrow.Schema
-        The schema of the arrays; see `storage_types`.
-    dtype_message : Message
-        The message with the type of all arrays, which precedes them.
+    Raises `InvalidDataError`, which names the column, if Vortex cannot hold a type.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._vortex = import_library()
         self._converter = StorageConverter(schema)
         self.storage_schema = self._converter.storage_schema
+        """The schema of the arrays; see `storage`."""
         empty: Any = pa.array([], pa.struct(list(self.storage_schema)))
         array = call_library(lambda: self._vortex.Array.from_arrow(empty), "encoded")
         self.dtype_message = encode_array(array)[0]
+        """The message with the type of all arrays, which precedes them."""
 
     def encode(self, batch: pa.RecordBatch) -> Message:
-        """Return the message of a batch, compressed as the library chooses.
+        """Return the message of a batch, without its dictionaries, compressed by the library.
 
-        `batch`: its dictionaries are not part of the message. Raises `InvalidDataError` if Vortex
-        refuses a value, such as a decimal with too many digits.
+        Raises `InvalidDataError` if Vortex refuses a value, such as a decimal with too many digits.
         """
         storage = self._converter.to_storage(batch)
         try:
@@ -146,8 +112,8 @@ class ArrayEncoder:
 
     def _encode(self, storage: Any) -> tuple[Message, Message]:
         vortex = self._vortex
-        compress = lambda: vortex.compress(vortex.Array.from_arrow(storage))  # noqa: E731
-        return encode_array(call_library(compress, "encoded"))
+        array = call_library(lambda: vortex.compress(vortex.Array.from_arrow(storage)), "encoded")
+        return encode_array(array)
 
 
 def copy_rows(storage: Any) -> Any:

@@ -8,10 +8,10 @@ the dtype, the layouts and the segments.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...errors import InvalidDataError, LimitError
+from ...errors import InvalidDataError, LimitError, ProtocolError
 from ..flatbuffer import (
     PARSE_ERRORS,
     find_field,
@@ -22,9 +22,9 @@ from ..flatbuffer import (
     read_root,
     read_string,
 )
+from .checker import read_parameters
 from .dtype import DType, PType, TypeKind, read_dtype
-from .encodings import read_fields
-from .message import DEFAULT_LIMITS, MAX_ALIGNMENT_EXPONENT, MAX_NODE_DEPTH, VortexLimits
+from .message import DEFAULT_LIMITS, MAX_ALIGNMENT_EXPONENT, MAX_NODE_DEPTH, Read, VortexLimits
 
 MAGIC = b"VTXF"
 _END = struct.Struct("<HH4s")
@@ -37,9 +37,6 @@ _OFFSET, _LENGTH, _EXPONENT, _COMPRESSION, _ENCRYPTION = 4, 6, 8, 10, 12
 _ARRAY_SPECS, _LAYOUT_SPECS, _SEGMENT_SPECS = 4, 6, 8
 _ENCODING, _ROW_COUNT, _METADATA, _CHILDREN, _SEGMENTS = 4, 6, 8, 10, 12
 _FLAT, _CHUNKED = "vortex.flat", "vortex.chunked"
-
-Read = Callable[[int, int], bytes]
-"""Returns bytes of a file: ``read(offset, nbytes)``."""
 
 
 class Segment(NamedTuple):
@@ -82,7 +79,7 @@ class Layout(NamedTuple):
 
 
 class FileFooter(NamedTuple):
-    """What a file has behind its segments."""
+    """The parts of a file after its segments."""
 
     dtype: DType | None
     """The type of the rows; None if the file leaves it to its readers."""
@@ -95,11 +92,9 @@ class FileFooter(NamedTuple):
 
 
 def read_file_footer(read: Read, size: int, limits: VortexLimits = DEFAULT_LIMITS) -> FileFooter:
-    """Read and check the footer of a file.
+    """Read and check the footer of a file of `size` bytes.
 
-    `size` is the size of the file in bytes. Raises `InvalidDataError` if it is malformed, or refers
-    to bytes outside of the file. The error names the part. Raises `LimitError` if it exceeds a
-    limit.
+    Raises `InvalidDataError` or `LimitError`, which name the part.
     """
     if size < len(MAGIC) + _END.size or read(0, len(MAGIC)) != MAGIC:
         raise InvalidDataError(f"the file does not begin with {MAGIC!r}")
@@ -310,10 +305,10 @@ def _list_types(layout: Layout, dtype: DType | None) -> list[DType | None]:
 def _find_code_type(layout: Layout) -> DType | None:
     """Return the type of the codes of a dictionary."""
     try:
-        fields = read_fields(layout.metadata)
-    except ValueError:
+        parameters = read_parameters(layout.metadata)
+    except ProtocolError:
         return None
-    number, nullable = fields.get(1, [0])[-1], fields.get(2, [0])[-1]
+    number, nullable = parameters.get(1, 0), parameters.get(2, 0)
     if not isinstance(number, int) or number > PType.I64:
         return None
     return DType(TypeKind.PRIMITIVE, bool(nullable), PType(number))

@@ -1,11 +1,11 @@
-"""Vortex IPC messages: their headers, encapsulation and limits, and the mark of Vortex streams.
+"""Vortex IPC messages: headers, encapsulation, limits, streams in files, and the mark on the wire.
 
 ::
 
     u32 length of the header | header (FlatBuffer "Message") and zeros | body
 
-All numbers are little-endian. The length includes the zeros. The header describes the size of the
-body.
+All numbers are little-endian. The length includes the zeros. The header states the size of the
+body. A stream begins with a dtype, and arrays or buffers follow. It has no end marker.
 
 On the wire, the first message of a stream is an Arrow schema message, as in any other stream. The
 custom metadata of the *message* has the pair ``splitarrow:format`` = ``vortex``, so that a reader
@@ -16,14 +16,14 @@ arrays have the types of the schema, instead of their storage.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import flatbuffers
 
-from ...errors import LimitError, ProtocolError
+from ...errors import InvalidDataError, LimitError, ProtocolError
 from ...fbs import vortex_generated as fbs
 from ..arrow.custom_metadata import add_message_metadata, set_message_metadata
 from ..arrow.message import read_custom_metadata
@@ -37,6 +37,7 @@ from ..flatbuffer import (
     read_byte,
     read_int32,
     read_root,
+    write_references,
 )
 from ..summary import MessageSummary
 
@@ -66,6 +67,9 @@ MAX_NODE_DEPTH = 128
 """The deepest nesting of the nodes of an array. One level of a type takes several nodes."""
 
 
+Read = Callable[[int, int], bytes]
+"""Returns bytes of a file: ``read(offset, nbytes)``."""
+
 PREFIX = struct.Struct("<I")
 """The length of the header."""
 BODY_ALIGNMENT = 64
@@ -81,10 +85,11 @@ _VERSION, _HEADER_TYPE, _HEADER, _BODY_SIZE = 4, 6, 8, 10
 _ROW_COUNT, _ENCODINGS = 4, 6
 _ALIGNMENT_EXPONENT = 4
 _MAX_ENCODINGS = 1 << 16
+_SMALLEST_HEADER = 8
 
 
 class MessageKind(IntEnum):
-    """What the body of a message has."""
+    """The content of the body of a message."""
 
     ARRAY = fbs.MessageHeader.ArrayMessage
     """One encoded array."""
@@ -98,7 +103,7 @@ class MessageHeader(NamedTuple):
     """The fields of the header of a message."""
 
     kind: MessageKind
-    """What the body has."""
+    """The content of the body."""
     body_size: int
     """The size of the body in bytes."""
     row_count: int = 0
@@ -110,10 +115,7 @@ class MessageHeader(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message: its header and its body.
-
-    The server sends the header as metadata and the pieces of the body without copying them.
-    """
+    """A message: its header and its body."""
 
     metadata: bytes
     """The FlatBuffer of the header."""
@@ -128,11 +130,10 @@ class Message(NamedTuple):
 
 
 def read_header(metadata: Bytes, limits: VortexLimits = DEFAULT_LIMITS) -> MessageHeader:
-    """Read and check the header of a message.
+    """Read and check the header of a message, which zeros may follow.
 
-    `metadata`: Zeros may follow it. Raises `ProtocolError` if the header is malformed, or its
-    version or type is unknown. The error names the field. Raises `LimitError` if the header or the
-    declared body is too large.
+    Raises `ProtocolError`, which names the field, or `LimitError` if the header or the declared
+    body is too large.
     """
     if len(metadata) > limits.metadata_bytes:
         raise LimitError(
@@ -218,10 +219,7 @@ def build_header(header: MessageHeader) -> bytes:
     builder: Any = flatbuffers.Builder(256)
     if header.kind is MessageKind.ARRAY:
         texts = [builder.CreateString(encoding) for encoding in header.encodings]
-        fbs.ArrayMessageStartEncodingsVector(builder, len(texts))
-        for text in reversed(texts):
-            builder.PrependUOffsetTRelative(text)
-        encodings = builder.EndVector()
+        encodings = write_references(builder, texts)
         fbs.ArrayMessageStart(builder)
         fbs.ArrayMessageAddRowCount(builder, header.row_count)
         fbs.ArrayMessageAddEncodings(builder, encodings)
@@ -251,9 +249,7 @@ def build_message(
     encodings: Sequence[str] = (),
     alignment_exponent: int = 0,
 ) -> Message:
-    """Return a message with this body.
-
-    `body`: its pieces, in order. They are not copied.
+    """Return a message with this body, whose pieces are not copied.
 
     Examples
     --------
@@ -269,10 +265,7 @@ def build_message(
 
 
 def read_parts(parts: Sequence[Any], limits: VortexLimits = DEFAULT_LIMITS) -> Message:
-    """Return the message that an encoder has written in parts.
-
-    Raises `ProtocolError` if the parts are not those of one message.
-    """
+    """Return the message that an encoder has written in parts."""
     if len(parts) < 2 or len(parts[0]) != PREFIX.size:
         raise ProtocolError(f"an encoded message has {len(parts)} parts; expected a length first")
     metadata = bytes(parts[1])
@@ -290,9 +283,9 @@ def read_parts(parts: Sequence[Any], limits: VortexLimits = DEFAULT_LIMITS) -> M
 def encode_message(message: Message, position: int | None = None) -> list[Any]:
     """Return the pieces of a message for a stream or file. Bodies are not copied.
 
-    `position` is the size of what precedes the message in the file, in bytes. Zeros after the
-    header then let the body begin at a multiple of 64 bytes, so that a reader can map its buffers.
-    Without it, the header is padded to a multiple of 8 bytes, as other writers do it.
+    If `position`, the offset of the message in a file, is given, zeros after the header let the
+    body begin at a multiple of 64 bytes, so that a reader can map its buffers. Otherwise the header
+    is padded to a multiple of 8 bytes, as by other writers.
     """
     metadata = message.metadata
     if position is None:
@@ -304,12 +297,89 @@ def encode_message(message: Message, position: int | None = None) -> list[Any]:
 
 
 def summarize_header(metadata: bytes) -> MessageSummary:
-    """Return the summary of a message of a stream on the wire, where an Arrow schema comes first.
-
-    Raises `ProtocolError` if the header is malformed.
-    """
+    """Return the summary of a message on the wire, where an Arrow schema comes first."""
     header = read_header(metadata)
     return MessageSummary(header.kind.name, False, True, header.body_size)
+
+
+class FramedHeader(NamedTuple):
+    """The place of a message in a stream, and its header."""
+
+    offset: int
+    """The offset of its length in bytes."""
+    metadata: bytes
+    """The FlatBuffer of its header, with the zeros after it."""
+    header: MessageHeader
+    """The fields of its header."""
+
+    @property
+    def body_offset(self) -> int:
+        """The offset of its body in bytes."""
+        return self.offset + PREFIX.size + len(self.metadata)
+
+    @property
+    def end(self) -> int:
+        """The offset after its body in bytes."""
+        return self.body_offset + self.header.body_size
+
+
+class HeaderReader:
+    """Reads the headers of a stream in a file of `end` bytes, and skips the bodies."""
+
+    def __init__(self, read: Read, end: int, limits: VortexLimits = DEFAULT_LIMITS) -> None:
+        self._read = read
+        self._end = end
+        self._limits = limits
+        self.offset = 0
+        """The offset of the next message in bytes."""
+
+    def next_header(self) -> FramedHeader | None:
+        """Return the header of the next message and move behind its body; None at the end.
+
+        Raises `ProtocolError`, which names the offset and the field, if the header is malformed, of
+        an unknown version or type, or out of order. `InvalidDataError` means that the file ends
+        inside of the message.
+        """
+        offset, end = self.offset, self._end
+        if offset == end:
+            return None
+        begin = offset + PREFIX.size
+        if begin > end:
+            raise self._truncation_error(f"its length ends at byte {begin}")
+        (length,) = PREFIX.unpack(self._read(offset, PREFIX.size))
+        if length < _SMALLEST_HEADER:
+            raise ProtocolError(
+                f"the message at byte {offset} declares a header of {length} bytes; expected at "
+                f"least {_SMALLEST_HEADER}"
+            )
+        if length > self._limits.metadata_bytes:
+            raise LimitError(
+                f"the message at byte {offset} declares a header of {length} bytes; the limit is "
+                f"{self._limits.metadata_bytes}"
+            )
+        if begin + length > end:
+            raise self._truncation_error(f"its header ends at byte {begin + length}")
+        metadata = bytes(self._read(begin, length))
+        try:
+            header = read_header(metadata, self._limits)
+        except ProtocolError as error:
+            raise type(error)(f"the message at byte {offset}: {error.message}") from None
+        is_dtype = header.kind is MessageKind.DTYPE
+        if is_dtype != (offset == 0):
+            problem = "is a second DTYPE" if is_dtype else f"is of the type {header.kind.name}"
+            expected = "an ARRAY or a BUFFER" if is_dtype else "a DTYPE first"
+            raise ProtocolError(f"the message at byte {offset} {problem}; expected {expected}")
+        found = FramedHeader(offset, metadata, header)
+        if found.end > end:
+            raise self._truncation_error(f"its body ends at byte {found.end}")
+        self.offset = found.end
+        return found
+
+    def _truncation_error(self, reason: str) -> InvalidDataError:
+        return InvalidDataError(
+            f"the stream is truncated: a message begins at byte {self.offset} and {reason}, but "
+            f"the stream has {self._end} bytes"
+        )
 
 
 _KEY, _VORTEX = b"splitarrow:format", b"vortex"

@@ -27,7 +27,7 @@ dictionary columns have the dictionaries. Data without an Arrow schema gets the 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import InvalidDataError
-from ..arrow.truncation import needs_truncation, truncate
+from ..arrow.data_types import is_text, list_fields, replace_fields
+from ..arrow.truncation import needs_truncation, slice_values, truncate
 
 TYPE_CODE = "type_code"
 """The name of the first child of the storage of a union."""
@@ -53,7 +54,7 @@ _DECIMALS: dict[int, Any] = {
 def find_storage_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the storage of record batches.
 
-    Raises `InvalidDataError` if a column has a type without storage. The error names the column.
+    Raises `InvalidDataError`, which names the column, if a type has no storage.
     """
     fields: list[pa.Field[Any]] = []
     for field in schema:
@@ -68,10 +69,7 @@ def find_storage_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def find_storage_type(data_type: Any) -> pa.DataType:
-    """Return the storage type of a type.
-
-    Raises `InvalidDataError` if it has none.
-    """
+    """Return the storage type of a type; raises `InvalidDataError` if it has none."""
     types = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
         return find_storage_type(data_type.storage_type)
@@ -79,19 +77,12 @@ def find_storage_type(data_type: Any) -> pa.DataType:
         return data_type.index_type
     if types.is_run_end_encoded(data_type):
         return find_storage_type(data_type.value_type)
+    if not types.is_nested(data_type):
+        return _find_flat(data_type)
+    fields = [pa.field(each.name, find_storage_type(each.type)) for each in list_fields(data_type)]
     if types.is_union(data_type):
-        children = [
-            pa.field(field.name, find_storage_type(field.type)) for field in list_fields(data_type)
-        ]
-        return pa.struct([pa.field(TYPE_CODE, pa.int8()), *children])
-    if types.is_nested(data_type):
-        return _find_nested(data_type)
-    return _find_flat(data_type)
-
-
-def list_fields(data_type: Any) -> list[Any]:
-    """Return the child fields of a type."""
-    return [data_type.field(index) for index in range(data_type.num_fields)]
+        return pa.struct([pa.field(TYPE_CODE, pa.int8()), *fields])
+    return replace_fields(data_type, fields)
 
 
 def _find_flat(data_type: Any) -> pa.DataType:
@@ -116,38 +107,9 @@ def _find_flat(data_type: Any) -> pa.DataType:
 
 def _is_held(data_type: Any) -> bool:
     types = pa.types
-    return bool(
-        types.is_primitive(data_type)
-        or types.is_null(data_type)
-        or types.is_string(data_type)
-        or types.is_large_string(data_type)
-        or types.is_string_view(data_type)
-        or types.is_binary(data_type)
-        or types.is_large_binary(data_type)
-        or types.is_binary_view(data_type)
-    ) and not types.is_interval(data_type)
-
-
-def _find_nested(data_type: Any) -> pa.DataType:
-    types = pa.types
-    if types.is_map(data_type):
-        key: Any = pa.field(data_type.key_field.name, find_storage_type(data_type.key_type), False)
-        item: Any = pa.field(data_type.item_field.name, find_storage_type(data_type.item_type))
-        return pa.map_(key, item, data_type.keys_sorted)
-    fields = [pa.field(each.name, find_storage_type(each.type)) for each in list_fields(data_type)]
-    if types.is_struct(data_type):
-        return pa.struct(fields)
-    if types.is_fixed_size_list(data_type):
-        return pa.list_(fields[0], data_type.list_size)
-    if types.is_list(data_type):
-        return pa.list_(fields[0])
-    if types.is_large_list(data_type):
-        return pa.large_list(fields[0])
-    if types.is_list_view(data_type):
-        return pa.list_view(fields[0])
-    if types.is_large_list_view(data_type):
-        return pa.large_list_view(fields[0])
-    raise InvalidDataError(f"the type {_describe(data_type)} has no form in Vortex")
+    if types.is_interval(data_type):
+        return False
+    return types.is_primitive(data_type) or types.is_null(data_type) or is_text(data_type)
 
 
 def is_own_storage(data_type: Any) -> bool:
@@ -188,24 +150,14 @@ def find_plain_type(data_type: Any) -> pa.DataType:
         return pa.binary()
     if isinstance(data_type, pa.BaseExtensionType) or not types.is_nested(data_type):
         return data_type
-    if types.is_map(data_type):
-        key: Any = _make_plain(data_type.key_field)
-        item: Any = _make_plain(data_type.item_field)
-        return pa.map_(key, item, data_type.keys_sorted)
-    fields = [_make_plain(data_type.field(index)) for index in range(data_type.num_fields)]
-    if types.is_struct(data_type):
-        return pa.struct(fields)
-    if types.is_fixed_size_list(data_type):
-        return pa.list_(fields[0], data_type.list_size)
-    if types.is_list(data_type) or types.is_list_view(data_type):
+    if types.is_union(data_type):
+        return data_type
+    fields = [each.with_type(find_plain_type(each.type)) for each in list_fields(data_type)]
+    if types.is_list_view(data_type):
         return pa.list_(fields[0])
-    if types.is_large_list(data_type) or types.is_large_list_view(data_type):
+    if types.is_large_list_view(data_type):
         return pa.large_list(fields[0])
-    return data_type
-
-
-def _make_plain(field: Any) -> Any:
-    return field.with_type(find_plain_type(field.type))
+    return replace_fields(data_type, fields)
 
 
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -216,23 +168,16 @@ class StorageConverter:
     """Converts the record batches of one schema.
 
     Raises `InvalidDataError` if a column has a type that Vortex cannot hold.
-
-    Attributes
-    ----------
-    storage_schema : pyarrow.Schema
-        The schema of the storage.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self.storage_schema = find_storage_schema(schema)
+        """The schema of the storage."""
         self._truncates = needs_truncation(schema)
 
     def to_storage(self, batch: pa.RecordBatch) -> pa.StructArray:
-        """Return the storage of a batch, without nulls at the top.
-
-        Raises `InvalidDataError` if a key of a map is null.
-        """
+        """Return the storage of a batch, without nulls at the top."""
         storage_type: Any = pa.struct(list(self.storage_schema))
         if not batch.num_rows:
             return pa.array([], storage_type)  # vortex-data panics on an empty slice
@@ -242,10 +187,7 @@ class StorageConverter:
         return _build(storage_type, batch.num_rows, [None], children)
 
     def restore(self, storage: Any, template: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Return the batch of a storage.
-
-        Raises `InvalidDataError` if the storage does not fit the schema or the dictionaries.
-        """
+        """Return the batch of a storage."""
         if not storage.type.equals(pa.struct(list(self.storage_schema))):
             raise InvalidDataError(
                 f"the array has the type {storage.type}, which does not fit the schema"
@@ -265,10 +207,7 @@ class StorageConverter:
 
 
 def restore_rows(array: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch of an array that has the types of the schema.
-
-    Raises `InvalidDataError` if a row is null.
-    """
+    """Return the batch of an array that has the types of the schema."""
     _check_no_null_rows(array)
     columns = [array.field(index) for index in range(array.type.num_fields)]
     return _make_batch(columns, len(array), schema)
@@ -302,14 +241,6 @@ def _validity(array: Any) -> pa.Buffer | None:
     return array.is_valid().buffers()[1] if array.null_count else None
 
 
-def _fixed_data(array: Any, width: int) -> Any:
-    """Return the values of a fixed-width array, limited to its slice."""
-    data = array.buffers()[1]
-    if data is None or not len(array):
-        return pa.py_buffer(b"")
-    return data.slice(array.offset * width, len(array) * width)
-
-
 def _numbers(array: Any, buffer: int, dtype: Any) -> NDArray[Any]:
     """Return a buffer of an array as numbers, limited to its slice."""
     if not len(array):
@@ -332,25 +263,20 @@ def _store(array: Any) -> Any:
     if types.is_dictionary(data_type):
         return array.indices
     if types.is_run_end_encoded(data_type):
-        return _store_runs(array)
+        return _store(array.values).take(find_run_of_rows(array))
     if types.is_union(data_type):
         return _store_union(array)
     if types.is_nested(data_type):
-        return map_children(array, find_storage_type(data_type), _store_child)
+        return map_children(array, find_storage_type(data_type), lambda child, *_: _store(child))
     if types.is_fixed_size_binary(data_type):
-        width = data_type.byte_width
-        data = _fixed_data(array, width)
-        values = _build(pa.uint8(), len(array) * width, [None, data])
+        data = slice_values(array)
+        values = _build(pa.uint8(), len(array) * data_type.byte_width, [None, data])
         return _build(find_storage_type(data_type), len(array), [_validity(array)], [values])
     if data_type == pa.month_day_nano_interval():
-        fields = np.frombuffer(_fixed_data(array, 16), _INTERVAL_FIELDS)
+        fields = np.frombuffer(slice_values(array), _INTERVAL_FIELDS)
         children = [pa.array(np.ascontiguousarray(fields[name])) for name, _ in _INTERVAL_FIELDS]
         return _build(INTERVAL, len(array), [_validity(array)], children)
     return _with_type(array, find_storage_type(data_type))
-
-
-def _store_child(array: Any, _data_type: Any, _template: Any) -> Any:
-    return _store(array)
 
 
 def _check_keys(array: Any) -> None:
@@ -366,10 +292,6 @@ def _check_keys(array: Any) -> None:
             _check_keys(array.field(index))
     elif pa.types.is_nested(data_type):
         _check_keys(array.values)
-
-
-def _store_runs(array: Any) -> Any:
-    return _store(array.values).take(find_run_of_rows(array))
 
 
 def find_run_of_rows(array: Any) -> Any:
@@ -405,7 +327,10 @@ def _restore(array: Any, data_type: Any, template: Any) -> Any:
             data_type, _restore(array, data_type.storage_type, inner)
         )
     if types.is_dictionary(data_type):
-        return _restore_dictionary(array, data_type, template)
+        if template is None:
+            raise InvalidDataError("its dictionary has not arrived")
+        dictionary = template.dictionary
+        return pa.DictionaryArray.from_arrays(array, dictionary, ordered=data_type.ordered)
     if types.is_run_end_encoded(data_type):
         return _restore_runs(array, data_type, template)
     if types.is_union(data_type):
@@ -417,20 +342,13 @@ def _restore(array: Any, data_type: Any, template: Any) -> Any:
         values = array.values.slice(array.offset * width, len(array) * width)
         if values.null_count:
             raise InvalidDataError("a value of fixed size has a byte that is null")
-        return _build(data_type, len(array), [_validity(array), _fixed_data(values, 1)])
+        return _build(data_type, len(array), [_validity(array), slice_values(values)])
     if data_type == pa.month_day_nano_interval():
         fields = np.zeros(len(array), _INTERVAL_FIELDS)
         for index, (name, dtype) in enumerate(_INTERVAL_FIELDS):
             fields[name] = _numbers(array.field(index), 1, dtype)
         return _build(data_type, len(array), [_validity(array), pa.py_buffer(fields.tobytes())])
     return _with_type(array, data_type)
-
-
-def _restore_dictionary(array: Any, data_type: Any, template: Any) -> Any:
-    if template is None:
-        raise InvalidDataError("its dictionary has not arrived")
-    dictionary = template.dictionary
-    return pa.DictionaryArray.from_arrays(array, dictionary, ordered=data_type.ordered)
 
 
 def _restore_runs(array: Any, data_type: Any, template: Any) -> Any:
@@ -489,12 +407,8 @@ def map_children(array: Any, data_type: Any, call: Any, template: Any = None) ->
     types = pa.types
     if types.is_struct(data_type):
         children = [
-            call(
-                array.field(index),
-                data_type.field(index).type,
-                None if template is None else template.field(index),
-            )
-            for index in range(data_type.num_fields)
+            call(array.field(at), field.type, None if template is None else template.field(at))
+            for at, field in enumerate(list_fields(data_type))
         ]
         return _build(data_type, len(array), [_validity(array)], children)
     if types.is_map(data_type):
@@ -506,16 +420,16 @@ def map_children(array: Any, data_type: Any, call: Any, template: Any = None) ->
         values = _cut(array.values, array.offset * size, len(array) * size)
         return _build(data_type, len(array), [_validity(array)], [call(values, inner_type, inner)])
     if types.is_list_view(data_type) or types.is_large_list_view(data_type):
-        buffers = [_validity(array), _integers(array.offsets), _integers(array.sizes)]
+        buffers = [_validity(array), slice_values(array.offsets), slice_values(array.sizes)]
         return _build(data_type, len(array), buffers, [call(array.values, inner_type, inner)])
-    offsets, values = _slice_values(array, array.values)
-    buffers = [_validity(array), _integers(offsets)]
+    offsets, values = _slice_items(array, array.values)
+    buffers = [_validity(array), slice_values(offsets)]
     return _build(data_type, len(array), buffers, [call(values, inner_type, inner)])
 
 
 def _map_entries(array: Any, data_type: Any, call: Any, template: Any) -> Any:
-    offsets, keys = _slice_values(array, array.keys)
-    _, items = _slice_values(array, array.items)
+    offsets, keys = _slice_items(array, array.keys)
+    _, items = _slice_items(array, array.items)
     if keys.null_count:
         raise InvalidDataError("a map has a key that is null")
     inner = (None, None) if template is None else (template.keys, template.items)
@@ -525,10 +439,10 @@ def _map_entries(array: Any, data_type: Any, call: Any, template: Any) -> Any:
     ]
     pairs = pa.struct([data_type.key_field, data_type.item_field])
     entries = _build(pairs, len(keys), [None], children)
-    return _build(data_type, len(array), [_validity(array), _integers(offsets)], [entries])
+    return _build(data_type, len(array), [_validity(array), slice_values(offsets)], [entries])
 
 
-def _slice_values(array: Any, values: Any) -> tuple[Any, Any]:
+def _slice_items(array: Any, values: Any) -> tuple[Any, Any]:
     """Return the offsets of a list, counted from the first of its values, and its values."""
     offsets = array.offsets if len(array) else pa.array([0], array.offsets.type)
     first, last = offsets[0].as_py(), offsets[-1].as_py()
@@ -538,7 +452,3 @@ def _slice_values(array: Any, values: Any) -> tuple[Any, Any]:
 def _cut(values: Any, first: int, count: int) -> Any:
     # vortex-data panics on an empty slice that does not begin at 0.
     return values.slice(first if count else 0, count)
-
-
-def _integers(array: Any) -> pa.Buffer:
-    return cast(pa.Buffer, _fixed_data(array, array.type.bit_width // 8))

@@ -18,7 +18,7 @@ from ...errors import ProtocolError
 from ...fbs import arrow_generated as fbs
 from ...formats.arrow.batch_rewriter import BatchRewriter, read_layout
 from ...formats.arrow.message import CODECS, read_batch_header
-from ...formats.arrow.schema_rewriter import find_schema
+from ...formats.arrow.schema import find_schema
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import FileSpan

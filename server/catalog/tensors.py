@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...errors import InvalidRequestError, RemoteError, remote_error
 from ...fbs import arrow_generated as fbs
-from ...formats.arrow.custom_metadata import write_pairs
+from ...formats.arrow.custom_metadata import finish_message, write_pairs
 from ...formats.arrow.encoder import MessageEncoder
 from ...formats.arrow.tensors import AnyTensor, encode_tensor
 from ...formats.arrow.tensors.labels import (
@@ -49,12 +49,8 @@ def make_schema_message(*, is_big_endian: bool) -> SourceMessage:
     fbs.SchemaAddFields(builder, fields)
     fbs.SchemaAddCustomMetadata(builder, pairs)
     schema = fbs.SchemaEnd(builder)
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, fbs.MetadataVersion.V5)
-    fbs.MessageAddHeaderType(builder, fbs.MessageHeader.Schema)
-    fbs.MessageAddHeader(builder, schema)
-    builder.Finish(fbs.MessageEnd(builder))
-    return SourceMessage(bytes(builder.Output()), None)
+    version, kind = fbs.MetadataVersion.V5, fbs.MessageHeader.Schema
+    return SourceMessage(finish_message(builder, version, kind, schema), None)
 
 
 def check_tensor_request(request: Request) -> None:

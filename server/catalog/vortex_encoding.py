@@ -24,10 +24,9 @@ from ...errors import (
 )
 from ...formats.arrow.custom_metadata import add_footer_metadata, find_footer_metadata
 from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
-from ...formats.arrow.dictionaries import encode_empty_dictionary, read_dictionary_types
 from ...formats.arrow.encoder import MessageEncoder
 from ...formats.arrow.message import read_batch_table
-from ...formats.arrow.schema import read_schema
+from ...formats.arrow.schema import encode_empty_dictionary, read_dictionary_types, read_schema
 from ...formats.arrow.schema_rewriter import adopt_schema
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.vortex.encoder import ArrayEncoder

@@ -15,9 +15,8 @@ import pyarrow as pa
 from ...errors import ExhaustedError, InvalidDataError, LimitError, remote_error
 from ...formats.arrow.checker import MessageChecker
 from ...formats.arrow.decoding import DECODING_ERRORS, BufferFile, validate_memory
-from ...formats.arrow.dictionaries import read_dictionary_types
 from ...formats.arrow.message import HeaderType, read_batch_header
-from ...formats.arrow.schema import read_schema
+from ...formats.arrow.schema import read_dictionary_types, read_schema
 from ...formats.flight_data import FlightData
 from ...protocol.limits import Limits
 from .quota import Quota

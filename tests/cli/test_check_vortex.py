@@ -16,13 +16,13 @@ from helpers.vortex_messages import (
     make_columns,
     make_file,
     put_table_first,
+    read_stream,
     write_stream,
 )
 from splitarrow.cli.app import run
 from splitarrow.formats.vortex.dtype import TypeKind, encode_dtype, read_dtype
 from splitarrow.formats.vortex.file import list_arrays, read_file_footer
 from splitarrow.formats.vortex.message import MessageKind, build_message
-from splitarrow.formats.vortex.reader import read_messages
 
 Say = Callable[..., tuple[int, str, str]]
 TABLE = pa.table({"n": list(range(1000)), "s": [f"name {i % 10}" for i in range(1000)]})
@@ -59,7 +59,7 @@ def test_sound_data(
 
 
 def test_each_defect_has_its_place_and_does_not_end_the_check(tmp_path: Path, say: Say) -> None:
-    places = [place for place, _ in read_messages(STREAM)]
+    places = [place for place, _ in read_stream(STREAM)]
     damaged = bytearray(STREAM)
     struct.pack_into("<I", damaged, places[1].end - 4, 1 << 30)
     damaged = damaged[:-5]

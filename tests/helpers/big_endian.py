@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from splitarrow.formats.arrow.dictionaries import read_dictionary_types
 from splitarrow.formats.arrow.message import (
     HeaderType,
     encapsulate,
     read_batch_layout,
     read_message_info,
 )
-from splitarrow.formats.arrow.schema import read_schema
+from splitarrow.formats.arrow.schema import read_dictionary_types, read_schema
 
 _MONTHS, _DAY_TIME, _MONTH_DAY_NANO = 21, 22, 37
 """Numbers of interval types in pyarrow."""

@@ -16,10 +16,9 @@ from splitarrow.client.stream.decoders import open_decoder
 from splitarrow.errors import ProtocolError
 from splitarrow.formats.arrow.checker import MessageChecker
 from splitarrow.formats.arrow.decoding import validate_memory
-from splitarrow.formats.arrow.dictionaries import read_dictionary_types
 from splitarrow.formats.arrow.file_scan import FileScan
 from splitarrow.formats.arrow.message import HeaderType, read_message_info
-from splitarrow.formats.arrow.schema import read_schema
+from splitarrow.formats.arrow.schema import read_dictionary_types, read_schema
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.messages import Message

@@ -16,8 +16,11 @@ from vortex.serde import decode_ipc_array_buffers, encode_ipc_array_buffers
 
 from splitarrow.formats.vortex.array_body import BUFFER, read_array_body
 from splitarrow.formats.vortex.message import (
+    FramedHeader,
+    HeaderReader,
     Message,
     MessageKind,
+    VortexLimits,
     build_message,
     encode_message,
     read_parts,
@@ -58,6 +61,20 @@ def make_file(column: pa.Array | pa.Table) -> bytes:
         table = column if isinstance(column, pa.Table) else pa.table({"x": column})
         vortex.io.write(vortex.array(table), str(path))
         return path.read_bytes()
+
+
+def read_stream(
+    data: bytes, limits: VortexLimits | None = None
+) -> list[tuple[FramedHeader, Message]]:
+    """Return the messages of a stream, and their places."""
+    reader = HeaderReader(
+        lambda at, nbytes: data[at : at + nbytes], len(data), limits or VortexLimits()
+    )
+    found: list[tuple[FramedHeader, Message]] = []
+    while (place := reader.next_header()) is not None:
+        body = data[place.body_offset : place.end]
+        found.append((place, Message(place.metadata, place.header, (body,))))
+    return found
 
 
 def encode(array: Any) -> tuple[Message, Message]:

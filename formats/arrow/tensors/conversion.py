@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from ....errors import ProtocolError, UsageError
+from ..message import BufferSpan
 from ..numpy_arrays import require_numpy
 from .decoding import check_indices, find_unsorted
 from .encoding import plan_body, with_buffers
@@ -29,7 +31,7 @@ from .layout import (
 )
 from .tensor import AnyTensor, SparseTensor, Tensor, is_scipy_array
 
-_NOWHERE = plan_body([0])[0][0]
+_NOWHERE = BufferSpan(0, 0)
 _MAX_AXIS_ORDERS = 720
 _SUPPORTED = "booleans, integers, floats of 16 to 64 bits, complex numbers, dates and durations"
 
@@ -37,12 +39,11 @@ _SUPPORTED = "booleans, integers, floats of 16 to 64 bits, complex numbers, date
 def convert_to_tensor(source: Any, name: str | None = None) -> AnyTensor | None:
     """Return a tensor of an array, None if the object is not an array.
 
-    A dense array shares its memory with the tensor if it has no gaps, in any order of its
-    dimensions, and this machine's byte order. Otherwise the tensor has a copy. So it is with the
-    arrays of a sparse one; its indices are checked, and sorted where their format requires it.
+    The tensor shares the memory of an array without gaps, in any order of its dimensions, in this
+    machine's byte order. It has a copy of others. The same holds for the arrays of a sparse array,
+    whose indices are checked, and sorted where their format requires it.
 
-    Raises `UsageError` if tensors cannot have such values, or the indices of a sparse array are
-    wrong.
+    Raises `UsageError` if tensors cannot have such values, or an index is wrong.
     """
     labels = NO_LABELS if name is None else Labels(name)
     if isinstance(source, (Tensor, SparseTensor)):
@@ -66,10 +67,7 @@ def convert_to_tensor(source: Any, name: str | None = None) -> AnyTensor | None:
 
 
 def describe_dtype(dtype: Any) -> tuple[ValueType, str | None]:
-    """Return the type that stores values of NumPy, and their label if it is not the same type.
-
-    Raises `UsageError` if tensors cannot have such values.
-    """
+    """Return the type that stores values of NumPy, and their label if it is another type."""
     name = dtype.newbyteorder("=").name
     if name in VALUE_TYPES:
         return VALUE_TYPES[name][0], None
@@ -82,18 +80,14 @@ def describe_dtype(dtype: Any) -> tuple[ValueType, str | None]:
 def make_dense_layout(
     stored: ValueType, label: str | None, shape: Sequence[int], strides: Sequence[int], nbytes: int
 ) -> TensorLayout:
-    """Return the layout of a dense array in one buffer.
-
-    `shape`, `strides`: Those of the array; the strides in bytes. `nbytes` is the size of the buffer
-    in bytes. Raises `UsageError` if the array has too many dimensions.
-    """
+    """Return the layout of a dense array in one buffer. Its strides are in bytes."""
     if label is not None and label.startswith("complex"):
         shape, strides = (*shape, 2), (*strides, item_bytes(stored))
     if len(shape) > MAX_DIMENSIONS:
         raise UsageError(
             f"the array has {len(shape)} dimensions as a tensor; the limit is {MAX_DIMENSIONS}"
         )
-    span = plan_body([nbytes])[0][0]
+    span = BufferSpan(0, nbytes)
     return TensorLayout(stored, tuple(shape), tuple(strides), (), span, nbytes)
 
 
@@ -113,13 +107,9 @@ def _from_numpy(array: Any, labels: Labels, dim_names: tuple[str, ...] = ()) -> 
     memory = pa.py_buffer(flat.reshape(-1).view("u1")) if array.size else pa.py_buffer(b"")
     layout = make_dense_layout(stored, label, shape, strides, memory.size)
     if dim_names:
-        layout = TensorLayout(*_with_names(layout, dim_names))
+        padding = ("",) * (len(layout.shape) - len(dim_names))
+        layout = replace(layout, dim_names=(*dim_names, *padding))
     return Tensor(layout, memory, Labels(labels.name, label))
-
-
-def _with_names(layout: TensorLayout, names: tuple[str, ...]) -> tuple[Any, ...]:
-    padded = (*names, *("",) * (len(layout.shape) - len(names)))
-    return (layout.type, layout.shape, layout.strides, padded, layout.data, layout.body_length)
 
 
 def _clean_strides(shape: Sequence[int], strides: Sequence[int], width: int) -> tuple[int, ...]:
@@ -151,12 +141,9 @@ def _from_arrow(source: Any, labels: Labels) -> SparseTensor | None:
             values, coordinates = source.to_numpy()
             columns = [coordinates[:, axis] for axis in range(coordinates.shape[1])]
             return _make_coo(values, columns, source.shape, labels, names)
-        case pa.SparseCSRMatrix():
-            values, indptr, indices = source.to_numpy()
-            return _make_csx("csr", values, indptr, indices, source.shape, labels, names)
-        case pa.SparseCSCMatrix():
-            values, indptr, indices = source.to_numpy()
-            return _make_csx("csc", values, indptr, indices, source.shape, labels, names)
+        case pa.SparseCSRMatrix() | pa.SparseCSCMatrix():
+            kind = "csr" if isinstance(source, pa.SparseCSRMatrix) else "csc"
+            return _make_csx(kind, *source.to_numpy(), source.shape, labels, names)
         case pa.SparseCSFTensor():
             return _from_arrow_csf(source, labels, names)
         case _:

@@ -23,7 +23,6 @@ from .layout import (
     SparseLayout,
     TensorLayout,
     ValueType,
-    find_type_name,
     item_bytes,
     read_tensor_layout,
     row_major_strides,
@@ -34,9 +33,9 @@ from .tensor import AnyTensor, SparseTensor, Tensor, view_array
 def check_indices(layout: SparseLayout, arrays: tuple[Any, ...]) -> None:
     """Check the positions of the values of a sparse tensor.
 
-    Raises `InvalidDataError` if an index is outside its dimension, positions decrease or do not
-    cover all values, or indices are not sorted although their format requires it. The error names
-    the field and the place. Raises `MissingExtraError` if NumPy is not installed.
+    Raises `InvalidDataError`, which names the field and the place, if an index is outside its
+    dimension, positions decrease or do not cover all values, or indices are not sorted although
+    their format requires it.
     """
     match layout.index:
         case CooLayout():
@@ -51,14 +50,20 @@ def check_indices(layout: SparseLayout, arrays: tuple[Any, ...]) -> None:
 def _check_coo(layout: SparseLayout, index: CooLayout, coordinates: Any) -> None:
     for dimension, size in enumerate(layout.shape):
         _check_range(coordinates[:, dimension], size, f"the indices of dimension {dimension}")
-    if index.is_canonical and len(coordinates) > 1:
-        _check_canonical(coordinates)
+    if not index.is_canonical or len(coordinates) < 2:
+        return
+    row = find_unsorted(coordinates)
+    if row is not None:
+        raise InvalidDataError(
+            f"the coordinates are not sorted and distinct at value {row}, although isCanonical is "
+            "true"
+        )
 
 
 def find_unsorted(coordinates: Any) -> int | None:
     """Return the first row that is not greater than the one before it, None if there is none.
 
-    `coordinates` is a matrix whose rows are compared from the first column to the last.
+    The rows of the matrix are compared from the first column to the last.
     """
     numpy = require_numpy()
     before, after = coordinates[:-1], coordinates[1:]
@@ -70,15 +75,6 @@ def find_unsorted(coordinates: Any) -> int | None:
         is_greater |= one < other
     place = _find_first(~is_greater)
     return None if place is None else place + 1
-
-
-def _check_canonical(coordinates: Any) -> None:
-    row = find_unsorted(coordinates)
-    if row is not None:
-        raise InvalidDataError(
-            f"the coordinates are not sorted and distinct at value {row}, although isCanonical is "
-            "true"
-        )
 
 
 def _check_csx(layout: SparseLayout, index: CsxLayout, indptr: Any, indices: Any) -> None:
@@ -156,14 +152,11 @@ def decode_tensor(
     check_values: bool = True,
     max_swapped_bytes: int = MAX_SWAPPED_BYTES,
 ) -> AnyTensor:
-    """Return the tensor of a message.
+    """Return the tensor of a message, which shares the memory of the body and keeps it alive.
 
-    `body`: the tensor shares its memory and keeps it alive. `swap_bytes`: its bytes are then
-    swapped, into new memory. `check_values`: Code that follows wrong ones, such as SciPy's, reads
-    and writes outside its memory. `max_swapped_bytes` is the largest body to swap, in bytes. Raises
-    `ProtocolError` if the message is malformed. `InvalidDataError` and `LimitError` are subclasses.
-    Raises `MissingExtraError` if the tensor is sparse, or its bytes have to be swapped, and NumPy
-    is not installed.
+    With `swap_bytes`, its values are swapped into new memory. `check_values` checks the indices of
+    a sparse tensor: code that follows wrong ones, such as SciPy's, reads and writes outside its
+    memory. Sparse tensors and swapping need NumPy.
     """
     layout = read_tensor_layout(metadata)
     if body.size != layout.body_length:
@@ -213,8 +206,7 @@ def make_tensor(
 
 
 def _swap_dense(layout: TensorLayout, buffer: Any) -> tuple[TensorLayout, list[Any]]:
-    name = find_type_name(layout.type) or ""
-    array = view_array(buffer, name, layout.shape, layout.strides)
+    array = view_array(buffer, layout.type, layout.shape, layout.strides)
     swapped = require_numpy().ascontiguousarray(array.byteswap())
     strides = row_major_strides(layout.shape, item_bytes(layout.type))
     return replace(layout, strides=strides), [pa.py_buffer(swapped.reshape(-1))]
@@ -244,7 +236,7 @@ def _swap_sparse(layout: SparseLayout, buffers: Sequence[Any]) -> list[Any]:
 
 def _swap_buffer(buffer: Any, value_type: ValueType) -> Any:
     count = buffer.size // item_bytes(value_type)
-    array = view_array(buffer, find_type_name(value_type) or "", (count,))
+    array = view_array(buffer, value_type, (count,))
     return pa.py_buffer(array.byteswap())
 
 

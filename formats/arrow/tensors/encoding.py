@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import flatbuffers
 
 from ....fbs import arrow_generated as fbs
-from ..custom_metadata import write_pairs
+from ...flatbuffer import write_longs, write_references
+from ..custom_metadata import finish_message, pad, write_pairs
 from ..encoder import EncodedMessage
 from ..message import BufferSpan, encapsulate, read_custom_metadata
 from ..metadata_limits import survey_custom_metadata
@@ -41,7 +43,7 @@ def encode_tensor(tensor: AnyTensor, *, legacy: bool = False) -> EncodedMessage:
     lengths = [span.length for span in tensor.layout.buffers]
     spans, body_length = plan_body(lengths)
     layout = with_buffers(tensor.layout, spans, body_length)
-    body = list(_pad(buffers, spans, body_length))
+    body = list(_fill_gaps(buffers, spans, body_length))
     metadata = encode_metadata(layout, tensor.labels, legacy=legacy)
     return EncodedMessage(metadata, body, body_length, 0)
 
@@ -65,10 +67,7 @@ def write_message(message: EncodedMessage, *, legacy: bool = False) -> Iterator[
 
 
 def plan_body(lengths: Sequence[int]) -> tuple[tuple[BufferSpan, ...], int]:
-    """Return aligned spans for buffers in a body, and the size of the body.
-
-    `lengths` is the sizes of the buffers, in bytes.
-    """
+    """Return aligned spans for buffers of these lengths in bytes, and the size of the body."""
     spans: list[BufferSpan] = []
     end = 0
     for length in lengths:
@@ -104,21 +103,14 @@ def encode_metadata(
     """Return the metadata of the message of a tensor, padded to 8 bytes."""
     builder: Any = flatbuffers.Builder(512)
     pairs = {**others, **labels.to_metadata()}
-    custom_metadata = write_pairs(builder, [*pairs.items()]) if pairs else 0
+    custom = write_pairs(builder, [*pairs.items()])
     if isinstance(layout, SparseLayout):
         header_type, header = fbs.MessageHeader.SparseTensor, _write_sparse(builder, layout)
     else:
         header_type, header = fbs.MessageHeader.Tensor, _write_dense(builder, layout)
-    fbs.MessageStart(builder)
-    fbs.MessageAddVersion(builder, _V4 if legacy else _V5)
-    fbs.MessageAddHeaderType(builder, header_type)
-    fbs.MessageAddHeader(builder, header)
-    fbs.MessageAddBodyLength(builder, layout.body_length)
-    if custom_metadata:
-        fbs.MessageAddCustomMetadata(builder, custom_metadata)
-    builder.Finish(fbs.MessageEnd(builder))
-    metadata = bytes(builder.Output())
-    return metadata + bytes(-len(metadata) % 8)
+    version = _V4 if legacy else _V5
+    length = layout.body_length
+    return pad(finish_message(builder, version, header_type, header, length, custom=custom))
 
 
 def add_name(metadata: bytes, layout: AnyLayout, labels: Labels, name: str) -> tuple[bytes, Labels]:
@@ -128,7 +120,9 @@ def add_name(metadata: bytes, layout: AnyLayout, labels: Labels, name: str) -> t
     return encode_metadata(layout, labels, others=read_custom_metadata(metadata)), labels
 
 
-def _pad(buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int) -> Iterator[Any]:
+def _fill_gaps(
+    buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int
+) -> Iterator[Any]:
     """Yield buffers at their spans, and zeros between them."""
     end = 0
     for buffer, (offset, length) in zip(buffers, spans, strict=True):
@@ -144,7 +138,7 @@ def _pad(buffers: Iterable[Any], spans: Sequence[BufferSpan], body_length: int) 
 def _write_dense(builder: Any, layout: TensorLayout) -> int:
     kind, value_type = _write_type(builder, layout.type)
     shape = _write_shape(builder, layout)
-    strides = _write_int64s(builder, layout.strides)
+    strides = write_longs(builder, layout.strides)
     fbs.TensorStart(builder)
     fbs.TensorAddTypeType(builder, kind)
     fbs.TensorAddType(builder, value_type)
@@ -175,7 +169,7 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
     match index:
         case CooLayout():
             indices_type = _write_int_type(builder, index.indices_type)
-            strides = _write_int64s(builder, index.strides)
+            strides = write_longs(builder, index.strides)
             fbs.SparseTensorIndexCOOStart(builder)
             fbs.SparseTensorIndexCOOAddIndicesType(builder, indices_type)
             fbs.SparseTensorIndexCOOAddIndicesStrides(builder, strides)
@@ -198,10 +192,8 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
         case CsfLayout():
             indptr_type = _write_int_type(builder, index.indptr_type)
             indices_type = _write_int_type(builder, index.indices_type)
-            fbs.SparseTensorIndexCSFStartIndptrBuffersVector(builder, len(index.indptr))
-            indptr = _end_buffers(builder, index.indptr)
-            fbs.SparseTensorIndexCSFStartIndicesBuffersVector(builder, len(index.indices))
-            indices = _end_buffers(builder, index.indices)
+            indptr = write_longs(builder, [*chain(*index.indptr)], 2)
+            indices = write_longs(builder, [*chain(*index.indices)], 2)
             fbs.SparseTensorIndexCSFStartAxisOrderVector(builder, len(index.axis_order))
             for axis in reversed(index.axis_order):
                 builder.PrependInt32(axis)
@@ -217,7 +209,7 @@ def _write_index(builder: Any, index: SparseIndex) -> tuple[int, int]:
 
 def _write_type(builder: Any, value_type: ValueType) -> tuple[int, int]:
     """Write a type; return its number in the union Type, and its position."""
-    precision = _PRECISIONS.get(find_type_name(value_type) or "")
+    precision = _PRECISIONS.get(find_type_name(value_type))
     if precision is None:
         return fbs.Type.Int, _write_int_type(builder, value_type)
     fbs.FloatingPointStart(builder)
@@ -228,7 +220,7 @@ def _write_type(builder: Any, value_type: ValueType) -> tuple[int, int]:
 def _write_int_type(builder: Any, value_type: ValueType) -> int:
     fbs.IntStart(builder)
     fbs.IntAddBitWidth(builder, value_type.bit_width)
-    fbs.IntAddIsSigned(builder, not (find_type_name(value_type) or "").startswith("u"))
+    fbs.IntAddIsSigned(builder, not find_type_name(value_type).startswith("u"))
     return fbs.IntEnd(builder)
 
 
@@ -242,20 +234,4 @@ def _write_shape(builder: Any, layout: AnyLayout) -> int:
         if text:
             fbs.TensorDimAddName(builder, text)
         positions.append(fbs.TensorDimEnd(builder))
-    fbs.TensorStartShapeVector(builder, len(positions))
-    for position in reversed(positions):
-        builder.PrependUOffsetTRelative(position)
-    return builder.EndVector()
-
-
-def _write_int64s(builder: Any, numbers: Sequence[int]) -> int:
-    fbs.TensorStartStridesVector(builder, len(numbers))
-    for number in reversed(numbers):
-        builder.PrependInt64(number)
-    return builder.EndVector()
-
-
-def _end_buffers(builder: Any, spans: Sequence[BufferSpan]) -> int:
-    for span in reversed(spans):
-        fbs.CreateBuffer(builder, *span)
-    return builder.EndVector()
+    return write_references(builder, positions)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 from ....errors import InvalidDataError, LimitError, ProtocolError, UsageError
+from ..file import Read, check_trailing_bytes
 from ..message import CONTINUATION, HeaderType, parse_prefix, read_endianness, read_message_info
 from ..numpy_arrays import require_numpy
 from ..schema import read_schema
@@ -46,12 +47,10 @@ class TensorMessage(NamedTuple):
     """Whether the values are big-endian."""
 
 
-def scan_tensors(read: Callable[[int, int], bytes], size: int) -> Iterator[TensorMessage]:
-    """Yield the messages of the tensors in a file, after checking their metadata.
+def scan_tensors(read: Read, size: int) -> Iterator[TensorMessage]:
+    """Yield the messages of the tensors in a file of `size` bytes, after checking their metadata.
 
-    `size` is the size of the file in bytes. Raises `InvalidDataError` if the file is truncated, or
-    has something else than tensors. The error gives the offset of the message. Raises `LimitError`
-    if the file has more than `MAX_TENSORS` tensors.
+    Raises `InvalidDataError` or `LimitError`, which give the offset of the message.
     """
     position, count, is_big_endian = 0, 0, False
     is_first = True
@@ -59,7 +58,7 @@ def scan_tensors(read: Callable[[int, int], bytes], size: int) -> Iterator[Tenso
         try:
             body_offset, metadata = _read_metadata(read, begin, size)
             if not metadata:
-                _check_end(read, body_offset, size)
+                check_trailing_bytes(read, body_offset, size)
                 return
             info = read_message_info(metadata)
             if is_first and info.header_type is HeaderType.SCHEMA:
@@ -101,7 +100,7 @@ def is_tensor_head(head: bytes) -> bool:
     return header_type in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR)
 
 
-def _skip_padding(read: Callable[[int, int], bytes], position: int, size: int) -> int:
+def _skip_padding(read: Read, position: int, size: int) -> int:
     """Return the offset of the next message; `size` if only zeros follow."""
     if not position:
         return 0
@@ -114,7 +113,7 @@ def _skip_padding(read: Callable[[int, int], bytes], position: int, size: int) -
     return max(position + -position % 8, (position + zeros) // 8 * 8) if zeros else position
 
 
-def _read_metadata(read: Callable[[int, int], bytes], begin: int, size: int) -> tuple[int, bytes]:
+def _read_metadata(read: Read, begin: int, size: int) -> tuple[int, bytes]:
     """Return the offset after the metadata of a message, and the metadata; empty at the end."""
     head = read(begin, min(8, size - begin))
     if len(head) < 4 or (head.startswith(CONTINUATION) and len(head) < 8):
@@ -130,13 +129,6 @@ def _read_metadata(read: Callable[[int, int], bytes], begin: int, size: int) -> 
     return end, read(begin + prefix.nbytes, prefix.metadata_length)
 
 
-def _check_end(read: Callable[[int, int], bytes], end: int, size: int) -> None:
-    """Refuse data after the end marker, which would otherwise be lost silently."""
-    rest = size - end
-    if rest > _ALIGNMENT or any(read(end, rest)):
-        raise InvalidDataError(f"{rest} bytes follow the end marker")
-
-
 NPY_MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 64 << 10
 """The largest header, in bytes."""
@@ -144,7 +136,7 @@ _MAX_BYTES = (1 << 63) - 1
 
 
 class NpyHeader(NamedTuple):
-    """The contents of a header."""
+    """The header of a ``.npy`` file."""
 
     layout: TensorLayout
     """The layout of the tensor, whose body begins after the header."""
@@ -157,11 +149,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(head: bytes) -> NpyHeader:
-    """Read the header of a file.
-
-    Raises `InvalidDataError` if the header is malformed, too large, or describes values that
-    tensors cannot have. Raises `MissingExtraError` if NumPy is not installed.
-    """
+    """Read the header of a ``.npy`` file."""
     try:
         if not head.startswith(NPY_MAGIC):
             raise ValueError(f"it does not begin with {NPY_MAGIC!r}")
@@ -202,11 +190,9 @@ def read_npy_header(head: bytes) -> NpyHeader:
 
 
 def write_npy_header(tensor: Tensor) -> tuple[bytes, Any]:
-    """Return the header of a file with a tensor, and the values that follow it.
+    """Return the header of a ``.npy`` file with a tensor, and the values that follow it.
 
     The values share the memory of the tensor if they have no gaps, in row- or column-major order.
-
-    Raises `MissingExtraError` if NumPy is not installed.
     """
     array = tensor.to_numpy()
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -217,8 +203,3 @@ def write_npy_header(tensor: Tensor) -> tuple[bytes, Any]:
     nbytes = -(-(10 + len(text) + 1) // _ALIGNMENT) * _ALIGNMENT
     padded = text.ljust(nbytes - 11) + b"\n"
     return NPY_MAGIC + struct.pack("<BBH", 1, 0, len(padded)) + padded, values
-
-
-def npy_labels(header: NpyHeader, name: str | None) -> Labels:
-    """Return the labels of the tensor in a file."""
-    return Labels(name, header.label)

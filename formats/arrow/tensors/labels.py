@@ -79,11 +79,7 @@ def is_tensor_content(schema: pa.Schema) -> bool:
 
 
 def read_labels(metadata: bytes | memoryview, layout: AnyLayout) -> Labels:
-    """Read and check the labels of a tensor.
-
-    Raises `InvalidDataError` if the custom metadata is malformed, or the type does not fit the
-    tensor.
-    """
+    """Read and check the labels of a tensor."""
     try:
         pairs = dict(_find_labels(metadata))
         name, dtype = (

@@ -1,7 +1,7 @@
 """The layout of a tensor: all metadata of a Tensor or SparseTensor message (Tensor.fbs).
 
 The checks of the metadata take time in proportion to it, and look at no byte of the body.
-`decoding.check_indices` checks the values of the buffers of a sparse index.
+`decoding.check_indices` checks the values in a sparse index.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ VALUE_TYPES: dict[str, tuple[Any, int]] = {
 _NAMES = {value_type: name for name, (value_type, _) in VALUE_TYPES.items()}
 
 
-def find_type_name(value_type: ValueType) -> str | None:
-    """Return the name of a type in NumPy, None if tensors cannot have such values."""
-    return _NAMES.get(value_type)
+def find_type_name(value_type: ValueType) -> str:
+    """Return the name in NumPy of a type that tensors can have."""
+    return _NAMES[value_type]
 
 
 def item_bytes(value_type: ValueType) -> int:
@@ -198,11 +198,6 @@ AnyLayout = TensorLayout | SparseLayout
 """The layout of a dense or sparse tensor."""
 
 
-def count_values(layout: AnyLayout) -> int:
-    """Return the number of stored values."""
-    return layout.non_zero_length if isinstance(layout, SparseLayout) else prod(layout.shape)
-
-
 MAX_DIMENSIONS = 64
 """The largest number of dimensions: that of NumPy."""
 MAX_NAME_BYTES = 4096
@@ -228,10 +223,9 @@ _BUFFER = struct.Struct("<qq")
 def read_tensor_layout(metadata: Bytes) -> AnyLayout:
     """Read and check the layout of a tensor.
 
-    Raises `ProtocolError` if `metadata` is not an Arrow IPC message. Raises `InvalidDataError` if
-    the message is of another type, lacks a field, or its shape, strides or buffers are impossible
-    or do not fit into the body. The error names the field. Raises `LimitError` if the tensor has
-    more than `MAX_DIMENSIONS` dimensions.
+    Raises `ProtocolError` if `metadata` is not an Arrow IPC message, `LimitError` if it exceeds
+    `MAX_DIMENSIONS` or `MAX_NAME_BYTES`, and `InvalidDataError`, which names the field, if the
+    tensor is impossible or does not fit into the body.
     """
     info = read_message_info(metadata)
     if info.header_type not in (HeaderType.TENSOR, HeaderType.SPARSE_TENSOR):
@@ -251,11 +245,7 @@ def read_tensor_layout(metadata: Bytes) -> AnyLayout:
 
 
 def read_tensor_buffers(metadata: Bytes) -> list[BufferSpan]:
-    """Return the spans of the buffers of a tensor in its body; errors as `read_tensor_layout`.
-
-    Their order is that of a body of offsets: the buffers of the index as Tensor.fbs declares them,
-    then the values.
-    """
+    """Return the spans of the buffers of a tensor, in the order of a body of offsets."""
     return list(read_tensor_layout(metadata).buffers)
 
 

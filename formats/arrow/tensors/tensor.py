@@ -26,8 +26,47 @@ from .layout import (
 )
 
 
+class _ArrayProperties:
+    """The properties that dense and sparse tensors share."""
+
+    __slots__ = ()
+
+    layout: Any
+    labels: Labels
+
+    @property
+    def type(self) -> ValueType:
+        """The Arrow type of the stored values, such as ``pyarrow.float64()``."""
+        return self.layout.type
+
+    @property
+    def dtype(self) -> str:
+        """The name of the type of the values in NumPy, such as ``float64``."""
+        return self.labels.dtype or find_type_name(self.layout.type)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return self.layout.shape[:-1] if self.labels.is_complex else self.layout.shape
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
+        return self.layout.dim_names[: len(self.shape)]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the tensor in its dataset; None if it has none."""
+        return self.labels.name
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Tensor:
+class Tensor(_ArrayProperties):
     """A dense tensor.
 
     `Stream.read_tensor` returns it. The arrays that it returns share its memory and keep it alive:
@@ -54,34 +93,9 @@ class Tensor:
     """The name of the tensor, and the type of its values in NumPy if that is not `type`."""
 
     @property
-    def type(self) -> ValueType:
-        """The Arrow type of the stored values, such as ``pyarrow.float64()``."""
-        return self.layout.type
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type of the values in NumPy, such as ``float64``."""
-        return self.labels.dtype or find_type_name(self.layout.type) or ""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.layout.shape[:-1] if self.labels.is_complex else self.layout.shape
-
-    @property
     def strides(self) -> tuple[int, ...]:
         """The distances between neighbors along each dimension, in bytes."""
         return self.layout.strides[: len(self.shape)]
-
-    @property
-    def dim_names(self) -> tuple[str, ...]:
-        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
-        return self.layout.dim_names[: len(self.shape)]
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -92,11 +106,6 @@ class Tensor:
     def nbytes(self) -> int:
         """The size of the values in bytes."""
         return prod(self.layout.shape) * item_bytes(self.layout.type)
-
-    @property
-    def name(self) -> str | None:
-        """The name of the tensor in its dataset; None if it has none."""
-        return self.labels.name
 
     def to_numpy(self) -> Any:
         """Return the values as a read-only ``numpy.ndarray`` over the same memory.
@@ -109,8 +118,7 @@ class Tensor:
             If the values are labeled as booleans, and one is neither 0 nor 1.
         """
         numpy = require_numpy()
-        layout = self.layout
-        array = view_array(self.buffer, self.stored_dtype, layout.shape, layout.strides)
+        array = self._view()
         dtype = self.labels.dtype
         if dtype is None:
             return array
@@ -123,7 +131,7 @@ class Tensor:
     @property
     def stored_dtype(self) -> str:
         """The name of the type of the stored values in NumPy."""
-        return find_type_name(self.layout.type) or ""
+        return find_type_name(self.layout.type)
 
     def to_arrow(self) -> pa.Tensor:
         """Return a ``pyarrow.Tensor`` of the stored values over the same memory.
@@ -133,10 +141,12 @@ class Tensor:
         MissingExtraError
             If NumPy is not installed.
         """
+        names: Any = [*self.layout.dim_names] or None
+        return pa.Tensor.from_numpy(self._view(), dim_names=names)
+
+    def _view(self) -> Any:
         layout = self.layout
-        array = view_array(self.buffer, self.stored_dtype, layout.shape, layout.strides)
-        names: Any = [*layout.dim_names] or None
-        return pa.Tensor.from_numpy(array, dim_names=names)
+        return view_array(self.buffer, layout.type, layout.shape, layout.strides)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return the values as NumPy's conversions expect."""
@@ -161,10 +171,10 @@ class Tensor:
 
 
 def view_array(
-    buffer: Any, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None
+    buffer: Any, value_type: ValueType, shape: Sequence[int], strides: Sequence[int] | None = None
 ) -> Any:
     """Return a read-only array over a buffer, which has room for it."""
-    numpy = require_numpy()
+    numpy, dtype = require_numpy(), find_type_name(value_type)
     array = numpy.ndarray(shape, dtype, memoryview(buffer).cast("B"), 0, strides)
     array.flags.writeable = False
     return array
@@ -177,37 +187,6 @@ def format_shape(shape: Sequence[int]) -> str:
     ('2 × 3', 'scalar')
     """
     return " × ".join(f"{size:,}" for size in shape) or "scalar"
-
-
-def make_scipy_array(
-    kind: str,
-    values: Any,
-    index_arrays: tuple[Any, ...],
-    shape: tuple[int, ...],
-    *,
-    is_canonical: bool,
-) -> Any:
-    """Return a sparse array over the memory of arrays that were checked.
-
-    `shape` is the shape. `is_canonical` states whether coordinates are sorted and distinct. Raises
-    `MissingExtraError` if SciPy is not installed. Raises `UsageError` if SciPy does not support the
-    type or the shape.
-    """
-    sparse = _require_scipy()
-    try:
-        index_arrays = _with_scipy_indices(index_arrays)
-        if kind == "coo":
-            coordinates = tuple(index_arrays[0].T)
-            array = sparse.coo_array((values, coordinates), shape=shape, copy=False)
-            array.has_canonical_format = is_canonical
-            return array
-        make = sparse.csr_array if kind == "csr" else sparse.csc_array
-        # The constructor with arrays would copy indices that fit into fewer bits.
-        array = make(shape, dtype=values.dtype)
-        array.data, (array.indptr, array.indices) = values, index_arrays
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"SciPy cannot represent the sparse tensor: {error}") from None
-    return array
 
 
 def _with_scipy_indices(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -240,7 +219,7 @@ MAX_DENSE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SparseTensor:
+class SparseTensor(_ArrayProperties):
     """A sparse tensor: by coordinates (COO), compressed rows (CSR), columns (CSC) or fibers (CSF).
 
     `Stream.read_tensor` returns it. The arrays that it returns share its memory, as those of
@@ -274,31 +253,6 @@ class SparseTensor:
         return self.layout.kind
 
     @property
-    def type(self) -> ValueType:
-        """The Arrow type of the stored values."""
-        return self.layout.type
-
-    @property
-    def dtype(self) -> str:
-        """The name of the type of the values in NumPy."""
-        return self.labels.dtype or find_type_name(self.layout.type) or ""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.layout.shape
-
-    @property
-    def dim_names(self) -> tuple[str, ...]:
-        """The names of the dimensions, ``""`` for one without a name; empty if none has a name."""
-        return self.layout.dim_names
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
     def non_zero_length(self) -> int:
         """The number of stored values."""
         return self.layout.non_zero_length
@@ -309,15 +263,10 @@ class SparseTensor:
         return sum(span.length for span in self.layout.buffers)
 
     @property
-    def name(self) -> str | None:
-        """The name of the tensor in its dataset; None if it has none."""
-        return self.labels.name
-
-    @property
     def values(self) -> Any:
         """The stored values as a read-only ``numpy.ndarray`` over the same memory."""
         shape = (self.non_zero_length,)
-        array = view_array(self.buffers[-1], find_type_name(self.type) or "", shape)
+        array = view_array(self.buffers[-1], self.type, shape)
         return array if self.labels.dtype is None else array.view(self.labels.dtype)
 
     @property
@@ -330,36 +279,28 @@ class SparseTensor:
         index, buffers, count = self.layout.index, self.buffers, self.non_zero_length
         match index:
             case CooLayout():
-                dtype = find_type_name(index.indices_type) or ""
-                return (view_array(buffers[0], dtype, (count, self.ndim), index.strides),)
+                shape = (count, self.ndim)
+                return (view_array(buffers[0], index.indices_type, shape, index.strides),)
             case CsxLayout():
                 rows = self.shape[0 if index.axis == "row" else 1]
-                indptr_type = find_type_name(index.indptr_type) or ""
-                indices_type = find_type_name(index.indices_type) or ""
                 return (
-                    view_array(buffers[0], indptr_type, (rows + 1,)),
-                    view_array(buffers[1], indices_type, (count,)),
+                    view_array(buffers[0], index.indptr_type, (rows + 1,)),
+                    view_array(buffers[1], index.indices_type, (count,)),
                 )
             case CsfLayout():
                 return self._csf_arrays(index)
 
     def _csf_arrays(self, index: CsfLayout) -> tuple[Any, ...]:
-        levels = len(index.indices)
         width = item_bytes(index.indices_type)
         nodes = [span.length // width for span in index.indices]
         if nodes:
             nodes[-1] = self.non_zero_length
-        indptr_type = find_type_name(index.indptr_type) or ""
-        indices_type = find_type_name(index.indices_type) or ""
+        inner = len(index.indptr)
+        indptr = zip(self.buffers[:inner], nodes[:inner], strict=True)
+        indices = zip(self.buffers[inner:-1], nodes, strict=True)
         return (
-            *(
-                view_array(self.buffers[level], indptr_type, (nodes[level] + 1,))
-                for level in range(levels - 1)
-            ),
-            *(
-                view_array(self.buffers[max(levels - 1, 0) + level], indices_type, (nodes[level],))
-                for level in range(levels)
-            ),
+            *(view_array(buffer, index.indptr_type, (count + 1,)) for buffer, count in indptr),
+            *(view_array(buffer, index.indices_type, (count,)) for buffer, count in indices),
         )
 
     def coordinates(self) -> Any:
@@ -448,10 +389,22 @@ class SparseTensor:
             raise UsageError(
                 "SciPy has no arrays in CSF format; use coordinates() and values, or to_dense()"
             )
-        is_canonical = isinstance(index, CooLayout) and index.is_canonical
-        return make_scipy_array(
-            self.kind, self.values, self.index_arrays, self.shape, is_canonical=is_canonical
-        )
+        sparse = _require_scipy()
+        values, shape = self.values, self.shape
+        try:
+            arrays = _with_scipy_indices(self.index_arrays)
+            if isinstance(index, CooLayout):
+                coordinates = tuple(arrays[0].T)
+                array = sparse.coo_array((values, coordinates), shape=shape, copy=False)
+                array.has_canonical_format = index.is_canonical
+                return array
+            make = sparse.csr_array if index.axis == "row" else sparse.csc_array
+            # The constructor with arrays would copy indices that fit into fewer bits.
+            array = make(shape, dtype=values.dtype)
+            array.data, (array.indptr, array.indices) = values, arrays
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"SciPy cannot represent the sparse tensor: {error}") from None
+        return array
 
     def to_arrow(self) -> Any:
         """Return a ``pyarrow.SparseCOOTensor`` or the like of the stored values.
@@ -463,9 +416,7 @@ class SparseTensor:
         """
         names: Any = [*self.dim_names] or None
         arrays, shape = self.index_arrays, self.shape
-        values = view_array(
-            self.buffers[-1], find_type_name(self.type) or "", (self.non_zero_length, 1)
-        )
+        values = view_array(self.buffers[-1], self.type, (self.non_zero_length, 1))
         try:
             match self.layout.index:
                 case CooLayout():

@@ -20,7 +20,6 @@ import pyarrow as pa
 from ....errors import InvalidDataError, ProtocolError
 from ....formats.arrow.checker import MessageChecker
 from ....formats.arrow.custom_metadata import make_schema_message
-from ....formats.arrow.dictionaries import read_dictionary_types
 from ....formats.arrow.file import (
     BLOCK,
     HEAD_BYTES,
@@ -35,7 +34,7 @@ from ....formats.arrow.file import (
 )
 from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
 from ....formats.arrow.metadata_limits import survey_footer, survey_schema
-from ....formats.arrow.schema import are_schemas_equal, read_schema
+from ....formats.arrow.schema import are_schemas_equal, read_dictionary_types, read_schema
 from ....formats.parquet.variant_columns import find_field
 from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile

@@ -18,8 +18,7 @@ from ....errors import InvalidDataError, ProtocolError
 from ....formats.arrow.encoder import MessageEncoder
 from ....formats.vortex.decoder import ArrayDecoder, call_library, convert_to_arrow, import_library
 from ....formats.vortex.file import read_file_footer
-from ....formats.vortex.message import Message, MessageKind, mark_schema
-from ....formats.vortex.reader import FramedHeader, HeaderReader
+from ....formats.vortex.message import FramedHeader, HeaderReader, Message, MessageKind, mark_schema
 from ....formats.vortex.storage import find_plain_type, restore_rows
 from ....protocol.messages import MetadataType
 from ....protocol.request import Request

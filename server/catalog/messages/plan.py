@@ -15,7 +15,7 @@ from contextlib import closing
 import pyarrow as pa
 
 from ....formats.arrow.custom_metadata import add_footer_metadata
-from ....formats.arrow.truncation import has_unions
+from ....formats.arrow.data_types import has_unions
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....errors import InvalidDataError, ProtocolError
+from ....formats.arrow.data_types import has_dictionaries
 from ....formats.arrow.encoder import MessageEncoder
 from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
-from ....formats.arrow.projection import ProjectedMessage, Projector, has_dictionaries
+from ....formats.arrow.projection import ProjectedMessage, Projector
 from ....formats.arrow.schema_rewriter import adopt_schema
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile

@@ -21,9 +21,8 @@ from helpers.crafting import (
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
 from splitarrow.formats.arrow.checker import MessageChecker
-from splitarrow.formats.arrow.dictionaries import read_dictionary_types
 from splitarrow.formats.arrow.message import HeaderType
-from splitarrow.formats.arrow.schema import read_schema
+from splitarrow.formats.arrow.schema import read_dictionary_types, read_schema
 
 INTS = pa.schema([("n", pa.int32())])
 Spans = list[tuple[int, int]]

@@ -24,8 +24,8 @@ from splitarrow.formats.arrow.file_writer import (
     StreamAssembler,
 )
 from splitarrow.formats.arrow.message import read_batch_layout, read_endianness
-from splitarrow.formats.arrow.schema import Feature, read_features
-from splitarrow.formats.arrow.schema_rewriter import find_schema, rewrite_schema
+from splitarrow.formats.arrow.schema import Feature, find_schema, read_features
+from splitarrow.formats.arrow.schema_rewriter import rewrite_schema
 
 ARRAYS = make_arrays_of_all_types()
 SWAPPED = Form("big")

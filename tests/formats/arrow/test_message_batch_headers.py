@@ -215,7 +215,7 @@ def test_messages_of_one_layout_are_parsed_once(monkeypatch: pytest.MonkeyPatch)
     def refuse(metadata: bytes) -> None:
         raise refused
 
-    monkeypatch.setattr("splitarrow.formats.arrow.message.read_header", refuse)
+    monkeypatch.setattr("splitarrow.formats.arrow.message.read_batch_header", refuse)
     for rows in (0, 1, 77):
         message = bytes(24) + encapsulate(lay_out(rows)) + bytes(8)
         assert reader.read(message, 24, len(message) - 32, 64) == rows

@@ -13,6 +13,7 @@ from helpers.crafting import LZ4, RECORD_BATCH, V4, ZSTD, Crafter, empty_message
 from helpers.streams import ipc_stream, split_messages
 from splitarrow.errors import InvalidDataError
 from splitarrow.fbs import arrow_generated as fbs
+from splitarrow.formats.arrow.data_types import has_dictionaries
 from splitarrow.formats.arrow.message import (
     encapsulate,
     read_batch_layout,
@@ -23,7 +24,6 @@ from splitarrow.formats.arrow.projection import (
     ColumnCounts,
     Projector,
     find_column_counts,
-    has_dictionaries,
 )
 
 ARRAYS = make_arrays_of_all_types()

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from helpers.arrow_data import make_arrays_of_all_types
+from splitarrow.formats.arrow.data_types import has_unions
 from splitarrow.formats.arrow.encoder import MessageEncoder
-from splitarrow.formats.arrow.truncation import has_offsets, has_unions, needs_truncation, truncate
+from splitarrow.formats.arrow.truncation import has_offsets, needs_truncation, truncate
 
 ROWS = 3000
 VIEW = pa.string_view()

@@ -240,7 +240,7 @@ def test_damaged_files_are_refused() -> None:
     ):
         with pytest.raises(InvalidDataError, match=problem):
             scan(data[:end])
-    with pytest.raises(InvalidDataError, match="72 bytes follow the end marker"):
+    with pytest.raises(InvalidDataError, match="72 bytes follow its end marker"):
         scan(data + b"\xff\xff\xff\xff" + bytes(4 + 72))
     table = pa.BufferOutputStream()
     pa.ipc.new_stream(table, pa.schema([("a", pa.int8())])).close()

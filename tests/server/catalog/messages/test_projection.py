@@ -13,8 +13,9 @@ from helpers.arrow_data import make_arrays_of_all_types
 from helpers.catalog import StreamContents, read_dataset
 from helpers.files import write_file, write_stream
 from splitarrow.errors import DatasetError, InvalidDataError
+from splitarrow.formats.arrow.data_types import has_dictionaries
 from splitarrow.formats.arrow.message import read_message_info
-from splitarrow.formats.arrow.projection import Projector, has_dictionaries
+from splitarrow.formats.arrow.projection import Projector
 from splitarrow.server.catalog.catalog import open_dataset
 
 WRITERS = {"file": write_file, "stream": write_stream}

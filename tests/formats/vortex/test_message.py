@@ -1,56 +1,49 @@
-"""Streams of Vortex messages: written, and read whole, in pieces and by their headers."""
+"""Vortex messages: headers, the mark of streams, and streams that are read by their headers."""
 
 from __future__ import annotations
 
 import struct
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import vortex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.vortex_messages import decode_with_library, encode_arrow, write_stream
+from helpers.vortex_messages import decode_with_library, encode_arrow, read_stream, write_stream
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
+from splitarrow.formats.arrow.custom_metadata import add_footer_metadata, find_footer_metadata
+from splitarrow.formats.arrow.encoder import MessageEncoder
+from splitarrow.formats.arrow.message import read_custom_metadata
+from splitarrow.formats.arrow.schema import read_schema
 from splitarrow.formats.vortex.message import (
+    HeaderReader,
     MessageHeader,
     MessageKind,
     VortexLimits,
     build_header,
     build_message,
     encode_message,
+    is_marked,
+    mark_schema,
     read_header,
     read_parts,
     summarize_header,
+    unmark_schema,
 )
-from splitarrow.formats.vortex.reader import HeaderReader, StreamReader, read_messages
 
 DTYPE, ARRAY = encode_arrow(pa.array([1, 2, 3]))
 BUFFER = build_message(MessageKind.BUFFER, [b"abc", b"de"], alignment_exponent=6)
 STREAM = write_stream(DTYPE, ARRAY, BUFFER, ARRAY)
 
 
-def read_whole(data: bytes, limits: VortexLimits | None = None) -> list[Any]:
-    found = read_messages(data, limits or VortexLimits())
-    return [(place, message.join_body()) for place, message in found]
+def read_whole(data: bytes) -> list[Any]:
+    return [(place, message.join_body()) for place, message in read_stream(data)]
 
 
-def read_in_pieces(data: bytes, size: int, limits: VortexLimits | None = None) -> list[Any]:
-    reader = StreamReader(limits or VortexLimits())
-    found: list[Any] = []
-    for begin in range(0, len(data), size):
-        for place, message in reader.feed(data[begin : begin + size]):
-            found.append((place, message.join_body()))
-    reader.finish()
-    return found
-
-
-@pytest.mark.parametrize("size", [1, 7, 64, len(STREAM)])
-def test_pieces_of_any_size_give_the_messages_of_the_whole(size: int) -> None:
+def test_a_stream_has_the_messages_that_were_written() -> None:
     whole = read_whole(STREAM)
-    assert read_in_pieces(STREAM, size) == whole
     assert [place.header for place, _ in whole] == [
         DTYPE.header,
         ARRAY.header,
@@ -60,12 +53,8 @@ def test_pieces_of_any_size_give_the_messages_of_the_whole(size: int) -> None:
     assert [body for _, body in whole] == [m.join_body() for m in (DTYPE, ARRAY, BUFFER, ARRAY)]
 
 
-def test_bodies_of_a_mapped_file_are_aligned_views() -> None:
-    memory = np.frombuffer(STREAM, np.uint8)
-    for place, message in read_messages(memory):
-        assert place.body_offset % 64 == 0
-        view = np.frombuffer(message.body[0], np.uint8)
-        assert np.shares_memory(view, memory)
+def test_bodies_in_a_file_are_aligned() -> None:
+    assert all(place.body_offset % 64 == 0 for place, _ in read_stream(STREAM))
 
 
 def test_headers_are_read_without_their_bodies() -> None:
@@ -163,7 +152,6 @@ FIRST = b"".join(encode_message(DTYPE))
 @pytest.mark.parametrize(
     ("stream", "error", "match"),
     [
-        (b"", ProtocolError, r"the stream is empty; expected a DTYPE"),
         (b"".join(encode_message(ARRAY)), ProtocolError, r"byte 0 is of the type ARRAY; expected"),
         (FIRST * 2, ProtocolError, rf"byte {len(FIRST)} is a second DTYPE"),
         (FIRST + b"\0\0", InvalidDataError, rf"begins at byte {len(FIRST)} and its length ends"),
@@ -188,26 +176,23 @@ FIRST = b"".join(encode_message(DTYPE))
         ),
     ],
     ids=[
-        *("empty", "no dtype", "two dtypes", "length cut", "header cut", "body cut"),
+        *("no dtype", "two dtypes", "length cut", "header cut", "body cut"),
         *("short header", "no type", "garbage", "version", "type", "long header"),
         *("long body", "alignment"),
     ],
 )
-@pytest.mark.parametrize("size", [0, 1, 1000])
 def test_a_bad_stream_is_refused_with_the_offset_and_the_field(
-    stream: bytes, error: type[ProtocolError], match: str, size: int
+    stream: bytes, error: type[ProtocolError], match: str
 ) -> None:
     with pytest.raises(error, match=match) as caught:
-        read_in_pieces(stream, size) if size else read_whole(stream)
+        read_whole(stream)
     assert type(caught.value) is error
 
 
 def test_limits_are_checked_before_the_bytes_arrive() -> None:
     limits = VortexLimits(body_bytes=ARRAY.header.body_size - 1)
-    reader = StreamReader(limits)
-    reader.feed(b"".join(encode_message(DTYPE)))
     with pytest.raises(LimitError, match=r"body_size"):
-        reader.feed(encode_message(ARRAY)[0])
+        read_stream(FIRST + encode_message(ARRAY)[0], limits)
 
 
 @pytest.mark.parametrize("parts", [[], [b"1234"], [b"12", b"3"], [b"\x08\0\0\0", bytes(8), b"x"]])
@@ -232,6 +217,22 @@ def test_the_library_reads_what_we_write() -> None:
         ),
     ]
     assert decode_with_library(*ours).to_pylist() == column.to_pylist()
-    places = [message for _, message in read_messages(write_stream(*ours))]
+    places = [message for _, message in read_stream(write_stream(*ours))]
     assert decode_with_library(*places).to_pylist() == column.to_pylist()
     assert isinstance(vortex.array(column), vortex.Array)
+
+
+def test_a_mark_is_added_and_removed() -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), metadata={"a": "b"})], {"k": "v"})
+    plain = bytes(MessageEncoder(schema).schema_message.metadata)
+    plain = add_footer_metadata(plain, {b"f": b"g"})
+    marked = mark_schema(plain)
+    assert not is_marked(plain)
+    assert is_marked(marked)
+    unmarked = unmark_schema(marked)
+    assert not is_marked(unmarked)
+    assert unmark_schema(plain) is plain
+    for metadata in (marked, unmarked):
+        assert read_schema(metadata).equals(schema, check_metadata=True)
+        assert find_footer_metadata(metadata) == {b"f": b"g"}
+    assert read_custom_metadata(unmarked) == read_custom_metadata(plain)

@@ -18,17 +18,16 @@ from helpers.vortex_messages import (
     decode_with_library,
     encode_arrow,
     make_messages,
+    read_stream,
     write_stream,
 )
 from splitarrow.errors import InvalidDataError, LimitError, ProtocolError
 from splitarrow.formats.vortex.array_body import read_array_body
-from splitarrow.formats.vortex.checker import check_array
+from splitarrow.formats.vortex.checker import RULES, check_array, read_parameters
 from splitarrow.formats.vortex.decoder import ArrayDecoder, read_dtype_message
 from splitarrow.formats.vortex.dtype import encode_dtype, read_dtype
 from splitarrow.formats.vortex.encoder import ArrayEncoder
-from splitarrow.formats.vortex.encodings import RULES, read_fields
 from splitarrow.formats.vortex.message import Message, MessageKind, VortexLimits, build_message
-from splitarrow.formats.vortex.reader import StreamReader
 from splitarrow.isolation.array_decoder import DecoderProcess, ProcessLimits
 
 LIMITS = VortexLimits()
@@ -74,18 +73,12 @@ def test_10000_drawn_arrays_pass() -> None:
 
 
 def check_batches(drawn: tuple[pa.Schema, list[pa.RecordBatch]]) -> None:
-    """Encode batches, write a stream, read it in pieces, and decode it with our functions."""
+    """Encode batches, write a stream, read it, and decode it with our functions."""
     schema, batches = drawn
     encoder = ArrayEncoder(schema)
     messages = [encoder.encode(batch) for batch in batches]
     stream = write_stream(encoder.dtype_message, *messages)
-    reader = StreamReader()
-    found = [
-        message
-        for begin in range(0, len(stream), 777)
-        for _, message in reader.feed(stream[begin : begin + 777])
-    ]
-    reader.finish()
+    found = [message for _, message in read_stream(stream)]
     decoder = ArrayDecoder(found[0])
     assert read_dtype(encode_dtype(decoder.dtype)) == decoder.dtype
     for message, batch in zip(found[1:], batches, strict=True):
@@ -236,5 +229,5 @@ def test_a_validity_needs_a_nullable_type() -> None:
     "data", [b"\x08", b"\x0a\x05ab", b"\x0b", b"\x09\x01", b"\x08" + b"\xff" * 12]
 )
 def test_malformed_parameters_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        read_fields(data)
+    with pytest.raises(ProtocolError, match="malformed protobuf message"):
+        read_parameters(data)
