@@ -124,6 +124,10 @@ class VersionStore:
                 return manifest
         return None
 
+    def find_job(self, job: str) -> Manifest | None:
+        """Return the manifest of the version that a job committed; None if it committed none."""
+        return self._find_job(job)[1]
+
     def staging_location(self, job: str) -> str:
         """Return the folder that the tasks of a job may write to: a path or a URL.
 
@@ -319,7 +323,7 @@ class VersionStore:
     def discard(self, job: str) -> None:
         """Remove the staged shards of a job, and all its shards if it committed no version."""
         check_name(job, "job")
-        if self._find_job(job)[1] is None:
+        if self.find_job(job) is None:
             self._delete_folder(format_data_folder(job))
         self._delete_folder(format_staging_folder(job))
 
@@ -420,16 +424,14 @@ class VersionStore:
 
         Versions up to `after` are not read.
         """
-        highest = after
-        for version in self.list_versions():
-            if version > after:
-                highest = version
-                data = self.storage.read(format_manifest_name(version))
-                if data is not None and job.encode() in data:
-                    manifest = self._load(version)
-                    if manifest is not None and manifest.job == job:
-                        return version, manifest
-        return highest, None
+        versions = [version for version in self.list_versions() if version > after]
+        for version in reversed(versions):
+            data = self.storage.read(format_manifest_name(version))
+            if data is not None and job.encode() in data:
+                manifest = self._load(version)
+                if manifest is not None and manifest.job == job:
+                    return version, manifest
+        return max(versions, default=after), None
 
     def _create_version(self, highest: int, new: Manifest, *, append: bool) -> Manifest | None:
         """Create the version after `highest`; return None if another writer was faster."""

@@ -158,7 +158,7 @@ def test_appending_another_schema_is_an_error(spark, tmp_path):
     ("options", "message"),
     [
         ({"rows_per_shard": 0}, "'rows_per_shard' is 0; it must be at least 1"),
-        ({"bytes_per_shard": "lots"}, "it must be a size in bytes"),
+        ({"bytes_per_shard": "lots"}, "'lots' is not a size"),
         ({"compression": "gzip"}, "must be one of none, lz4, zstd"),
         ({"dictionary": "half"}, "column 'half' of type decimal"),
         ({"dictionary": "absent"}, "no unique column 'absent'"),
