@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,16 +13,17 @@ from .conversions import (
     Convert,
     ReadOptions,
     check_nulls,
-    convert_int96,
-    convert_intervals,
     convert_list,
     convert_map,
     convert_struct,
     drop_duplicate_keys,
     entries_to_maps,
+    is_list,
     keeps_annotation,
+    replace_element,
 )
 from .geo.crs import extension_metadata
+from .int96_interval import convert_int96, convert_intervals
 from .logical_types import Kind
 from .schema import INTERVAL_BYTES, Node, Physical, is_list_of_entries, list_element, map_entries
 from .variant.arrow_fields import VariantField, describe_fields
@@ -60,7 +61,8 @@ class Columns:
     ) -> pa.RecordBatch:
         """Return a batch with the types and the metadata that readers get.
 
-        `by_name`: Otherwise it has all. Raises `InvalidDataError` if a value cannot be converted.
+        A batch has all columns, or, `by_name`, some of them. Raises `InvalidDataError` if a value
+        cannot be converted.
         """
         indices = range(len(self.schema))
         if by_name:
@@ -125,7 +127,7 @@ def _plan(
 ) -> tuple[pa.Field[Any], Convert | None]:
     """Return the field of a node, and the conversion of its arrays."""
     data_type: Any = column.type
-    if node.is_repeated and _is_list(data_type):
+    if node.is_repeated and is_list(data_type):
         element, convert = _plan_value(node, data_type.value_field, key_values)
         return _wrap_list(column, element, convert)
     return _plan_value(node, column, key_values)
@@ -138,11 +140,8 @@ def _plan_value(
     data_type: Any = column.type
     if node.physical is not None:
         return _plan_leaf(node, column, key_values)
-    if node.kind is Kind.LIST and _is_list(data_type):
-        child = list_element(node)
-        plan = _plan_value if child.is_repeated else _plan
-        element, convert = plan(child, data_type.value_field, key_values)
-        return _wrap_list(column, element, convert)
+    if node.kind is Kind.LIST and is_list(data_type):
+        return _plan_list(node, column, key_values)
     if node.kind is Kind.MAP and not node.is_repeated:
         return _plan_map(node, column, key_values)
     if isinstance(data_type, pa.StructType) and data_type.num_fields == len(node.children):
@@ -150,6 +149,15 @@ def _plan_value(
             return plan_variant(node, column)
         return _plan_struct(node, column, key_values)
     return column, None
+
+
+def _plan_list(
+    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[pa.Field[Any], Convert | None]:
+    data_type: Any = column.type
+    child = list_element(node)
+    plan = _plan_value if child.is_repeated else _plan
+    return _wrap_list(column, *plan(child, data_type.value_field, key_values))
 
 
 def _plan_struct(
@@ -175,14 +183,9 @@ def _plan_map(
     data_type: Any = column.type
     entries = map_entries(node)
     if len(entries.children) == 1:  # a set of keys, which pyarrow reads as a list
-        if not _is_list(data_type):
-            return column, None
-        child = list_element(node)
-        plan = _plan_value if child.is_repeated else _plan
-        element, convert = plan(child, data_type.value_field, key_values)
-        return _wrap_list(column, element, convert)
-    is_list = is_list_of_entries(node) and _is_list(data_type)
-    if not is_list and not isinstance(data_type, pa.MapType):
+        return _plan_list(node, column, key_values) if is_list(data_type) else (column, None)
+    as_list = is_list_of_entries(node) and is_list(data_type)
+    if not as_list and not isinstance(data_type, pa.MapType):
         return column, None
     old_key, old_item = _entry_fields(data_type)
     key, convert_key = _plan(entries.children[0], old_key, key_values)
@@ -191,11 +194,11 @@ def _plan_map(
     path = node.path
 
     def convert_maps(array: Any, options: ReadOptions) -> Any:
-        if is_list:
+        if as_list:
             array = entries_to_maps(array, path, _map_type(old_key, old_item))
         if convert_key is not None or convert_item is not None:
             array = convert_map(new_type, convert_key, convert_item, array, options)
-        return drop_duplicate_keys(array, path, options)
+        return drop_duplicate_keys(array, options)
 
     return column.with_type(new_type), convert_maps
 
@@ -216,7 +219,6 @@ def _plan_leaf(
     node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
 ) -> tuple[pa.Field[Any], Convert | None]:
     data_type: Any = column.type
-    path = node.path
     if node.kind in (Kind.GEOMETRY, Kind.GEOGRAPHY):
         assert node.logical is not None
         if isinstance(data_type, pa.BaseExtensionType):
@@ -224,13 +226,13 @@ def _plan_leaf(
         return _with_metadata(column, extension_metadata(node.logical, key_values)), None
     column = _with_metadata(column, _marks(node))
     if node.physical is Physical.INT96 and _is_fixed(data_type):
-        convert = partial(_convert_leaf, convert_int96, path)
+        convert = partial(convert_int96, node.path)
         return column.with_type(pa.timestamp("us")), convert
     if node.kind is Kind.INTERVAL and _is_fixed(data_type):
-        convert = partial(_convert_leaf, convert_intervals, path)
+        convert = partial(convert_intervals, node.path)
         return column.with_type(pa.month_day_nano_interval()), convert
     if node.kind is Kind.UNKNOWN:
-        return column.with_type(pa.null()), partial(_convert_leaf, check_nulls, path)
+        return column.with_type(pa.null()), partial(check_nulls, node.path)
     return column, None
 
 
@@ -258,10 +260,6 @@ def _with_metadata(column: pa.Field[Any], added: Mapping[bytes, bytes]) -> pa.Fi
     return column.with_metadata({**former, **added})
 
 
-def _is_list(data_type: Any) -> bool:
-    return isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-
-
 def _is_fixed(data_type: Any) -> bool:
     return data_type == pa.binary(INTERVAL_BYTES)
 
@@ -269,18 +267,6 @@ def _is_fixed(data_type: Any) -> bool:
 def _wrap_list(
     column: pa.Field[Any], element: pa.Field[Any], convert: Convert | None
 ) -> tuple[pa.Field[Any], Convert | None]:
-    data_type: Any = column.type
-    if isinstance(data_type, pa.FixedSizeListType):
-        new_type: Any = pa.list_(element, data_type.list_size)
-    elif isinstance(data_type, pa.LargeListType):
-        new_type = pa.large_list(element)
-    else:
-        new_type = pa.list_(element)
+    new_type = replace_element(column.type, element)
     planned = column.with_type(new_type)
     return planned, None if convert is None else partial(convert_list, new_type, convert)
-
-
-def _convert_leaf(
-    convert: Callable[[Any, str, ReadOptions], Any], path: str, array: Any, options: ReadOptions
-) -> Any:
-    return convert(array, path, options)
