@@ -19,30 +19,32 @@ from .metadata import encode_metadata
 from .types import (
     ARRAY,
     DATA_SIZES,
+    DECIMAL_BYTES,
     MAX_DECIMAL_SCALE,
     MAX_SHORT_STRING,
     MICROSECONDS_PER_DAY,
     OBJECT,
     PRIMITIVE,
     SHORT_STRING,
-    Primitive,
+    TIMESTAMPS,
+    Kind,
     header_byte,
 )
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-_NANOS: Final = (Primitive.TIMESTAMP_NANOS, Primitive.TIMESTAMP_NTZ_NANOS)
-_ZONED: Final = (Primitive.TIMESTAMP, Primitive.TIMESTAMP_NANOS)
+_NANOS: Final = (Kind.TIMESTAMP_NANOS, Kind.TIMESTAMP_NTZ_NANOS)
+_ZONED: Final = (Kind.TIMESTAMP, Kind.TIMESTAMP_NANOS)
 _FORMATS: Final = {
-    Primitive.INT8: struct.Struct("<b"),
-    Primitive.INT16: struct.Struct("<h"),
-    Primitive.INT32: struct.Struct("<i"),
-    Primitive.INT64: struct.Struct("<q"),
-    Primitive.DOUBLE: struct.Struct("<d"),
-    Primitive.FLOAT: struct.Struct("<f"),
+    Kind.INT8: struct.Struct("<b"),
+    Kind.INT16: struct.Struct("<h"),
+    Kind.INT32: struct.Struct("<i"),
+    Kind.INT64: struct.Struct("<q"),
+    Kind.DOUBLE: struct.Struct("<d"),
+    Kind.FLOAT: struct.Struct("<f"),
 }
-_CONSTANTS: Final = {Primitive.NULL: None, Primitive.TRUE: True, Primitive.FALSE: False}
+_CONSTANTS: Final = {Kind.NULL: None, Kind.TRUE: True, Kind.FALSE: False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,24 +183,24 @@ class _Decoder:
             raise InvalidDataError("the size of a value does not fit its bytes")
 
     def _decode_primitive(self, code: int, at: int, end: int) -> Any:
-        if code > Primitive.UUID:
+        if code > Kind.UUID:
             raise InvalidDataError(f"the type id {code} is not one of version 1")
-        kind = Primitive(code)
-        if kind in (Primitive.BINARY, Primitive.STRING):
+        kind = Kind(code)
+        if kind in (Kind.BINARY, Kind.STRING):
             if at + 4 > end:
                 raise InvalidDataError("the size of a value does not fit its bytes")
             self._require_size(4 + int.from_bytes(self._data[at : at + 4], "little"), at, end)
             content = self._data[at + 4 : end]
-            return content if kind == Primitive.BINARY else _decode_text(content)
+            return content if kind == Kind.BINARY else _decode_text(content)
         self._require_size(DATA_SIZES[kind], at, end)
         data = self._data[at:end]
         if kind in _CONSTANTS:
             return _CONSTANTS[kind]
         if kind in _FORMATS:
             return _FORMATS[kind].unpack(data)[0]
-        if kind == Primitive.UUID:
+        if kind == Kind.UUID:
             return UUID(bytes=data)
-        if kind in (Primitive.DECIMAL4, Primitive.DECIMAL8, Primitive.DECIMAL16):
+        if kind in DECIMAL_BYTES:
             return _decode_decimal(data)
         return _decode_time(kind, int.from_bytes(data, "little", signed=True))
 
@@ -229,12 +231,12 @@ def _decode_decimal(data: bytes) -> Decimal:
     return Decimal((int(unscaled < 0), digits, -scale))
 
 
-def _decode_time(kind: Primitive, count: int) -> Any:
-    if kind == Primitive.DATE:
+def _decode_time(kind: Kind, count: int) -> Any:
+    if kind == Kind.DATE:
         if _FIRST_DAY <= count + _EPOCH_DAY <= _LAST_DAY:
             return date.fromordinal(count + _EPOCH_DAY)
         return np.datetime64(count, "D")
-    if kind == Primitive.TIME_NTZ:
+    if kind == Kind.TIME_NTZ:
         if not 0 <= count < MICROSECONDS_PER_DAY:
             raise InvalidDataError("a time is not within a day")
         seconds, microsecond = divmod(count, 1_000_000)
@@ -250,12 +252,12 @@ def _decode_time(kind: Primitive, count: int) -> Any:
 
 
 _NUMPY_TYPES: Final = {
-    "int8": Primitive.INT8,
-    "int16": Primitive.INT16,
-    "int32": Primitive.INT32,
-    "int64": Primitive.INT64,
-    "float32": Primitive.FLOAT,
-    "float64": Primitive.DOUBLE,
+    "int8": Kind.INT8,
+    "int16": Kind.INT16,
+    "int32": Kind.INT32,
+    "int64": Kind.INT64,
+    "float32": Kind.FLOAT,
+    "float64": Kind.DOUBLE,
 }
 
 
@@ -360,11 +362,11 @@ def _encode_scalar(value: Any) -> bytes:
     raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
 
 
-def _primitive(kind: Primitive, data: bytes = b"") -> bytes:
+def _primitive(kind: Kind, data: bytes = b"") -> bytes:
     return bytes([header_byte(PRIMITIVE, kind)]) + data
 
 
-def _signed(kind: Primitive, value: int, width: int) -> bytes:
+def _signed(kind: Kind, value: int, width: int) -> bytes:
     try:
         return _primitive(kind, value.to_bytes(width, "little", signed=True))
     except OverflowError:
@@ -372,23 +374,23 @@ def _signed(kind: Primitive, value: int, width: int) -> bytes:
 
 
 def _encode_bool(value: Any) -> bytes:
-    return _primitive(Primitive.TRUE if value else Primitive.FALSE)
+    return _primitive(Kind.TRUE if value else Kind.FALSE)
 
 
 def _encode_float(value: float) -> bytes:
     return _DOUBLE + _PACK_DOUBLE(value)
 
 
-_DOUBLE = bytes([header_byte(PRIMITIVE, Primitive.DOUBLE)])
+_DOUBLE = bytes([header_byte(PRIMITIVE, Kind.DOUBLE)])
 _PACK_DOUBLE = struct.Struct("<d").pack
 
 
 def _encode_int(value: int) -> bytes:
     for kind, width in (
-        (Primitive.INT8, 1),
-        (Primitive.INT16, 2),
-        (Primitive.INT32, 4),
-        (Primitive.INT64, 8),
+        (Kind.INT8, 1),
+        (Kind.INT16, 2),
+        (Kind.INT32, 4),
+        (Kind.INT64, 8),
     ):
         if -(1 << 8 * width - 1) <= value < 1 << 8 * width - 1:
             return _signed(kind, value, width)
@@ -404,9 +406,9 @@ def _encode_decimal(value: Decimal) -> bytes:
         raise UsageError(f"{value} has more than 38 digits, or more than 38 after the point")
     unscaled = -unscaled if sign else unscaled
     for kind, width, limit in (
-        (Primitive.DECIMAL4, 4, 10**9),
-        (Primitive.DECIMAL8, 8, 10**18),
-        (Primitive.DECIMAL16, 16, 10**38),
+        (Kind.DECIMAL4, 4, 10**9),
+        (Kind.DECIMAL8, 8, 10**18),
+        (Kind.DECIMAL16, 16, 10**38),
     ):
         if abs(unscaled) < limit:
             data = unscaled.to_bytes(width, "little", signed=True)
@@ -418,18 +420,18 @@ def _encode_string(value: str) -> bytes:
     data = _encode_text(value)
     if len(data) <= MAX_SHORT_STRING:
         return bytes([header_byte(SHORT_STRING, len(data))]) + data
-    return _primitive(Primitive.STRING, len(data).to_bytes(4, "little") + data)
+    return _primitive(Kind.STRING, len(data).to_bytes(4, "little") + data)
 
 
 def _encode_binary(value: Any) -> bytes:
     data = bytes(value)
-    return _primitive(Primitive.BINARY, len(data).to_bytes(4, "little") + data)
+    return _primitive(Kind.BINARY, len(data).to_bytes(4, "little") + data)
 
 
 def _encode_datetime(value: datetime) -> bytes:
-    kind = Primitive.TIMESTAMP_NTZ
+    kind = Kind.TIMESTAMP_NTZ
     if value.utcoffset() is not None:
-        kind, value = Primitive.TIMESTAMP, value.astimezone(UTC)
+        kind, value = Kind.TIMESTAMP, value.astimezone(UTC)
     difference = value.replace(tzinfo=None) - datetime(1970, 1, 1)
     seconds = difference.days * 86_400 + difference.seconds
     return _signed(kind, seconds * 1_000_000 + difference.microseconds, 8)
@@ -439,17 +441,11 @@ def _encode_time(value: time) -> bytes:
     if value.tzinfo is not None:
         raise UsageError(f"the time {value} has a time zone, for which there is no Variant type")
     seconds = (value.hour * 60 + value.minute) * 60 + value.second
-    return _signed(Primitive.TIME_NTZ, seconds * 1_000_000 + value.microsecond, 8)
+    return _signed(Kind.TIME_NTZ, seconds * 1_000_000 + value.microsecond, 8)
 
 
 def _encode_timestamp(value: Timestamp) -> bytes:
-    kinds = {
-        ("us", True): Primitive.TIMESTAMP,
-        ("us", False): Primitive.TIMESTAMP_NTZ,
-        ("ns", True): Primitive.TIMESTAMP_NANOS,
-        ("ns", False): Primitive.TIMESTAMP_NTZ_NANOS,
-    }
-    return _signed(kinds[value.unit, value.utc], value.count, 8)
+    return _signed(TIMESTAMPS[value.unit, value.utc], value.count, 8)
 
 
 def _encode_numpy(value: Any) -> bytes:
@@ -462,11 +458,11 @@ def _encode_numpy(value: Any) -> bytes:
 def _encode_day(value: Any) -> bytes:
     if np.datetime_data(value.dtype)[0] != "D":
         raise UsageError(f"{value!r} is not a date; use datetime or Timestamp")
-    return _signed(Primitive.DATE, int(value.astype(np.int64)), 4)
+    return _signed(Kind.DATE, int(value.astype(np.int64)), 4)
 
 
 _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
-    (type(None), lambda _: _primitive(Primitive.NULL)),
+    (type(None), lambda _: _primitive(Kind.NULL)),
     ((bool, np.bool_), _encode_bool),
     (np.datetime64, _encode_day),
     (np.generic, _encode_numpy),
@@ -478,11 +474,11 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (datetime, _encode_datetime),
     (
         date,
-        lambda value: _signed(Primitive.DATE, value.toordinal() - _EPOCH_DAY, 4),
+        lambda value: _signed(Kind.DATE, value.toordinal() - _EPOCH_DAY, 4),
     ),
     (time, _encode_time),
     (Timestamp, _encode_timestamp),
-    (UUID, lambda value: _primitive(Primitive.UUID, value.bytes)),
+    (UUID, lambda value: _primitive(Kind.UUID, value.bytes)),
 ]
 _EXACT_ENCODERS: dict[type, Callable[[Any], bytes]] = {
     type(None): _ENCODERS[0][1],
