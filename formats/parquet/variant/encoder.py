@@ -26,7 +26,7 @@ from .buffers import (
     to_arrow,
 )
 from .metadata import encode_metadata
-from .python_values import encode_with
+from .python_values import encode_scalar
 from .types import (
     ARRAY,
     DECIMAL_BYTES,
@@ -302,7 +302,7 @@ class EncodedLevel:
 
 
 def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
-    """Return Python values as Variants; see `python_values.encode`.
+    """Return Python values as Variants; see `python_values.encode_scalar`.
 
     The metadata of each row has its own field names, sorted. Raises `UsageError` if a value has no
     Variant type, or is nested more than MAX_DEPTH deep.
@@ -365,7 +365,7 @@ def _add_leaves(
 
 
 def _others(values: list[Any]) -> Any:
-    return pa.array([encode_with(value, {}) for value in values], pa.large_binary())
+    return pa.array([encode_scalar(value) for value in values], pa.large_binary())
 
 
 def _nulls(values: list[Any]) -> Any:

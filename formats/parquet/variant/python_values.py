@@ -1,13 +1,13 @@
-"""A single Variant as a Python value, and a Python value as a Variant."""
+"""A single Variant as a Python value, and a scalar Python value as an encoded value."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from ....errors import InvalidDataError, UsageError
 from .buffers import MAX_DEPTH
-from .metadata import encode_metadata
 from .types import (
     ARRAY,
     DATA_SIZES,
@@ -261,91 +260,17 @@ _NUMPY_TYPES: Final = {
 }
 
 
-def encode(value: Any) -> tuple[bytes, bytes]:
-    """Return a Python value as a Variant.
+def encode_scalar(value: Any) -> bytes:
+    """Return a Python value as an encoded Variant value, which is not an object or an array.
 
-    `value`: None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`,
-    UUID, `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
-    the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
-    keeps its type. The names of the metadata are sorted. Raises `UsageError` if a value has no
-    Variant type, or is nested more than MAX_DEPTH deep.
+    It is None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`, UUID
+    or `Timestamp`. An int gets the smallest type that holds it, and a decimal one if it exceeds 64
+    bits; a number of NumPy keeps its type. Raises `UsageError` if a value has no Variant type.
     """
-    ordered = sorted(collect_names(value), key=_encode_text)
-    return encode_metadata(ordered), encode_with(value, {name: i for i, name in enumerate(ordered)})
-
-
-def encode_with(value: Any, ids: Mapping[str, int]) -> bytes:
-    """Return the value of a Variant whose metadata has the field names `ids`, sorted.
-
-    See `encode`.
-    """
-    kind: Any = type(value)
-    encoder = _EXACT_ENCODERS.get(kind)
-    if encoder is not None:
-        return encoder(value)
-    if kind is dict or isinstance(value, Mapping):
-        return _encode_object(value, ids)
-    if isinstance(value, list | tuple):
-        return _encode_container([encode_with(item, ids) for item in value], None)
-    return _encode_scalar(value)
-
-
-def collect_names(value: Any) -> set[str]:
-    """Return all field names in a Python value; errors as for `encode`."""
-    names: set[str] = set()
-    _collect_names(value, names, 0)
-    for name in names:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"the field name {name!r} is not a string")
-    return names
-
-
-def _collect_names(value: Any, names: set[str], depth: int) -> None:
-    items: Any
-    if isinstance(value, Mapping):
-        items = value.values()
-        names.update(value)
-    elif isinstance(value, list | tuple):
-        items = value
-    else:
-        return
-    if depth >= MAX_DEPTH:
-        raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
-    for item in items:
-        if type(item) not in _EXACT_ENCODERS:
-            _collect_names(item, names, depth + 1)
-
-
-def _encode_object(value: Mapping[str, Any], ids: Mapping[str, int]) -> bytes:
-    fields = sorted((ids[name], name) for name in value)  # in the order of the names
-    encoded = [encode_with(value[name], ids) for _, name in fields]
-    return _encode_container(encoded, [field_id for field_id, _ in fields])
-
-
-def _encode_container(encoded: list[bytes], ids: list[int] | None) -> bytes:
-    offsets = [0, *accumulate(map(len, encoded))]
-    count = len(encoded)
-    if offsets[-1] < 256 and count < 256 and (ids is None or max(ids, default=0) < 256):
-        header = _SMALL_ARRAY if ids is None else _SMALL_OBJECT
-        return bytes([header, count, *(ids or ()), *offsets]) + b"".join(encoded)
-    offset_width = _uint_width(offsets[-1])
-    is_large = count > 255
-    parts = [count.to_bytes(4 if is_large else 1, "little")]
-    if ids is None:
-        header = header_byte(ARRAY, (offset_width - 1) | is_large << 2)
-    else:
-        id_width = _uint_width(max(ids, default=0))
-        header = header_byte(OBJECT, (offset_width - 1) | (id_width - 1) << 2 | is_large << 4)
-        parts += [field_id.to_bytes(id_width, "little") for field_id in ids]
-    parts += [offset.to_bytes(offset_width, "little") for offset in offsets]
-    return b"".join([bytes([header]), *parts, *encoded])
-
-
-_SMALL_ARRAY, _SMALL_OBJECT = header_byte(ARRAY, 0), header_byte(OBJECT, 0)
-
-
-def _uint_width(largest: int) -> int:
-    return max(1, (largest.bit_length() + 7) // 8)
+    for kind, function in _ENCODERS:
+        if isinstance(value, kind):
+            return function(value)
+    raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
 
 
 def _encode_text(text: str) -> bytes:
@@ -353,13 +278,6 @@ def _encode_text(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the text {text!r} has no UTF-8 form") from None
-
-
-def _encode_scalar(value: Any) -> bytes:
-    for kind, function in _ENCODERS:
-        if isinstance(value, kind):
-            return function(value)
-    raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
 
 
 def _primitive(kind: Kind, data: bytes = b"") -> bytes:
@@ -378,11 +296,7 @@ def _encode_bool(value: Any) -> bytes:
 
 
 def _encode_float(value: float) -> bytes:
-    return _DOUBLE + _PACK_DOUBLE(value)
-
-
-_DOUBLE = bytes([header_byte(PRIMITIVE, Kind.DOUBLE)])
-_PACK_DOUBLE = struct.Struct("<d").pack
+    return _primitive(Kind.DOUBLE, _FORMATS[Kind.DOUBLE].pack(value))
 
 
 def _encode_int(value: int) -> bytes:
@@ -451,7 +365,7 @@ def _encode_timestamp(value: Timestamp) -> bytes:
 def _encode_numpy(value: Any) -> bytes:
     kind = _NUMPY_TYPES.get(value.dtype.name)
     if kind is None:
-        return _encode_scalar(value.item())
+        return encode_scalar(value.item())
     return _primitive(kind, value.astype(value.dtype.newbyteorder("<")).tobytes())
 
 
@@ -472,20 +386,8 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (Decimal, _encode_decimal),
     ((bytes, bytearray, memoryview), _encode_binary),
     (datetime, _encode_datetime),
-    (
-        date,
-        lambda value: _signed(Kind.DATE, value.toordinal() - _EPOCH_DAY, 4),
-    ),
+    (date, lambda value: _signed(Kind.DATE, value.toordinal() - _EPOCH_DAY, 4)),
     (time, _encode_time),
     (Timestamp, _encode_timestamp),
     (UUID, lambda value: _primitive(Kind.UUID, value.bytes)),
 ]
-_EXACT_ENCODERS: dict[type, Callable[[Any], bytes]] = {
-    type(None): _ENCODERS[0][1],
-    bool: _encode_bool,
-    int: _encode_int,
-    float: _encode_float,
-    str: _encode_string,
-    Decimal: _encode_decimal,
-}
-"""The encoders of the most frequent types, which need no search."""
