@@ -205,7 +205,7 @@ class ReadPartition(ds.InputPartition):
 class DatasetReader(Portable, ds.DataSourceReader):
     """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
 
-    `version` is the version to read if the options name none; None reads the current version.
+    `version` is read if the options name none.
     """
 
     def __init__(self, options: Options, schema: st.StructType, version: str | None) -> None:

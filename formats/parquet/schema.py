@@ -104,8 +104,8 @@ class Node:
 def build_tree(elements: Sequence[Struct]) -> Node:
     """Return the root of a schema.
 
-    Raises `InvalidDataError` if an element is malformed, or the numbers of children do not fit. The
-    error names the element. Raises `LimitError` if the schema is nested too deeply.
+    Raises `InvalidDataError` if an element is malformed, with its name, or the numbers of children
+    do not fit, and `LimitError` if the schema is nested too deeply.
     """
     if not elements:
         raise InvalidDataError("the schema has no elements")

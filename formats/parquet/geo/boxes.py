@@ -55,8 +55,7 @@ class Arcs:
         single = counts == 1
         alone = firsts[single]
         west[values[single]], east[values[single]] = _end(begins[alone], widths[alone])
-        several = np.flatnonzero(~single)
-        for index in several:
+        for index in np.flatnonzero(~single):
             part = slice(firsts[index], firsts[index] + counts[index])
             row = values[index]
             west[row], east[row] = cover_arcs(begins[part], widths[part])
@@ -85,9 +84,7 @@ def cover_arcs(begins: Any, widths: Any) -> tuple[float, float]:
     gaps = np.append(begins[1:], begins[0] + 360) - np.maximum(reach, begins[0])
     widest = int(np.argmax(gaps))
     if gaps[-1] >= gaps[widest] - 1e-12 and reach[-1] <= 180:
-        widest = (
-            len(gaps) - 1
-        )  # of equal gaps, one at the antimeridian, which the box need not cross
+        widest = len(gaps) - 1  # of equal gaps, that at the antimeridian, so no box crosses it
     if gaps[widest] <= 0:
         return -180.0, 180.0
     start = begins[(widest + 1) % len(begins)]
@@ -302,8 +299,8 @@ class RowBoxes:
 def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
     """Return the boxes of an array of WKB.
 
-    `edges`: X and Y are then longitudes and latitudes, an edge goes the shorter way around the
-    earth, and boxes may cross the antimeridian. None stands for the straight edges of a GEOMETRY.
+    With the edges of a GEOGRAPHY, X and Y are longitudes and latitudes, an edge goes the shorter
+    way around the earth, and boxes may cross the antimeridian. None stands for straight edges.
     Raises `InvalidDataError` if a value is not valid WKB.
     """
     parts: list[RowBoxes] = []
@@ -319,9 +316,7 @@ def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
 def _join(parts: list[RowBoxes], edges: str | None) -> RowBoxes:
     extras: dict[int, tuple[float, float]] = {}
     for part in parts:
-        for dimension, (low, high) in part.extras.items():
-            former = extras.get(dimension, (low, high))
-            extras[dimension] = (min(former[0], low), max(former[1], high))
+        _extend(extras, part.extras)
     extents = [part.extent for part in parts if part.extent is not None]
     return RowBoxes(
         np.concatenate([part.sides for part in parts]),
@@ -329,6 +324,13 @@ def _join(parts: list[RowBoxes], edges: str | None) -> RowBoxes:
         extras,
         merge_extents(extents, edges) if extents else None,
     )
+
+
+def _extend(extras: dict[int, tuple[float, float]], others: dict[int, tuple[float, float]]) -> None:
+    """Extend the bounds of Z and M by others."""
+    for dimension, (low, high) in others.items():
+        former = extras.get(dimension, (low, high))
+        extras[dimension] = (min(former[0], low), max(former[1], high))
 
 
 def _bound_planar(geometries: Geometries) -> RowBoxes:
@@ -373,9 +375,8 @@ def _make_boxes(
         for dimension in (Z, M)
         if not np.isnan(low[dimension]).all()
     }
-    known = not any(map(math.isnan, extent))
     xmin, ymin, xmax, ymax = extent
-    found = (xmin, ymin, xmax, ymax) if known else None
+    found = None if any(map(math.isnan, extent)) else (xmin, ymin, xmax, ymax)
     return RowBoxes(sides, geometries.codes, extras, found)
 
 
@@ -409,9 +410,7 @@ class BoxTracker:
         """Add the values of an array; raise `InvalidDataError` if one is not valid WKB."""
         boxes = bound_rows(array, self._edges)
         self._types.update(int(code) for code in np.unique(boxes.codes) if code)
-        for dimension, (low, high) in boxes.extras.items():
-            former = self._extras.get(dimension, (low, high))
-            self._extras[dimension] = (min(former[0], low), max(former[1], high))
+        _extend(self._extras, boxes.extras)
         if boxes.extent is not None:
             self._extents = [merge_extents([*self._extents, boxes.extent], self._edges)]
 
@@ -441,9 +440,6 @@ def merge_extents(
     if edges is None:
         west, east = sides[:, 0].min(), sides[:, 2].max()
     else:
-        west, east = cover_arcs(sides[:, 0], _widths(sides[:, 0], sides[:, 2]))
+        widths = sides[:, 2] - sides[:, 0]
+        west, east = cover_arcs(sides[:, 0], np.where(widths >= 0, widths, widths + 360))
     return float(west), float(sides[:, 1].min()), float(east), float(sides[:, 3].max())
-
-
-def _widths(west: Any, east: Any) -> Any:
-    return np.where(east >= west, east - west, east - west + 360)

@@ -321,10 +321,10 @@ class _Parser:
 
 
 def parse_wkb(array: Any, first_row: int = 0) -> Geometries:
-    """Check all values of an array, and locate their points.
+    """Check all values of an array, and locate their points. A null has none.
 
-    `array`: Nulls have no points. Raises `InvalidDataError` if a value is not valid WKB; the error
-    has its index in the array.
+    Raises `InvalidDataError` if a value is not valid WKB; the error has its index, from `first_row`
+    on.
 
     Examples
     --------

@@ -128,10 +128,7 @@ def build_strings(texts: Any, kind: Kind = Kind.STRING) -> Any:
 
 
 def build_fixed(kind: Kind, data: Any, array: Any) -> Any:
-    """Return encoded values of a type whose values all have the same size.
-
-    `data` is the little-endian values, or their bytes.
-    """
+    """Return encoded values of one size from little-endian values, or their bytes."""
     raw = np.ascontiguousarray(data)
     count = len(raw)
     raw = raw.view(np.uint8).reshape(count, raw.nbytes // max(count, 1))
