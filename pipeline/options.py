@@ -18,7 +18,7 @@ TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
-class Options:
+class SparkOptions:
     """The options of a read or a write. Their names are case-insensitive.
 
     Every method treats an empty value like a missing option, and raises `UsageError` if a value

@@ -25,7 +25,7 @@ from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
 from .filters import PushedFilter, combine_filters, referenced_columns, translate_filter
-from .options import TLS_OPTIONS, Options
+from .options import TLS_OPTIONS, SparkOptions
 from .types import arrow_schema, check_readable, spark_schema
 from .workers import Portable, check_workers, use_worker_python
 
@@ -84,7 +84,7 @@ class RemoteDataset:
     """Values for all of `READ_ARGUMENTS`."""
 
     @classmethod
-    def from_options(cls, options: Options) -> RemoteDataset:
+    def from_options(cls, options: SparkOptions) -> RemoteDataset:
         """Return the dataset that the options of a reader name.
 
         Raises `UsageError` if an option is missing or has a wrong value.
@@ -208,7 +208,7 @@ class DatasetReader(Portable, ds.DataSourceReader):
     `version` is read if the options name none.
     """
 
-    def __init__(self, options: Options, schema: st.StructType, version: str | None) -> None:
+    def __init__(self, options: SparkOptions, schema: st.StructType, version: str | None) -> None:
         check_readable(schema)
         self._dataset = RemoteDataset.from_options(options)
         self._schema = arrow_schema(schema)
@@ -302,7 +302,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAv
     value.
     """
 
-    def __init__(self, options: Options, schema: st.StructType) -> None:
+    def __init__(self, options: SparkOptions, schema: st.StructType) -> None:
         check_readable(schema)
         for name in ("limit", "filter", "version"):
             if options.text(name):
@@ -440,7 +440,9 @@ def read(
     """
     uris = uri if isinstance(uri, str) else ",".join(uri)
     values = {"uri": uris, "dataset": dataset, **{name: str(v) for name, v in options.items()}}
-    settings = Options(values, [name for name in READ_OPTIONS if name not in _NOT_OPTIONS_OF_READ])
+    settings = SparkOptions(
+        values, [name for name in READ_OPTIONS if name not in _NOT_OPTIONS_OF_READ]
+    )
     remote = RemoteDataset.from_options(settings)
     info = remote.info(settings.text("version"))
     schema = dataset_schema(info, columns)

@@ -19,7 +19,7 @@ from pyspark.sql import types as st
 from ..errors import DatasetError, UsageError
 from ..publication.manifest import ShardEntry
 from ..publication.version_store import VersionStore
-from .options import Options
+from .options import SparkOptions
 from .shards import WriteJob, write_shards
 from .types import sink_schema
 from .workers import Portable
@@ -38,7 +38,7 @@ DEFAULT_BYTES_PER_SHARD = 128 << 20
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 
-def plan_write(options: Options, schema: st.StructType) -> WriteJob:
+def plan_write(options: SparkOptions, schema: st.StructType) -> WriteJob:
     """Return the settings of a write. Nothing is written.
 
     Raises `UsageError` if an option is missing or has a wrong value, and `InvalidDataError` if
@@ -62,7 +62,7 @@ def plan_write(options: Options, schema: st.StructType) -> WriteJob:
     return job
 
 
-def _dictionary_columns(options: Options) -> list[str]:
+def _dictionary_columns(options: SparkOptions) -> list[str]:
     names = options.names("dictionary")
     if names == ["auto"]:
         raise UsageError(
@@ -208,7 +208,7 @@ def find_existing(values: Mapping[str, Any]) -> dict[str, Any]:
     It is None if the dataset has no version, or has one of the same job, which is not written
     twice. Raises `SplitArrowError` if an option is wrong, or the location cannot be read.
     """
-    options = Options(values["options"], WRITE_OPTIONS)
+    options = SparkOptions(values["options"], WRITE_OPTIONS)
     store = VersionStore(options.require("path", "/data/flights"))
     job = options.text("job_id")
     if store.load() is None or (job is not None and store.find_job(job) is not None):

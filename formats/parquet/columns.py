@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from .conversions import (
     Convert,
-    ReadOptions,
+    ParquetOptions,
     check_nulls,
     convert_list,
     convert_map,
@@ -57,7 +57,7 @@ class Columns:
     """The indices of the column chunks whose statistics must not be given to pyarrow."""
 
     def convert(
-        self, batch: pa.RecordBatch, *, by_name: bool, options: ReadOptions
+        self, batch: pa.RecordBatch, *, by_name: bool, options: ParquetOptions
     ) -> pa.RecordBatch:
         """Return a batch with the types and the metadata that readers get.
 
@@ -193,7 +193,7 @@ def _plan_map(
     new_type = _map_type(key, item)
     path = node.path
 
-    def convert_maps(array: Any, options: ReadOptions) -> Any:
+    def convert_maps(array: Any, options: ParquetOptions) -> Any:
         if as_list:
             array = entries_to_maps(array, path, _map_type(old_key, old_item))
         if convert_key is not None or convert_item is not None:

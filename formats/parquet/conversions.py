@@ -35,7 +35,7 @@ from .thrift import Struct, Type, Value
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ParquetOptions:
     """How to read values for which the specification leaves a choice."""
 
     int96: Literal["microseconds", "exact"] = "microseconds"
@@ -44,7 +44,7 @@ class ReadOptions:
     """Whether the last value of a key of a MAP wins, or all entries are kept."""
 
 
-DEFAULT_OPTIONS = ReadOptions()
+DEFAULT_OPTIONS = ParquetOptions()
 
 
 def correct_schema(footer: Footer) -> tuple[Struct, ...] | None:
@@ -109,14 +109,14 @@ def validity_buffer(array: Any) -> pa.Buffer | None:
     return array.is_valid().buffers()[1]
 
 
-def check_nulls(path: str, array: Any, _options: ReadOptions) -> Any:
+def check_nulls(path: str, array: Any, _options: ParquetOptions) -> Any:
     """Return an UNKNOWN column as a null array; raise `InvalidDataError` if a value is not null."""
     if array.null_count != len(array):
         raise InvalidDataError(f"the column {path!r} has values, but UNKNOWN allows only nulls")
     return pa.nulls(len(array))
 
 
-def drop_duplicate_keys(array: Any, options: ReadOptions) -> Any:
+def drop_duplicate_keys(array: Any, options: ParquetOptions) -> Any:
     """Return a map array in which the last value of each key wins ("Maps")."""
     if options.duplicate_keys == "keep" or not len(array):
         return array
@@ -194,7 +194,7 @@ def fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(data, np.uint8)[begin : begin + len(array) * width].view(dtype)
 
 
-Convert = Callable[[Any, ReadOptions], Any]
+Convert = Callable[[Any, ParquetOptions], Any]
 """Converts an array."""
 
 
@@ -210,7 +210,7 @@ def replace_element(data_type: Any, element: pa.Field[Any]) -> Any:
     return (pa.large_list if isinstance(data_type, pa.LargeListType) else pa.list_)(element)
 
 
-def convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptions) -> Any:
+def convert_list(new_type: Any, convert: Convert, array: Any, options: ParquetOptions) -> Any:
     """Return a list array whose elements are converted."""
     if isinstance(new_type, pa.FixedSizeListType):
         size: int = new_type.list_size
@@ -226,7 +226,7 @@ def convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptio
 
 
 def convert_map(
-    new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ReadOptions
+    new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ParquetOptions
 ) -> Any:
     """Return a map array whose keys and values are converted."""
     offsets = np.asarray(array.offsets)
@@ -240,7 +240,7 @@ def convert_map(
 
 
 def convert_struct(
-    new_type: Any, converts: list[Convert | None], array: Any, options: ReadOptions
+    new_type: Any, converts: list[Convert | None], array: Any, options: ParquetOptions
 ) -> Any:
     """Return a struct array whose fields are converted. None leaves a field unchanged."""
     children = [

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import InvalidDataError
-from .conversions import ReadOptions, fixed_values, validity_buffer
+from .conversions import ParquetOptions, fixed_values, validity_buffer
 from .schema import INT96_BYTES, INTERVAL_BYTES
 
 _DAY_MICROSECONDS = 86_400_000_000
@@ -24,7 +24,7 @@ _MONTH_DAY_NANO = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", 
 _MAX_INT32 = (1 << 31) - 1
 
 
-def convert_int96(path: str, array: Any, options: ReadOptions) -> Any:
+def convert_int96(path: str, array: Any, options: ParquetOptions) -> Any:
     """Return the timestamps of an INT96 column, in microseconds.
 
     Raises `InvalidDataError` if a timestamp does not fit in 64 bits, or has digits below a
@@ -45,7 +45,7 @@ def convert_int96(path: str, array: Any, options: ReadOptions) -> Any:
     return _build(pa.timestamp("us"), array, sums)
 
 
-def convert_intervals(path: str, array: Any, options: ReadOptions) -> Any:
+def convert_intervals(path: str, array: Any, options: ParquetOptions) -> Any:
     """Return the values of an INTERVAL column as months, days and nanoseconds ("INTERVAL").
 
     Raises `InvalidDataError` if there are more months or days than Arrow's 31 bits hold.

@@ -31,7 +31,7 @@ from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import PushedFilter, push_predicates
-from ..options import Options
+from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..types import arrow_schema, check_readable
 from .aggregates import compute_aggregates
@@ -93,7 +93,7 @@ class _Question:
     """A request of the reader in the JVM."""
 
     values: Mapping[str, Any]
-    options: Options
+    options: SparkOptions
     dataset: RemoteDataset
 
     def text(self, name: str) -> str | None:
@@ -116,7 +116,7 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises `SplitArrowError` if an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
-    options = Options(settings, READ_OPTIONS)
+    options = SparkOptions(settings, READ_OPTIONS)
     question = _Question(values, options, RemoteDataset.from_options(options))
     return _OPERATIONS[values["operation"]](question)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from splitarrow import errors
-from splitarrow.pipeline.options import Options
+from splitarrow.pipeline.options import SparkOptions
 from splitarrow.transport.tls_options import TlsOptions
 
 NAMES = ("limit", "seconds", "size", "columns", "pushdown", "token", "tls_ca", "tls_key")
 
 
-def options(**values: str) -> Options:
-    return Options(values, NAMES)
+def options(**values: str) -> SparkOptions:
+    return SparkOptions(values, NAMES)
 
 
 def test_names_are_case_insensitive_and_empty_values_are_not_set() -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import datasource as ds
 
 import splitarrow
 from splitarrow.errors import DatasetError
-from splitarrow.pipeline.options import Options
+from splitarrow.pipeline.options import SparkOptions
 from splitarrow.pipeline.shards import WriteJob, write_shards
 from splitarrow.pipeline.writer import WRITE_OPTIONS, ShardWriter, plan_write
 from splitarrow.publication.version_store import VersionStore
@@ -263,7 +263,7 @@ def test_a_worker_killed_while_it_writes_a_shard_is_replaced(spark, tmp_path):
 
         def writer(self, schema, overwrite):
             return KillingWriter(
-                plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite
+                plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite
             )
 
     spark.dataSource.register(Source)

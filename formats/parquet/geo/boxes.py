@@ -105,72 +105,72 @@ ELLIPSOID_MARGIN = 0.25
 _HALF, _FULL = 180.0, 360.0
 
 
-def bound_runs(block: PointBlock, edges: str) -> tuple[Arcs, Any, Any]:
-    """Return the longitudes, the southern and the northern latitude of each run.
+def bound_sequences(block: PointBlock, edges: str) -> tuple[Arcs, Any, Any]:
+    """Return the longitudes, the southern and the northern latitude of each sequence.
 
     A ring that goes around a pole has all longitudes, and the latitudes up to the nearer pole.
-    A run without a longitude or a latitude has NaN.
+    A sequence without a longitude or a latitude has NaN.
     """
     x, y, starts = block.dimensions[X], block.dimensions[Y], block.starts
-    runs = np.zeros(len(x), np.int64)
-    runs[starts[1:]] = 1
-    runs = np.cumsum(runs)
+    sequences = np.zeros(len(x), np.int64)
+    sequences[starts[1:]] = 1
+    sequences = np.cumsum(sequences)
     south = np.fmin.reduceat(y, starts)
     north = np.fmax.reduceat(y, starts)
     known = np.flatnonzero(~(np.isnan(x) | np.isnan(y)))
     # X and Y of points that have only one of them still count, but no edge begins or ends there.
-    joined = np.flatnonzero(np.diff(runs[known]) == 0) if len(known) else known
+    joined = np.flatnonzero(np.diff(sequences[known]) == 0) if len(known) else known
     first, second = known[joined], known[joined + 1] if len(joined) else known[joined]
-    _extend_latitudes(x, y, first, second, runs, south, north, edges)
-    begins, widths, turns = _unroll(x, first, second, runs, starts)
-    _close_rings(block, runs, y, turns, widths, south, north)
+    _extend_latitudes(x, y, first, second, sequences, south, north, edges)
+    begins, widths, turns = _unroll(x, first, second, sequences, starts)
+    _close_rings(block, sequences, y, turns, widths, south, north)
     begins = np.where(widths >= _FULL, -_HALF, (begins + _HALF) % _FULL - _HALF)
     return Arcs(block.rows, begins, np.minimum(widths, _FULL)), south, north
 
 
-def _unroll(x: Any, first: Any, second: Any, runs: Any, starts: Any) -> tuple[Any, Any, Any]:
-    """Return the western longitude, the width and the sum of the turns of each run."""
+def _unroll(x: Any, first: Any, second: Any, sequences: Any, starts: Any) -> tuple[Any, Any, Any]:
+    """Return the western longitude, the width and the sum of the turns of each sequence."""
     steps = np.zeros(len(x))
     deltas = (x[second] - x[first] + _HALF) % _FULL - _HALF
     steps[second] = deltas
-    # The longitudes of a run, counted on beyond 180 degrees.
-    base = _first_known(x, runs, starts)
+    # The longitudes of a sequence, counted on beyond 180 degrees.
+    base = _first_known(x, sequences, starts)
     sums = np.cumsum(steps)
-    unrolled = base[runs] + sums - sums[starts][runs]
+    unrolled = base[sequences] + sums - sums[starts][sequences]
     unrolled[np.isnan(x)] = np.nan
     lonely = ~np.isnan(x)
     lonely[first] = lonely[second] = False
     unrolled[lonely] = x[lonely]  # points without an edge
     low, high = np.fmin.reduceat(unrolled, starts), np.fmax.reduceat(unrolled, starts)
     turns = np.zeros(len(starts))
-    np.add.at(turns, runs[second], deltas)
+    np.add.at(turns, sequences[second], deltas)
     return low, high - low, turns
 
 
-def _first_known(x: Any, runs: Any, starts: Any) -> Any:
+def _first_known(x: Any, sequences: Any, starts: Any) -> Any:
     base = np.full(len(starts), np.nan)
     known = np.flatnonzero(~np.isnan(x))[::-1]
-    base[runs[known]] = x[known]  # the last assignment wins: the first point of the run
+    base[sequences[known]] = x[known]  # the last assignment wins: the first point of the sequence
     return base
 
 
 def _close_rings(
-    block: PointBlock, runs: Any, y: Any, turns: Any, widths: Any, south: Any, north: Any
+    block: PointBlock, sequences: Any, y: Any, turns: Any, widths: Any, south: Any, north: Any
 ) -> None:
     around = block.rings & (np.abs(turns) > _HALF)
     if not around.any():
         return
     widths[around] = _FULL
     totals = np.zeros(len(widths))
-    np.add.at(totals, runs, np.nan_to_num(y))
+    np.add.at(totals, sequences, np.nan_to_num(y))
     north[around & (totals >= 0)] = 90.0
     south[around & (totals < 0)] = -90.0
 
 
 def _extend_latitudes(
-    x: Any, y: Any, first: Any, second: Any, runs: Any, south: Any, north: Any, edges: str
+    x: Any, y: Any, first: Any, second: Any, sequences: Any, south: Any, north: Any, edges: str
 ) -> None:
-    """Extend the latitudes of runs by those of their edges."""
+    """Extend the latitudes of sequences by those of their edges."""
     if not len(first):
         return
     begin, end = _vector(x[first], y[first]), _vector(x[second], y[second])
@@ -193,7 +193,7 @@ def _extend_latitudes(
     upper = np.maximum(np.maximum(y[first], y[second]), peak) + extra
     lower = np.minimum(np.minimum(y[first], y[second]), trough) - extra
     upper, lower = np.where(opposite, 90.0, upper), np.where(opposite, -90.0, lower)
-    owners = runs[first]
+    owners = sequences[first]
     np.fmax.at(north, owners, np.minimum(upper, 90.0))
     np.fmin.at(south, owners, np.maximum(lower, -90.0))
 
@@ -354,7 +354,7 @@ def _bound_geography(geometries: Geometries, edges: str) -> RowBoxes:
             np.fmin.at(low[dimension], block.rows, block.reduce(dimension, np.fmin))
             np.fmax.at(high[dimension], block.rows, block.reduce(dimension, np.fmax))
         with np.errstate(all="ignore"):  # coordinates beyond the earth, or infinite
-            spans, south, north = bound_runs(block, edges)
+            spans, south, north = bound_sequences(block, edges)
         np.fmin.at(low[Y], block.rows, south)
         np.fmax.at(high[Y], block.rows, north)
         arcs.append(spans)
