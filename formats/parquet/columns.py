@@ -12,6 +12,7 @@ import pyarrow as pa
 from .conversions import (
     Convert,
     ParquetOptions,
+    PlannedField,
     check_nulls,
     convert_list,
     convert_map,
@@ -36,6 +37,9 @@ PHYSICAL_TYPE = b"PARQUET:physical_type"
 ADJUSTED_TO_UTC = b"PARQUET:isAdjustedToUTC"
 """The key in field metadata of a TIME or TIMESTAMP: ``true`` or ``false``."""
 _MARKED = (Kind.ENUM, Kind.BSON, Kind.INTERVAL, Kind.FUTURE)
+
+KeyValues = Mapping[bytes, bytes]
+"""The key-value metadata of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Columns:
 def plan_columns(
     root: Node,
     schema: pa.Schema,
-    key_values: Mapping[bytes, bytes],
+    key_values: KeyValues,
     malformed_statistics: frozenset[int] = frozenset(),
 ) -> Columns:
     """Return the columns of a file."""
@@ -122,9 +126,7 @@ def _has_order(node: Node) -> bool:
     return node.kind not in kinds and keeps_annotation(node)
 
 
-def _plan(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     """Return the field of a node, and the conversion of its arrays."""
     data_type: Any = column.type
     if node.is_repeated and is_list(data_type):
@@ -133,9 +135,7 @@ def _plan(
     return _plan_value(node, column, key_values)
 
 
-def _plan_value(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_value(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     """Plan a node that is not repeated, or one value of a repeated one."""
     data_type: Any = column.type
     if node.physical is not None:
@@ -151,18 +151,14 @@ def _plan_value(
     return column, None
 
 
-def _plan_list(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_list(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     child = list_element(node)
     plan = _plan_value if child.is_repeated else _plan
     return _wrap_list(column, *plan(child, data_type.value_field, key_values))
 
 
-def _plan_struct(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_struct(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     plans = [
         _plan(child, data_type.field(index), key_values)
@@ -177,9 +173,7 @@ def _plan_struct(
     return marked, partial(convert_struct, new_type, converts)
 
 
-def _plan_map(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_map(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     entries = map_entries(node)
     if len(entries.children) == 1:  # a set of keys, which pyarrow reads as a list
@@ -215,9 +209,7 @@ def _map_type(key: Any, item: Any) -> Any:
     return make_map(key.with_nullable(False).with_name("key"), item.with_name("value"))
 
 
-def _plan_leaf(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_leaf(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     if node.kind in (Kind.GEOMETRY, Kind.GEOGRAPHY):
         assert node.logical is not None
@@ -266,7 +258,7 @@ def _is_fixed(data_type: Any) -> bool:
 
 def _wrap_list(
     column: pa.Field[Any], element: pa.Field[Any], convert: Convert | None
-) -> tuple[pa.Field[Any], Convert | None]:
+) -> PlannedField:
     new_type = replace_element(column.type, element)
     planned = column.with_type(new_type)
     return planned, None if convert is None else partial(convert_list, new_type, convert)

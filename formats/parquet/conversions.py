@@ -104,9 +104,7 @@ def validity_buffer(array: Any) -> pa.Buffer | None:
     """Return the validity bitmap of an array from its first value on; None if no value is null."""
     if not array.null_count:
         return None
-    if not array.offset:
-        return array.buffers()[0]
-    return array.is_valid().buffers()[1]
+    return array.is_valid().buffers()[1] if array.offset else array.buffers()[0]
 
 
 def check_nulls(path: str, array: Any, _options: ParquetOptions) -> Any:
@@ -120,8 +118,7 @@ def drop_duplicate_keys(array: Any, options: ParquetOptions) -> Any:
     """Return a map array in which the last value of each key wins ("Maps")."""
     if options.duplicate_keys == "keep" or not len(array):
         return array
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     if end - start < 2:
         return array
     keys = array.keys.slice(start, end - start)
@@ -143,13 +140,18 @@ def entries_to_maps(array: Any, path: str, data_type: pa.DataType) -> Any:
 
     Raises `InvalidDataError` if a key is null, which the specification forbids.
     """
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     entries = array.values.slice(start, end - start)
     keys = entries.field(0)
     if keys.null_count:
         raise InvalidDataError(f"the column {path!r} has a map with a null key")
     return rebuild_list(array, offsets - start, entries, data_type)
+
+
+def _find_offsets(array: Any) -> tuple[Any, int, int]:
+    """Return the offsets of a list or map array, the first of them and the last."""
+    offsets = np.asarray(array.offsets)
+    return offsets, int(offsets[0]), int(offsets[-1])
 
 
 def rebuild_list(array: Any, offsets: Any, values: Any, data_type: Any) -> Any:
@@ -196,6 +198,8 @@ def fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
 
 Convert = Callable[[Any, ParquetOptions], Any]
 """Converts an array."""
+PlannedField = tuple[Any, Convert | None]
+"""A field with the type that arrays get, and their conversion, if there is one."""
 
 
 def is_list(data_type: Any) -> bool:
@@ -219,8 +223,7 @@ def convert_list(new_type: Any, convert: Convert, array: Any, options: ParquetOp
         return pa.Array.from_buffers(
             new_type, len(array), buffers, array.null_count, children=[values]
         )
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     values = convert(array.values.slice(start, end - start), options)
     return rebuild_list(array, offsets - start, values, new_type)
 
@@ -229,8 +232,7 @@ def convert_map(
     new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ParquetOptions
 ) -> Any:
     """Return a map array whose keys and values are converted."""
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     keys = array.keys.slice(start, end - start)
     items = array.items.slice(start, end - start)
     keys = keys if key is None else key(keys, options)

@@ -21,6 +21,7 @@ from .columns import ADJUSTED_TO_UTC, LOGICAL_TYPE, PHYSICAL_TYPE
 from .conversions import (
     DEFAULT_OPTIONS,
     Convert,
+    PlannedField,
     convert_list,
     convert_map,
     convert_struct,
@@ -229,7 +230,7 @@ class _Planner:
         self.geospatial: dict[str, GeoColumn] = {}
         """The geospatial columns, by the path of the schema element."""
 
-    def plan(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+    def plan(self, column: pa.Field[Any]) -> PlannedField:
         """Return the field that pyarrow writes, and the conversion of its arrays."""
         data_type: Any = column.type
         if is_geospatial(column):
@@ -311,7 +312,7 @@ def read_footer(data: bytes) -> bytes:
     return data[-TAIL_BYTES - size : -TAIL_BYTES]
 
 
-def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_geospatial(column: pa.Field[Any]) -> PlannedField:
     data_type: Any = column.type
     if not isinstance(data_type, pa.ExtensionType):
         return column, None
