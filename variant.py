@@ -25,18 +25,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
 from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
-from .formats.parquet.variant.arrow_fields import describe_field, variant_field
+from .formats.parquet.variant import arrow_fields
 from .formats.parquet.variant_columns import annotate_variants, find_variant_paths
-
-if TYPE_CHECKING:
-    pass
 
 
 def write_parquet(
@@ -78,19 +75,12 @@ def write_parquet(
     paths = find_variant_paths(table.schema)
     for name, data_type in shred_types.items():
         index = table.column_names.index(name)
-        column = _shred_column(table.column(index), data_type)
+        column = _columns().shred_column(table.column(index), data_type, ordered=True)
         table = table.set_column(index, pa.field(name, column.type), column)
     paths += [name for name in shred_types if name not in paths]
     arguments: dict[str, Any] = {"store_decimal_as_integer": True, "store_schema": False}
     pq.write_table(table, os.fspath(path), **{**arguments, **options})
     annotate(path, paths)
-
-
-def _shred_column(column: Any, data_type: Any) -> Any:
-    require_numpy()
-    from .formats.parquet.variant.functions import shred_column
-
-    return shred_column(column, data_type, ordered=True)
 
 
 def annotate(path: str | os.PathLike[str], columns: Iterable[str]) -> None:
@@ -174,8 +164,8 @@ def field(
     UsageError
         If a field of a Variant cannot have the name or the type.
     """
-    plain = variant_field(name, nullable=nullable)
-    return plain if fields is None else describe_field(plain, fields)
+    plain = arrow_fields.variant_field(name, nullable=nullable)
+    return plain if fields is None else arrow_fields.describe_field(plain, fields)
 
 
 def to_json(column: Any, *, ordered: bool = True) -> Any:
@@ -313,7 +303,7 @@ def cast(
     Parameters, results and errors are those of `get`.
     """
     strict = _is_strict(errors)
-    return _columns().cast_column(column, type, strict=strict, ordered=ordered)
+    return _columns().get(column, "$", type, strict=strict, ordered=ordered)
 
 
 def is_valid(column: Any, *, ordered: bool = True) -> Any:
@@ -385,9 +375,7 @@ def parse_type(text: str) -> Any:
     >>> parse_type("struct<id: int64, tags: list<string>, price: decimal(9, 2)>")
     StructType(struct<id: int64, tags: list<item: string>, price: decimal128(9, 2)>)
     """
-    from .formats.parquet.variant.arrow_fields import parse_type as parse
-
-    return parse(text)
+    return arrow_fields.parse_type(text)
 
 
 def infer_type(column: Any, *, rows: int = 10_000, ordered: bool = True) -> Any:

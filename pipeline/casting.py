@@ -17,10 +17,9 @@ CASTING_ERRORS = (pa.ArrowException, ValueError, TypeError, NotImplementedError,
 
 
 class Caster:
-    """Casts record batches from one schema to another without changing a value.
+    """Casts record batches to the columns of another schema, by name, without changing a value.
 
-    `target`: its columns are selected by name, in its order. Raises `InvalidDataError` if the
-    batches do not have exactly one column of each name in `target`.
+    Raises `InvalidDataError` if the batches do not have exactly one column of each name.
 
     Examples
     --------
@@ -68,8 +67,7 @@ def _cast_column(column: Any, field: Any) -> Any:
 def cast_array(array: Any, target: Any) -> Any:
     """Return an array of another type with the same values.
 
-    Raises `pyarrow.ArrowException`, `ValueError`, `TypeError`, `NotImplementedError`,
-    `OverflowError` if the types are incompatible or a value does not fit; see `CASTING_ERRORS`.
+    Raises one of `CASTING_ERRORS` if the types are incompatible or a value does not fit.
     """
     source = array.type
     if source.equals(target):

@@ -6,7 +6,7 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 
 from ..errors import UsageError
-from .options import Options
+from .options import SparkOptions
 from .reader import (
     READ_OPTIONS,
     READERS,
@@ -56,12 +56,12 @@ class SplitArrowDataSource(Portable, ds.DataSource):
 
     def writer(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer of a DataFrame."""
-        return ShardWriter(plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite)
+        return ShardWriter(plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite)
 
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> ds.DataSourceStreamWriter:
         """Return the writer of a streaming query."""
-        plan = plan_write(Options(self.options, STREAM_WRITE_OPTIONS), schema)
+        plan = plan_write(SparkOptions(self.options, STREAM_WRITE_OPTIONS), schema)
         return StreamShardWriter(plan, overwrite)
 
-    def _read_options(self) -> Options:
-        return Options(self.options, READ_OPTIONS)
+    def _read_options(self) -> SparkOptions:
+        return SparkOptions(self.options, READ_OPTIONS)

@@ -25,8 +25,8 @@ class DictionaryEncoder:
     An Arrow file can extend a dictionary with delta dictionary batches, but not replace it. So
     each batch appends its new values after the known ones.
 
-    `columns`: Their type must be string or binary. Raises `UsageError` if the schema does not have
-    exactly one column of a name, or it has another type.
+    Raises `UsageError` if the schema does not have exactly one column of a name, or its type is
+    neither string nor binary.
 
     Examples
     --------

@@ -99,10 +99,7 @@ def referenced_columns(spark_filter: ds.Filter) -> list[str]:
 
 
 def combine_filters(filters: Iterable[tuple[Any, list[str]]], schema: pa.Schema) -> PushedFilter:
-    """Return the conjunction of expressions.
-
-    `schema`: the daemon casts its columns to these.
-    """
+    """Return the conjunction of expressions over columns that the daemon casts to a schema."""
     conjunction: Any = None
     names: list[str] = []
     for expression, columns in filters:
@@ -226,17 +223,13 @@ _LITERALS: dict[str, Callable[[str], Any]] = {
 }
 
 
-class _UntranslatableError(Exception):
-    """A predicate has no exact translation."""
-
-
 def push_predicates(
     predicates: Sequence[Mapping[str, Any] | None], schema: pa.Schema
 ) -> tuple[list[bool], str | None]:
-    """Choose the predicates that the daemon can evaluate exactly as Spark does.
+    """Choose the predicates of a query that the daemon can evaluate exactly as Spark does.
 
-    `predicates` is the predicates of one query, all of which a row must satisfy. Return the
-    conjunction of these, as the field ``filter`` of a ticket; None if there are none.
+    Return which are chosen, and their conjunction as the field ``filter`` of a ticket; None if
+    there are none.
     """
     translated = [_try_translate(predicate, schema) for predicate in predicates]
     pushed = [each for each in translated if each is not None]
@@ -257,7 +250,7 @@ def _try_translate(
     try:
         translated = _translate_predicate(predicate, schema)
         combine_filters([translated], schema)
-    except (_UntranslatableError, *CASTING_ERRORS):
+    except (_UnsupportedFilterError, *CASTING_ERRORS):
         return None
     return translated
 
@@ -273,7 +266,7 @@ def _translate_predicate(predicate: Mapping[str, Any], schema: pa.Schema) -> tup
     spark_filter = _spark_filter(operator, operands)
     expression = translate_filter(spark_filter, schema)
     if expression is None:
-        raise _UntranslatableError
+        raise _UnsupportedFilterError("it has no translation")
     return expression, referenced_columns(spark_filter)
 
 
@@ -282,13 +275,13 @@ def _spark_filter(operator: str, operands: Sequence[Mapping[str, Any]]) -> ds.Fi
     first, *rest = operands
     if operator == "NOT":
         if "operator" not in first or first["operator"] in ("AND", "OR"):
-            raise _UntranslatableError
+            raise _UnsupportedFilterError("it has no translation")
         inner = _spark_filter(first["operator"], first["operands"])
         return inner.child if isinstance(inner, ds.Not) else ds.Not(inner)
     if operator in _MIRRORED and "column" not in first and "column" in rest[0]:
         operator, first, rest = _MIRRORED[operator], rest[0], [first]
     if "column" not in first:
-        raise _UntranslatableError
+        raise _UnsupportedFilterError("it has no translation")
     column = (first["column"],)
     match operator:
         case "IS_NULL":
@@ -300,17 +293,17 @@ def _spark_filter(operator: str, operands: Sequence[Mapping[str, Any]]) -> ds.Fi
         case _ if operator in _COMPARISONS:
             return _COMPARISONS[operator](column, _literal(rest[0]))
         case _:
-            raise _UntranslatableError
+            raise _UnsupportedFilterError("it has no translation")
 
 
 def _literal(operand: Mapping[str, Any]) -> Any:
     """Return the value of a literal as PySpark represents it."""
     if "type" not in operand:
-        raise _UntranslatableError
+        raise _UnsupportedFilterError("it has no translation")
     value, name = operand["value"], operand["type"]
     if value is None:
         return None
     convert = Decimal if name.startswith("decimal(") else _LITERALS.get(name)
     if convert is None:
-        raise _UntranslatableError
+        raise _UnsupportedFilterError("it has no translation")
     return convert(value)

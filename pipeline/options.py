@@ -9,16 +9,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UsageError
+from ..formats.text import parse_size
 from ..transport.tls_options import TlsOptions
 
 TOKEN_VARIABLE = "SPLITARROW_TOKEN"
 """The environment variable that the option ``token`` defaults to."""
 TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-_UNIT_SHIFTS = {"": 0, "b": 0, "k": 10, "kib": 10, "m": 20, "mib": 20, "g": 30, "gib": 30}
 
 
-class Options:
+class SparkOptions:
     """The options of a read or a write. Their names are case-insensitive.
 
     Every method treats an empty value like a missing option, and raises `UsageError` if a value
@@ -72,9 +72,17 @@ class Options:
         return number
 
     def nbytes(self, name: str, default: int | None = None) -> int | None:
-        """Return an option that is a size, such as ``64MiB``, in bytes."""
+        """Return an option that is a size, such as ``64MiB``, in bytes; see `parse_size`."""
         value = self.text(name)
-        return default if value is None else parse_bytes(value, f"option {name!r}")
+        if value is None:
+            return default
+        try:
+            size = parse_size(value)
+        except UsageError as error:
+            raise UsageError(f"option {name!r}: {error.message}") from None
+        if size < 1:
+            raise UsageError(f"option {name!r} is {value!r}; it must be at least 1 byte")
+        return size
 
     def seconds(self, name: str) -> float | None:
         """Return an option that is a positive duration in seconds, or None if it is not set."""
@@ -99,9 +107,37 @@ class Options:
         return value in _TRUE
 
     def names(self, name: str) -> list[str] | None:
-        """Return an option that is a list of names, or None if it is not set."""
+        """Return the names in a list, or None if it is not set.
+
+        The list is separated by commas, or a JSON array of strings.
+        """
         value = self.text(name)
-        return None if value is None else parse_names(value, f"option {name!r}")
+        if value is None:
+            return None
+        if value.lstrip().startswith("["):
+            try:
+                items: Any = json.loads(value)
+            except ValueError:
+                items = None
+            if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+                raise UsageError(
+                    f"option {name!r} is {value!r}; it must be a JSON array of strings"
+                )
+            names = [str(item) for item in items]
+        else:
+            names = [item.strip() for item in value.split(",") if item.strip()]
+        if not names:
+            raise UsageError(f"option {name!r} is {value!r}; it must contain at least one name")
+        return names
+
+    def arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that have these names, or else their defaults.
+
+        An option has the type of its default: text, seconds (float) or a size in bytes (int).
+        """
+        parsers = {str: self.text, float: self.seconds, int: self.nbytes}
+        found = {name: parsers[type(default)](name) for name, default in defaults.items()}
+        return {name: defaults[name] if found[name] is None else found[name] for name in found}
 
     def token(self) -> str | None:
         """Return the token: the option, or else the environment variable, or else None."""
@@ -113,51 +149,3 @@ class Options:
         if not any((ca, cert, key, server_name)):
             return None
         return TlsOptions(ca, cert, key if cert else None, server_name)
-
-
-def parse_names(value: str, subject: str) -> list[str]:
-    """Return the names in a list, which is separated by commas or a JSON array.
-
-    Raises `UsageError` if the list is empty, or is not a JSON array of strings although it begins
-    with ``[``.
-
-    Examples
-    --------
-    >>> parse_names("a, b", "columns"), parse_names('["a,b"]', "columns")
-    (['a', 'b'], ['a,b'])
-    """
-    if value.lstrip().startswith("["):
-        try:
-            items: Any = json.loads(value)
-        except ValueError:
-            items = None
-        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{subject} is {value!r}; it must be a JSON array of strings")
-        names = [str(item) for item in items]
-    else:
-        names = [item.strip() for item in value.split(",") if item.strip()]
-    if not names:
-        raise UsageError(f"{subject} is {value!r}; it must contain at least one name")
-    return names
-
-
-def parse_bytes(value: str, subject: str) -> int:
-    """Return a size in bytes.
-
-    Raises `UsageError` if the value is not a size, or is less than one byte.
-
-    Examples
-    --------
-    >>> parse_bytes("1.5MiB", "size"), parse_bytes("4096", "size")
-    (1572864, 4096)
-    """
-    text = value.strip().lower()
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = text[len(digits) :].strip()
-    try:
-        nbytes = int(float(digits) * (1 << _UNIT_SHIFTS[unit]))
-    except (ValueError, KeyError, OverflowError):
-        nbytes = 0
-    if nbytes < 1:
-        raise UsageError(f"{subject} is {value!r}; it must be a size in bytes, such as 64MiB")
-    return nbytes

@@ -2,6 +2,9 @@
 
 It reads requests from standard input, one JSON object in each line, and writes an answer to each
 to standard output. It ends when standard input does. Requests contain tokens: it logs none.
+
+``Planner.java`` starts this module. It imports the modules that answer only after it has redirected
+standard output, so that an import that prints or fails becomes an answer, too.
 """
 
 from __future__ import annotations

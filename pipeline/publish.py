@@ -19,19 +19,21 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from ..client.cluster.publication import ShardProgress
 from ..errors import DatasetError, UsageError
 from ..publication.layout import format_data_folder
-from ..publication.manifest import Manifest
 from ..publication.version_store import VersionStore
 from ..transport.tls_options import TlsOptions
-from .batch_limits import batch_limits
 from .dictionaries import dictionary_columns
 from .folder_publication import publish_folder
 from .spark_errors import translate_errors
+from .spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,8 +55,7 @@ _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 def read_source(spark: SparkSession, source: str, format: str | None = None) -> DataFrame:
     """Return the rows of a source. Spark raises when it reaches a malformed row.
 
-    `format`: the default is detected by the file names. Raises `UsageError` if the format cannot be
-    detected.
+    The file names give the default of the format. Raises `UsageError` if they do not.
     """
     format = format or detect_format(source)
     if format == "table":
@@ -82,11 +83,8 @@ def detect_format(source: str) -> str:
     formats = {_format_by_suffix(file) for file in files} - {None}
     if len(formats) == 1:
         return str(formats.pop())
-    problem = (
-        f"has files of {' and '.join(sorted(map(str, formats)))}"
-        if formats
-        else ("has no known suffix")
-    )
+    several = f"has files of {' and '.join(sorted(map(str, formats)))}"
+    problem = several if formats else "has no known suffix"
     raise UsageError(
         f"cannot detect the format of {source!r}: it {problem}; set the format to one of "
         f"{', '.join(FORMATS)}"
@@ -178,11 +176,6 @@ class PublishJob:
         self._check_split()
         if self.sort and self.shuffle_seed is not None:
             raise UsageError("sort and shuffle_seed exclude each other")
-
-    @property
-    def targets_daemons(self) -> bool:
-        """Whether the destinations are daemons, and not a folder."""
-        return is_control_uri(self.to[0])
 
     def _check_destinations(self) -> None:
         if not self.to:
@@ -322,19 +315,17 @@ def _is_hashable(data_type: st.DataType) -> bool:
 
 
 def publish_to_folder(
-    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
+    frame: DataFrame, name: str, job: PublishJob, job_id: str
 ) -> PublishJobResult:
     """Publish rows as the next version of a dataset in a folder or an object store.
 
-    `job_id`: a version that has it already is returned as the result; nothing is published then.
-    Raises `DatasetError` if the dataset exists and the mode is ``error``, or the dataset cannot be
-    written.
+    If the job has committed a version already, that is the result. Raises `DatasetError` if the
+    dataset exists and the mode is ``error``, or the dataset cannot be written.
     """
-    del progress
     location = f"{job.to[0].rstrip('/')}/{name}"
     store = VersionStore(location)
     # An identifier that was generated for this run cannot have a version yet.
-    manifest = _version_of_job(store, job_id) if job.job_id else None
+    manifest = store.find_job(job_id) if job.job_id else None
     if manifest is None and job.mode in ("error", "ignore"):
         manifest = store.load()
         if manifest is not None and job.mode == "error":
@@ -344,16 +335,25 @@ def publish_to_folder(
             )
     if manifest is None:
         _write(frame, location, job, job_id, overwrite=job.mode == "overwrite")
-        manifest = _version_of_job(store, job_id)
+        manifest = store.find_job(job_id)
     if manifest is None:
         raise DatasetError(
             f"{location}: the version of the job {job_id} was removed right after it was published"
         )
-    return _result(name, location, manifest)
+    folder = f"{format_data_folder(manifest.job)}/"
+    own = [shard for shard in manifest.shards if shard.path.startswith(folder)]
+    return PublishJobResult(
+        name,
+        location,
+        manifest.version,
+        rows=sum(shard.rows for shard in own),
+        shards=len(own),
+        nbytes=sum(shard.nbytes for shard in own),
+    )
 
 
 def publish_to_daemons(
-    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None = None
+    frame: DataFrame, name: str, job: PublishJob, job_id: str, progress: Progress | None
 ) -> PublishJobResult:
     """Write rows to shards in the staging folder, and upload these to daemons.
 
@@ -414,25 +414,44 @@ def _write(
     writer.save(location)
 
 
-def _version_of_job(store: VersionStore, job_id: str) -> Manifest | None:
-    for version in reversed(store.list_versions()):
-        manifest = store.load(version)
-        if manifest is not None and manifest.job == job_id:
-            return manifest
-    return None
+_NARROW_TYPES = (st.NumericType, st.BooleanType, st.DatetimeType, st.NullType)
+_SAMPLE_ROWS = 100
+_MAX_NARROW_BYTES = 4096
+_LIMIT_FOR_NARROW_ROWS = (BATCH_ROWS, "4096")
+_LIMIT_FOR_WIDE_ROWS = (BATCH_BYTES, str(32 << 20))
 
 
-def _result(name: str, location: str, manifest: Manifest) -> PublishJobResult:
-    folder = f"{format_data_folder(manifest.job)}/"
-    own = [shard for shard in manifest.shards if shard.path.startswith(folder)]
-    return PublishJobResult(
-        name,
-        location,
-        manifest.version,
-        rows=sum(shard.rows for shard in own),
-        shards=len(own),
-        nbytes=sum(shard.nbytes for shard in own),
-    )
+@contextmanager
+def batch_limits(spark: SparkSession, frame: DataFrame) -> Generator[None]:
+    """Choose the limit of the batches that Spark passes to Python while the context lasts.
+
+    `session` limits batches to few rows, because it knows nothing about them. Here, the first rows
+    are a sample, unless all columns are narrow by type. Narrow rows get a larger limit of rows, and
+    wide rows a limit of bytes. Limits that differ from those of `session` are the user's, and stay.
+    """
+    if any(spark.conf.get(key, None) != DEFAULTS[key] for key in (BATCH_ROWS, BATCH_BYTES)):
+        yield
+        return
+    narrow = _mean_row_bytes(frame) <= _MAX_NARROW_BYTES
+    key, value = _LIMIT_FOR_NARROW_ROWS if narrow else _LIMIT_FOR_WIDE_ROWS
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(key, DEFAULTS[key])
+
+
+def _mean_row_bytes(frame: DataFrame) -> float:
+    """Return the mean size of a row in bytes, or infinity if the sample cannot be read."""
+    if all(isinstance(field.dataType, _NARROW_TYPES) for field in frame.schema.fields):
+        return 0
+    try:
+        sample: Any = frame.limit(_SAMPLE_ROWS).toArrow()
+    except (PySparkException, Py4JError):  # the job itself will raise the same error
+        return float("inf")
+    except pa.ArrowException:  # toArrow cannot convert a VARIANT that is null
+        return float("inf")
+    return sample.nbytes / max(1, sample.num_rows)
 
 
 def publish(
@@ -464,7 +483,6 @@ def publish(
         written.
     """
     job_id = job.job_id or uuid.uuid4().hex
-    publish_dataset = publish_to_daemons if job.targets_daemons else publish_to_folder
     results: list[PublishJobResult] = []
     with translate_errors(job.source):
         source = read_source(spark, job.source, job.format)
@@ -476,5 +494,9 @@ def publish(
                 if progress is not None:
                     progress(name)
                 ordered = order_rows(rows, job)
-                results.append(publish_dataset(ordered, name, job, job_id, progress))
+                if is_control_uri(job.to[0]):
+                    result = publish_to_daemons(ordered, name, job, job_id, progress)
+                else:
+                    result = publish_to_folder(ordered, name, job, job_id)
+                results.append(result)
     return results

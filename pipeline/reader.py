@@ -8,7 +8,7 @@ reads each row of each new version once, and `read`, which reads record batches 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,47 @@ from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
 from .filters import PushedFilter, combine_filters, referenced_columns, translate_filter
-from .options import TLS_OPTIONS, Options
+from .options import TLS_OPTIONS, SparkOptions
 from .types import arrow_schema, check_readable, spark_schema
 from .workers import Portable, check_workers, use_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+READ_ARGUMENTS: dict[str, Any] = {
+    "transport": "auto",
+    "connect_timeout": 10.0,
+    "stall_timeout": 30.0,
+    "window_bytes": 32 << 20,
+}
+"""The arguments of `Client.read` that are options of ``spark.read``, and their defaults.
+
+Several tasks of an executor read at the same time, so each has a smaller window than a client.
+"""
+READ_OPTIONS = (
+    "uri",
+    "dataset",
+    "columns",
+    "limit",
+    "version",
+    "shards_per_partition",
+    "pushdown",
+    "filter",
+    *READ_ARGUMENTS,
+    "token",
+    *TLS_OPTIONS,
+    "path",
+    "reader",
+    "memory_limit",
+    "folder",
+)
+"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
+
+The last three are those of the reader in the JVM.
+"""
+READERS = ("auto", "jvm", "python")
+"""The values of the option ``reader``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +80,32 @@ class RemoteDataset:
     """The token that authenticates the reader; None sends no token."""
     tls: TlsOptions | None = None
     """The TLS settings; None takes them from the environment."""
-    transport: str = "auto"
-    """The transport of the data. ``auto`` prefers shared memory on the daemon's host."""
-    connect_timeout: float = 10.0
-    """The longest time to connect, in seconds."""
-    stall_timeout: float = 30.0
-    """The longest time without data from a daemon, in seconds."""
-    window_bytes: int = 32 << 20
-    """The number of bytes that each task prefetches; 0 disables prefetching."""
+    arguments: Mapping[str, Any] = field(default_factory=READ_ARGUMENTS.copy)
+    """Values for all of `READ_ARGUMENTS`."""
 
     @classmethod
-    def from_options(cls, options: Options) -> RemoteDataset:
+    def from_options(cls, options: SparkOptions) -> RemoteDataset:
         """Return the dataset that the options of a reader name.
 
         Raises `UsageError` if an option is missing or has a wrong value.
         """
-        settings: dict[str, Any] = {
-            "token": options.token(),
-            "tls": options.tls(),
-            "transport": options.text("transport"),
-            "connect_timeout": options.seconds("connect_timeout"),
-            "stall_timeout": options.seconds("stall_timeout"),
-            "window_bytes": options.nbytes("window_bytes"),
-        }
         return cls(
             options.require("uri", "grpc://host:8815"),
             options.text("path") or options.require("dataset", "flights"),
-            **{name: value for name, value in settings.items() if value is not None},
+            options.token(),
+            options.tls(),
+            options.arguments(READ_ARGUMENTS),
         )
 
     def connect(self) -> AnyClient:
         """Connect to the control plane. Raises the errors of `splitarrow.connect`."""
-        return connect(self.uri, self.token, tls=self.tls, connect_timeout=self.connect_timeout)
+        timeout = self.arguments["connect_timeout"]
+        return connect(self.uri, self.token, tls=self.tls, connect_timeout=timeout)
 
     def info(self, version: str | None = None) -> DatasetInfo:
-        """Return the control plane's description of the dataset.
+        """Return the control plane's description of a version, by default of the current one.
 
-        `version`: the default is the current version. Raises `RemoteError`: With the code
-        FAILED_PRECONDITION, if the daemon no longer has the version.
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the daemon no longer has it.
         """
         with self.connect() as client:
             return client.describe(Request(self.name, version=version or None))
@@ -107,10 +130,7 @@ class ReadTask:
 def plan_read(
     info: DatasetInfo, shards: Sequence[int], shards_per_task: int, limit: int | None
 ) -> list[ReadTask]:
-    """Divide shards among read tasks.
-
-    `limit`: With a limit, a single task reads the dataset in order.
-    """
+    """Divide shards among read tasks. With a limit, a single task reads the dataset in order."""
     if limit is not None:
         return [ReadTask(info.version, None, limit)]
     if len(info.endpoints) == 1 and shards:
@@ -122,7 +142,7 @@ def plan_read(
 
 
 def shard_ordinals(info: DatasetInfo) -> list[int]:
-    """Return the ordinals of a dataset's shards: by default their positions."""
+    """Return the ordinals of a dataset's shards, which are by default their positions."""
     return [
         position if endpoint.ordinal is None else endpoint.ordinal
         for position, endpoint in enumerate(info.endpoints)
@@ -132,10 +152,10 @@ def shard_ordinals(info: DatasetInfo) -> list[int]:
 def read_batches(
     dataset: RemoteDataset, task: ReadTask, filter: PushedFilter | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a read task with the schema that Spark expects.
+    """Yield the rows of a read task that pass a filter, with the schema that Spark expects.
 
-    `filter` is the filter that the daemon applies; None reads all rows. Raises `SplitArrowError` if
-    the data cannot be read to its end, or a value does not fit its type.
+    Raises `SplitArrowError` if the data cannot be read to its end, or a value does not fit its
+    type.
     """
     with (
         dataset.connect() as client,
@@ -144,20 +164,17 @@ def read_batches(
             columns=schema.names or None,
             filter=filter,
             limit=task.limit,
-            transport=dataset.transport,
-            connect_timeout=dataset.connect_timeout,
-            stall_timeout=dataset.stall_timeout,
-            prefetch_bytes=dataset.window_bytes,
-            window_bytes=max(1, dataset.window_bytes),
+            prefetch_bytes=dataset.arguments["window_bytes"],
             parallel=2,
             shards=task.shards,
             version=task.version or None,
+            **dataset.arguments,
         ) as stream,
     ):
         caster = Caster(stream.schema, schema)
         for batch in stream:
-            for part in slice_batch(batch):
-                yield caster.cast(part)
+            for rows in slice_batch(batch):
+                yield caster.cast(rows)
 
 
 def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -170,33 +187,6 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, rows, slice_rows):
         yield batch if slice_rows >= rows else batch.slice(start, slice_rows)
 
-
-READ_OPTIONS = (
-    "uri",
-    "dataset",
-    "columns",
-    "limit",
-    "version",
-    "transport",
-    "shards_per_partition",
-    "pushdown",
-    "filter",
-    "window_bytes",
-    "connect_timeout",
-    "stall_timeout",
-    "token",
-    *TLS_OPTIONS,
-    "path",
-    "reader",
-    "memory_limit",
-    "folder",
-)
-"""The options of ``spark.read``. ``path``, the argument of ``load(...)``, means ``dataset``.
-
-The last three are those of the reader in the JVM.
-"""
-READERS = ("auto", "jvm", "python")
-"""The values of the option ``reader``."""
 
 _PUSHDOWN_IS_SAFE = hasattr(ds.DataSourceReader, "pushLimit")
 """Whether Spark keeps the pushed filters of a query apart from other queries of the DataFrame.
@@ -215,10 +205,10 @@ class ReadPartition(ds.InputPartition):
 class DatasetReader(Portable, ds.DataSourceReader):
     """Plans a read on the driver, and reads partitions in the tasks. Spark pickles it for them.
 
-    `version` is the version to read if the options name none; None reads the current version.
+    `version` is read if the options name none.
     """
 
-    def __init__(self, options: Options, schema: st.StructType, version: str | None) -> None:
+    def __init__(self, options: SparkOptions, schema: st.StructType, version: str | None) -> None:
         check_readable(schema)
         self._dataset = RemoteDataset.from_options(options)
         self._schema = arrow_schema(schema)
@@ -280,11 +270,10 @@ class _FilterPushdown:
 
 
 def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> st.StructType:
-    """Return the Spark schema of a dataset.
+    """Return the Spark schema of some columns of a dataset, in order, or of all.
 
-    `columns` is the columns to select, in order. The default is all columns. Raises `UsageError` if
-    the dataset has no such column. Raises `InvalidDataError` if a column has a type that Spark
-    cannot hold.
+    Raises `UsageError` if the dataset has no such column, and `InvalidDataError` if Spark cannot
+    hold the type of a column.
     """
     schema = info.schema
     if columns is not None:
@@ -313,7 +302,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAv
     value.
     """
 
-    def __init__(self, options: Options, schema: st.StructType) -> None:
+    def __init__(self, options: SparkOptions, schema: st.StructType) -> None:
         check_readable(schema)
         for name in ("limit", "filter", "version"):
             if options.text(name):
@@ -339,7 +328,7 @@ class DatasetStreamReader(Portable, ds.DataSourceStreamReader, SupportsTriggerAv
     def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         """Return partitions for the shards between two offsets.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the dataset was overwritten and
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the dataset was overwritten and
         the daemon no longer has the version of `end`.
         """
         if start["digest"] == end["digest"] and start["shards"] == end["shards"]:
@@ -383,8 +372,7 @@ def has_prefix(info: DatasetInfo, offset: Offset) -> bool:
 def _shards_digest(info: DatasetInfo, shards: int) -> str:
     """Return a digest of the first `shards` shards of a version, or an empty string for 0.
 
-    Raises `UsageError` if the daemon does not report the checksums of the shards: the dataset is
-    not published.
+    Raises `UsageError` if the dataset is not published: its shards have no checksums.
     """
     if not shards:
         return ""
@@ -398,8 +386,10 @@ def _shards_digest(info: DatasetInfo, shards: int) -> str:
     return digest.hexdigest()
 
 
-_ARGUMENTS = ("columns", "filter", "folder", "limit", "memory_limit", "path", "pushdown", "reader")
-"""The options of ``spark.read`` that are arguments here, or have no meaning."""
+_NOT_OPTIONS_OF_READ = {
+    *("columns", "filter", "limit"),  # arguments of `read`
+    *("folder", "memory_limit", "path", "pushdown", "reader"),  # without meaning for it
+}
 
 
 def read(
@@ -450,7 +440,9 @@ def read(
     """
     uris = uri if isinstance(uri, str) else ",".join(uri)
     values = {"uri": uris, "dataset": dataset, **{name: str(v) for name, v in options.items()}}
-    settings = Options(values, [name for name in READ_OPTIONS if name not in _ARGUMENTS])
+    settings = SparkOptions(
+        values, [name for name in READ_OPTIONS if name not in _NOT_OPTIONS_OF_READ]
+    )
     remote = RemoteDataset.from_options(settings)
     info = remote.info(settings.text("version"))
     schema = dataset_schema(info, columns)
@@ -463,14 +455,14 @@ def read(
     if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
         use_worker_python(spark)
         check_workers(spark)
-    parts = spark.range(0, len(tasks), 1, max(1, len(tasks)))
-    reader = PartReader(remote, tuple(tasks), pushed, arrow_schema(schema))
-    return parts.mapInArrow(_make_function(reader), schema)
+    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    reader = TaskReader(remote, tuple(tasks), pushed, arrow_schema(schema))
+    return numbers.mapInArrow(_make_function(reader), schema)
 
 
 @dataclass
-class PartReader(Portable):
-    """The parts, of which each task reads those whose numbers it gets."""
+class TaskReader(Portable):
+    """Read tasks, of which each task of Spark runs those whose numbers it gets."""
 
     dataset: RemoteDataset
     tasks: tuple[ReadTask, ...]
@@ -478,19 +470,19 @@ class PartReader(Portable):
     schema: pa.Schema
 
     def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the parts whose numbers are in the first column of the batches."""
+        """Yield the rows of the tasks whose numbers are in the first column of the batches."""
         for batch in numbers:
-            numbers_of_batch: Any = batch.column(0).to_pylist()
-            for number in numbers_of_batch:
+            chosen: Any = batch.column(0).to_pylist()
+            for number in chosen:
                 yield from read_batches(self.dataset, self.tasks[number], self.filter, self.schema)
 
 
 def _make_function(
-    reader: PartReader,
+    reader: TaskReader,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for ``mapInArrow``. It is pickled by value, since it is nested."""
 
-    def read_parts(numbers: Any) -> Any:
+    def read_tasks(numbers: Any) -> Any:
         return reader.read(numbers)
 
-    return read_parts
+    return read_tasks

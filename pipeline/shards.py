@@ -61,9 +61,9 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the rows of a task to staged shards.
 
-    `attempt`: File names begin with it, so that attempts of one task do not overwrite each other's
+    File names begin with the attempt, so that attempts of one task do not overwrite each other's
     files. Raises `DatasetError` if the dataset cannot be written, or the job's staging folder does
-    not exist; see `VersionStore.create_staging`. Raises `InvalidDataError` if a value does not fit
+    not exist (see `VersionStore.create_staging`), and `InvalidDataError` if a value does not fit
     the schema.
     """
     store = VersionStore(job.location)

@@ -20,8 +20,8 @@ _QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 def translate_errors(source: str) -> Generator[None]:
     """Raise the errors of Spark within the context as errors of splitarrow.
 
-    `source`: It begins each message. Raises `UsageError` if Spark cannot analyze the query: a
-    column or an expression is wrong. Raises `DatasetError` if any other operation of Spark fails.
+    Their messages begin with `source`. Raises `UsageError` if Spark cannot analyze the query, since
+    a column or an expression is wrong, and `DatasetError` if any other operation fails.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """The sink: tasks stage shards, and the driver commits all of them as one version.
 
-In a streaming query, each micro-batch becomes one version, once. Whether a dataset exists decides
-about the modes ``error`` and ``ignore``.
+In a streaming query, each micro-batch becomes one version, once. `find_existing` serves the modes
+``error`` and ``ignore``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import types as st
 from ..errors import DatasetError, UsageError
 from ..publication.manifest import ShardEntry
 from ..publication.version_store import VersionStore
-from .options import Options
+from .options import SparkOptions
 from .shards import WriteJob, write_shards
 from .types import sink_schema
 from .workers import Portable
@@ -38,10 +38,10 @@ DEFAULT_BYTES_PER_SHARD = 128 << 20
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 
-def plan_write(options: Options, schema: st.StructType) -> WriteJob:
+def plan_write(options: SparkOptions, schema: st.StructType) -> WriteJob:
     """Return the settings of a write. Nothing is written.
 
-    Raises `UsageError` if an option is missing or has a wrong value. Raises `InvalidDataError` if
+    Raises `UsageError` if an option is missing or has a wrong value, and `InvalidDataError` if
     Spark cannot export a column as Arrow data.
     """
     rows = options.count("rows_per_shard")
@@ -62,7 +62,7 @@ def plan_write(options: Options, schema: st.StructType) -> WriteJob:
     return job
 
 
-def _dictionary_columns(options: Options) -> list[str]:
+def _dictionary_columns(options: SparkOptions) -> list[str]:
     names = options.names("dictionary")
     if names == ["auto"]:
         raise UsageError(
@@ -89,8 +89,6 @@ class ShardWriter(Portable, ds.DataSourceArrowWriter):
 
     The driver creates it, and with it the staging folder of the job. `write` runs in every task.
     `commit` or `abort` runs once, on the driver.
-
-    `overwrite`: if not, it appends.
     """
 
     def __init__(self, job: WriteJob, overwrite: bool) -> None:
@@ -155,10 +153,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 class StreamShardWriter(Portable, ds.DataSourceStreamArrowWriter):
-    """Writes each micro-batch as a version. Spark pickles it for the tasks.
-
-    `job`: its identifier is not used.
-    """
+    """Writes each micro-batch as a version of its own job. Spark pickles it for the tasks."""
 
     def __init__(self, job: WriteJob, overwrite: bool) -> None:
         self._job = job
@@ -208,19 +203,14 @@ def _job_id(messages: Sequence[ds.WriterCommitMessage | None]) -> str | None:
 
 
 def find_existing(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the location of the dataset to write, if it exists.
+    """Return the location of the dataset to write, if it exists, under the key ``existing``.
 
-    ``existing``: the location; None if the dataset has no version, or has one of the same job,
-    which is not written twice. Raises `SplitArrowError` if an option is wrong, or the location
-    cannot be read.
+    It is None if the dataset has no version, or has one of the same job, which is not written
+    twice. Raises `SplitArrowError` if an option is wrong, or the location cannot be read.
     """
-    options = Options(values["options"], WRITE_OPTIONS)
+    options = SparkOptions(values["options"], WRITE_OPTIONS)
     store = VersionStore(options.require("path", "/data/flights"))
-    if store.load() is None:
-        return {"existing": None}
     job = options.text("job_id")
-    repeated = job is not None and any(
-        manifest is not None and manifest.job == job
-        for manifest in map(store.load, reversed(store.list_versions()))
-    )
-    return {"existing": None if repeated else store.location}
+    if store.load() is None or (job is not None and store.find_job(job) is not None):
+        return {"existing": None}
+    return {"existing": store.location}

@@ -8,10 +8,9 @@ A job publishes a version in three steps: it writes shards into a staging folder
 their final names, and creates the manifest. Only the last step makes the version visible, and
 only one writer can create the manifest of a given version. `VersionStore` is the entry point:
 
-- `staging` writes shards and moves them to their final names.
-- `commit` creates the manifest.
-- `manifest_store` reads versions.
-- `locks` and `retention` remove versions that no reader uses.
-- `layout` names the files, and `storage` reads and writes them.
-- `column_ranges` and `shard_pruning` skip shards that cannot match a filter.
+- `version_store` stages shards, commits, reads and prunes versions.
+- `manifest` describes a version, and `layout` names the files.
+- `locks` keep versions that are being read from being pruned.
+- `column_ranges` skips shards that cannot match a filter.
+- `storage` reads and writes files, in a local folder or an object store.
 """

@@ -18,8 +18,8 @@ class AtomicFile:
     before keeps it until then. `discard` removes it. As a context manager, the object commits
     on success and discards after an error. A process that dies leaves the temporary file.
 
-    `temporary`: By default, it begins with `TEMPORARY_PREFIX`. `overwrite`: Otherwise, of several
-    writers exactly one succeeds.
+    The temporary name begins with `TEMPORARY_PREFIX` unless it is given. Without `overwrite`,
+    exactly one of several writers succeeds.
 
     Examples
     --------

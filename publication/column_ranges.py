@@ -1,31 +1,38 @@
-"""The minimum and maximum of columns, as manifests carry them.
+"""The ranges of columns, as manifests carry them, and shard pruning by these ranges.
 
-A range is exact or unknown, so a reader may skip a shard whose range excludes its filter. Ranges
-are known for integers, floats, text, dates, timestamps and decimals, and for dictionaries of
-these. A column with a NaN has an unknown range, because NaN has no order.
+A range is the exact minimum and maximum of a column, or unknown, so a reader may skip a shard whose
+range excludes its filter. Ranges are known for integers, floats, text, dates, timestamps and
+decimals, and for dictionaries of these. A column with a NaN has an unknown range, because NaN has
+no order. A geospatial column has a bounding box instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..formats.parquet.geo.boxes import BoxTracker
-from ..formats.parquet.geo.conditions import find_edges
+from ..formats.parquet.geo.boxes import Box, BoxTracker
+from ..formats.parquet.geo.conditions import BoxCondition, find_edges, may_match
 from ..formats.parquet.geo.crs import is_geospatial
 from ..formats.parquet.variant.arrow_fields import list_described_fields
 from ..formats.parquet.variant_columns import find_field
-from .manifest import MAX_BOUND_CHARACTERS, MAX_EXACT_INTEGER, ColumnRange, RangeValue
+from .manifest import (
+    MAX_BOUND_CHARACTERS,
+    MAX_EXACT_INTEGER,
+    ColumnRange,
+    RangeValue,
+    ShardEntry,
+)
 
 
 class RangeTracker:
     """Computes the ranges of the columns of a shard, one batch at a time.
 
-    `schema`: Columns whose name is not unique get no range. The typed fields of Variants that it
+    Columns whose name is not unique get no range. The typed fields of Variants that the schema
     describes get ranges, too.
 
     Examples
@@ -46,16 +53,14 @@ class RangeTracker:
         self._bounds: dict[int, list[pa.Scalar[Any]]] = {
             index: [] for index in self._columns if has_range(schema.field(index).type)
         }
-
-        fields = [
+        self._fields = [
             each
             for each in list_described_fields(schema).values()
             if each.data_type is not None and has_range(each.data_type)
         ]
-        self._fields = fields
         self._field_ranges: RangeTracker | None = None
-        if fields:
-            self._field_ranges = RangeTracker(pa.schema([each.field for each in fields]))
+        if self._fields:
+            self._field_ranges = RangeTracker(pa.schema([each.field for each in self._fields]))
         self._boxes = {
             index: BoxTracker(find_edges(schema.field(index)))
             for index in self._columns
@@ -107,14 +112,6 @@ class RangeTracker:
         if box is None or not box.is_valid(geographic=False):
             return None
         return box.xmin, box.ymin, box.xmax, box.ymax
-
-
-def compute_ranges(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, ColumnRange]:
-    """Return the ranges of the columns of some batches. See `RangeTracker`."""
-    tracker = RangeTracker(schema)
-    for batch in batches:
-        tracker.add(batch)
-    return tracker.ranges()
 
 
 def has_range(data_type: pa.DataType) -> bool:
@@ -199,3 +196,79 @@ def _find_bounds(column: Any) -> list[pa.Scalar[Any]] | None:
 def _compute_bounds(values: Any) -> list[pa.Scalar[Any]]:
     bounds: Any = pc.min_max(values)
     return [bounds["min"], bounds["max"]]
+
+
+def prune_shards(
+    shards: Sequence[ShardEntry],
+    schema: pa.Schema,
+    expression: Any,
+    columns: Mapping[int, int],
+    types: Sequence[Any],
+) -> list[ShardEntry]:
+    """Return the shards in which a filter may match, in order.
+
+    Arrow's dataset scanner evaluates the filter: each shard becomes a fragment whose partition
+    expression states the ranges of its columns. No file is opened. `expression` refers to columns
+    by field number.
+    """
+    import pyarrow.dataset as ds  # takes a third of a second
+    from pyarrow.fs import LocalFileSystem
+
+    # The expression refers to fields by number, so the names only have to be unique.
+    fields = pa.schema([(str(number), data_type) for number, data_type in enumerate(types)])
+    try:
+        dataset: Any = ds.FileSystemDataset.from_paths(
+            [str(index) for index in range(len(shards))],
+            schema=fields,
+            format=ds.IpcFileFormat(),
+            filesystem=LocalFileSystem(),
+            partitions=[_state_ranges(shard, schema, columns, types) for shard in shards],
+        )
+        fragments = list(dataset.get_fragments(filter=expression))
+    except (pa.ArrowException, ValueError, TypeError):
+        return list(shards)  # Arrow cannot compare this expression with ranges
+    matching = {int(fragment.path) for fragment in fragments}
+    return [shard for index, shard in enumerate(shards) if index in matching]
+
+
+def prune_by_boxes(
+    shards: Sequence[ShardEntry], conditions: Sequence[BoxCondition], geographies: frozenset[str]
+) -> list[ShardEntry]:
+    """Return the shards whose boxes allow rows that fulfill all conditions, in order."""
+    kept: list[ShardEntry] = []
+    for shard in shards:
+        boxes = {
+            name: (Box(*column.box), name in geographies)
+            for name, column in shard.columns.items()
+            if column.box is not None
+        }
+        if may_match(conditions, boxes):
+            kept.append(shard)
+    return kept
+
+
+def _state_ranges(
+    shard: ShardEntry, schema: pa.Schema, columns: Mapping[int, int], types: Sequence[Any]
+) -> Any:
+    """Return an expression that is true for every row of a shard."""
+    statement: Any = pc.scalar(True)
+    for number, index in columns.items():
+        field = schema.field(index)
+        column = shard.columns.get(field.name)
+        data_type: Any = field.type
+        if isinstance(data_type, pa.DictionaryType):
+            data_type = data_type.value_type
+        if column is None or not data_type.equals(types[number]):
+            continue
+        minimum: Any = decode_bound(column.minimum, data_type)
+        maximum: Any = decode_bound(column.maximum, data_type)
+        if minimum is None or maximum is None:
+            continue
+        value: Any = pc.field(number)
+        above: Any = value >= pc.scalar(minimum)
+        below: Any = value <= pc.scalar(maximum)
+        if column.nulls:
+            # Arrow understands a comparison or a null, but not a range or a null.
+            above, below = above | value.is_null(), below | value.is_null()
+        statement = statement & above & below
+    return statement

@@ -24,10 +24,7 @@ from .storage import Storage
 
 
 class VersionLock:
-    """A shared lock on one version. It keeps the version from being pruned until its release.
-
-    `unlock`: called once, on the first release.
-    """
+    """A shared lock on one version, which keeps it from being pruned until the release."""
 
     def __init__(self, unlock: Callable[[], object]) -> None:
         self._unlock: Callable[[], object] | None = unlock

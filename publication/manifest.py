@@ -330,8 +330,8 @@ def encode_ranges(
 
 
 def _encode_column(column: ColumnRange) -> dict[str, Any]:
-    fields: dict[str, Any] = {"min": column.minimum, "max": column.maximum, "nulls": column.nulls}
-    fields["box"] = column.box
+    bounds = {"min": column.minimum, "max": column.maximum}
+    fields = {**bounds, "nulls": column.nulls, "box": column.box}
     return {key: value for key, value in fields.items() if value is not None}
 
 

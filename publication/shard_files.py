@@ -66,10 +66,9 @@ def hash_file(path: Path) -> str:
 
 
 def check_shard_length(shard: ShardEntry, nbytes: int, location: str) -> None:
-    """Check the length of a shard's file.
+    """Check the length of a shard's file in bytes.
 
-    `nbytes` is the length of the file in bytes. Raises `DatasetError` if the manifest gives another
-    length.
+    Raises `DatasetError` if the manifest gives another length.
     """
     if nbytes != shard.nbytes:
         raise DatasetError(

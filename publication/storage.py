@@ -150,9 +150,9 @@ _STORES: Mapping[str, _Store] = {
 
 
 def check_credentials(location: str, environ: Mapping[str, str]) -> None:
-    """Raise if the environment has no credentials for an object store.
+    """Raise `UsageError` if the environment has no credentials for an object store.
 
-    Raises `UsageError` if there are none. The error names the variables.
+    The error names the variables.
 
     Examples
     --------
@@ -297,8 +297,8 @@ _T = TypeVar("_T")
 class ObjectStorage:
     """A prefix in an object store. See `Storage`.
 
-    Raises `MissingExtraError` if the extra ``object-store`` is not installed. Raises `UsageError`
-    if the URL has no bucket, or there are no credentials for the store.
+    Raises `MissingExtraError` if the extra ``object-store`` is not installed, and `UsageError` if
+    the URL has no bucket, or there are no credentials for the store.
     """
 
     def __init__(self, location: str) -> None:
@@ -337,10 +337,9 @@ class ObjectStorage:
         return self._get(name, lambda: _describe(self._api.head(self._store, name)))
 
     def read_range(self, entry: StoredObject, begin: int, end: int) -> bytes:
-        """Return a part of an object, in exactly the state that `entry` describes.
+        """Return the bytes from `begin` to before `end`, in exactly the state of `entry`.
 
-        `begin`, `end`: the first byte, and the one after the last. The object has them all. Raises
-        `DatasetError` if the object was replaced or deleted, or cannot be read.
+        Raises `DatasetError` if the object was replaced or deleted, or cannot be read.
         """
         options = {"range": (begin, end), "if_match": entry.etag}
         with self._map_errors(entry.name):
@@ -455,8 +454,8 @@ def is_object_url(location: str) -> bool:
 def open_storage(location: str | os.PathLike[str]) -> Storage:
     """Return the storage at a location. Nothing is read or created yet.
 
-    Raises `UsageError` if the URL is incomplete or has another scheme. Raises `MissingExtraError`
-    if the URL names an object store, and the extra ``object-store`` is not installed.
+    Raises `UsageError` if the URL is incomplete or has another scheme, and `MissingExtraError` if
+    it names an object store, and the extra ``object-store`` is not installed.
     """
     text = os.fspath(location)
     scheme, separator, _ = text.partition("://")

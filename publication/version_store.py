@@ -1,15 +1,26 @@
 """The versions of a published dataset: staging shards, committing, reading and pruning versions.
 
-`commit_version` moves the shards of a job to their final names and creates the manifest of the
-next version. `prune_versions` removes old versions, and the shards that no other version names.
+A shard goes through three states::
+
+    _splitarrow/staging/JOB/.tmp-…      incomplete: the file is being written
+    _splitarrow/staging/JOB/NAME-HASH   staged: the file is complete
+    data/JOB/NAME-HASH                  promoted: the file has the path in its manifest entry
+
+A commit promotes the shards of a job and creates the manifest of the next version. A job that fails
+leaves files in any of these states, and no reader sees them. If the job runs again, it stages the
+same names and promotes them. `VersionStore.discard` removes them. Each step can be repeated, and
+several processes may take it at the same time, because a shard's name contains the hash of its
+contents.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import BufferedReader
@@ -19,161 +30,23 @@ import pyarrow as pa
 
 from ..errors import DatasetError, UsageError
 from ..formats.arrow.schema import describe_difference
-from .layout import PRUNED, VERSIONS, check_name, format_manifest_name, parse_manifest_name
+from .atomic_files import new_temporary_name
+from .layout import (
+    PRUNED,
+    VERSIONS,
+    check_name,
+    format_data_folder,
+    format_manifest_name,
+    format_shard_name,
+    format_staging_folder,
+    parse_manifest_name,
+)
 from .locks import VersionLock, VersionLocks
 from .manifest import UNSET, Manifest, ShardEntry, decode_manifest, encode_manifest
-from .shard_files import check_shard_length
-from .staging import StagingArea
+from .shard_files import check_shard_length, inspect_shard_file, write_shard_file
 from .storage import Storage, open_storage
 
-
-class ManifestStore:
-    """The manifests of one dataset. Safe to use from several threads and processes.
-
-    Every method raises `DatasetError` if the storage cannot be read or written.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        """The storage of the dataset."""
-
-    def list_versions(self) -> list[int]:
-        """Return the numbers of the existing versions in ascending order."""
-        versions = (
-            parse_manifest_name(entry.name) for entry in self.storage.list_objects(VERSIONS)
-        )
-        return sorted(version for version in versions if version is not None)
-
-    def load(self, version: int) -> Manifest | None:
-        """Return the manifest of a version; None if the version does not exist.
-
-        Raises `DatasetError` if the manifest is malformed, or is that of another version.
-        """
-        name = format_manifest_name(version)
-        data = self.storage.read(name)
-        if data is None:
-            return None
-        label = f"{self.storage.location}/{name}"
-        manifest = decode_manifest(data, label)
-        if manifest.version != version:
-            raise DatasetError(
-                f"{label} is not a valid manifest: version is {manifest.version}; "
-                f"expected {version}"
-            )
-        return manifest
-
-    def load_current(self) -> Manifest | None:
-        """Return the manifest of the current version; None if there is no version."""
-        while versions := self.list_versions():
-            manifest = self.load(versions[-1])
-            if manifest is not None:  # not pruned since the versions were listed
-                return manifest
-        return None
-
-    def create(self, manifest: Manifest) -> bool:
-        """Create the manifest of a new version."""
-        name = format_manifest_name(manifest.version)
-        return self.storage.create(name, encode_manifest(manifest))
-
-    def find_job(self, job: str, after: int = 0) -> tuple[int, Manifest | None]:
-        """Find the version that a job committed."""
-        highest = after
-        for version in self.list_versions():
-            if version > after:
-                highest = version
-                data = self.storage.read(format_manifest_name(version))
-                if data is not None and job.encode() in data:
-                    manifest = self.load(version)
-                    if manifest is not None and manifest.job == job:
-                        return version, manifest
-        return highest, None
-
-
-def prune_versions(
-    manifests: ManifestStore, locks: VersionLocks, keep: int, protected: Collection[int]
-) -> list[int]:
-    """Remove old versions that no reader uses; see `VersionStore.prune`."""
-    removed: list[int] = []
-    storage = manifests.storage
-    for version in manifests.list_versions()[:-keep]:
-        if version in protected:
-            continue
-        name = format_manifest_name(version)
-        with locks.try_lock_exclusively(name) as locked:
-            if locked and storage.get_size(name) is not None:
-                storage.move(name, f"{PRUNED}/{version:08d}.json")
-                removed.append(version)
-    _delete_unreferenced_shards(manifests)
-    return removed
-
-
-def _delete_unreferenced_shards(manifests: ManifestStore) -> None:
-    """Delete the shards that only pruned manifests name, and then these manifests."""
-    storage = manifests.storage
-    pruned = storage.list_objects(PRUNED)
-    if not pruned:
-        return
-    referenced: set[str] = set()
-    for version in manifests.list_versions():
-        manifest = manifests.load(version)
-        referenced.update(shard.path for shard in (manifest.shards if manifest else ()))
-    for entry in pruned:
-        data = storage.read(entry.name)
-        if data is not None:
-            manifest = decode_manifest(data, f"{storage.location}/{entry.name}")
-            storage.delete(s.path for s in manifest.shards if s.path not in referenced)
-        storage.delete([entry.name])
-
-
-def commit_version(
-    manifests: ManifestStore, staging: StagingArea, new: Manifest, *, append: bool
-) -> Manifest:
-    """Commit a job; see `VersionStore.commit`.
-
-    `new` is the manifest for an empty dataset: version 1 with the shards of the job. `append`
-    states whether the new version also has the shards of the current one, before its own.
-    """
-    highest, committed = manifests.find_job(new.job)
-    if committed is None:
-        staging.promote_shards(new.job, new.shards)
-    while committed is None:
-        highest, committed = manifests.find_job(new.job, after=highest)
-        if committed is None:
-            committed = _try_create(manifests, highest, new, append=append)
-    staging.discard_staged(new.job)
-    return committed
-
-
-def _try_create(
-    manifests: ManifestStore, highest: int, new: Manifest, *, append: bool
-) -> Manifest | None:
-    """Create the version after `highest`; return None if another writer was faster."""
-    base = manifests.load(highest) if highest else None
-    if highest and base is None:
-        return None  # pruned meanwhile, so a higher version exists
-    manifest = _build_on(base, new, append=append)
-    return manifest if manifests.create(manifest) else None
-
-
-def _build_on(base: Manifest | None, new: Manifest, *, append: bool) -> Manifest:
-    """Return the manifest of the version after `base`."""
-    if base is None:
-        return new
-    if not append:
-        return replace(new, version=base.version + 1)
-    difference = describe_difference(base.schema, new.schema)
-    if difference is not None:
-        raise DatasetError(
-            f"cannot append: the schema differs from that of version {base.version}: {difference}"
-        )
-    shifted = [replace(shard, ordinal=shard.ordinal + base.shards_total) for shard in new.shards]
-    return replace(
-        new,
-        version=base.version + 1,
-        schema=base.schema,
-        shards=(*base.shards, *shifted),
-        shards_total=base.shards_total + new.shards_total,
-    )
+_PROMOTION_THREADS = 16
 
 
 class VersionStore:
@@ -211,8 +84,6 @@ class VersionStore:
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.storage: Storage = open_storage(location)
         """The storage of the dataset."""
-        self._manifests = ManifestStore(self.storage)
-        self._staging = StagingArea(self.storage)
         self._locks = VersionLocks(self.storage)
 
     @property
@@ -222,7 +93,10 @@ class VersionStore:
 
     def list_versions(self) -> list[int]:
         """Return the numbers of the existing versions in ascending order."""
-        return self._manifests.list_versions()
+        versions = (
+            parse_manifest_name(entry.name) for entry in self.storage.list_objects(VERSIONS)
+        )
+        return sorted(version for version in versions if version is not None)
 
     def load(self, version: int | None = None) -> Manifest | None:
         """Return the manifest of a version.
@@ -242,9 +116,17 @@ class VersionStore:
         DatasetError
             If the manifest is malformed.
         """
-        if version is None:
-            return self._manifests.load_current()
-        return self._manifests.load(version)
+        if version is not None:
+            return self._load(version)
+        while versions := self.list_versions():
+            manifest = self._load(versions[-1])
+            if manifest is not None:  # not pruned since the versions were listed
+                return manifest
+        return None
+
+    def find_job(self, job: str) -> Manifest | None:
+        """Return the manifest of the version that a job committed; None if it committed none."""
+        return self._find_job(job)[1]
 
     def staging_location(self, job: str) -> str:
         """Return the folder that the tasks of a job may write to: a path or a URL.
@@ -254,7 +136,7 @@ class VersionStore:
         UsageError
             If `job` is not a valid name.
         """
-        return self._staging.location(job)
+        return f"{self.location}/{format_staging_folder(check_name(job, 'job'))}"
 
     def create_staging(self, job: str) -> None:
         """Create the staging folder of a job; in an object store, do nothing.
@@ -266,11 +148,21 @@ class VersionStore:
         UsageError
             If `job` is not a valid name.
         """
-        self._staging.create_folder(job)
+        check_name(job, "job")
+        folder = self.storage.folder
+        if folder is not None:
+            path = folder / format_staging_folder(job)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DatasetError(f"{path}: {error.strerror}") from None
 
     def discard_empty_staging(self, job: str) -> None:
         """Remove the staging folder of a job if it is empty."""
-        self._staging.discard_empty_folder(job)
+        check_name(job, "job")
+        if self.storage.folder is not None:
+            with suppress(OSError):  # it is not empty
+                (self.storage.folder / format_staging_folder(job)).rmdir()
 
     def write_shard(
         self,
@@ -310,7 +202,11 @@ class VersionStore:
         UsageError
             If `job` or `name` is not a valid name.
         """
-        return self._staging.write_shard(job, name, schema, batches, ordinal, options)
+        check_name(name, "shard")
+        self.create_staging(job)
+        with self._temporary_file(job) as path:
+            entry = write_shard_file(path, schema, batches, options)
+            return self._stage(job, name, path, replace(entry, ordinal=ordinal))
 
     def stage_file(
         self, job: str, name: str, path: Path, *, ordinal: int = UNSET
@@ -338,7 +234,10 @@ class VersionStore:
         UsageError
             If `job` or `name` is not a valid name.
         """
-        return self._staging.stage_file(job, name, path, ordinal)
+        check_name(name, "shard")
+        check_name(job, "job")
+        schema, entry = inspect_shard_file(path)
+        return schema, self._stage(job, name, path, replace(entry, ordinal=ordinal))
 
     def promote_shard(self, job: str, shard: ShardEntry) -> None:
         """Move a staged shard to its final path, as `commit` does with each shard.
@@ -346,9 +245,22 @@ class VersionStore:
         Raises
         ------
         DatasetError
-            If the shard was not staged.
+            If the shard is neither staged nor promoted.
         """
-        self._staging.promote_shard(job, shard)
+        staged = f"{format_staging_folder(job)}/{shard.path.rpartition('/')[2]}"
+        if self._is_promoted(shard):
+            return
+        try:
+            if self.storage.get_size(staged) == shard.nbytes:
+                self.storage.move(staged, shard.path)
+                return
+        except DatasetError:
+            if not self._is_promoted(shard):
+                raise
+        if not self._is_promoted(shard):  # another process may have promoted it meanwhile
+            raise DatasetError(
+                f"{self.location}: the shard {shard.path} of the job {job} was not staged"
+            )
 
     def commit(
         self,
@@ -398,14 +310,22 @@ class VersionStore:
         total = UNSET if shards_total is None else shards_total
         created = datetime.now(UTC)
         new = Manifest(1, created, job, schema, tuple(shards), properties or {}, snapshot, total)
-        return commit_version(self._manifests, self._staging, new, append=append)
+        highest, committed = self._find_job(job)
+        if committed is None:
+            self._promote_shards(job, new.shards)
+        while committed is None:
+            highest, committed = self._find_job(job, after=highest)
+            if committed is None:
+                committed = self._create_version(highest, new, append=append)
+        self._delete_folder(format_staging_folder(job))
+        return committed
 
     def discard(self, job: str) -> None:
         """Remove the staged shards of a job, and all its shards if it committed no version."""
         check_name(job, "job")
-        if self._manifests.find_job(job)[1] is None:
-            self._staging.discard_promoted(job)
-        self._staging.discard_staged(job)
+        if self.find_job(job) is None:
+            self._delete_folder(format_data_folder(job))
+        self._delete_folder(format_staging_folder(job))
 
     @contextmanager
     def open_shard(self, shard: ShardEntry) -> Generator[BufferedReader]:
@@ -473,4 +393,132 @@ class VersionStore:
         """
         if keep < 1:
             raise UsageError(f"keep is {keep}; at least one version must be kept")
-        return prune_versions(self._manifests, self._locks, keep, protected)
+        removed: list[int] = []
+        for version in self.list_versions()[:-keep]:
+            if version in protected:
+                continue
+            name = format_manifest_name(version)
+            with self._locks.try_lock_exclusively(name) as locked:
+                if locked and self.storage.get_size(name) is not None:
+                    self.storage.move(name, f"{PRUNED}/{version:08d}.json")
+                    removed.append(version)
+        self._delete_unreferenced_shards()
+        return removed
+
+    def _load(self, version: int) -> Manifest | None:
+        name = format_manifest_name(version)
+        data = self.storage.read(name)
+        if data is None:
+            return None
+        label = f"{self.location}/{name}"
+        manifest = decode_manifest(data, label)
+        if manifest.version != version:
+            raise DatasetError(
+                f"{label} is not a valid manifest: version is {manifest.version}; "
+                f"expected {version}"
+            )
+        return manifest
+
+    def _find_job(self, job: str, after: int = 0) -> tuple[int, Manifest | None]:
+        """Return the version that a job committed; otherwise the highest version, and None.
+
+        Versions up to `after` are not read.
+        """
+        versions = [version for version in self.list_versions() if version > after]
+        for version in reversed(versions):
+            data = self.storage.read(format_manifest_name(version))
+            if data is not None and job.encode() in data:
+                manifest = self._load(version)
+                if manifest is not None and manifest.job == job:
+                    return version, manifest
+        return max(versions, default=after), None
+
+    def _create_version(self, highest: int, new: Manifest, *, append: bool) -> Manifest | None:
+        """Create the version after `highest`; return None if another writer was faster."""
+        base = self._load(highest) if highest else None
+        if highest and base is None:
+            return None  # pruned meanwhile, so a higher version exists
+        manifest = _build_on(base, new, append=append)
+        name = format_manifest_name(manifest.version)
+        return manifest if self.storage.create(name, encode_manifest(manifest)) else None
+
+    def _promote_shards(self, job: str, shards: Collection[ShardEntry]) -> None:
+        """Promote all shards of a job, and make their names durable."""
+        with ThreadPoolExecutor(_PROMOTION_THREADS) as threads:
+            for _ in threads.map(lambda shard: self.promote_shard(job, shard), shards):
+                pass
+        self.storage.flush(shard.path.rpartition("/")[0] for shard in shards)
+
+    def _is_promoted(self, shard: ShardEntry) -> bool:
+        # The name contains the hash of the contents, so the length proves a complete file.
+        return self.storage.get_size(shard.path) == shard.nbytes
+
+    @contextmanager
+    def _temporary_file(self, job: str) -> Generator[Path]:
+        """Yield the path of a new local file, on the file system of the dataset if possible."""
+        if self.storage.folder is None:
+            with tempfile.TemporaryDirectory() as scratch:
+                yield Path(scratch, "shard")
+            return
+        path = self.storage.folder / format_staging_folder(job) / new_temporary_name()
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _stage(self, job: str, name: str, path: Path, entry: ShardEntry) -> ShardEntry:
+        file_name = format_shard_name(name, entry.sha256)
+        self.storage.put(f"{format_staging_folder(job)}/{file_name}", path)
+        return replace(entry, path=f"{format_data_folder(job)}/{file_name}")
+
+    def _delete_folder(self, folder: str) -> None:
+        if self.storage.folder is None:
+            self.storage.delete([entry.name for entry in self.storage.list_objects(folder)])
+            return
+        # A task that still runs cannot create files in a folder that has another name.
+        path = self.storage.folder / folder
+        removed = path.with_name(new_temporary_name())
+        try:
+            path.rename(removed)
+            shutil.rmtree(removed)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DatasetError(f"{path}: {error.strerror}") from None
+
+    def _delete_unreferenced_shards(self) -> None:
+        """Delete the shards that only pruned manifests name, and then these manifests."""
+        pruned = self.storage.list_objects(PRUNED)
+        if not pruned:
+            return
+        referenced: set[str] = set()
+        for version in self.list_versions():
+            manifest = self._load(version)
+            referenced.update(shard.path for shard in (manifest.shards if manifest else ()))
+        for entry in pruned:
+            data = self.storage.read(entry.name)
+            if data is not None:
+                manifest = decode_manifest(data, f"{self.location}/{entry.name}")
+                self.storage.delete(s.path for s in manifest.shards if s.path not in referenced)
+            self.storage.delete([entry.name])
+
+
+def _build_on(base: Manifest | None, new: Manifest, *, append: bool) -> Manifest:
+    """Return the manifest of the version after `base`."""
+    if base is None:
+        return new
+    if not append:
+        return replace(new, version=base.version + 1)
+    difference = describe_difference(base.schema, new.schema)
+    if difference is not None:
+        raise DatasetError(
+            f"cannot append: the schema differs from that of version {base.version}: {difference}"
+        )
+    shifted = [replace(shard, ordinal=shard.ordinal + base.shards_total) for shard in new.shards]
+    return replace(
+        new,
+        version=base.version + 1,
+        schema=base.schema,
+        shards=(*base.shards, *shifted),
+        shards_total=base.shards_total + new.shards_total,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,18 +11,20 @@ import pyarrow as pa
 
 from .conversions import (
     Convert,
-    ReadOptions,
+    ParquetOptions,
+    PlannedField,
     check_nulls,
-    convert_int96,
-    convert_intervals,
     convert_list,
     convert_map,
     convert_struct,
     drop_duplicate_keys,
     entries_to_maps,
+    is_list,
     keeps_annotation,
+    replace_element,
 )
 from .geo.crs import extension_metadata
+from .int96_interval import convert_int96, convert_intervals
 from .logical_types import Kind
 from .schema import INTERVAL_BYTES, Node, Physical, is_list_of_entries, list_element, map_entries
 from .variant.arrow_fields import VariantField, describe_fields
@@ -35,6 +37,9 @@ PHYSICAL_TYPE = b"PARQUET:physical_type"
 ADJUSTED_TO_UTC = b"PARQUET:isAdjustedToUTC"
 """The key in field metadata of a TIME or TIMESTAMP: ``true`` or ``false``."""
 _MARKED = (Kind.ENUM, Kind.BSON, Kind.INTERVAL, Kind.FUTURE)
+
+KeyValues = Mapping[bytes, bytes]
+"""The key-value metadata of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,12 @@ class Columns:
     """The indices of the column chunks whose statistics must not be given to pyarrow."""
 
     def convert(
-        self, batch: pa.RecordBatch, *, by_name: bool, options: ReadOptions
+        self, batch: pa.RecordBatch, *, by_name: bool, options: ParquetOptions
     ) -> pa.RecordBatch:
         """Return a batch with the types and the metadata that readers get.
 
-        `by_name`: Otherwise it has all. Raises `InvalidDataError` if a value cannot be converted.
+        A batch has all columns, or, `by_name`, some of them. Raises `InvalidDataError` if a value
+        cannot be converted.
         """
         indices = range(len(self.schema))
         if by_name:
@@ -79,7 +85,7 @@ class Columns:
 def plan_columns(
     root: Node,
     schema: pa.Schema,
-    key_values: Mapping[bytes, bytes],
+    key_values: KeyValues,
     malformed_statistics: frozenset[int] = frozenset(),
 ) -> Columns:
     """Return the columns of a file."""
@@ -120,29 +126,22 @@ def _has_order(node: Node) -> bool:
     return node.kind not in kinds and keeps_annotation(node)
 
 
-def _plan(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     """Return the field of a node, and the conversion of its arrays."""
     data_type: Any = column.type
-    if node.is_repeated and _is_list(data_type):
+    if node.is_repeated and is_list(data_type):
         element, convert = _plan_value(node, data_type.value_field, key_values)
         return _wrap_list(column, element, convert)
     return _plan_value(node, column, key_values)
 
 
-def _plan_value(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_value(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     """Plan a node that is not repeated, or one value of a repeated one."""
     data_type: Any = column.type
     if node.physical is not None:
         return _plan_leaf(node, column, key_values)
-    if node.kind is Kind.LIST and _is_list(data_type):
-        child = list_element(node)
-        plan = _plan_value if child.is_repeated else _plan
-        element, convert = plan(child, data_type.value_field, key_values)
-        return _wrap_list(column, element, convert)
+    if node.kind is Kind.LIST and is_list(data_type):
+        return _plan_list(node, column, key_values)
     if node.kind is Kind.MAP and not node.is_repeated:
         return _plan_map(node, column, key_values)
     if isinstance(data_type, pa.StructType) and data_type.num_fields == len(node.children):
@@ -152,9 +151,14 @@ def _plan_value(
     return column, None
 
 
-def _plan_struct(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_list(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
+    data_type: Any = column.type
+    child = list_element(node)
+    plan = _plan_value if child.is_repeated else _plan
+    return _wrap_list(column, *plan(child, data_type.value_field, key_values))
+
+
+def _plan_struct(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     plans = [
         _plan(child, data_type.field(index), key_values)
@@ -169,20 +173,13 @@ def _plan_struct(
     return marked, partial(convert_struct, new_type, converts)
 
 
-def _plan_map(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_map(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
     entries = map_entries(node)
     if len(entries.children) == 1:  # a set of keys, which pyarrow reads as a list
-        if not _is_list(data_type):
-            return column, None
-        child = list_element(node)
-        plan = _plan_value if child.is_repeated else _plan
-        element, convert = plan(child, data_type.value_field, key_values)
-        return _wrap_list(column, element, convert)
-    is_list = is_list_of_entries(node) and _is_list(data_type)
-    if not is_list and not isinstance(data_type, pa.MapType):
+        return _plan_list(node, column, key_values) if is_list(data_type) else (column, None)
+    as_list = is_list_of_entries(node) and is_list(data_type)
+    if not as_list and not isinstance(data_type, pa.MapType):
         return column, None
     old_key, old_item = _entry_fields(data_type)
     key, convert_key = _plan(entries.children[0], old_key, key_values)
@@ -190,12 +187,12 @@ def _plan_map(
     new_type = _map_type(key, item)
     path = node.path
 
-    def convert_maps(array: Any, options: ReadOptions) -> Any:
-        if is_list:
+    def convert_maps(array: Any, options: ParquetOptions) -> Any:
+        if as_list:
             array = entries_to_maps(array, path, _map_type(old_key, old_item))
         if convert_key is not None or convert_item is not None:
             array = convert_map(new_type, convert_key, convert_item, array, options)
-        return drop_duplicate_keys(array, path, options)
+        return drop_duplicate_keys(array, options)
 
     return column.with_type(new_type), convert_maps
 
@@ -212,11 +209,8 @@ def _map_type(key: Any, item: Any) -> Any:
     return make_map(key.with_nullable(False).with_name("key"), item.with_name("value"))
 
 
-def _plan_leaf(
-    node: Node, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
-) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_leaf(node: Node, column: pa.Field[Any], key_values: KeyValues) -> PlannedField:
     data_type: Any = column.type
-    path = node.path
     if node.kind in (Kind.GEOMETRY, Kind.GEOGRAPHY):
         assert node.logical is not None
         if isinstance(data_type, pa.BaseExtensionType):
@@ -224,13 +218,13 @@ def _plan_leaf(
         return _with_metadata(column, extension_metadata(node.logical, key_values)), None
     column = _with_metadata(column, _marks(node))
     if node.physical is Physical.INT96 and _is_fixed(data_type):
-        convert = partial(_convert_leaf, convert_int96, path)
+        convert = partial(convert_int96, node.path)
         return column.with_type(pa.timestamp("us")), convert
     if node.kind is Kind.INTERVAL and _is_fixed(data_type):
-        convert = partial(_convert_leaf, convert_intervals, path)
+        convert = partial(convert_intervals, node.path)
         return column.with_type(pa.month_day_nano_interval()), convert
     if node.kind is Kind.UNKNOWN:
-        return column.with_type(pa.null()), partial(_convert_leaf, check_nulls, path)
+        return column.with_type(pa.null()), partial(check_nulls, node.path)
     return column, None
 
 
@@ -258,29 +252,13 @@ def _with_metadata(column: pa.Field[Any], added: Mapping[bytes, bytes]) -> pa.Fi
     return column.with_metadata({**former, **added})
 
 
-def _is_list(data_type: Any) -> bool:
-    return isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-
-
 def _is_fixed(data_type: Any) -> bool:
     return data_type == pa.binary(INTERVAL_BYTES)
 
 
 def _wrap_list(
     column: pa.Field[Any], element: pa.Field[Any], convert: Convert | None
-) -> tuple[pa.Field[Any], Convert | None]:
-    data_type: Any = column.type
-    if isinstance(data_type, pa.FixedSizeListType):
-        new_type: Any = pa.list_(element, data_type.list_size)
-    elif isinstance(data_type, pa.LargeListType):
-        new_type = pa.large_list(element)
-    else:
-        new_type = pa.list_(element)
+) -> PlannedField:
+    new_type = replace_element(column.type, element)
     planned = column.with_type(new_type)
     return planned, None if convert is None else partial(convert_list, new_type, convert)
-
-
-def _convert_leaf(
-    convert: Callable[[Any, str, ReadOptions], Any], path: str, array: Any, options: ReadOptions
-) -> Any:
-    return convert(array, path, options)

@@ -1,8 +1,8 @@
 """Corrections of what pyarrow reads wrongly or refuses: schemas, and the arrays of their columns.
 
 A corrected schema describes the same bytes, and pyarrow reads a corrected column in its physical
-type. The conversions then give the arrays their real types, such as timestamps for INT96, also
-inside of lists, maps and structs.
+type. The conversions then give the arrays their real types, such as timestamps for INT96 (see
+`int96_interval`), also inside of lists, maps and structs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .footer import Footer
 from .logical_types import Converted, Kind, LogicalType
 from .schema import (
     CONVERTED,
-    INTERVAL_BYTES,
+    INT96_BYTES,
     LENGTH,
     LOGICAL,
     MAX_DECIMAL_DIGITS,
@@ -33,11 +33,9 @@ from .schema import (
 )
 from .thrift import Struct, Type, Value
 
-INT96_BYTES = 12
-
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ParquetOptions:
     """How to read values for which the specification leaves a choice."""
 
     int96: Literal["microseconds", "exact"] = "microseconds"
@@ -46,7 +44,7 @@ class ReadOptions:
     """Whether the last value of a key of a MAP wins, or all entries are kept."""
 
 
-DEFAULT_OPTIONS = ReadOptions()
+DEFAULT_OPTIONS = ParquetOptions()
 
 
 def correct_schema(footer: Footer) -> tuple[Struct, ...] | None:
@@ -84,9 +82,11 @@ def _correct(node: Node, element: Struct) -> Struct | None:
         return annotate(element, LogicalType(Kind.STRING))
     if kind is Kind.MAP:
         return _correct_map(node, element)
-    if LOGICAL in element and CONVERTED in element and _is_unknown(element):
-        return {number: value for number, value in element.items() if number != CONVERTED}
-    return None
+    if LOGICAL not in element or CONVERTED not in element:
+        return None
+    if element[CONVERTED].content in list(Converted):
+        return None
+    return {number: value for number, value in element.items() if number != CONVERTED}
 
 
 def _correct_map(node: Node, element: Struct) -> Struct | None:
@@ -100,81 +100,25 @@ def _correct_map(node: Node, element: Struct) -> Struct | None:
     return None
 
 
-def _is_unknown(element: Struct) -> bool:
-    """Return whether the ConvertedType beside a LogicalType has an unknown number."""
-    return element[CONVERTED].content not in list(Converted)
-
-
-_DAY_MICROSECONDS = 86_400_000_000
-_EPOCH_JULIAN_DAY = 2_440_588
-_MAX_DAYS = (1 << 63) // _DAY_MICROSECONDS
-_INT96 = np.dtype([("nanoseconds", "<i8"), ("day", "<i4")])
-_INTERVAL = np.dtype([("months", "<u4"), ("days", "<u4"), ("milliseconds", "<u4")])
-_MONTH_DAY_NANO = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
-_MAX_INT32 = (1 << 31) - 1
-
-
 def validity_buffer(array: Any) -> pa.Buffer | None:
     """Return the validity bitmap of an array from its first value on; None if no value is null."""
     if not array.null_count:
         return None
-    if not array.offset:
-        return array.buffers()[0]
-    return array.is_valid().buffers()[1]
+    return array.is_valid().buffers()[1] if array.offset else array.buffers()[0]
 
 
-def convert_int96(array: Any, path: str, options: ReadOptions) -> Any:
-    """Return the timestamps of an INT96 column, in microseconds.
-
-    Raises `InvalidDataError` if a timestamp does not fit in 64 bits, or has digits below a
-    microsecond.
-    """
-    values = fixed_values(array, INT96_BYTES, _INT96)
-    days = values["day"].astype(np.int64) - _EPOCH_JULIAN_DAY
-    times = values["nanoseconds"] // 1000
-    fits = (days > -_MAX_DAYS) & (days < _MAX_DAYS)
-    stamps = np.where(fits, days, 0) * _DAY_MICROSECONDS
-    with np.errstate(over="ignore"):
-        sums = stamps + times
-    fits &= (times >= 0) == (sums >= stamps)
-    _check_values(array, fits, path, "an INT96 timestamp outside of the years -290000 to 290000")
-    if options.int96 == "exact":
-        exact = values["nanoseconds"] % 1000 == 0
-        _check_values(array, exact, path, "an INT96 timestamp with digits below a microsecond")
-    return _build(pa.timestamp("us"), array, sums)
-
-
-def convert_intervals(array: Any, path: str, options: ReadOptions) -> Any:
-    """Return the values of an INTERVAL column as months, days and nanoseconds ("INTERVAL").
-
-    Parameters and errors are those of `convert_int96`. Arrow's months and days have 31 bits.
-    """
-    values = fixed_values(array, INTERVAL_BYTES, _INTERVAL)
-    fits = (values["months"] <= _MAX_INT32) & (values["days"] <= _MAX_INT32)
-    _check_values(array, fits, path, "an INTERVAL of more months or days than 31 bits hold")
-    intervals = np.empty(len(values), _MONTH_DAY_NANO)
-    intervals["months"] = values["months"]
-    intervals["days"] = values["days"]
-    intervals["nanoseconds"] = values["milliseconds"].astype(np.int64) * 1_000_000
-    return _build(pa.month_day_nano_interval(), array, intervals)
-
-
-def check_nulls(array: Any, path: str, options: ReadOptions) -> Any:
-    """Return an UNKNOWN column as a null array. Parameters are those of `convert_int96`.
-
-    Raises `InvalidDataError` if a value is not null ("UNKNOWN").
-    """
+def check_nulls(path: str, array: Any, _options: ParquetOptions) -> Any:
+    """Return an UNKNOWN column as a null array; raise `InvalidDataError` if a value is not null."""
     if array.null_count != len(array):
         raise InvalidDataError(f"the column {path!r} has values, but UNKNOWN allows only nulls")
     return pa.nulls(len(array))
 
 
-def drop_duplicate_keys(array: Any, path: str, options: ReadOptions) -> Any:
+def drop_duplicate_keys(array: Any, options: ParquetOptions) -> Any:
     """Return a map array in which the last value of each key wins ("Maps")."""
     if options.duplicate_keys == "keep" or not len(array):
         return array
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     if end - start < 2:
         return array
     keys = array.keys.slice(start, end - start)
@@ -196,8 +140,7 @@ def entries_to_maps(array: Any, path: str, data_type: pa.DataType) -> Any:
 
     Raises `InvalidDataError` if a key is null, which the specification forbids.
     """
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     entries = array.values.slice(start, end - start)
     keys = entries.field(0)
     if keys.null_count:
@@ -205,11 +148,16 @@ def entries_to_maps(array: Any, path: str, data_type: pa.DataType) -> Any:
     return rebuild_list(array, offsets - start, entries, data_type)
 
 
-def rebuild_list(array: Any, offsets: Any, values: Any, data_type: Any) -> Any:
-    """Return a list or map array with other values.
+def _find_offsets(array: Any) -> tuple[Any, int, int]:
+    """Return the offsets of a list or map array, the first of them and the last."""
+    offsets = np.asarray(array.offsets)
+    return offsets, int(offsets[0]), int(offsets[-1])
 
-    `offsets` is the offset of each list in `values`, and the end of the last. The first is 0.
-    `values`: Entries of a map are structs.
+
+def rebuild_list(array: Any, offsets: Any, values: Any, data_type: Any) -> Any:
+    """Return a list or map array with other values; the entries of a map are structs.
+
+    `offsets` has the offset of each list in `values`, from 0 on, and the end of the last.
     """
     if isinstance(data_type, pa.MapType):
         # The entries get the type, and the nullability, that the map expects.
@@ -248,27 +196,25 @@ def fixed_values(array: Any, width: int, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(data, np.uint8)[begin : begin + len(array) * width].view(dtype)
 
 
-def _build(data_type: pa.DataType, array: Any, values: Any) -> Any:
-    flat: Any = np.ascontiguousarray(values)
-    buffers = [validity_buffer(array), pa.py_buffer(flat)]
-    return pa.Array.from_buffers(data_type, len(array), buffers, array.null_count)
-
-
-def _check_values(array: Any, is_good: Any, path: str, problem: str) -> None:
-    if is_good.all():
-        return
-    bad = ~is_good
-    if array.null_count:
-        bad &= np.asarray(array.is_valid())
-    if bad.any():
-        raise InvalidDataError(f"the column {path!r} has {problem}")
-
-
-Convert = Callable[[Any, ReadOptions], Any]
+Convert = Callable[[Any, ParquetOptions], Any]
 """Converts an array."""
+PlannedField = tuple[Any, Convert | None]
+"""A field with the type that arrays get, and their conversion, if there is one."""
 
 
-def convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptions) -> Any:
+def is_list(data_type: Any) -> bool:
+    """Return whether a type is one of lists with offsets, or of lists of a fixed size."""
+    return isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+def replace_element(data_type: Any, element: pa.Field[Any]) -> Any:
+    """Return a list type of the same kind with another element."""
+    if isinstance(data_type, pa.FixedSizeListType):
+        return pa.list_(element, data_type.list_size)
+    return (pa.large_list if isinstance(data_type, pa.LargeListType) else pa.list_)(element)
+
+
+def convert_list(new_type: Any, convert: Convert, array: Any, options: ParquetOptions) -> Any:
     """Return a list array whose elements are converted."""
     if isinstance(new_type, pa.FixedSizeListType):
         size: int = new_type.list_size
@@ -277,18 +223,16 @@ def convert_list(new_type: Any, convert: Convert, array: Any, options: ReadOptio
         return pa.Array.from_buffers(
             new_type, len(array), buffers, array.null_count, children=[values]
         )
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     values = convert(array.values.slice(start, end - start), options)
     return rebuild_list(array, offsets - start, values, new_type)
 
 
 def convert_map(
-    new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ReadOptions
+    new_type: Any, key: Convert | None, item: Convert | None, array: Any, options: ParquetOptions
 ) -> Any:
     """Return a map array whose keys and values are converted."""
-    offsets = np.asarray(array.offsets)
-    start, end = int(offsets[0]), int(offsets[-1])
+    offsets, start, end = _find_offsets(array)
     keys = array.keys.slice(start, end - start)
     items = array.items.slice(start, end - start)
     keys = keys if key is None else key(keys, options)
@@ -298,7 +242,7 @@ def convert_map(
 
 
 def convert_struct(
-    new_type: Any, converts: list[Convert | None], array: Any, options: ReadOptions
+    new_type: Any, converts: list[Convert | None], array: Any, options: ParquetOptions
 ) -> Any:
     """Return a struct array whose fields are converted. None leaves a field unchanged."""
     children = [

@@ -31,10 +31,10 @@ _SCHEMA = 2
 
 
 def read_footer_size(tail: bytes, file_size: int) -> int:
-    """Return the size of the footer in bytes.
+    """Return the size of the footer in bytes; `file_size` is in bytes, too.
 
-    `file_size` is the size of the file in bytes. Raises `InvalidDataError` if the file does not end
-    as a Parquet file, or the footer is larger than the file.
+    Raises `InvalidDataError` if the file does not end as a Parquet file, or the footer is larger
+    than the file.
     """
     if len(tail) != TAIL_BYTES or tail[4:] != MAGIC:
         raise InvalidDataError(f"the file ends with {tail[4:]!r}; a Parquet file ends with 'PAR1'")
@@ -61,13 +61,13 @@ class Footer:
     def parse(cls, data: bytes) -> Footer:
         """Read the schema of a footer.
 
-        Raises `InvalidDataError` if the footer is malformed. The error names the place. Raises
-        `LimitError` if it is nested too deeply or has too many values.
+        Raises `InvalidDataError` if the footer is malformed, with the place, and `LimitError` if it
+        is nested too deeply or has too many values.
         """
         reader = CompactReader(data)
         for number, kind in reader.fields():
             if number != _SCHEMA:
-                reader.skip_value(kind, 1)
+                reader.read_value(kind, 1)
                 continue
             start = reader.position
             if kind is not Type.LIST:
@@ -114,9 +114,8 @@ _STRUCT, _LIST, _BINARY = int(Type.STRUCT), int(Type.LIST), int(Type.BINARY)
 def find_malformed_statistics(data: bytes, root: Node) -> frozenset[int]:
     """Return the columns with statistics of the wrong size, by the index of their column chunk.
 
-    Raises `InvalidDataError` if the footer is malformed, if a row group does not have the columns
-    of the schema, or if columns are encrypted. Raises `LimitError` if the footer is nested too
-    deeply.
+    Raises `InvalidDataError` if the footer is malformed, a row group does not have the columns of
+    the schema, or columns are encrypted, and `LimitError` if the footer is nested too deeply.
     """
     scanner = _Scanner(data, _list_widths(root))
     try:

@@ -30,6 +30,15 @@ TYPE, LENGTH, REPETITION, NAME, CHILDREN, CONVERTED, SCALE, PRECISION, FIELD_ID,
 """The field numbers of SchemaElement."""
 
 
+INT96_BYTES = INTERVAL_BYTES = 12
+MAX_DECIMAL_DIGITS = 76
+"""The precision of Arrow's largest decimal type."""
+_BYTE_ARRAYS = (Kind.STRING, Kind.ENUM, Kind.JSON, Kind.BSON, Kind.GEOMETRY, Kind.GEOGRAPHY)
+_FIXED = {Kind.UUID: 16, Kind.FLOAT16: 2, Kind.INTERVAL: INTERVAL_BYTES}
+_LONG_TIMESTAMP_BYTES = 12
+"""The size of a TIMESTAMP that newer writers store in a FIXED_LEN_BYTE_ARRAY."""
+
+
 class Physical(IntEnum):
     """The physical types ("Types")."""
 
@@ -95,8 +104,8 @@ class Node:
 def build_tree(elements: Sequence[Struct]) -> Node:
     """Return the root of a schema.
 
-    Raises `InvalidDataError` if an element is malformed, or the numbers of children do not fit. The
-    error names the element. Raises `LimitError` if the schema is nested too deeply.
+    Raises `InvalidDataError` if an element is malformed, with its name, or the numbers of children
+    do not fit, and `LimitError` if the schema is nested too deeply.
     """
     if not elements:
         raise InvalidDataError("the schema has no elements")
@@ -210,15 +219,6 @@ def _get_member(members: type[IntEnum], element: Struct, number: int, name: str)
         return members(value)
     except ValueError:
         raise InvalidDataError(f"its {name} is {value}") from None
-
-
-INTERVAL_BYTES = 12
-MAX_DECIMAL_DIGITS = 76
-"""The precision of Arrow's largest decimal type."""
-_BYTE_ARRAYS = (Kind.STRING, Kind.ENUM, Kind.JSON, Kind.BSON, Kind.GEOMETRY, Kind.GEOGRAPHY)
-_FIXED = {Kind.UUID: 16, Kind.FLOAT16: 2, Kind.INTERVAL: INTERVAL_BYTES}
-_LONG_TIMESTAMP_BYTES = 12
-"""The size of a TIMESTAMP that newer writers store in a FIXED_LEN_BYTE_ARRAY."""
 
 
 def mark_misplaced(root: Node) -> None:

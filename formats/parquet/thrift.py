@@ -74,9 +74,8 @@ class ThriftList:
 class CompactReader:
     """Reads values of the compact protocol.
 
-    Raises `InvalidDataError` if the bytes are malformed; the error names the offset. All methods
-    raise it. Raises `LimitError` if the nesting or the number of values exceeds a limit. All
-    methods raise it.
+    All methods raise `InvalidDataError` if the bytes are malformed, with the offset, and
+    `LimitError` if the nesting or the number of values exceeds a limit.
     """
 
     def __init__(self, data: bytes, position: int = 0, max_values: int = MAX_VALUES) -> None:
@@ -99,7 +98,7 @@ class CompactReader:
         return fields
 
     def fields(self, depth: int = 0) -> Iterator[tuple[int, Type]]:
-        """Yield the number and type of each field. The caller reads or skips its value."""
+        """Yield the number and type of each field. The caller reads its value."""
         self._check_depth(depth)
         number, kind = self._read_header(0)
         while kind is not None:
@@ -108,17 +107,10 @@ class CompactReader:
 
     def read_value(self, kind: Type, depth: int = 0) -> Value:
         """Read the value of a field."""
-        self._values += 1
-        if self._values > self._max_values:
-            raise LimitError(f"the metadata has more than {self._max_values} values")
+        self._count_values(1)
         if kind in _BOOLEANS:
             return Value(Type.TRUE, kind == Type.TRUE)
         return Value(kind, self._read_content(kind, depth))
-
-    def skip_value(self, kind: Type, depth: int = 0) -> None:
-        """Skip the value of a field without keeping it."""
-        if kind not in _BOOLEANS:
-            self._skip_content(kind, depth)
 
     def read_list_header(self) -> tuple[Type, int]:
         """Read the header of a list: the type and the number of its elements."""
@@ -167,55 +159,38 @@ class CompactReader:
             return int.from_bytes(self._take(1), signed=True)
         if kind == Type.DOUBLE:
             return _DOUBLE.unpack(self._take(8))[0]
-        start = self.position
-        self._skip_content(kind, depth)
-        return self._data[start : self.position]
+        if kind == Type.UUID:
+            return self._take(16)
+        return self._read_map(depth)
 
     def _read_list(self, kind: Type, depth: int) -> ThriftList:
         self._check_depth(depth)
         element, count = self.read_list_header()
-        self._values += count
-        if self._values > self._max_values:
-            raise LimitError(f"the metadata has more than {self._max_values} values")
-        if element in (Type.TRUE, Type.FALSE):
+        self._count_values(count)
+        if element in _BOOLEANS:
             items: list[Any] = [each == Type.TRUE for each in self._take(count)]
             return ThriftList(Type.TRUE, items, kind)
         items = [self._read_content(element, depth + 1) for _ in range(count)]
         return ThriftList(element, items, kind)
 
-    def _skip_content(self, kind: Type, depth: int) -> None:
-        if kind in _INTEGERS:
-            self._read_varint()
-        elif kind in (Type.TRUE, Type.FALSE, Type.I8):
-            self._skip(1)
-        elif kind == Type.DOUBLE:
-            self._skip(8)
-        elif kind == Type.UUID:
-            self._skip(16)
-        elif kind == Type.BINARY:
-            self._skip(self._read_varint())
-        elif kind == Type.STRUCT:
-            for _, member in self.fields(depth):
-                self.skip_value(member, depth + 1)
-        elif kind == Type.MAP:
-            self._skip_map(depth)
-        else:
-            self._check_depth(depth)
-            element, count = self.read_list_header()
-            for _ in range(count):
-                self._skip_content(element, depth + 1)
-
-    def _skip_map(self, depth: int) -> None:
+    def _read_map(self, depth: int) -> bytes:
+        """Return the encoded bytes of a map."""
         self._check_depth(depth)
+        start = self.position
         count = self._read_varint()
         if count > self._left:
             raise self._error(f"a map has {count} entries, but only {self._left} bytes follow")
-        if not count:
-            return
-        kinds = self._read_byte()
-        for _ in range(count):
-            self._skip_content(self._make_type(kinds >> 4), depth + 1)
-            self._skip_content(self._make_type(kinds & 0x0F), depth + 1)
+        self._count_values(2 * count)
+        if count:
+            header = self._read_byte()
+            kinds = (self._make_type(header >> 4), self._make_type(header & 0x0F))
+            for _ in range(count):
+                for kind in kinds:
+                    if kind in _BOOLEANS:
+                        self._skip(1)
+                    else:
+                        self._read_content(kind, depth + 1)
+        return self._data[start : self.position]
 
     def _read_varint(self) -> int:
         value = shift = 0
@@ -250,6 +225,11 @@ class CompactReader:
         if found is None:
             raise self._error(f"{kind} is not a type of Thrift")
         return found
+
+    def _count_values(self, count: int) -> None:
+        self._values += count
+        if self._values > self._max_values:
+            raise LimitError(f"the metadata has more than {self._max_values} values")
 
     def _check_depth(self, depth: int) -> None:
         if depth >= MAX_DEPTH:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError, UsageError
-from .conversions import ReadOptions
+from .conversions import ParquetOptions
 from .footer import Footer
 from .logical_types import Kind, LogicalType
 from .schema import Node, Physical, Repetition, annotate, list_element
@@ -111,7 +111,7 @@ def _is_shredded_type(node: Node) -> bool:
     return logical.kind in kinds
 
 
-def _convert(problem: str | None, path: str, array: Any, options: ReadOptions) -> Any:
+def _convert(problem: str | None, path: str, array: Any, options: ParquetOptions) -> Any:
     """Return a column of Variants, unshredded."""
     if problem is not None:
         raise InvalidDataError(f"the Variant {path!r} is malformed: {problem}")

@@ -2,7 +2,7 @@
 
 A file is written with the schema `WritePlan.schema` and the batches of `WritePlan.convert`. Then
 `WritePlan.annotate` returns the footer to put in place of pyarrow's. Intervals and some decimals
-are encoded here, because pyarrow writes them otherwise or not at all.
+are encoded before, because pyarrow writes them otherwise or not at all.
 """
 
 from __future__ import annotations
@@ -20,57 +20,26 @@ from ...errors import InvalidDataError
 from .columns import ADJUSTED_TO_UTC, LOGICAL_TYPE, PHYSICAL_TYPE
 from .conversions import (
     DEFAULT_OPTIONS,
-    INTERVAL_BYTES,
     Convert,
+    PlannedField,
     convert_list,
     convert_map,
     convert_struct,
     fixed_values,
+    is_list,
+    replace_element,
     validity_buffer,
 )
 from .footer import TAIL_BYTES, Footer, read_footer_size, wrap_footer
 from .geo.boxes import Box, BoxTracker
 from .geo.crs import METADATA_KEY, NAME_KEY, is_geospatial, make_logical_type
+from .int96_interval import encode_intervals
 from .logical_types import Kind, LogicalType, find_converted_type
-from .schema import Node, annotate
+from .schema import INTERVAL_BYTES, Node, annotate
 from .thrift import CompactReader, Struct, ThriftList, Type, Value, encode_struct
 
-_MONTH_DAY_NANO = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
-_INTERVAL = np.dtype([("months", "<u4"), ("days", "<u4"), ("milliseconds", "<u4")])
-_MILLISECOND = 1_000_000
 
-
-def encode_intervals(array: Any) -> Any:
-    """Return the values of an INTERVAL column ("INTERVAL").
-
-    Raises `InvalidDataError` if a part is negative, or the nanoseconds are not milliseconds of 32
-    bits.
-    """
-    values = fixed_values(array, 16, _MONTH_DAY_NANO)
-    milliseconds = values["nanoseconds"] // _MILLISECOND
-    fits = (values["months"] >= 0) & (values["days"] >= 0) & (milliseconds >= 0)
-    fits &= (milliseconds < 1 << 32) & (values["nanoseconds"] % _MILLISECOND == 0)
-    valid = np.asarray(array.is_valid())
-    if (~fits & valid).any():
-        row = int(np.flatnonzero(~fits & valid)[0])
-        raise InvalidDataError(
-            f"the interval {array[row].as_py()} is not one of Parquet, which has no negative "
-            "parts, and whole milliseconds of 32 bits"
-        )
-    intervals = np.zeros(len(values), _INTERVAL)
-    intervals["months"][valid] = values["months"][valid]
-    intervals["days"][valid] = values["days"][valid]
-    intervals["milliseconds"][valid] = milliseconds[valid]
-    flat: Any = intervals
-    return pa.Array.from_buffers(
-        pa.binary(INTERVAL_BYTES),
-        len(array),
-        [validity_buffer(array), pa.py_buffer(flat)],
-        array.null_count,
-    )
-
-
-def encode_decimals(array: Any) -> Any:
+def encode_decimals(array: Any, _options: Any = None) -> Any:
     """Return decimals as big-endian integers of the fewest bytes ("DECIMAL")."""
     width: int = array.type.bit_width // 8
     count = len(array)
@@ -98,7 +67,8 @@ _ROW_GROUPS, _COLUMNS, _COLUMN_METADATA, _STATISTICS, _GEO_STATISTICS = 4, 1, 3,
 _COUNTS = (3, 4)
 """The fields of Statistics that need no order: the numbers of nulls and of distinct values."""
 _MAX_VALUES = 1 << 26
-_WITHOUT_STATISTICS = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY)
+_WITHOUT_BOUNDS = (Kind.INTERVAL, Kind.GEOMETRY, Kind.GEOGRAPHY, Kind.DECIMAL)
+"""The annotations whose minimum and maximum, as pyarrow computes them, are wrong or forbidden."""
 
 Annotations = Mapping[str, LogicalType]
 """The annotations to add, by the path of the schema element."""
@@ -166,7 +136,7 @@ class WritePlan:
     def of(cls, schema: pa.Schema) -> WritePlan:
         """Return the plan for a schema.
 
-        Raises `InvalidDataError` if the metadata of a geospatial column is malformed. Raises
+        Raises `InvalidDataError` if the metadata of a geospatial column is malformed, and
         `pyarrow.ArrowException` if Parquet cannot hold a column.
         """
         planner = _Planner()
@@ -189,17 +159,15 @@ class WritePlan:
             frozenset(
                 index
                 for index, leaf in enumerate(leaves)
-                if _has_no_order(planner.annotations.get(leaf.path))
+                if leaf.path in planner.annotations
+                and planner.annotations[leaf.path].kind in _WITHOUT_BOUNDS
             ),
             {indices[path]: each for path, each in planner.geospatial.items()},
             planner.key_values,
         )
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch as pyarrow writes it.
-
-        Raises `InvalidDataError` if Parquet cannot hold a value.
-        """
+        """Return a batch as pyarrow writes it; raise `InvalidDataError` for an impossible value."""
         if not self.conversions:
             return batch
         arrays = [
@@ -217,8 +185,8 @@ class WritePlan:
     ) -> bytes:
         """Return a footer with all annotations and statistics.
 
-        Raises `InvalidDataError` if the new footer, read back, does not have the annotations, or
-        not the rows.
+        Raises `InvalidDataError` if the new footer, read back, lacks an annotation or has other
+        rows.
         """
         footer = Footer.parse(data)
         changed = data
@@ -262,15 +230,15 @@ class _Planner:
         self.geospatial: dict[str, GeoColumn] = {}
         """The geospatial columns, by the path of the schema element."""
 
-    def plan(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+    def plan(self, column: pa.Field[Any]) -> PlannedField:
         """Return the field that pyarrow writes, and the conversion of its arrays."""
         data_type: Any = column.type
         if is_geospatial(column):
             return _plan_geospatial(column)
         if data_type == pa.month_day_nano_interval():
-            return column.with_type(pa.binary(12)), partial(_ignore_options, encode_intervals)
+            return column.with_type(pa.binary(INTERVAL_BYTES)), encode_intervals
         if _is_byte_array_decimal(column):
-            return column.with_type(pa.binary()), partial(_ignore_options, encode_decimals)
+            return column.with_type(pa.binary()), encode_decimals
         if isinstance(data_type, pa.StructType):
             planned = [self.plan(data_type.field(index)) for index in range(data_type.num_fields)]
             new_type: Any = pa.struct([each for each, _ in planned])
@@ -288,20 +256,10 @@ class _Planner:
             return column.with_type(new_type), partial(
                 convert_map, new_type, convert_key, convert_item
             )
-        return self._plan_list(column)
-
-    def _plan_list(self, column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
-        data_type: Any = column.type
-        if not isinstance(data_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType)):
+        element, convert = self.plan(data_type.value_field) if is_list(data_type) else (None, None)
+        if element is None or convert is None:
             return column, None
-        element, convert = self.plan(data_type.value_field)
-        if convert is None:
-            return column, None
-        if isinstance(data_type, pa.FixedSizeListType):
-            new_type: Any = pa.list_(element, data_type.list_size)
-        else:
-            is_large = isinstance(data_type, pa.LargeListType)
-            new_type = pa.large_list(element) if is_large else pa.list_(element)
+        new_type = replace_element(data_type, element)
         return column.with_type(new_type), partial(convert_list, new_type, convert)
 
     def annotate(self, node: Node, column: pa.Field[Any], steps: tuple[int | None, ...]) -> None:
@@ -354,7 +312,7 @@ def read_footer(data: bytes) -> bytes:
     return data[-TAIL_BYTES - size : -TAIL_BYTES]
 
 
-def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | None]:
+def _plan_geospatial(column: pa.Field[Any]) -> PlannedField:
     data_type: Any = column.type
     if not isinstance(data_type, pa.ExtensionType):
         return column, None
@@ -363,27 +321,14 @@ def _plan_geospatial(column: pa.Field[Any]) -> tuple[pa.Field[Any], Convert | No
         NAME_KEY: data_type.extension_name.encode(),
         METADATA_KEY: data_type.__arrow_ext_serialize__(),
     }
-    return column.with_type(data_type.storage_type).with_metadata(metadata), _take_storage
-
-
-def _take_storage(array: Any, options: Any) -> Any:
-    return array.storage
-
-
-def _ignore_options(encode: Any, array: Any, options: Any) -> Any:
-    return encode(array)
+    return column.with_type(data_type.storage_type).with_metadata(metadata), (
+        lambda array, _options: array.storage
+    )
 
 
 def _is_byte_array_decimal(column: pa.Field[Any]) -> bool:
     metadata: Mapping[bytes, bytes] = column.metadata or {}
     return metadata.get(PHYSICAL_TYPE) == b"BYTE_ARRAY" and pa.types.is_decimal(column.type)
-
-
-def _has_no_order(logical: LogicalType | None) -> bool:
-    """Return whether the minimum and maximum that pyarrow computes are wrong or forbidden."""
-    if logical is None:
-        return False
-    return logical.kind in _WITHOUT_STATISTICS or logical.kind is Kind.DECIMAL
 
 
 def _write_empty(schema: pa.Schema) -> Node:

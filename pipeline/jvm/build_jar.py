@@ -32,8 +32,8 @@ _OPTIONS = ("-Xlint:all,-processing,-classfile,-path", "-Werror", "-proc:none", 
 def build_jar(target: Path, sources: Path = _SOURCES) -> None:
     """Compile the sources, and write the jar.
 
-    Raises `MissingExtraError` if PySpark or the compiler is not installed. Raises `ConfigError` if
-    the compiler has another version, or reports a warning or an error.
+    Raises `MissingExtraError` if PySpark or the compiler is not installed, and `ConfigError` if the
+    compiler has another version, or reports a warning or an error.
     """
     compiler = _find_compiler()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,8 +83,8 @@ def _write_zip(target: Path, entries: dict[str, bytes]) -> None:
 def check_jar(jar: Path) -> None:
     """Check that a jar has the contents that its sources compile to.
 
-    Raises `ConfigError` if an entry differs. The message names it. Raises `MissingExtraError` if
-    PySpark or the compiler is not installed.
+    Raises `ConfigError` if an entry differs, with its name, and `MissingExtraError` if PySpark or
+    the compiler is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "built.jar")

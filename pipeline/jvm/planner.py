@@ -1,7 +1,7 @@
-"""Answers to what the reader in the JVM asks of the control plane, as JSON objects.
+"""Answers to the requests of the reader in the JVM, as JSON objects.
 
-They include the files of a published dataset that Spark's tasks may map instead of asking a daemon
-for them.
+The process of `plan` gives them: it speaks with the control plane for the JVM. A plan also names
+the files of a published dataset that Spark's tasks may map instead of asking a daemon for rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
 from ..filters import PushedFilter, push_predicates
-from ..options import Options
+from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..types import arrow_schema, check_readable
 from .aggregates import compute_aggregates
@@ -42,7 +42,7 @@ _VERSION = re.compile(r"(\d{1,18})-[0-9a-f]+")
 class LocalShards:
     """The shards that one folder has of the versions to read.
 
-    Raises `UsageError` if the location is no folder, or has none of the versions.
+    Raises `UsageError` if the location is not a folder, or has none of the versions.
     """
 
     def __init__(self, location: str, versions: Iterable[str]) -> None:
@@ -93,7 +93,7 @@ class _Question:
     """A request of the reader in the JVM."""
 
     values: Mapping[str, Any]
-    options: Options
+    options: SparkOptions
     dataset: RemoteDataset
 
     def text(self, name: str) -> str | None:
@@ -116,7 +116,7 @@ def answer(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises `SplitArrowError` if an option is wrong, or the control plane refuses.
     """
     settings = {name: text for name, text in values["options"].items() if text is not None}
-    options = Options(settings, READ_OPTIONS)
+    options = SparkOptions(settings, READ_OPTIONS)
     question = _Question(values, options, RemoteDataset.from_options(options))
     return _OPERATIONS[values["operation"]](question)
 
@@ -143,16 +143,17 @@ def _describe(question: _Question) -> dict[str, Any]:
         "rows": rows,
         "bytes": -1 if info.bytes is None else info.bytes,
         "pushdown": options.flag("pushdown", True) and not filtered and limit is None,
-        "connect_millis": int(dataset.connect_timeout * 1000),
-        "stall_millis": int(dataset.stall_timeout * 1000),
+        "connect_millis": int(dataset.arguments["connect_timeout"] * 1000),
+        "stall_millis": int(dataset.arguments["stall_timeout"] * 1000),
         "memory_limit": options.nbytes("memory_limit", _MEMORY_LIMIT),
     }
 
 
 def _find_problem(info: DatasetInfo, schema: st.StructType, dataset: RemoteDataset) -> str | None:
     """Return why the reader in the JVM cannot read a dataset; None if it can."""
-    if dataset.transport not in ("auto", *_TRANSPORTS):
-        return f"the option transport is {dataset.transport!r}"
+    transport = dataset.arguments["transport"]
+    if transport not in ("auto", *_TRANSPORTS):
+        return f"the option transport is {transport!r}"
     try:
         check_readable(schema)
     except SplitArrowError as error:
@@ -288,8 +289,10 @@ def _encode_replica(replica: ReplicaInfo, dataset: RemoteDataset) -> dict[str, A
 
 def _addresses(endpoint: Endpoint, dataset: RemoteDataset) -> Iterator[dict[str, Any]]:
     """Yield the addresses that carry both streams over TCP. Numbers of 64 bits are texts."""
+    transport = dataset.arguments["transport"]
+    transports = _TRANSPORTS if transport == "auto" else (transport,)
     for text in endpoint.locations:
-        if text.partition(":")[0] not in _transports(dataset):
+        if text.partition(":")[0] not in transports:
             continue
         uri = DataUri.parse(text)
         if uri.stream is Streams.BOTH and uri.want_data is not None:
@@ -300,10 +303,6 @@ def _addresses(endpoint: Endpoint, dataset: RemoteDataset) -> Iterator[dict[str,
                 "keep_alive": None if uri.keep_alive is None else str(uri.keep_alive),
                 "tls": _encode_tls(dataset.tls) if uri.scheme != "tcp" else None,
             }
-
-
-def _transports(dataset: RemoteDataset) -> tuple[str, ...]:
-    return _TRANSPORTS if dataset.transport == "auto" else (dataset.transport,)
 
 
 def _encode_tls(tls: TlsOptions | None) -> dict[str, str | None]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pyarrow as pa
 
 from ...errors import ClosedError
-from ...formats.parquet.conversions import DEFAULT_OPTIONS, ReadOptions
+from ...formats.parquet.conversions import DEFAULT_OPTIONS, ParquetOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile
@@ -39,13 +39,13 @@ class Budget:
     """The processor time of a filter, in seconds, in addition to that for the size of the data."""
     parquet_bytes: int = 4 << 30
     """The largest decoded size of a column in a row group of a Parquet file, in bytes."""
-    parquet_options: ReadOptions = DEFAULT_OPTIONS
+    parquet_options: ParquetOptions = DEFAULT_OPTIONS
     """How to read values for which Parquet leaves a choice."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Budget:
         """Return the budget that a server's settings describe."""
-        options = ReadOptions(settings.parquet_int96, settings.parquet_keys)
+        options = ParquetOptions(settings.parquet_int96, settings.parquet_keys)
         return cls(settings.filter_seconds, settings.parquet_bytes, options)
 
 

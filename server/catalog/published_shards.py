@@ -21,9 +21,9 @@ from ...formats.arrow.schema import describe_difference
 from ...formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ...protocol.request import Request
 from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
+from ...publication.column_ranges import prune_by_boxes, prune_shards
 from ...publication.manifest import ShardEntry
 from ...publication.shard_files import check_shard_length, hash_file
-from ...publication.shard_pruning import prune_by_boxes, prune_shards
 from ...publication.storage import Storage
 from ..config import Settings
 from ..metrics import CacheUses

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.types import PRIMITIVE, Primitive
+from splitarrow.formats.parquet.variant.types import PRIMITIVE, Kind
 
 from .package import ROOT
 
@@ -218,7 +218,7 @@ def find_kind(column: Any) -> str:
     first = next(row["value"][0] for row in column.to_pylist() if row is not None)
     if first & 3 != PRIMITIVE:
         return "document"
-    return Primitive(first >> 2).name.lower()
+    return Kind(first >> 2).name.lower()
 
 
 def judge(kind: str, own: Texts | None, other: Texts | None) -> str:

@@ -20,7 +20,7 @@ from helpers.files import write_shards
 from helpers.publication import read_version
 from helpers.waiting import PATIENCE, wait_until
 from splitarrow.pipeline.folder_publication import publish_folder
-from splitarrow.pipeline.options import Options
+from splitarrow.pipeline.options import SparkOptions
 from splitarrow.pipeline.reader import READ_OPTIONS, DatasetReader, RemoteDataset, dataset_schema
 from splitarrow.publication.version_store import VersionStore
 
@@ -62,11 +62,11 @@ def killing_source(marks, kills):
             return "killing_source"
 
         def schema(self):
-            options = Options(self.options, READ_OPTIONS)
+            options = SparkOptions(self.options, READ_OPTIONS)
             return dataset_schema(RemoteDataset.from_options(options).info())
 
         def reader(self, schema):
-            return Reader(Options(self.options, READ_OPTIONS), schema, None)
+            return Reader(SparkOptions(self.options, READ_OPTIONS), schema, None)
 
     return Source
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from splitarrow import errors
-from splitarrow.pipeline.options import Options, parse_bytes, parse_names
+from splitarrow.pipeline.options import SparkOptions
 from splitarrow.transport.tls_options import TlsOptions
 
 NAMES = ("limit", "seconds", "size", "columns", "pushdown", "token", "tls_ca", "tls_key")
 
 
-def options(**values: str) -> Options:
-    return Options(values, NAMES)
+def options(**values: str) -> SparkOptions:
+    return SparkOptions(values, NAMES)
 
 
 def test_names_are_case_insensitive_and_empty_values_are_not_set() -> None:
@@ -34,8 +34,7 @@ def test_an_unknown_option_is_an_error_with_a_suggestion() -> None:
         ("count", "limit", "0", "must be at least 1"),
         ("seconds", "seconds", "-1", "must be a positive number of seconds"),
         ("seconds", "seconds", "inf", "must be a positive number of seconds"),
-        ("nbytes", "size", "0", "must be a size in bytes"),
-        ("nbytes", "size", "5 parsecs", "must be a size in bytes"),
+        ("nbytes", "size", "0", "must be at least 1 byte"),
         ("names", "columns", ",", "must contain at least one name"),
         ("names", "columns", "[1]", "must be a JSON array of strings"),
     ],
@@ -70,8 +69,26 @@ def test_tls_options_without_a_certificate_have_no_key() -> None:
     assert options(tls_ca="ca.pem", tls_key="key.pem").tls() == TlsOptions("ca.pem")
 
 
-def test_sizes_and_names() -> None:
-    assert parse_bytes("64MiB", "size") == 64 << 20
-    assert parse_bytes(" 2 k ", "size") == 2048
-    assert parse_names('["a, b", "c"]', "columns") == ["a, b", "c"]
-    assert parse_names("a, b,", "columns") == ["a", "b"]
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64MiB", 64 << 20), ("64KiB", 1 << 16), ("1MB", 10**6), (" 2 k ", 2048), ("4096", 4096)],
+)
+def test_sizes_have_the_units_of_all_settings(text: str, size: int) -> None:
+    assert options(size=text).nbytes("size") == size
+
+
+def test_a_size_of_another_form_is_an_error() -> None:
+    with pytest.raises(errors.UsageError, match="option 'size': '5 parsecs' is not a size: give"):
+        options(size="5 parsecs").nbytes("size")
+
+
+def test_names_are_separated_by_commas_or_are_a_json_array() -> None:
+    assert options(columns='["a, b", "c"]').names("columns") == ["a, b", "c"]
+    assert options(columns="a, b,").names("columns") == ["a", "b"]
+
+
+def test_an_argument_has_the_type_of_its_default() -> None:
+    defaults = {"columns": "x", "seconds": 1.5, "size": 1 << 20}
+    assert options().arguments(defaults) == defaults
+    given = options(columns="y", seconds="2", size="1MB").arguments(defaults)
+    assert given == {"columns": "y", "seconds": 2.0, "size": 10**6}

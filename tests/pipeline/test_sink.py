@@ -17,7 +17,7 @@ from pyspark.sql import datasource as ds
 
 import splitarrow
 from splitarrow.errors import DatasetError
-from splitarrow.pipeline.options import Options
+from splitarrow.pipeline.options import SparkOptions
 from splitarrow.pipeline.shards import WriteJob, write_shards
 from splitarrow.pipeline.writer import WRITE_OPTIONS, ShardWriter, plan_write
 from splitarrow.publication.version_store import VersionStore
@@ -158,7 +158,7 @@ def test_appending_another_schema_is_an_error(spark, tmp_path):
     ("options", "message"),
     [
         ({"rows_per_shard": 0}, "'rows_per_shard' is 0; it must be at least 1"),
-        ({"bytes_per_shard": "lots"}, "it must be a size in bytes"),
+        ({"bytes_per_shard": "lots"}, "'lots' is not a size"),
         ({"compression": "gzip"}, "must be one of none, lz4, zstd"),
         ({"dictionary": "half"}, "column 'half' of type decimal"),
         ({"dictionary": "absent"}, "no unique column 'absent'"),
@@ -263,7 +263,7 @@ def test_a_worker_killed_while_it_writes_a_shard_is_replaced(spark, tmp_path):
 
         def writer(self, schema, overwrite):
             return KillingWriter(
-                plan_write(Options(self.options, WRITE_OPTIONS), schema), overwrite
+                plan_write(SparkOptions(self.options, WRITE_OPTIONS), schema), overwrite
             )
 
     spark.dataSource.register(Source)

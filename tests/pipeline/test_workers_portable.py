@@ -28,11 +28,11 @@ def test_an_object_returns_where_the_packages_are() -> None:
 
 @pytest.mark.slow
 def test_a_missing_module_is_named_with_the_interpreter_and_a_way_out(tmp_path: Path) -> None:
-    from splitarrow.pipeline.reader import PartReader, RemoteDataset
+    from splitarrow.pipeline.reader import RemoteDataset, TaskReader
 
     venv.create(tmp_path / "bare", symlinks=True)
     python = tmp_path / "bare" / "bin" / "python3"
-    reader = PartReader(RemoteDataset("grpc://a", "rows"), (), None, pa.schema([]))
+    reader = TaskReader(RemoteDataset("grpc://a", "rows"), (), None, pa.schema([]))
     (tmp_path / "pickle").write_bytes(cloudpickle.dumps(reader))
     libraries = (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")
     code = "from pyspark import cloudpickle; cloudpickle.load(open('pickle', 'rb'))"

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitarrow.publication.column_ranges import compute_ranges, decode_bound, encode_bound
+from splitarrow.publication.column_ranges import RangeTracker, decode_bound, encode_bound
 from splitarrow.publication.manifest import ColumnRange
 
 
 def compute_range(*arrays: Any) -> ColumnRange:
     schema = pa.schema([("x", arrays[0].type)])
-    batches = [pa.RecordBatch.from_arrays([array], schema=schema) for array in arrays]
-    return compute_ranges(schema, batches)["x"]
+    tracker = RangeTracker(schema)
+    for array in arrays:
+        tracker.add(pa.RecordBatch.from_arrays([array], schema=schema))
+    return tracker.ranges()["x"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_the_range_covers_all_batches() -> None:
 
 def test_columns_with_the_same_name_have_no_range() -> None:
     schema = pa.schema([("x", pa.int8()), ("x", pa.int8()), ("y", pa.int8())])
-    assert list(compute_ranges(schema, [])) == ["y"]
+    assert list(RangeTracker(schema).ranges()) == ["y"]
 
 
 @pytest.mark.parametrize(

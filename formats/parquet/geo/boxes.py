@@ -55,8 +55,7 @@ class Arcs:
         single = counts == 1
         alone = firsts[single]
         west[values[single]], east[values[single]] = _end(begins[alone], widths[alone])
-        several = np.flatnonzero(~single)
-        for index in several:
+        for index in np.flatnonzero(~single):
             part = slice(firsts[index], firsts[index] + counts[index])
             row = values[index]
             west[row], east[row] = cover_arcs(begins[part], widths[part])
@@ -85,9 +84,7 @@ def cover_arcs(begins: Any, widths: Any) -> tuple[float, float]:
     gaps = np.append(begins[1:], begins[0] + 360) - np.maximum(reach, begins[0])
     widest = int(np.argmax(gaps))
     if gaps[-1] >= gaps[widest] - 1e-12 and reach[-1] <= 180:
-        widest = (
-            len(gaps) - 1
-        )  # of equal gaps, one at the antimeridian, which the box need not cross
+        widest = len(gaps) - 1  # of equal gaps, that at the antimeridian, so no box crosses it
     if gaps[widest] <= 0:
         return -180.0, 180.0
     start = begins[(widest + 1) % len(begins)]
@@ -108,72 +105,72 @@ ELLIPSOID_MARGIN = 0.25
 _HALF, _FULL = 180.0, 360.0
 
 
-def bound_runs(block: PointBlock, edges: str) -> tuple[Arcs, Any, Any]:
-    """Return the longitudes, the southern and the northern latitude of each run.
+def bound_sequences(block: PointBlock, edges: str) -> tuple[Arcs, Any, Any]:
+    """Return the longitudes, the southern and the northern latitude of each sequence.
 
     A ring that goes around a pole has all longitudes, and the latitudes up to the nearer pole.
-    A run without a longitude or a latitude has NaN.
+    A sequence without a longitude or a latitude has NaN.
     """
     x, y, starts = block.dimensions[X], block.dimensions[Y], block.starts
-    runs = np.zeros(len(x), np.int64)
-    runs[starts[1:]] = 1
-    runs = np.cumsum(runs)
+    sequences = np.zeros(len(x), np.int64)
+    sequences[starts[1:]] = 1
+    sequences = np.cumsum(sequences)
     south = np.fmin.reduceat(y, starts)
     north = np.fmax.reduceat(y, starts)
     known = np.flatnonzero(~(np.isnan(x) | np.isnan(y)))
     # X and Y of points that have only one of them still count, but no edge begins or ends there.
-    joined = np.flatnonzero(np.diff(runs[known]) == 0) if len(known) else known
+    joined = np.flatnonzero(np.diff(sequences[known]) == 0) if len(known) else known
     first, second = known[joined], known[joined + 1] if len(joined) else known[joined]
-    _extend_latitudes(x, y, first, second, runs, south, north, edges)
-    begins, widths, turns = _unroll(x, first, second, runs, starts)
-    _close_rings(block, runs, y, turns, widths, south, north)
+    _extend_latitudes(x, y, first, second, sequences, south, north, edges)
+    begins, widths, turns = _unroll(x, first, second, sequences, starts)
+    _close_rings(block, sequences, y, turns, widths, south, north)
     begins = np.where(widths >= _FULL, -_HALF, (begins + _HALF) % _FULL - _HALF)
     return Arcs(block.rows, begins, np.minimum(widths, _FULL)), south, north
 
 
-def _unroll(x: Any, first: Any, second: Any, runs: Any, starts: Any) -> tuple[Any, Any, Any]:
-    """Return the western longitude, the width and the sum of the turns of each run."""
+def _unroll(x: Any, first: Any, second: Any, sequences: Any, starts: Any) -> tuple[Any, Any, Any]:
+    """Return the western longitude, the width and the sum of the turns of each sequence."""
     steps = np.zeros(len(x))
     deltas = (x[second] - x[first] + _HALF) % _FULL - _HALF
     steps[second] = deltas
-    # The longitudes of a run, counted on beyond 180 degrees.
-    base = _first_known(x, runs, starts)
+    # The longitudes of a sequence, counted on beyond 180 degrees.
+    base = _first_known(x, sequences, starts)
     sums = np.cumsum(steps)
-    unrolled = base[runs] + sums - sums[starts][runs]
+    unrolled = base[sequences] + sums - sums[starts][sequences]
     unrolled[np.isnan(x)] = np.nan
     lonely = ~np.isnan(x)
     lonely[first] = lonely[second] = False
     unrolled[lonely] = x[lonely]  # points without an edge
     low, high = np.fmin.reduceat(unrolled, starts), np.fmax.reduceat(unrolled, starts)
     turns = np.zeros(len(starts))
-    np.add.at(turns, runs[second], deltas)
+    np.add.at(turns, sequences[second], deltas)
     return low, high - low, turns
 
 
-def _first_known(x: Any, runs: Any, starts: Any) -> Any:
+def _first_known(x: Any, sequences: Any, starts: Any) -> Any:
     base = np.full(len(starts), np.nan)
     known = np.flatnonzero(~np.isnan(x))[::-1]
-    base[runs[known]] = x[known]  # the last assignment wins: the first point of the run
+    base[sequences[known]] = x[known]  # the last assignment wins: the first point of the sequence
     return base
 
 
 def _close_rings(
-    block: PointBlock, runs: Any, y: Any, turns: Any, widths: Any, south: Any, north: Any
+    block: PointBlock, sequences: Any, y: Any, turns: Any, widths: Any, south: Any, north: Any
 ) -> None:
     around = block.rings & (np.abs(turns) > _HALF)
     if not around.any():
         return
     widths[around] = _FULL
     totals = np.zeros(len(widths))
-    np.add.at(totals, runs, np.nan_to_num(y))
+    np.add.at(totals, sequences, np.nan_to_num(y))
     north[around & (totals >= 0)] = 90.0
     south[around & (totals < 0)] = -90.0
 
 
 def _extend_latitudes(
-    x: Any, y: Any, first: Any, second: Any, runs: Any, south: Any, north: Any, edges: str
+    x: Any, y: Any, first: Any, second: Any, sequences: Any, south: Any, north: Any, edges: str
 ) -> None:
-    """Extend the latitudes of runs by those of their edges."""
+    """Extend the latitudes of sequences by those of their edges."""
     if not len(first):
         return
     begin, end = _vector(x[first], y[first]), _vector(x[second], y[second])
@@ -196,7 +193,7 @@ def _extend_latitudes(
     upper = np.maximum(np.maximum(y[first], y[second]), peak) + extra
     lower = np.minimum(np.minimum(y[first], y[second]), trough) - extra
     upper, lower = np.where(opposite, 90.0, upper), np.where(opposite, -90.0, lower)
-    owners = runs[first]
+    owners = sequences[first]
     np.fmax.at(north, owners, np.minimum(upper, 90.0))
     np.fmin.at(south, owners, np.maximum(lower, -90.0))
 
@@ -302,8 +299,8 @@ class RowBoxes:
 def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
     """Return the boxes of an array of WKB.
 
-    `edges`: X and Y are then longitudes and latitudes, an edge goes the shorter way around the
-    earth, and boxes may cross the antimeridian. None stands for the straight edges of a GEOMETRY.
+    With the edges of a GEOGRAPHY, X and Y are longitudes and latitudes, an edge goes the shorter
+    way around the earth, and boxes may cross the antimeridian. None stands for straight edges.
     Raises `InvalidDataError` if a value is not valid WKB.
     """
     parts: list[RowBoxes] = []
@@ -319,9 +316,7 @@ def bound_rows(array: Any, edges: str | None = None) -> RowBoxes:
 def _join(parts: list[RowBoxes], edges: str | None) -> RowBoxes:
     extras: dict[int, tuple[float, float]] = {}
     for part in parts:
-        for dimension, (low, high) in part.extras.items():
-            former = extras.get(dimension, (low, high))
-            extras[dimension] = (min(former[0], low), max(former[1], high))
+        _extend(extras, part.extras)
     extents = [part.extent for part in parts if part.extent is not None]
     return RowBoxes(
         np.concatenate([part.sides for part in parts]),
@@ -329,6 +324,13 @@ def _join(parts: list[RowBoxes], edges: str | None) -> RowBoxes:
         extras,
         merge_extents(extents, edges) if extents else None,
     )
+
+
+def _extend(extras: dict[int, tuple[float, float]], others: dict[int, tuple[float, float]]) -> None:
+    """Extend the bounds of Z and M by others."""
+    for dimension, (low, high) in others.items():
+        former = extras.get(dimension, (low, high))
+        extras[dimension] = (min(former[0], low), max(former[1], high))
 
 
 def _bound_planar(geometries: Geometries) -> RowBoxes:
@@ -352,7 +354,7 @@ def _bound_geography(geometries: Geometries, edges: str) -> RowBoxes:
             np.fmin.at(low[dimension], block.rows, block.reduce(dimension, np.fmin))
             np.fmax.at(high[dimension], block.rows, block.reduce(dimension, np.fmax))
         with np.errstate(all="ignore"):  # coordinates beyond the earth, or infinite
-            spans, south, north = bound_runs(block, edges)
+            spans, south, north = bound_sequences(block, edges)
         np.fmin.at(low[Y], block.rows, south)
         np.fmax.at(high[Y], block.rows, north)
         arcs.append(spans)
@@ -373,9 +375,8 @@ def _make_boxes(
         for dimension in (Z, M)
         if not np.isnan(low[dimension]).all()
     }
-    known = not any(map(math.isnan, extent))
     xmin, ymin, xmax, ymax = extent
-    found = (xmin, ymin, xmax, ymax) if known else None
+    found = None if any(map(math.isnan, extent)) else (xmin, ymin, xmax, ymax)
     return RowBoxes(sides, geometries.codes, extras, found)
 
 
@@ -409,9 +410,7 @@ class BoxTracker:
         """Add the values of an array; raise `InvalidDataError` if one is not valid WKB."""
         boxes = bound_rows(array, self._edges)
         self._types.update(int(code) for code in np.unique(boxes.codes) if code)
-        for dimension, (low, high) in boxes.extras.items():
-            former = self._extras.get(dimension, (low, high))
-            self._extras[dimension] = (min(former[0], low), max(former[1], high))
+        _extend(self._extras, boxes.extras)
         if boxes.extent is not None:
             self._extents = [merge_extents([*self._extents, boxes.extent], self._edges)]
 
@@ -441,9 +440,6 @@ def merge_extents(
     if edges is None:
         west, east = sides[:, 0].min(), sides[:, 2].max()
     else:
-        west, east = cover_arcs(sides[:, 0], _widths(sides[:, 0], sides[:, 2]))
+        widths = sides[:, 2] - sides[:, 0]
+        west, east = cover_arcs(sides[:, 0], np.where(widths >= 0, widths, widths + 360))
     return float(west), float(sides[:, 1].min()), float(east), float(sides[:, 3].max())
-
-
-def _widths(west: Any, east: Any) -> Any:
-    return np.where(east >= west, east - west, east - west + 360)

@@ -24,7 +24,7 @@ MAX_BOXES = 64
 class BoxCondition:
     """The condition that the box of a geospatial column has a common X and Y with a box.
 
-    Raises `InvalidDataError` if the box is not one: it has a NaN, or is upside down.
+    Raises `InvalidDataError` if the box has a NaN or is upside down.
     """
 
     column: str
@@ -67,10 +67,9 @@ def find_edges(column: pa.Field[Any]) -> str | None:
 
 
 def encode_conditions(conditions: Sequence[BoxCondition], text: str | None) -> str:
-    """Return a filter with boxes as `Request` holds it.
+    """Return a filter with boxes as `Request` holds it. All conditions must hold.
 
-    `conditions`: all of them must hold. `text`: Another filter that must hold, a Substrait
-    expression in base64url.
+    So must the filter in `text`, a Substrait expression in base64url.
     """
     document: dict[str, Any] = {
         "boxes": [
@@ -113,7 +112,7 @@ def decode_conditions(data: bytes) -> tuple[tuple[BoxCondition, ...], str | None
 def may_match(conditions: Sequence[BoxCondition], boxes: Mapping[str, tuple[Box, bool]]) -> bool:
     """Return whether rows may fulfill all conditions, by the boxes that hold their columns.
 
-    `boxes`: a box that is not valid rules nothing out.
+    A box that is not valid rules nothing out.
     """
     for condition in conditions:
         box, is_geography = boxes.get(condition.column, (None, False))

@@ -38,8 +38,8 @@ def extension_metadata(
 ) -> dict[bytes, bytes]:
     """Return the field metadata of a geospatial column ("CRS Customization").
 
-    `key_values`: a CRS ``projjson:KEY`` is read from it. If the key is missing or is not JSON, the
-    CRS stays this text.
+    A CRS ``projjson:KEY`` is read from the key-value metadata of the file. If the key is missing or
+    is not JSON, the CRS stays this text.
 
     Examples
     --------

@@ -26,7 +26,7 @@ _SIZES = (16, 24, 24, 32)
 _HEADERS = (struct.Struct(">BI"), struct.Struct("<BI"))
 _COUNTS = (struct.Struct(">I"), struct.Struct("<I"))
 
-Run = tuple[int, int, int, bool, bool]
+PointSequence = tuple[int, int, int, bool, bool]
 """The offset, the number of points, the flavor, the byte order, and whether it is a ring."""
 
 
@@ -40,8 +40,8 @@ class ValueWalk:
         self._little = little
         self._position = 0
 
-    def read(self) -> Iterator[Run]:
-        """Yield the runs of the rest; raise `InvalidDataError` if it is not valid."""
+    def read(self) -> Iterator[PointSequence]:
+        """Yield the sequences of the rest; raise `InvalidDataError` if it is not valid."""
         groups = self._groups
         while groups:
             group = groups[-1]
@@ -51,15 +51,15 @@ class ValueWalk:
                 continue
             group[0] -= 1
             if group[1] == RING:
-                yield self._read_run(group[2], self._little[-1], is_ring=True)
+                yield self._read_sequence(group[2], self._little[-1], is_ring=True)
             else:
-                run = self._read_geometry(group[1], group[2])
-                if run is not None:
-                    yield run
+                sequence = self._read_geometry(group[1], group[2])
+                if sequence is not None:
+                    yield sequence
         if self._position != len(self._data):
             raise self._error("bytes follow the geometry")
 
-    def _read_geometry(self, need: int, outer: int) -> Run | None:
+    def _read_geometry(self, need: int, outer: int) -> PointSequence | None:
         if self._position + 5 > len(self._data):
             raise self._error("it ends in a header")
         order = self._data[self._position]
@@ -77,7 +77,7 @@ class ValueWalk:
         if kind == POINT:
             return self._skip_points(1, flavor, bool(order), is_ring=False)
         if kind == LINE_STRING:
-            return self._read_run(flavor, bool(order), is_ring=False)
+            return self._read_sequence(flavor, bool(order), is_ring=False)
         if len(self._groups) >= MAX_DEPTH:
             raise self._error(f"it is nested more than {MAX_DEPTH} levels deep")
         count = self._read_count(bool(order))
@@ -89,10 +89,12 @@ class ValueWalk:
         self._little.append(bool(order))
         return None
 
-    def _read_run(self, flavor: int, little: bool, *, is_ring: bool) -> Run:
+    def _read_sequence(self, flavor: int, little: bool, *, is_ring: bool) -> PointSequence:
         return self._skip_points(self._read_count(little), flavor, little, is_ring=is_ring)
 
-    def _skip_points(self, count: int, flavor: int, little: bool, *, is_ring: bool) -> Run:
+    def _skip_points(
+        self, count: int, flavor: int, little: bool, *, is_ring: bool
+    ) -> PointSequence:
         offset = self._position
         room = len(self._data) - offset
         if count * _SIZES[flavor] > room:
@@ -120,7 +122,7 @@ _SMALLEST_CHILD = {ANY: 9, RING: 4, POINT: 21, LINE_STRING: 9, POLYGON: 9}
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class PointSequences:
     """Sequences of points: a point, the points of a line, or those of a ring. One item for each."""
 
     rows: Any
@@ -147,7 +149,7 @@ class Geometries:
     """The number of values."""
     codes: Any
     """The type code of each value; 0 for null (int64)."""
-    runs: Runs
+    sequences: PointSequences
 
 
 @dataclass(slots=True)
@@ -170,9 +172,9 @@ class _Parser:
     first_row: int = 0
     """The number that errors give to the first value."""
     found: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """The runs of each step, as the arrays of `Runs`."""
+    """The sequences of each step, as the arrays of `PointSequences`."""
     singles: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """Single runs."""
+    """Single sequences."""
 
     def fail(self, bad: Any, rows: Any, problem: str | Callable[[int], str]) -> None:
         """Raise an error if any of some values is bad."""
@@ -215,12 +217,14 @@ class _Parser:
         ringed = items[rings]
         if len(ringed):
             depths = self.depths[ringed]
-            self.read_run(ringed, self.flavors[ringed, depths], self.little[ringed, depths], True)
+            self.read_sequence(
+                ringed, self.flavors[ringed, depths], self.little[ringed, depths], True
+            )
         headed = items[~rings]
         if len(headed):
             self.read_headers(headed)
 
-    def read_run(self, items: Any, flavors: Any, little: Any, is_ring: bool) -> None:
+    def read_sequence(self, items: Any, flavors: Any, little: Any, is_ring: bool) -> None:
         """Read a count of points, and skip the points."""
         rows = self.rows[items]
         self.fail(self.positions[items] + _COUNT > self.ends[items], rows, "it ends in a count")
@@ -276,7 +280,7 @@ class _Parser:
             self.skip_points(items[points], ones, flavors[points], little[points], False)
         lines = types == LINE_STRING
         if lines.any():
-            self.read_run(items[lines], flavors[lines], little[lines], False)
+            self.read_sequence(items[lines], flavors[lines], little[lines], False)
         groups = types > LINE_STRING
         if groups.any():
             self.push(items[groups], types[groups], flavors[groups], little[groups])
@@ -321,10 +325,10 @@ class _Parser:
 
 
 def parse_wkb(array: Any, first_row: int = 0) -> Geometries:
-    """Check all values of an array, and locate their points.
+    """Check all values of an array, and locate their points. A null has none.
 
-    `array`: Nulls have no points. Raises `InvalidDataError` if a value is not valid WKB; the error
-    has its index in the array.
+    Raises `InvalidDataError` if a value is not valid WKB; the error has its index, from `first_row`
+    on.
 
     Examples
     --------
@@ -373,7 +377,7 @@ def _locate_values(array: Any) -> tuple[Any, Any, Any]:
     return flat, bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
 
 
-def _collect(parser: _Parser) -> Runs:
+def _collect(parser: _Parser) -> PointSequences:
     types = (np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_)
     parts = [tuple(np.zeros(0, each) for each in types), *parser.found]
     if parser.singles:
@@ -383,56 +387,56 @@ def _collect(parser: _Parser) -> Runs:
         )
     joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
     kept = joined[2] > 0
-    return Runs(*(column[kept] for column in joined))
+    return PointSequences(*(column[kept] for column in joined))
 
 
 X, Y, Z, M = range(4)
 _COORDINATES = {0: (X, Y), 1: (X, Y, Z), 2: (X, Y, M), 3: (X, Y, Z, M)}
 """The dimensions that a point has, by its flavor."""
 _MAX_NUMBERS = 1 << 20
-"""The largest number of coordinates in memory at a time, if no single run is larger."""
+"""The largest number of coordinates in memory at a time, if no single sequence is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointBlock:
-    """The points of some runs."""
+    """The points of some sequences."""
 
     rows: Any
-    """For each run, the index of the value in the array."""
+    """For each sequence, the index of the value in the array."""
     rings: Any
-    """For each run, whether it is a ring."""
+    """For each sequence, whether it is a ring."""
     starts: Any
-    """For each run, the index of its first point."""
+    """For each sequence, the index of its first point."""
     dimensions: dict[int, Any]
     """The coordinates of all points, by dimension: `X`, `Y`, perhaps `Z` and `M` (float64)."""
 
     def reduce(self, dimension: int, ufunc: Any) -> Any:
-        """Return a value for each run: ``numpy.fmin`` or ``numpy.fmax`` of its coordinates."""
+        """Return a value for each sequence: ``numpy.fmin`` or ``numpy.fmax`` of its coordinates."""
         return ufunc.reduceat(self.dimensions[dimension], self.starts)
 
 
 def iter_points(geometries: Geometries) -> Iterator[PointBlock]:
-    """Yield the points of all runs in blocks. Their order is not that of the array."""
-    runs = geometries.runs
-    # Coordinates are not aligned, but those of one run have the same offset modulo 8.
-    shifts = runs.offsets % 8
-    keys = (runs.flavors * 2 + runs.little) * 8 + shifts
+    """Yield the points of all sequences in blocks. Their order is not that of the array."""
+    sequences = geometries.sequences
+    # Coordinates are not aligned, but those of one sequence have the same offset modulo 8.
+    shifts = sequences.offsets % 8
+    keys = (sequences.flavors * 2 + sequences.little) * 8 + shifts
     for key in np.unique(keys):
         selected = np.flatnonzero(keys == key)
         flavor, little, shift = int(key) // 16, int(key) // 8 % 2, int(key) % 8
         names = _COORDINATES[flavor]
         numbers = _view(geometries.data, shift, bool(little))
-        sizes = runs.counts[selected] * len(names)
+        sizes = sequences.counts[selected] * len(names)
         blocks = np.cumsum(sizes) // _MAX_NUMBERS
         for block in np.unique(blocks):
             chosen = selected[blocks == block]
-            counts = runs.counts[chosen]
+            counts = sequences.counts[chosen]
             ends = np.cumsum(counts)
-            firsts = runs.offsets[chosen] // 8
+            firsts = sequences.offsets[chosen] // 8
             steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
             places = np.repeat(firsts, counts) + steps * len(names)
             found = {name: _take(numbers, places + index) for index, name in enumerate(names)}
-            yield PointBlock(runs.rows[chosen], runs.rings[chosen], ends - counts, found)
+            yield PointBlock(sequences.rows[chosen], sequences.rings[chosen], ends - counts, found)
 
 
 def _take(numbers: Any, places: Any) -> Any:

@@ -46,6 +46,14 @@ def variant_field(name: str, *, nullable: bool = True, metadata: Any = None) -> 
     return pa.field(name, STORAGE_TYPE, nullable, {**former, **_FIELD_METADATA})
 
 
+def make_column(metadata: Any, value: Any) -> Any:
+    """Return a column of Variants, in which a row without a value is null."""
+    mask = value.is_null() if value.null_count else None
+    fields = [STORAGE_TYPE.field(index) for index in range(2)]
+    children = [metadata.cast(pa.binary()), value.cast(pa.binary())]
+    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
 def is_variant_field(field: Any) -> bool:
     """Return whether a field of Arrow is an unshredded Variant, as Arrow or Spark mark one."""
     data_type: Any = field.type
@@ -180,24 +188,10 @@ MAX_FIELDS: Final = 1000
 MAX_STEPS: Final = 100
 """The largest number of names of nested fields in one name."""
 _VARIANT: Final = "variant"
-_SIMPLE_TYPES: Final = {
+_FIELD_TYPES: Final = {
     str(each): each
-    for each in (
-        pa.bool_(),
-        pa.int8(),
-        pa.int16(),
-        pa.int32(),
-        pa.int64(),
-        pa.float32(),
-        pa.float64(),
-        pa.date32(),
-        pa.timestamp("us"),
-        pa.timestamp("ns"),
-        pa.timestamp("us", "UTC"),
-        pa.timestamp("ns", "UTC"),
-        pa.string(),
-        pa.binary(),
-    )
+    for each in _PRIMITIVES.values()
+    if each not in (pa.time64("us"), pa.uuid(), pa.null())
 }
 _FIELD_DECIMAL: Final = re.compile(r"decimal128\((\d{1,2}), (\d{1,2})\)")
 
@@ -233,7 +227,7 @@ def is_field_type(data_type: Any) -> bool:
 def _parse_field_type(text: str) -> Any:
     match = _FIELD_DECIMAL.fullmatch(text)
     if match is None:
-        return _SIMPLE_TYPES.get(text)
+        return _FIELD_TYPES.get(text)
     precision, scale = int(match[1]), int(match[2])
     return pa.decimal128(precision, scale) if 0 < precision <= 38 and scale <= precision else None
 
@@ -261,7 +255,7 @@ def describe_field(field: Any, types: Mapping[str, Any]) -> Any:
         if not all(name.split(".")) or name.count(".") >= MAX_STEPS:
             raise UsageError(f"{name!r} is not the name of a field; write a.b for b in a")
         if data_type is not None and not is_field_type(data_type):
-            allowed = ", ".join([*_SIMPLE_TYPES, "decimal128"])
+            allowed = ", ".join([*_FIELD_TYPES, "decimal128"])
             raise UsageError(f"the field {name!r} cannot be {data_type}; use one of {allowed}")
     if len(types) > MAX_FIELDS:
         raise UsageError(f"{field.name!r} has {len(types)} fields; at most {MAX_FIELDS} have names")

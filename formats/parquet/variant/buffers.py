@@ -35,9 +35,7 @@ _PADDING = 16
 
 
 class ByteBuffer:
-    """Bytes from which integers are read at many positions at once.
-
-    `data`: They are copied.
+    """A copy of bytes from which integers are read at many positions at once.
 
     Attributes
     ----------
@@ -122,17 +120,13 @@ def accumulate(sizes: Index) -> Index:
 
 
 def binary_parts(array: Any) -> tuple[Bytes, Index]:
-    """Return the data of a binary or string array, and its offsets into them.
+    """Return the data of a binary or string array of any kind, and its offsets into them.
 
-    `array` is an array of type binary, large_binary, string, large_string, or a view of them. Nulls
-    may have any size.
+    Nulls may have any size.
     """
-    if not (pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)):
-        narrow = pa.types.is_binary(array.type) or pa.types.is_string(array.type)
-        if not narrow:
-            return binary_parts(array.cast(pa.large_binary()))
-    else:
-        narrow = False
+    narrow = pa.types.is_binary(array.type) or pa.types.is_string(array.type)
+    if not (narrow or pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)):
+        return binary_parts(array.cast(pa.large_binary()))
     if not len(array):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
     _, offset_buffer, data_buffer = array.buffers()
@@ -159,13 +153,26 @@ def valid_mask(array: Any) -> Mask:
     return mask
 
 
+def is_list(data_type: Any) -> bool:
+    """Return whether a type is one of lists, as arrays are shredded and cast to."""
+    return pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
+
+
+def place(array: Any, at: Index, rows: int) -> Any:
+    """Return an array of `rows` values: those of an array at some positions, and null elsewhere."""
+    if len(at) == rows and bool((at[1:] > at[:-1]).all()):
+        return array
+    index = np.full(rows, -1, np.int64)
+    index[at] = np.arange(len(at))
+    return array.take(to_arrow(index, mask=index < 0))
+
+
 def null_array(length: int, data_type: Any) -> Any:
     """Return an array of nulls, also of types in which `pyarrow.nulls` refuses extension types."""
     if isinstance(data_type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(data_type, null_array(length, data_type.storage_type))
-    is_list = pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
     missing = to_arrow(np.ones(length, np.bool_)) if length else None
-    if is_list:
+    if is_list(data_type):
         make: Any = pa.ListArray if pa.types.is_list(data_type) else pa.LargeListArray
         width: Any = np.int32 if pa.types.is_list(data_type) else np.int64
         offsets = to_arrow(np.zeros(length + 1, width))
@@ -183,9 +190,7 @@ MAX_DEPTH = 200
 
 
 class RowChecks:
-    """Collects the rows that are invalid.
-
-    `collect`: Otherwise, the first one raises an error.
+    """Raises an error for the first invalid row, or collects them all.
 
     Attributes
     ----------
@@ -201,10 +206,9 @@ class RowChecks:
         self._collect = collect
 
     def require(self, valid: Mask, rows: Index, problem: str) -> bool:
-        """Check a condition of several values.
+        """Return whether all values are valid; the caller must not use the others.
 
-        If not, the caller must not use the invalid ones. Raises `InvalidDataError` if it does not
-        hold for a value, unless invalid rows are collected.
+        Raises `InvalidDataError` if a value is not, unless invalid rows are collected.
         """
         if bool(valid.all()):
             return True

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import InvalidDataError, UsageError
-from .buffers import MAX_DEPTH, Index, Mask, accumulate, null_array, to_buffer
-from .types import Kind
+from .buffers import MAX_DEPTH, Index, Mask, accumulate, is_list, null_array, place, to_buffer
+from .types import DECIMAL_BYTES, INTEGERS, Kind
 from .values import (
-    DECIMAL_BYTES,
     Values,
     check_scalars,
     check_sizes,
@@ -34,8 +33,7 @@ from .values import (
     read_scales,
 )
 
-_INTEGERS: Final = frozenset({Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64})
-_EXACT: Final = _INTEGERS | frozenset(DECIMAL_BYTES)
+_EXACT: Final = INTEGERS | frozenset(DECIMAL_BYTES)
 _NUMBERS: Final = _EXACT | {Kind.FLOAT, Kind.DOUBLE}
 _UTC: Final = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMP_NANOS})
 _LOCAL: Final = frozenset({Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP_NTZ_NANOS})
@@ -44,9 +42,9 @@ _LOCAL: Final = frozenset({Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP_NTZ_NANOS})
 def cast_values(values: Values, rows: int, data_type: Any, *, strict: bool) -> Any:
     """Return values as an Arrow array, with a null for every row that has no value.
 
-    `data_type`: Structs take the fields of objects by name, and lists the elements of arrays.
-    `strict`: Otherwise they become null. Raises `InvalidDataError` if a value is invalid, or does
-    not fit the type. Raises `UsageError` if Variants cannot be converted to this type.
+    Structs take the fields of objects by name, and lists the elements of arrays. Raises
+    `UsageError` if Variants cannot be converted to this type, and `InvalidDataError` if a value is
+    invalid. A value that does not fit the type is an error, too, if `strict`; otherwise it is null.
     """
     _require_castable(data_type, 0)
     return _cast(values, values.row, rows, data_type, strict)
@@ -58,14 +56,10 @@ def _require_castable(data_type: Any, depth: int) -> None:
     if pa.types.is_struct(data_type):
         for field in data_type:
             _require_castable(field.type, depth + 1)
-    elif _is_list(data_type):
+    elif is_list(data_type):
         _require_castable(data_type.value_type, depth + 1)
     elif not accepted_kinds(data_type):
         raise UsageError(f"Variants have no values of the type {data_type}")
-
-
-def _is_list(data_type: Any) -> bool:
-    return pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
 
 
 def accepted_kinds(data_type: Any) -> frozenset[Kind]:
@@ -91,40 +85,31 @@ def accepted_kinds(data_type: Any) -> frozenset[Kind]:
     ):
         if matches(data_type):
             return frozenset(kinds)
-    return frozenset({Kind.UUID}) if _is_uuid(data_type) else frozenset()
-
-
-def _is_uuid(data_type: Any) -> bool:
-    return data_type == pa.uuid() or data_type == pa.binary(16)
+    return frozenset({Kind.UUID} if data_type in (pa.uuid(), pa.binary(16)) else ())
 
 
 def _cast(values: Values, at: Index, rows: int, data_type: Any, strict: bool) -> Any:
     """Return an array of `rows` values, in which the values have the positions `at`."""
-    present = np.zeros(rows, np.bool_)
-    present[at] = True
     values = check_sizes(values)
     kind = values.kinds()
     check_scalars(values, kind)
     if pa.types.is_struct(data_type):
         return _cast_structs(values, kind, at, rows, data_type, strict)
-    if _is_list(data_type):
+    if is_list(data_type):
         return _cast_lists(values, kind, at, rows, data_type, strict)
     accepted = accepted_kinds(data_type)
     parts: list[Any] = []
-    index = np.full(rows, -1, np.int64)
-    size = 0
+    places: list[Index] = []
     for selected, natural in natural_arrays(values, kind, accepted):
-        array = _convert(natural, data_type, values.row[selected], strict=strict)
-        index[at[selected]] = np.arange(size, size + len(array))
-        parts.append(array)
-        size += len(array)
+        parts.append(_convert(natural, data_type, values.row[selected], strict=strict))
+        places.append(at[selected])
     if strict:
         fitting = np.isin(kind, [*map(int, accepted), int(Kind.NULL)])
         _require_fit(fitting, values, data_type)
     if not parts:
         return null_array(rows, data_type)
     storage = [part.storage if isinstance(part, pa.ExtensionArray) else part for part in parts]
-    joined = pa.concat_arrays(storage).take(pa.array(index, mask=index < 0))
+    joined = place(pa.concat_arrays(storage), np.concatenate(places), rows)
     if isinstance(data_type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(data_type, joined)
     return joined
@@ -144,11 +129,11 @@ def natural_arrays(
     values: Values, kind: Any, accepted: frozenset[Kind]
 ) -> Iterator[tuple[Index, Any]]:
     """Yield the values of some kinds as Arrow arrays of their own types."""
-    if accepted & _INTEGERS:
+    if accepted & INTEGERS:
         selected = np.flatnonzero((kind >= Kind.INT8) & (kind <= Kind.INT64))
         if len(selected):
             yield selected, pa.array(read_integers(values.take(selected), kind[selected]))
-    for code in sorted(accepted - _INTEGERS - {Kind.NULL}):
+    for code in sorted(accepted - INTEGERS - {Kind.NULL}):
         selected = np.flatnonzero(kind == code)
         if not len(selected):
             continue
@@ -237,11 +222,9 @@ def _cast_structs(
         arrays.append(_cast(part, places[entries.parent[selected]], rows, field.type, strict))
     missing = np.ones(rows, np.bool_)
     missing[places] = False
-    return (
-        pa.StructArray.from_arrays(arrays, fields=list(data_type), mask=pa.array(missing))
-        if (arrays)
-        else pa.array([None if gone else {} for gone in missing.tolist()], data_type)
-    )
+    if not arrays:
+        return pa.array([None if gone else {} for gone in missing.tolist()], data_type)
+    return pa.StructArray.from_arrays(arrays, fields=list(data_type), mask=pa.array(missing))
 
 
 def _cast_lists(

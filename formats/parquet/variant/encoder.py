@@ -26,16 +26,17 @@ from .buffers import (
     to_arrow,
 )
 from .metadata import encode_metadata
-from .python_values import encode_with
+from .python_values import encode_scalar
 from .types import (
     ARRAY,
+    DECIMAL_BYTES,
     MAX_SHORT_STRING,
     MICROSECONDS_PER_DAY,
     OBJECT,
     PRIMITIVE,
     SHORT_STRING,
+    TIMESTAMPS,
     Kind,
-    Primitive,
     header_byte,
 )
 
@@ -126,11 +127,8 @@ def build_strings(texts: Any, kind: Kind = Kind.STRING) -> Any:
     return pc.binary_join_element_wise(joined, content, _EMPTY)
 
 
-def build_fixed(kind: Kind | Primitive, data: Any, array: Any) -> Any:
-    """Return encoded values of a type whose values all have the same size.
-
-    `data` is the little-endian values, or their bytes.
-    """
+def build_fixed(kind: Kind, data: Any, array: Any) -> Any:
+    """Return encoded values of one size from little-endian values, or their bytes."""
     raw = np.ascontiguousarray(data)
     count = len(raw)
     raw = raw.view(np.uint8).reshape(count, raw.nbytes // max(count, 1))
@@ -156,12 +154,6 @@ _NUMBERS: Final = {
     pa.float32(): Kind.FLOAT,
     pa.float64(): Kind.DOUBLE,
 }
-_TIMES: Final = {
-    ("us", True): Kind.TIMESTAMP,
-    ("us", False): Kind.TIMESTAMP_NTZ,
-    ("ns", True): Kind.TIMESTAMP_NANOS,
-    ("ns", False): Kind.TIMESTAMP_NTZ_NANOS,
-}
 
 
 def find_kind(data_type: Any) -> Kind | None:
@@ -175,7 +167,7 @@ def find_kind(data_type: Any) -> Kind | None:
     if types.is_decimal(data_type):
         return _find_decimal_kind(data_type)
     if types.is_timestamp(data_type):
-        return _TIMES.get((data_type.unit, data_type.tz is not None))
+        return TIMESTAMPS.get((data_type.unit, data_type.tz is not None))
     for matches, kind in (
         (types.is_boolean, Kind.TRUE),
         (types.is_string, Kind.STRING),
@@ -259,7 +251,7 @@ def _encode_decimals(array: Any, kind: Kind) -> Any:
     if buffer is not None:
         first = wide.offset * 2
         words[:] = np.frombuffer(buffer, "<u8")[first : first + words.size].reshape(-1, 2)
-    width = {Kind.DECIMAL4: 4, Kind.DECIMAL8: 8}.get(kind, 16)
+    width = DECIMAL_BYTES[kind]
     data = np.empty((len(wide), 1 + width), np.uint8)
     data[:, 0] = data_type.scale
     data[:, 1:] = words.view(np.uint8).reshape(-1, 16)[:, :width]
@@ -273,7 +265,7 @@ _FIXED: Final[dict[Kind, Callable[[Any, Kind], Any]]] = {
     Kind.DECIMAL4: _encode_decimals,
     Kind.DECIMAL8: _encode_decimals,
     Kind.DECIMAL16: _encode_decimals,
-    **dict.fromkeys([Kind.TIME_NTZ, *_TIMES.values()], _encode_times),
+    **dict.fromkeys([Kind.TIME_NTZ, *TIMESTAMPS.values()], _encode_times),
 }
 
 
@@ -307,10 +299,10 @@ class EncodedLevel:
 
 
 def encode_rows(rows: list[Any]) -> tuple[Any, Any]:
-    """Return Python values as Variants; see `python_encoder.encode`.
+    """Return Python values as Variants; see `python_values.encode_scalar`.
 
-    Return the metadata of each row, with the field names of this row, sorted. Raises `UsageError`
-    if a value has no Variant type, or is nested more than MAX_DEPTH deep.
+    The metadata of each row has its own field names, sorted. Raises `UsageError` if a value has no
+    Variant type, or is nested more than MAX_DEPTH deep.
     """
     levels: list[EncodedLevel] = []
     values, places = rows, np.arange(len(rows))
@@ -370,7 +362,7 @@ def _add_leaves(
 
 
 def _others(values: list[Any]) -> Any:
-    return pa.array([encode_with(value, {}) for value in values], pa.large_binary())
+    return pa.array([encode_scalar(value) for value in values], pa.large_binary())
 
 
 def _nulls(values: list[Any]) -> Any:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import InvalidDataError, UsageError
-from .arrow_fields import STORAGE_TYPE
-from .buffers import Mask, RowChecks, null_array
+from .arrow_fields import STORAGE_TYPE, make_column
+from .buffers import Mask, RowChecks, null_array, place
 from .casts import cast_values
 from .encoder import encode_rows
 from .json_parser import parse_plain
@@ -122,7 +122,7 @@ def to_json(column: Any, *, ordered: bool = True) -> Any:
 
     def convert(metadata: Any, value: Any, first_row: int) -> Any:
         values = _open(metadata, value, first_row, ordered)
-        return _place(render_json(values), values.row, len(value))
+        return place(render_json(values), values.row, len(value))
 
     return _map(column, convert, pa.large_string())
 
@@ -151,8 +151,7 @@ def get(
         values = follow(_open(metadata, value, first_row, ordered), steps)
         if data_type is not None:
             return cast_values(values, len(value), data_type, strict=strict)
-        found = _place(values.to_arrow(), values.row, len(value)).cast(pa.binary())
-        return make_column(metadata, found)
+        return make_column(metadata, place(values.to_arrow(), values.row, len(value)))
 
     return _map(column, convert, STORAGE_TYPE if data_type is None else data_type)
 
@@ -169,11 +168,6 @@ def find_valid(column: Any, *, ordered: bool = True) -> Any:
     return _map(column, convert, pa.bool_())
 
 
-def cast_column(column: Any, data_type: Any, *, strict: bool, ordered: bool) -> Any:
-    """Return Variants as an Arrow type; see `splitarrow.variant.cast`."""
-    return get(column, "$", data_type, strict=strict, ordered=ordered)
-
-
 def unshred_column(column: Any, *, ordered: bool = False) -> Any:
     """Return a shredded column unshredded; see `splitarrow.variant.unshred`."""
     check_shredded_type(column.type)
@@ -181,7 +175,7 @@ def unshred_column(column: Any, *, ordered: bool = False) -> Any:
     row = 0
     for chunk in _chunks(column):
         metadata, value = unshred(chunk, first_row=row, ordered=ordered)
-        results.append(make_column(metadata, value.cast(pa.binary())))
+        results.append(make_column(metadata, value))
         row += len(chunk)
     return _join(column, results, STORAGE_TYPE)
 
@@ -217,7 +211,7 @@ def from_python(values: Iterable[Any]) -> Any:
     arrays: list[Any] = []
     while part := list(islice(rows, _CHUNK_ROWS)):
         metadata, encoded = encode_rows(part)
-        arrays.append(make_column(metadata, encoded.cast(pa.binary())))
+        arrays.append(make_column(metadata, encoded))
     return _join(None, arrays, STORAGE_TYPE)
 
 
@@ -229,7 +223,7 @@ def from_json(texts: Any) -> Any:
         metadata, encoded = _encode_json(chunk, done)
         if chunk.null_count:
             encoded = pc.if_else(chunk.is_valid(), encoded, pa.scalar(None, encoded.type))
-        arrays.append(make_column(metadata, encoded.cast(pa.binary())))
+        arrays.append(make_column(metadata, encoded))
         done += len(chunk)
     return _join(texts, arrays, STORAGE_TYPE)
 
@@ -291,25 +285,9 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def make_column(metadata: Any, value: Any) -> Any:
-    """Return a column of Variants, in which a row without a value is null."""
-    mask = value.is_null() if value.null_count else None
-    fields = [STORAGE_TYPE.field(index) for index in range(2)]
-    return pa.StructArray.from_arrays([metadata.cast(pa.binary()), value], fields=fields, mask=mask)
-
-
 def _open(metadata: Any, value: Any, first_row: int, ordered: bool) -> Values:
     checks = RowChecks(len(value), first_row=first_row)
     return open_values(metadata, value, checks, ordered=ordered)
-
-
-def _place(array: Any, rows: Any, length: int) -> Any:
-    """Return an array of a length with values in some rows, and nulls in all others."""
-    if len(rows) == length:
-        return array
-    index = np.full(length, -1, np.int64)
-    index[rows] = np.arange(len(rows))
-    return array.take(pa.array(index, mask=index < 0))
 
 
 def _map(column: Any, convert: Callable[[Any, Any, int], Any], data_type: Any) -> Any:

@@ -56,7 +56,7 @@ class _Tokens:
 def parse_plain(texts: Any) -> tuple[Mask, Any, Any]:
     """Return which texts are taken, and the metadata and values of those as Variants.
 
-    `texts`: a null is taken like the text ``null``.
+    A null is taken like the text ``null``.
     """
     rows = len(texts)
     filled = texts.fill_null("null") if texts.null_count else texts
@@ -174,7 +174,7 @@ def _match_brackets(tokens: _Tokens, depth: Index, taken: Mask) -> Index:
 def _check_grammar(tokens: _Tokens, following: Index, taken: Mask) -> tuple[Index, Mask]:
     """Return the bracket that each token is in, or -1, and which texts are names of fields.
 
-    `taken`: Others are left out.
+    Texts that are not JSON are no longer taken.
     """
     code, row, separator = tokens.code, tokens.row, tokens.separator
     container = np.append(-1, following[:-1])
@@ -262,7 +262,7 @@ def _make_levels(
     scalars: tuple[Index, Any, Any],
     taken: Mask,
 ) -> list[EncodedLevel]:
-    """Return the values by depth, as `row_encoder` has them."""
+    """Return the values by depth, for `encoder.encode_levels`."""
     code = tokens.code
     new_row = np.cumsum(taken) - 1
     is_value = _IS_VALUE[code] & ~is_name & kept

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from .buffers import Index, Mask, accumulate, binary_parts, make_binary, to_arrow
 from .metadata import Names
-from .types import Kind
+from .types import DECIMAL_BYTES, Kind
 from .values import (
-    DECIMAL_BYTES,
     Entries,
     ParsedLevel,
     Values,

@@ -1,13 +1,13 @@
-"""A single Variant as a Python value, and a Python value as a Variant."""
+"""A single Variant as a Python value, and a scalar Python value as an encoded value."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -15,34 +15,35 @@ import numpy as np
 
 from ....errors import InvalidDataError, UsageError
 from .buffers import MAX_DEPTH
-from .metadata import encode_metadata
 from .types import (
     ARRAY,
     DATA_SIZES,
+    DECIMAL_BYTES,
     MAX_DECIMAL_SCALE,
     MAX_SHORT_STRING,
     MICROSECONDS_PER_DAY,
     OBJECT,
     PRIMITIVE,
     SHORT_STRING,
-    Primitive,
+    TIMESTAMPS,
+    Kind,
     header_byte,
 )
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _FIRST_DAY, _LAST_DAY = date.min.toordinal(), date.max.toordinal()
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-_NANOS: Final = (Primitive.TIMESTAMP_NANOS, Primitive.TIMESTAMP_NTZ_NANOS)
-_ZONED: Final = (Primitive.TIMESTAMP, Primitive.TIMESTAMP_NANOS)
+_NANOS: Final = (Kind.TIMESTAMP_NANOS, Kind.TIMESTAMP_NTZ_NANOS)
+_ZONED: Final = (Kind.TIMESTAMP, Kind.TIMESTAMP_NANOS)
 _FORMATS: Final = {
-    Primitive.INT8: struct.Struct("<b"),
-    Primitive.INT16: struct.Struct("<h"),
-    Primitive.INT32: struct.Struct("<i"),
-    Primitive.INT64: struct.Struct("<q"),
-    Primitive.DOUBLE: struct.Struct("<d"),
-    Primitive.FLOAT: struct.Struct("<f"),
+    Kind.INT8: struct.Struct("<b"),
+    Kind.INT16: struct.Struct("<h"),
+    Kind.INT32: struct.Struct("<i"),
+    Kind.INT64: struct.Struct("<q"),
+    Kind.DOUBLE: struct.Struct("<d"),
+    Kind.FLOAT: struct.Struct("<f"),
 }
-_CONSTANTS: Final = {Primitive.NULL: None, Primitive.TRUE: True, Primitive.FALSE: False}
+_CONSTANTS: Final = {Kind.NULL: None, Kind.TRUE: True, Kind.FALSE: False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,24 +182,24 @@ class _Decoder:
             raise InvalidDataError("the size of a value does not fit its bytes")
 
     def _decode_primitive(self, code: int, at: int, end: int) -> Any:
-        if code > Primitive.UUID:
+        if code > Kind.UUID:
             raise InvalidDataError(f"the type id {code} is not one of version 1")
-        kind = Primitive(code)
-        if kind in (Primitive.BINARY, Primitive.STRING):
+        kind = Kind(code)
+        if kind in (Kind.BINARY, Kind.STRING):
             if at + 4 > end:
                 raise InvalidDataError("the size of a value does not fit its bytes")
             self._require_size(4 + int.from_bytes(self._data[at : at + 4], "little"), at, end)
             content = self._data[at + 4 : end]
-            return content if kind == Primitive.BINARY else _decode_text(content)
+            return content if kind == Kind.BINARY else _decode_text(content)
         self._require_size(DATA_SIZES[kind], at, end)
         data = self._data[at:end]
         if kind in _CONSTANTS:
             return _CONSTANTS[kind]
         if kind in _FORMATS:
             return _FORMATS[kind].unpack(data)[0]
-        if kind == Primitive.UUID:
+        if kind == Kind.UUID:
             return UUID(bytes=data)
-        if kind in (Primitive.DECIMAL4, Primitive.DECIMAL8, Primitive.DECIMAL16):
+        if kind in DECIMAL_BYTES:
             return _decode_decimal(data)
         return _decode_time(kind, int.from_bytes(data, "little", signed=True))
 
@@ -229,12 +230,12 @@ def _decode_decimal(data: bytes) -> Decimal:
     return Decimal((int(unscaled < 0), digits, -scale))
 
 
-def _decode_time(kind: Primitive, count: int) -> Any:
-    if kind == Primitive.DATE:
+def _decode_time(kind: Kind, count: int) -> Any:
+    if kind == Kind.DATE:
         if _FIRST_DAY <= count + _EPOCH_DAY <= _LAST_DAY:
             return date.fromordinal(count + _EPOCH_DAY)
         return np.datetime64(count, "D")
-    if kind == Primitive.TIME_NTZ:
+    if kind == Kind.TIME_NTZ:
         if not 0 <= count < MICROSECONDS_PER_DAY:
             raise InvalidDataError("a time is not within a day")
         seconds, microsecond = divmod(count, 1_000_000)
@@ -250,100 +251,26 @@ def _decode_time(kind: Primitive, count: int) -> Any:
 
 
 _NUMPY_TYPES: Final = {
-    "int8": Primitive.INT8,
-    "int16": Primitive.INT16,
-    "int32": Primitive.INT32,
-    "int64": Primitive.INT64,
-    "float32": Primitive.FLOAT,
-    "float64": Primitive.DOUBLE,
+    "int8": Kind.INT8,
+    "int16": Kind.INT16,
+    "int32": Kind.INT32,
+    "int64": Kind.INT64,
+    "float32": Kind.FLOAT,
+    "float64": Kind.DOUBLE,
 }
 
 
-def encode(value: Any) -> tuple[bytes, bytes]:
-    """Return a Python value as a Variant.
+def encode_scalar(value: Any) -> bytes:
+    """Return a Python value as an encoded Variant value, which is not an object or an array.
 
-    `value`: None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`,
-    UUID, `Timestamp`, a list or tuple of such values, or a mapping from names to them. An int gets
-    the smallest type that holds it, and a decimal one if it exceeds 64 bits; a number of NumPy
-    keeps its type. The names of the metadata are sorted. Raises `UsageError` if a value has no
-    Variant type, or is nested more than MAX_DEPTH deep.
+    It is None, bool, int, float, Decimal, str, bytes, `datetime.date`, `time` or `datetime`, UUID
+    or `Timestamp`. An int gets the smallest type that holds it, and a decimal one if it exceeds 64
+    bits; a number of NumPy keeps its type. Raises `UsageError` if a value has no Variant type.
     """
-    ordered = sorted(collect_names(value), key=_encode_text)
-    return encode_metadata(ordered), encode_with(value, {name: i for i, name in enumerate(ordered)})
-
-
-def encode_with(value: Any, ids: Mapping[str, int]) -> bytes:
-    """Return the value of a Variant whose metadata has the field names `ids`, sorted.
-
-    See `encode`.
-    """
-    kind: Any = type(value)
-    encoder = _EXACT_ENCODERS.get(kind)
-    if encoder is not None:
-        return encoder(value)
-    if kind is dict or isinstance(value, Mapping):
-        return _encode_object(value, ids)
-    if isinstance(value, list | tuple):
-        return _encode_container([encode_with(item, ids) for item in value], None)
-    return _encode_scalar(value)
-
-
-def collect_names(value: Any) -> set[str]:
-    """Return all field names in a Python value; errors as for `encode`."""
-    names: set[str] = set()
-    _collect_names(value, names, 0)
-    for name in names:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"the field name {name!r} is not a string")
-    return names
-
-
-def _collect_names(value: Any, names: set[str], depth: int) -> None:
-    items: Any
-    if isinstance(value, Mapping):
-        items = value.values()
-        names.update(value)
-    elif isinstance(value, list | tuple):
-        items = value
-    else:
-        return
-    if depth >= MAX_DEPTH:
-        raise UsageError(f"a Variant is nested at most {MAX_DEPTH} deep")
-    for item in items:
-        if type(item) not in _EXACT_ENCODERS:
-            _collect_names(item, names, depth + 1)
-
-
-def _encode_object(value: Mapping[str, Any], ids: Mapping[str, int]) -> bytes:
-    fields = sorted((ids[name], name) for name in value)  # in the order of the names
-    encoded = [encode_with(value[name], ids) for _, name in fields]
-    return _encode_container(encoded, [field_id for field_id, _ in fields])
-
-
-def _encode_container(encoded: list[bytes], ids: list[int] | None) -> bytes:
-    offsets = [0, *accumulate(map(len, encoded))]
-    count = len(encoded)
-    if offsets[-1] < 256 and count < 256 and (ids is None or max(ids, default=0) < 256):
-        header = _SMALL_ARRAY if ids is None else _SMALL_OBJECT
-        return bytes([header, count, *(ids or ()), *offsets]) + b"".join(encoded)
-    offset_width = _uint_width(offsets[-1])
-    is_large = count > 255
-    parts = [count.to_bytes(4 if is_large else 1, "little")]
-    if ids is None:
-        header = header_byte(ARRAY, (offset_width - 1) | is_large << 2)
-    else:
-        id_width = _uint_width(max(ids, default=0))
-        header = header_byte(OBJECT, (offset_width - 1) | (id_width - 1) << 2 | is_large << 4)
-        parts += [field_id.to_bytes(id_width, "little") for field_id in ids]
-    parts += [offset.to_bytes(offset_width, "little") for offset in offsets]
-    return b"".join([bytes([header]), *parts, *encoded])
-
-
-_SMALL_ARRAY, _SMALL_OBJECT = header_byte(ARRAY, 0), header_byte(OBJECT, 0)
-
-
-def _uint_width(largest: int) -> int:
-    return max(1, (largest.bit_length() + 7) // 8)
+    for kind, function in _ENCODERS:
+        if isinstance(value, kind):
+            return function(value)
+    raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
 
 
 def _encode_text(text: str) -> bytes:
@@ -353,18 +280,11 @@ def _encode_text(text: str) -> bytes:
         raise UsageError(f"the text {text!r} has no UTF-8 form") from None
 
 
-def _encode_scalar(value: Any) -> bytes:
-    for kind, function in _ENCODERS:
-        if isinstance(value, kind):
-            return function(value)
-    raise UsageError(f"a {type(value).__name__} has no Variant type: {value!r}")
-
-
-def _primitive(kind: Primitive, data: bytes = b"") -> bytes:
+def _primitive(kind: Kind, data: bytes = b"") -> bytes:
     return bytes([header_byte(PRIMITIVE, kind)]) + data
 
 
-def _signed(kind: Primitive, value: int, width: int) -> bytes:
+def _signed(kind: Kind, value: int, width: int) -> bytes:
     try:
         return _primitive(kind, value.to_bytes(width, "little", signed=True))
     except OverflowError:
@@ -372,23 +292,19 @@ def _signed(kind: Primitive, value: int, width: int) -> bytes:
 
 
 def _encode_bool(value: Any) -> bytes:
-    return _primitive(Primitive.TRUE if value else Primitive.FALSE)
+    return _primitive(Kind.TRUE if value else Kind.FALSE)
 
 
 def _encode_float(value: float) -> bytes:
-    return _DOUBLE + _PACK_DOUBLE(value)
-
-
-_DOUBLE = bytes([header_byte(PRIMITIVE, Primitive.DOUBLE)])
-_PACK_DOUBLE = struct.Struct("<d").pack
+    return _primitive(Kind.DOUBLE, _FORMATS[Kind.DOUBLE].pack(value))
 
 
 def _encode_int(value: int) -> bytes:
     for kind, width in (
-        (Primitive.INT8, 1),
-        (Primitive.INT16, 2),
-        (Primitive.INT32, 4),
-        (Primitive.INT64, 8),
+        (Kind.INT8, 1),
+        (Kind.INT16, 2),
+        (Kind.INT32, 4),
+        (Kind.INT64, 8),
     ):
         if -(1 << 8 * width - 1) <= value < 1 << 8 * width - 1:
             return _signed(kind, value, width)
@@ -404,9 +320,9 @@ def _encode_decimal(value: Decimal) -> bytes:
         raise UsageError(f"{value} has more than 38 digits, or more than 38 after the point")
     unscaled = -unscaled if sign else unscaled
     for kind, width, limit in (
-        (Primitive.DECIMAL4, 4, 10**9),
-        (Primitive.DECIMAL8, 8, 10**18),
-        (Primitive.DECIMAL16, 16, 10**38),
+        (Kind.DECIMAL4, 4, 10**9),
+        (Kind.DECIMAL8, 8, 10**18),
+        (Kind.DECIMAL16, 16, 10**38),
     ):
         if abs(unscaled) < limit:
             data = unscaled.to_bytes(width, "little", signed=True)
@@ -418,18 +334,18 @@ def _encode_string(value: str) -> bytes:
     data = _encode_text(value)
     if len(data) <= MAX_SHORT_STRING:
         return bytes([header_byte(SHORT_STRING, len(data))]) + data
-    return _primitive(Primitive.STRING, len(data).to_bytes(4, "little") + data)
+    return _primitive(Kind.STRING, len(data).to_bytes(4, "little") + data)
 
 
 def _encode_binary(value: Any) -> bytes:
     data = bytes(value)
-    return _primitive(Primitive.BINARY, len(data).to_bytes(4, "little") + data)
+    return _primitive(Kind.BINARY, len(data).to_bytes(4, "little") + data)
 
 
 def _encode_datetime(value: datetime) -> bytes:
-    kind = Primitive.TIMESTAMP_NTZ
+    kind = Kind.TIMESTAMP_NTZ
     if value.utcoffset() is not None:
-        kind, value = Primitive.TIMESTAMP, value.astimezone(UTC)
+        kind, value = Kind.TIMESTAMP, value.astimezone(UTC)
     difference = value.replace(tzinfo=None) - datetime(1970, 1, 1)
     seconds = difference.days * 86_400 + difference.seconds
     return _signed(kind, seconds * 1_000_000 + difference.microseconds, 8)
@@ -439,34 +355,28 @@ def _encode_time(value: time) -> bytes:
     if value.tzinfo is not None:
         raise UsageError(f"the time {value} has a time zone, for which there is no Variant type")
     seconds = (value.hour * 60 + value.minute) * 60 + value.second
-    return _signed(Primitive.TIME_NTZ, seconds * 1_000_000 + value.microsecond, 8)
+    return _signed(Kind.TIME_NTZ, seconds * 1_000_000 + value.microsecond, 8)
 
 
 def _encode_timestamp(value: Timestamp) -> bytes:
-    kinds = {
-        ("us", True): Primitive.TIMESTAMP,
-        ("us", False): Primitive.TIMESTAMP_NTZ,
-        ("ns", True): Primitive.TIMESTAMP_NANOS,
-        ("ns", False): Primitive.TIMESTAMP_NTZ_NANOS,
-    }
-    return _signed(kinds[value.unit, value.utc], value.count, 8)
+    return _signed(TIMESTAMPS[value.unit, value.utc], value.count, 8)
 
 
 def _encode_numpy(value: Any) -> bytes:
     kind = _NUMPY_TYPES.get(value.dtype.name)
     if kind is None:
-        return _encode_scalar(value.item())
+        return encode_scalar(value.item())
     return _primitive(kind, value.astype(value.dtype.newbyteorder("<")).tobytes())
 
 
 def _encode_day(value: Any) -> bytes:
     if np.datetime_data(value.dtype)[0] != "D":
         raise UsageError(f"{value!r} is not a date; use datetime or Timestamp")
-    return _signed(Primitive.DATE, int(value.astype(np.int64)), 4)
+    return _signed(Kind.DATE, int(value.astype(np.int64)), 4)
 
 
 _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
-    (type(None), lambda _: _primitive(Primitive.NULL)),
+    (type(None), lambda _: _primitive(Kind.NULL)),
     ((bool, np.bool_), _encode_bool),
     (np.datetime64, _encode_day),
     (np.generic, _encode_numpy),
@@ -476,20 +386,8 @@ _ENCODERS: list[tuple[Any, Callable[[Any], bytes]]] = [
     (Decimal, _encode_decimal),
     ((bytes, bytearray, memoryview), _encode_binary),
     (datetime, _encode_datetime),
-    (
-        date,
-        lambda value: _signed(Primitive.DATE, value.toordinal() - _EPOCH_DAY, 4),
-    ),
+    (date, lambda value: _signed(Kind.DATE, value.toordinal() - _EPOCH_DAY, 4)),
     (time, _encode_time),
     (Timestamp, _encode_timestamp),
-    (UUID, lambda value: _primitive(Primitive.UUID, value.bytes)),
+    (UUID, lambda value: _primitive(Kind.UUID, value.bytes)),
 ]
-_EXACT_ENCODERS: dict[type, Callable[[Any], bytes]] = {
-    type(None): _ENCODERS[0][1],
-    bool: _encode_bool,
-    int: _encode_int,
-    float: _encode_float,
-    str: _encode_string,
-    Decimal: _encode_decimal,
-}
-"""The encoders of the most frequent types, which need no search."""

@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import UsageError
-from .buffers import MAX_DEPTH, Index, Mask, accumulate, null_array, to_arrow
+from .buffers import MAX_DEPTH, Index, Mask, accumulate, is_list, null_array, place, to_arrow
 from .casts import natural_arrays
 from .encoder import build_objects, find_kind
-from .types import Kind
+from .types import DECIMAL_BYTES, INTEGERS, Kind
 from .values import (
-    DECIMAL_BYTES,
     Entries,
     Values,
     check_scalars,
@@ -128,9 +127,6 @@ def _count_digits(values: Values, code: Kind) -> int:
     return len(str(max(abs(int(low.min())), abs(int(low.max())))))
 
 
-_INTEGERS: Final = frozenset({Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64})
-
-
 def shredded_type(data_type: Any) -> Any:
     """Return the type of a column that is shredded as a type.
 
@@ -150,7 +146,7 @@ def _group_type(data_type: Any, depth: int) -> Any:
         typed = pa.struct(
             [pa.field(f.name, _group_type(f.type, depth + 1), nullable=False) for f in data_type]
         )
-    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+    elif is_list(data_type):
         element = _group_type(data_type.value_type, depth + 1)
         typed = pa.list_(pa.field("element", element, nullable=False))
     elif pa.types.is_null(data_type):
@@ -198,10 +194,7 @@ def _shred(values: Values, at: Index, rows: int, data_type: Any) -> Any:
 
 def _place(values: Values, selected: Index, at: Index, rows: int) -> Any:
     """Return some encoded values at their positions, and null at all others."""
-    index = np.full(rows, -1, np.int64)
-    index[at[selected]] = np.arange(len(selected))
-    encoded = values.take(selected).to_arrow().cast(pa.binary())
-    return encoded.take(pa.array(index, mask=index < 0))
+    return place(values.take(selected).to_arrow().cast(pa.binary()), at[selected], rows)
 
 
 def _shred_primitives(
@@ -211,16 +204,15 @@ def _shred_primitives(
     wanted = find_kind(data_type)
     assert wanted is not None
     accepted = frozenset({wanted})
-    if wanted in _INTEGERS:
-        accepted = _INTEGERS
+    if wanted in INTEGERS:
+        accepted = INTEGERS
     elif wanted in DECIMAL_BYTES:
         accepted = frozenset(DECIMAL_BYTES)
     elif wanted == Kind.TRUE:
         accepted = frozenset({Kind.TRUE, Kind.FALSE})
     taken = np.zeros(len(values), np.bool_)
-    index = np.full(rows, -1, np.int64)
     parts: list[Any] = []
-    size = 0
+    places: list[Index] = []
     for members, natural in natural_arrays(values, kind, accepted):
         selected, array = members, natural
         if pa.types.is_decimal(natural.type) and natural.type.scale != data_type.scale:
@@ -231,11 +223,10 @@ def _shred_primitives(
         storage = pa.binary(16) if wanted == Kind.UUID else data_type
         parts.append(array.cast(storage))
         taken[selected] = True
-        index[at[selected]] = np.arange(size, size + len(selected))
-        size += len(selected)
+        places.append(at[selected])
     if not parts:
         return null_array(rows, data_type), taken
-    typed = pa.concat_arrays(parts).take(pa.array(index, mask=index < 0))
+    typed = place(pa.concat_arrays(parts), np.concatenate(places), rows)
     if wanted == Kind.UUID:
         typed = pa.ExtensionArray.from_storage(pa.uuid(), typed)
     return typed, taken
@@ -302,9 +293,7 @@ def _shred_objects(values: Values, kind: Any, at: Index, rows: int, data_type: A
     parents, built = _build_residual(entries, left)
     others = np.flatnonzero(~is_object)
     encoded = pa.concat_arrays([built, values.take(others).to_arrow()]).cast(pa.binary())
-    index = np.full(rows, -1, np.int64)
-    index[np.concatenate([places[parents], at[others]])] = np.arange(len(encoded))
-    value = encoded.take(pa.array(index, mask=index < 0))
+    value = place(encoded, np.concatenate([places[parents], at[others]]), rows)
     return pa.StructArray.from_arrays([value, typed], fields=fields)
 
 

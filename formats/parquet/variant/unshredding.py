@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import InvalidDataError
-from .arrow_fields import STORAGE_TYPE
+from .arrow_fields import make_column
 from .buffers import (
     MAX_DEPTH,
     ByteBuffer,
@@ -18,6 +18,7 @@ from .buffers import (
     RowChecks,
     binary_parts,
     expand,
+    is_list,
     to_arrow,
     valid_mask,
 )
@@ -50,9 +51,9 @@ def is_shredded(data_type: Any) -> bool:
 def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[Any, Any]:
     """Return the metadata and the values of a column that may be shredded.
 
-    `column`: a null struct has a null value. `ordered`: the objects that this function builds are
-    always ordered. Raises `InvalidDataError` if the type is not one of shredded Variants, or the
-    fields ``value`` and ``typed_value`` contradict each other in a way that the specification
+    A null struct has a null value. `ordered` demands ordered objects in ``value``; those that this
+    function builds always are. Raises `InvalidDataError` if the type is not one of shredded
+    Variants, or ``value`` and ``typed_value`` contradict each other in a way that the specification
     names.
     """
     check_shredded_type(column.type)
@@ -72,19 +73,6 @@ def unshred(column: Any, *, first_row: int = 0, ordered: bool = False) -> tuple[
     return metadata, value
 
 
-def reconstruct(metadata: Any, group: Any) -> Any:
-    """Return the encoded values of a struct of value and typed_value; those missing are null.
-
-    `metadata`: It may be null where the value is missing.
-    """
-    checks = RowChecks(len(group))
-    used = valid_mask(metadata)
-    names = Names(default_metadata(metadata, used), checks)
-    return _Reconstruction(names, checks, ordered=False).build(
-        _Group.from_struct(group), np.arange(len(group))
-    )
-
-
 def _fields_by_name(data_type: Any, place: str) -> dict[str, Any]:
     fields = {field.name: field.type for field in data_type}
     if len(fields) < data_type.num_fields:
@@ -99,10 +87,6 @@ def _is_binary(data_type: Any) -> bool:
         or types.is_large_binary(data_type)
         or types.is_binary_view(data_type)
     )
-
-
-def _is_list(data_type: Any) -> bool:
-    return pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
 
 
 def _check_group(fields: dict[str, Any], place: str, depth: int) -> None:
@@ -121,7 +105,7 @@ def _check_group(fields: dict[str, Any], place: str, depth: int) -> None:
     if pa.types.is_struct(typed):
         for name, data_type in _fields_by_name(typed, place).items():
             _check_child(data_type, f"the shredded field {name!r}", depth)
-    elif _is_list(typed):
+    elif is_list(typed):
         _check_child(typed.value_type, f"the element of {place}", depth)
     elif find_kind(typed) is None:
         raise InvalidDataError(f"{typed} is not a type of shredded Variants (in {place})")
@@ -173,7 +157,7 @@ class _Reconstruction:
         if residual is not None:
             both = valid_mask(encoded) & valid_mask(typed)
             self._checks.require(~both, rows, "both value and typed_value are set")
-        if _is_list(typed.type):
+        if is_list(typed.type):
             self._refuse(residual, Kind.ARRAY, "an array is in value, not in typed_value")
             built = self._build_lists(typed, rows)
         else:
@@ -318,9 +302,8 @@ _CONTAINERS = (int(Kind.OBJECT), int(Kind.ARRAY))
 
 def read_variants(metadata: Any, group: Any) -> Any:
     """Return the values of any group as Variants; those that are missing are null."""
-    value = reconstruct(metadata, group).cast(pa.binary())
-    present = value.is_valid()
-    metadata = pc.if_else(present, metadata, pa.scalar(b"\x01\0\0", metadata.type))
-    fields = [STORAGE_TYPE.field(index) for index in range(2)]
-    mask = value.is_null() if value.null_count else None
-    return pa.StructArray.from_arrays([metadata.cast(pa.binary()), value], fields=fields, mask=mask)
+    checks = RowChecks(len(group))
+    names = Names(default_metadata(metadata, valid_mask(metadata)), checks)
+    reconstruction = _Reconstruction(names, checks, ordered=False)
+    value = reconstruction.build(_Group.from_struct(group), np.arange(len(group)))
+    return make_column(default_metadata(metadata, valid_mask(value)), value)

@@ -30,6 +30,7 @@ from .buffers import (
 from .metadata import Names, find_utf8
 from .types import (
     ARRAY,
+    DECIMAL_BYTES,
     KINDS,
     MAX_DECIMAL_SCALE,
     MICROSECONDS_PER_DAY,
@@ -122,10 +123,7 @@ class Entries:
 
 
 def open_values(metadata: Any, value: Any, checks: RowChecks, *, ordered: bool = True) -> Values:
-    """Return the values of a column, of which nothing but the metadata is checked.
-
-    `metadata`, `value`: a row without a value is left out.
-    """
+    """Return the values of a column, without its null rows. Only the metadata is checked."""
     present = valid_mask(value)
     known = valid_mask(metadata)
     rows = np.flatnonzero(present)
@@ -179,12 +177,12 @@ def check_sizes(values: Values) -> Values:
 
 
 def read_objects(values: Values) -> tuple[Values, Entries]:
-    """Return the fields of objects."""
+    """Return the valid objects and their fields."""
     return _read_entries(values, OBJECT)
 
 
 def read_arrays(values: Values) -> tuple[Values, Entries]:
-    """Return the elements of arrays, as `read_objects` does."""
+    """Return the valid arrays and their elements."""
     return _read_entries(values, ARRAY)
 
 
@@ -352,8 +350,6 @@ def split_column(column: Any) -> tuple[Any, Any]:
     return metadata, value
 
 
-INTEGER_BYTES = {Kind.INT8: 1, Kind.INT16: 2, Kind.INT32: 4, Kind.INT64: 8}
-DECIMAL_BYTES = {Kind.DECIMAL4: 4, Kind.DECIMAL8: 8, Kind.DECIMAL16: 16}
 _DECIMAL_LIMIT = 10**38
 _LIMIT_HIGH, _LIMIT_LOW = _DECIMAL_LIMIT >> 64, _DECIMAL_LIMIT & (2**64 - 1)
 
@@ -374,14 +370,9 @@ def check_scalars(values: Values, kind: Any) -> None:
         part.context.checks.require(ok, part.row, "a time is not within a day")
     if present[Kind.STRING]:
         part = values.take(kind == Kind.STRING)
-        if not _is_ascii(part):
+        if part.context.buffer.bytes.max() >= 0x80:  # otherwise, the whole buffer is ASCII
             ok = find_utf8(read_bytes(part))
             part.context.checks.require(ok, part.row, "a string is not UTF-8")
-
-
-def _is_ascii(values: Values) -> bool:
-    """Return whether the whole buffer is ASCII, which is quick to find out."""
-    return int(values.context.buffer.bytes.max()) < 0x80
 
 
 def _check_decimals(values: Values, kind: Kind) -> None:
@@ -462,20 +453,15 @@ def decimal_array(unscaled: NDArray[np.uint64], scale: int) -> Any:
 
 def read_bytes(values: Values) -> Any:
     """Return the content of strings or binary values, as a `pyarrow.LargeBinaryArray`."""
-    head = _head_sizes(values)
-    return values.context.buffer.slice(values.start + head, values.size - head)
+    buffer = values.context.buffer
+    head = np.where((buffer.read_u8(values.start) & 3) == SHORT_STRING, 1, 5)
+    return buffer.slice(values.start + head, values.size - head)
 
 
 def read_fixed(values: Values, width: int) -> NDArray[np.uint8]:
     """Return the bytes of values of a fixed size, as an array of shape (n, width)."""
     at = values.start[:, None] + np.arange(1, width + 1)
     return values.context.buffer.bytes[at]
-
-
-def _head_sizes(values: Values) -> Index:
-    """Return the sizes of the headers of strings and binary values."""
-    short: Mask = (values.context.buffer.read_u8(values.start) & 3) == SHORT_STRING
-    return np.where(short, 1, 5)
 
 
 @dataclass(frozen=True, slots=True)

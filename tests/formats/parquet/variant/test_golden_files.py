@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.variant_encoding import encode
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.python_values import decode, decode_metadata, encode
+from splitarrow.formats.parquet.variant.python_values import decode, decode_metadata
 
 REFUSED = {43}
 """Files that contradict the specification, which a reader may refuse."""

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from helpers.variant_encoding import encode
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
 from splitarrow.formats.parquet.variant.functions import parse_single
 from splitarrow.formats.parquet.variant.json_parser import parse_plain
-from splitarrow.formats.parquet.variant.python_values import encode
 
 SCALARS = [
     *("0", "-0", "7", "-128", "32768", "2147483648", "123456789012345678", "-0.0", "0.50"),

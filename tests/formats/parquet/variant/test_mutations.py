@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from helpers.variant_encoding import encode
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
-from splitarrow.formats.parquet.variant.python_values import decode, encode
+from splitarrow.formats.parquet.variant.python_values import decode
 
 SEEDS: list[Any] = [
     {"a": [1, 2, {"b": "x" * 5, "c": None}], "zz": {"a": 1.5, "q": True}},

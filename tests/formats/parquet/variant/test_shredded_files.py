@@ -14,13 +14,13 @@ import pytest
 
 from helpers.catalog import read_dataset
 from helpers.parquet_files import edit_schema, field, write_parquet
+from helpers.variant_encoding import encode_with
 from splitarrow import variant
 from splitarrow.errors import DatasetError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
 from splitarrow.formats.parquet.thrift import Type
 from splitarrow.formats.parquet.variant.metadata import encode_metadata
-from splitarrow.formats.parquet.variant.python_values import encode_with
 from splitarrow.server.catalog.files.file_types import open_file
 
 NAMES = ["a", "b", "c", "é", "zz"]

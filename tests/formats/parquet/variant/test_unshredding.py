@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from helpers.variant_encoding import encode_with
 from splitarrow import variant
 from splitarrow.errors import InvalidDataError
 from splitarrow.formats.parquet.variant.metadata import encode_metadata
-from splitarrow.formats.parquet.variant.python_values import encode_with
 
 NAMES = ["a", "b", "event_ts", "event_type", "x"]
 METADATA = encode_metadata(NAMES)

@@ -23,7 +23,7 @@ from helpers.parquet_files import (
 )
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError
-from splitarrow.formats.parquet.conversions import ReadOptions
+from splitarrow.formats.parquet.conversions import ParquetOptions
 from splitarrow.formats.parquet.logical_types import Converted, Kind, LogicalType
 from splitarrow.formats.parquet.schema import (
     CHILDREN,
@@ -82,7 +82,7 @@ def fixed(width: int) -> Edit:
     return chain(physical, integer(LENGTH, width))
 
 
-def read(tmp_path: Path, file: bytes, options: ReadOptions | None = None, **request: Any) -> Any:
+def read(tmp_path: Path, file: bytes, options: ParquetOptions | None = None, **request: Any) -> Any:
     """Serve a file, and return its table."""
     path = tmp_path / "x.parquet"
     path.write_bytes(file)
@@ -151,7 +151,7 @@ def test_int96_never_wraps_around(tmp_path):
     for wrapping in ((0, (1 << 31) - 1), (0, -(1 << 31)), ((1 << 63) - 1, 109_192_578)):
         with pytest.raises(DatasetError, match="outside of the years"):
             read(tmp_path, int96_file(wrapping))
-    exact = ReadOptions(int96="exact")
+    exact = ParquetOptions(int96="exact")
     assert len(read(tmp_path, int96_file((1_000, 2_440_588)), exact)) == 1
     with pytest.raises(DatasetError, match="digits below a microsecond"):
         read(tmp_path, int96_file((1_999, 2_440_588)), exact)
@@ -292,7 +292,7 @@ def test_the_last_value_of_a_key_wins(tmp_path, rows):
     assert table["m"].to_pylist() == [
         [("b", 2), ("a", 3)], None, [("a", 4)], [], [("c", None)]
     ]  # fmt: skip
-    kept = read(tmp_path, file, ReadOptions(duplicate_keys="keep"))
+    kept = read(tmp_path, file, ParquetOptions(duplicate_keys="keep"))
     assert kept["m"].to_pylist() == maps
 
 
@@ -308,7 +308,7 @@ def test_nested_keys_and_values_are_converted(tmp_path):
             "l.list.element.key_value.value.i.list.element": as_kind(Kind.INTERVAL),
         },
     )
-    options = ReadOptions(duplicate_keys="keep")
+    options = ParquetOptions(duplicate_keys="keep")
     for rows in (100, 5, 1):
         table = read(tmp_path, file, options, batch_rows=rows)
         table.validate(full=True)

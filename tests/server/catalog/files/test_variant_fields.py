@@ -18,7 +18,7 @@ from helpers.publication import publish
 from splitarrow import variant
 from splitarrow.client.filters import serialize_filter
 from splitarrow.errors import NotFoundError, UsageError
-from splitarrow.publication.column_ranges import compute_ranges
+from splitarrow.publication.column_ranges import RangeTracker
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.files.directory import DirectoryDataset
 from splitarrow.server.catalog.files.file_types import open_file
@@ -183,8 +183,12 @@ def test_ranges_of_fields_ignore_values_of_other_types() -> None:
     rows = [{"d": Decimal("1.25"), "s": "b"}, {"d": 3, "s": 7}, {"d": "9"}, None]
     fields = {"d": pa.decimal128(9, 2), "s": pa.string(), "o": None}
     table = make_table(rows, fields=fields)
-    ranges = compute_ranges(table.schema, table.to_batches())
-    found = {name: (each.minimum, each.maximum, each.nulls) for name, each in ranges.items()}
+    tracker = RangeTracker(table.schema)
+    for batch in table.to_batches():
+        tracker.add(batch)
+    found = {
+        name: (each.minimum, each.maximum, each.nulls) for name, each in tracker.ranges().items()
+    }
     assert found == {
         "id": (0, 3, 0),
         "v": (None, None, 0),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from splitarrow.pipeline.batch_limits import batch_limits
+from splitarrow.pipeline.publish import batch_limits
 from splitarrow.pipeline.spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
 from splitarrow.publication.version_store import VersionStore
 
