@@ -15,6 +15,8 @@ _PINNING = ("rc", "dc", "ud", "gga", "ugni", "srd", "efa")
 """Prefixes of transports whose adapters read the physical pages that were registered."""
 _READING = ("rc", "dc", "gga", "ugni")
 """Prefixes of transports whose adapters can read a peer's memory."""
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_CUDA_DRIVER = "libcuda.so.1"
 
 
 def lanes_read_remotely(lanes: Iterable[str]) -> bool:
@@ -40,10 +42,6 @@ def list_rdma_adapters() -> list[str]:
 def parse_transport(lane: str) -> str:
     """Return the transport of a lane."""
     return lane.partition("/")[0]
-
-
-_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_CUDA_DRIVER = "libcuda.so.1"
 
 
 def list_performance_hints(lanes: Iterable[str]) -> list[str]:

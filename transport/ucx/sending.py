@@ -53,7 +53,7 @@ class Sender:
     must not pile up at a peer that matches none. So each body that completes another `SYNC_BYTES`
     is sent *synchronously*: it stays under way until the peer has matched it.
 
-    `map_file`: Without it, and where it returns None, files are read.
+    Files are read without `map_file`, and where it returns None.
     """
 
     def __init__(self, worker: Worker, endpoint: Any, map_file: FileMapper | None = None) -> None:
@@ -260,10 +260,7 @@ def is_on_device(buffer: Any) -> bool:
 
 
 def get_address(buffer: Any) -> tuple[Any, int]:
-    """Return the address of a buffer and its size in bytes.
-
-    `buffer`: an array must be contiguous. Raises `UsageError` if an array is not contiguous.
-    """
+    """Return the address and the size in bytes of a buffer; raise `UsageError` if it is strided."""
     if isinstance(buffer, pa.Buffer):
         return ffi.cast("void *", buffer.address), buffer.size
     if isinstance(buffer, DeviceSpan):

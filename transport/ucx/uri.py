@@ -1,7 +1,4 @@
-"""URIs of the scheme ``ucx``: the options of a connection, and the tags of its data requests.
-
-This module alone knows the rule that derives the tags.
-"""
+"""URIs of the scheme ``ucx``: the options of a connection, and the tags of its data requests."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ from ..base import list_request_tags
 
 _MAX_BUSY_POLL = 1_000_000
 """The longest time to busy-poll, in microseconds."""
+HANDLE_BYTES = 8
+"""The size of a ``remote_handle``, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,6 @@ class UcxOptions:
                 f"at most {_MAX_BUSY_POLL}"
             )
         return cls(body, int(text) / 1e6)
-
-
-HANDLE_BYTES = 8
-"""The size of a ``remote_handle``, in bytes."""
 
 
 class RemoteTags(NamedTuple):
