@@ -320,7 +320,8 @@ class FrameDecoder:
         self._staging = memoryview(bytearray(staging))
         self._begin = 0
         self._end = 0
-        self._preface_due = True
+        self.preface_received = False
+        """Whether the peer's preface has arrived."""
         self._headroom = 1024
         # The incomplete frame: a body, or metadata larger than the staging area.
         self._body: ReceivedBody | None = None
@@ -345,11 +346,6 @@ class FrameDecoder:
         if self._run is not None:
             return self._run.missing_body_bytes
         return 0 if self._body is None else self._body.nbytes - self._filled
-
-    @property
-    def preface_received(self) -> bool:
-        """Whether the peer's preface has arrived."""
-        return not self._preface_due
 
     @property
     def has_frames(self) -> bool:
@@ -424,7 +420,7 @@ class FrameDecoder:
     def _decode(self) -> None:
         """Decode the staging area. The loop runs for every frame that passes through it."""
         staging, begin, end = self._staging, self._begin, self._end
-        if self._preface_due:
+        if not self.preface_received:
             begin = self._decode_preface(begin, end)
         limits, frames = self._limits, self._frames
         unpack = HEADER.unpack_from
@@ -481,7 +477,7 @@ class FrameDecoder:
             raise error
         if len(received) < len(PREFACE):
             return begin
-        self._preface_due = False
+        self.preface_received = True
         return begin + len(PREFACE)
 
     def _begin_metadata(self, begin: int, end: int, length: int) -> int:

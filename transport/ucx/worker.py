@@ -1,4 +1,4 @@
-"""A UCX worker, with the queues and events of one connection or one listener, and waiting for it."""
+"""A UCX worker: the queues and events of one connection or one listener."""
 
 from __future__ import annotations
 
