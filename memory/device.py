@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from ..errors import MissingExtraError, SplitArrowError, UsageError
 
+CUDA, CUDA_MANAGED = 2, 13
+"""The types of CUDA's memory, as in DLPack."""
+
 
 class Event(Protocol):
     """A point in the work of a device."""
@@ -151,9 +154,6 @@ class Device(Protocol):
         ...
 
 
-_DEVICE_CUDA, _DEVICE_CUDA_MANAGED = 2, 13
-
-
 @functools.cache
 def load_runtime() -> Any:
     """Return the module ``cuda.bindings.runtime``.
@@ -227,7 +227,7 @@ def find_pointer_device(address: int) -> tuple[int, int]:
     runtime = load_runtime()
     attributes = call("cudaPointerGetAttributes", address)
     is_managed = attributes.type == runtime.cudaMemoryType.cudaMemoryTypeManaged
-    return _DEVICE_CUDA_MANAGED if is_managed else _DEVICE_CUDA, int(attributes.device)
+    return CUDA_MANAGED if is_managed else CUDA, int(attributes.device)
 
 
 class CudaEvent:
@@ -271,7 +271,8 @@ class CudaDevice:
     Raises `UsageError` if it does not exist.
     """
 
-    type_code = _DEVICE_CUDA
+    type_code = CUDA
+    opens_own_exports = False
 
     def __init__(self, index: int) -> None:
         runtime = load_runtime()
@@ -312,8 +313,6 @@ class CudaDevice:
         """Free memory of the device, after all work that may use it."""
         with self.current():
             call("cudaFree", address)
-
-    opens_own_exports = False
 
     @property
     def uuid(self) -> bytes:

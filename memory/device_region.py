@@ -133,10 +133,7 @@ class DeviceRegion:
         """Return None: there is no host memory."""
 
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
-        """Refuse: there is no host memory.
-
-        Raises `UsageError`: Always.
-        """
+        """Raise `UsageError`: there is no host memory."""
         raise UsageError(f"the data is on {self._device.name}, not in host memory")
 
 

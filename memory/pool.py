@@ -24,10 +24,7 @@ class Returnable(Protocol):
 
 
 class Block:
-    """Memory of a pool, which gets it back when the block is collected.
-
-    `nbytes`: its size in bytes.
-    """
+    """Memory of a pool, which gets it back when the block is collected."""
 
     __slots__ = ("_pool", "address", "nbytes", "on_return")
 
@@ -48,8 +45,8 @@ class BlockPool:
 
     Any thread may use it, and blocks may be collected in any thread at any time.
 
-    `allocate`: returns the address of new memory of a size in bytes. It raises `MemoryError` if
-    there is none. `budget` is the limit on all memory, whether in use or kept, in bytes.
+    `allocate` returns the address of new memory of a size in bytes, or raises `MemoryError`. The
+    budget limits all memory, whether in use or kept, in bytes.
     """
 
     def __init__(

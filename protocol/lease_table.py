@@ -22,7 +22,7 @@ class _Lease(NamedTuple):
 class LeaseTable:
     """The leases that one connection holds on the server's memory.
 
-    `bad_frees` is the number of unknown or surplus frees to ignore before the peer is refused.
+    It ignores a number of unknown or surplus frees, `bad_frees`, before it refuses the peer.
 
     Attributes
     ----------
@@ -51,9 +51,9 @@ class LeaseTable:
                 pass  # Another thread changed the table meanwhile.
 
     def grant(self, spans: Iterable[Span], now: float = 0.0) -> None:
-        """Record leases on buffers that are about to be delivered. Empty buffers need none.
+        """Record leases on buffers that are about to be delivered, at the time `now`.
 
-        `now` is the time from a monotonic clock, in seconds.
+        Empty buffers need none.
         """
         for offset, length in spans:
             if not length:
@@ -69,10 +69,9 @@ class LeaseTable:
     def grant_run(
         self, offsets: Sequence[Sequence[int]], lengths: Sequence[int], now: float = 0.0
     ) -> None:
-        """Record leases on the buffers of many messages with equal metadata.
+        """Record leases on the buffers of many messages with equal metadata. None is empty.
 
-        `lengths` is the length of each buffer in bytes, none of which is empty. `now` is the time
-        from a monotonic clock, in seconds.
+        `offsets` has a column for each buffer, whose size in bytes is in `lengths`.
         """
         fresh: dict[int, _Lease] = {}
         count = 0

@@ -169,8 +169,7 @@ class FrameRun(Sequence[OutgoingFrame]):
     It is the sequence of these frames: metadata, body, metadata, body, and so on. A byte stream
     encodes all of them at once instead, which costs a fraction.
 
-    `sequence` is the first number; the others do not roll over. `bodies` has the shape (messages,
-    bytes).
+    The sequence numbers do not roll over. `bodies` has the shape (messages, bytes).
     """
 
     __slots__ = ("bodies", "body_type", "message_type", "metadata", "sequence")

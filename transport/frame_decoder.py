@@ -29,6 +29,15 @@ from .framing import HEADER, PREFACE, TAGGED, UNTAGGED, check_body_size, check_m
 
 RUN_BYTES = 528 << 10
 """The largest allocation that messages share, in bytes: two bodies of 256 KiB and their headers."""
+DIRECT_BYTES = 32 << 10
+"""The smallest body whose missing part is received alone, straight into the body's memory."""
+_HEADER_BYTES = HEADER.size
+_METADATA_HEADROOM = 8 - PREFIX.size
+"""The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
+_MIN_LOOKAHEAD = 64
+_MIN_RUN = 2
+_RUN_TYPES = {pack_body_tag(0, kind): kind for kind in (BodyType.PACKED, BodyType.OFFSETS)}
+"""The types of bodies that runs consist of, by their bits in a tag."""
 _MAX_CAUTION = 64
 """The most repetitions after which a run is expected."""
 _TAG_OFFSET = 16
@@ -54,8 +63,7 @@ class Repetitions:
     def record(self, payload: bytes, nbytes: int, tag: int) -> bool:
         """Record a message; return whether to expect that the next ones repeat it.
 
-        `payload` is the metadata message; empty if none was directly before the body. `nbytes` is
-        the size of the body in bytes.
+        `payload` is the metadata message directly before the body, or empty.
         """
         last_payload, last_nbytes, last_tag = self._last
         self._last = (payload, nbytes, tag)
@@ -91,8 +99,7 @@ class ExpectedRun:
     at its final, aligned address. Each header is compared as soon as it arrives. A message that
     differs is left to the caller, byte for byte.
 
-    `nbytes` is the size of its body in bytes. `sequence`: its sequence number, less than the last
-    one before the rollover.
+    The arguments describe that message. Its number is less than the last one before the rollover.
     """
 
     __slots__ = (
@@ -236,7 +243,7 @@ class ExpectedRun:
 
 
 def count_repetitions(data: memoryview, payload: bytes, length: int, tag: int) -> int:
-    """Return the number of messages in `data` that differ only in sequence number and data."""
+    """Return how many messages in `data` differ from one only in sequence number and data."""
     before = HEADER.pack(UNTAGGED, len(payload), 0) + payload[:1]
     between = payload[PREFIX.size :] + HEADER.pack(TAGGED, length, 0)[:_TAG_OFFSET]
     layout = f"<{len(before)}sI{len(between)}sQ{length}x"
@@ -252,17 +259,6 @@ def count_repetitions(data: memoryview, payload: bytes, length: int, tag: int) -
             break
         expected += 1
     return expected - first
-
-
-DIRECT_BYTES = 32 << 10
-"""The smallest body whose missing part is received alone, straight into the body's memory."""
-_HEADER_BYTES = HEADER.size
-_METADATA_HEADROOM = 8 - PREFIX.size
-"""The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
-_MIN_LOOKAHEAD = 64
-_MIN_RUN = 2
-_RUN_TYPES = {pack_body_tag(0, kind): kind for kind in (BodyType.PACKED, BodyType.OFFSETS)}
-"""The types of bodies that runs consist of, by their bits in a tag."""
 
 
 class PrefaceError(ProtocolError):
@@ -291,9 +287,8 @@ class FrameDecoder:
     After two messages that are alike, an `ExpectedRun` receives those that follow. As soon as one
     differs, its bytes are decoded like all others.
 
-    `staging` is the size of the staging area in bytes. `expects_runs`: This applies to the default
-    allocator only, because these bodies share an allocation. Raises `UsageError` if the allocator
-    does not supply host memory.
+    Only bodies of the default allocator are expected in runs, because they share an allocation.
+    Raises `UsageError` if the allocator does not supply host memory.
     """
 
     _tag: int
@@ -382,9 +377,8 @@ class FrameDecoder:
     def advance(self, nbytes: int) -> None:
         """Decode `nbytes` bytes that were received into `targets`.
 
-        Raises `PrefaceError` if the peer did not begin with the preface. Raises `ProtocolError` if
-        a header is malformed. Raises `LimitError` if a frame is larger than the limits allow. No
-        memory was allocated for it.
+        Raises `PrefaceError` if the peer did not begin with the preface, `ProtocolError` if a
+        header is malformed, and `LimitError` if a frame is too large, before allocating memory.
         """
         body, metadata, run = self._body, self._metadata, self._run
         if run is not None:

@@ -25,7 +25,7 @@ _TASKS = Path("/proc/self/task")
 class GrpcUsage:
     """The objects of this process that use gRPC: channels and servers.
 
-    `list_threads`: returns the ids of gRPC's threads in this process, or None if they are unknown.
+    `list_threads` returns the ids of gRPC's threads in this process, or None if they are unknown.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GrpcUsage:
     def add(self, user: object) -> None:
         """Count an object that is about to use gRPC until `discard`, or until it is collected.
 
-        Raises `UsageError`: See `check_process`.
+        Raises `UsageError` as `check_process` does.
         """
         self.check_process()
         if not self._is_used:

@@ -83,8 +83,6 @@ class TlsServerOptions:
 
         The variables are ``SPLITARROW_TLS_CERT``, ``SPLITARROW_TLS_KEY`` and
         ``SPLITARROW_TLS_CLIENT_CA``.
-
-        `environ`: By default, those of the process.
         """
         names = (_PREFIX + name for name in ("CERT", "KEY", "CLIENT_CA"))
         variables = os.environ if environ is None else environ
@@ -114,8 +112,7 @@ def load_server_context(
 ) -> Reloadable[ssl.SSLContext]:
     """Return the context for a server's options, which is rebuilt when a file changes.
 
-    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a file is invalid.
-    The error names it.
+    Raises `ConfigError` if a file is invalid. The error names it.
     """
     return Reloadable(
         _list_paths(options.cert_file, options.key_file, options.client_ca_file),

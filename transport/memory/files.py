@@ -18,7 +18,7 @@ _F_SETSIG = 10
 
 
 def take_file_lease(descriptor: int) -> None:
-    """Take a read lease on a file, which is open for reading.
+    """Take a read lease on a file that is open for reading.
 
     Raises `BlockingIOError` if a process has the file open for writing, or waits to open it. Raises
     `OSError` if there are no leases on this file; see `describe_refusal`.
@@ -62,9 +62,9 @@ class SourceFile:
     noticed it: `check` raises, and `yield_to_writers` lets the writer continue. Bytes that were
     read before a successful `check` are therefore those of one state of the file.
 
-    `refuse_writers`: if not, the file is read without a lease. Raises `DatasetError` if the file
-    cannot be opened, or is open for writing. Raises `ExhaustedError` if the process has no
-    descriptors left.
+    With `refuse_writers=False`, the file is read without a lease. Raises `DatasetError` if the file
+    cannot be opened, or is open for writing, and `ExhaustedError` if the process has no descriptors
+    left.
     """
 
     __slots__ = (

@@ -27,6 +27,12 @@ from ...errors import ConnectionLostError, DatasetError, LimitError, ProtocolErr
 from ...protocol.devices import ClosableMemory
 from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
 
+F_GET_SEALS = 1034
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
+_SEALED_MEMORY_NAME = "/memfd:"
+_END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
+"""The events by which a socket ends. `select.poll` uses the same numbers."""
+
 
 class PassableRegion(Protocol):
     """A mapped region; see `splitarrow.transport.memory.mapped_region.MappedRegion`."""
@@ -101,10 +107,6 @@ class RegionDirectory:
 
 REGIONS = RegionDirectory()
 """The directory of this process."""
-
-
-_END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
-"""The events by which a socket ends. `select.poll` uses the same numbers."""
 
 
 class RevocableRegion(Protocol):
@@ -189,11 +191,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=REVOCATIONS.after_fork)
 
 
-F_GET_SEALS = 1034
-SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
-_SEALED_MEMORY_NAME = "/memfd:"
-
-
 class _BufferOwner:
     """The base object of a buffer: keeps its region and its lease alive while the buffer lives."""
 
@@ -209,16 +206,15 @@ class _BufferOwner:
 
 
 class MappedRegion:
-    """A region that is mapped into this process; a `splitarrow.protocol.frames.Region`.
+    """A region that is mapped into this process; a `splitarrow.protocol.regions.Region`.
 
     The mapping lives as long as this object or a buffer of it. The region of a file records which
     parts its buffers use, so that only those are copied when the file is revoked. Sealed memory
     cannot change, so its buffers are not recorded.
 
-    `descriptor`: the region owns it. `size` is the size that the server declared, in bytes.
-    `revocation`: the region owns it. Raises `ProtocolError` if the descriptor is not a file, is
-    shorter than `size`, or is memory that another process could still change. Raises `LimitError`
-    if the region cannot be mapped.
+    The region owns both descriptors. `size` is the size that the server declared. Raises
+    `ProtocolError` if the descriptor is not a file, is shorter than `size`, or is memory that
+    another process could still change. Raises `LimitError` if the region cannot be mapped.
     """
 
     def __init__(self, descriptor: int, size: int, revocation: int = -1) -> None:
@@ -282,8 +278,7 @@ class MappedRegion:
 
         The context lends them: those of the region, and of its revocation socket if it has one.
         The file is not revoked meanwhile. `REGIONS` must have been open when the region was mapped.
-
-        Raises `DatasetError`, `ConnectionLostError` as `check` does.
+        Raises as `check` does.
         """
         with self._lock:
             self.check()
