@@ -304,15 +304,18 @@ class CudaDevice:
         finally:
             call_driver("cuCtxPopCurrent")
 
+    def _call(self, function: str, *args: Any) -> Any:
+        """Call a function of the runtime for this device; see `call`."""
+        with self.current():
+            return call(function, *args)
+
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory of the device."""
-        with self.current():
-            return int(call("cudaMalloc", nbytes))
+        return int(self._call("cudaMalloc", nbytes))
 
     def free(self, address: int) -> None:
         """Free memory of the device, after all work that may use it."""
-        with self.current():
-            call("cudaFree", address)
+        self._call("cudaFree", address)
 
     @property
     def uuid(self) -> bytes:
@@ -327,8 +330,7 @@ class CudaDevice:
 
     def export_allocation(self, address: int) -> bytes:
         """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
-        with self.current():
-            return bytes(call("cudaIpcGetMemHandle", address).reserved)
+        return bytes(self._call("cudaIpcGetMemHandle", address).reserved)
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process."""
@@ -336,8 +338,7 @@ class CudaDevice:
         opened = runtime.cudaIpcMemHandle_t()
         opened.reserved = handle
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        with self.current():
-            address = int(call("cudaIpcOpenMemHandle", opened, flags))
+        address = int(self._call("cudaIpcOpenMemHandle", opened, flags))
         try:
             begin, size = self.find_allocation(address)
             if not begin <= address <= address + nbytes <= begin + size:
@@ -349,14 +350,12 @@ class CudaDevice:
 
     def close_allocation(self, address: int) -> None:
         """Undo `open_allocation`."""
-        with self.current():
-            call("cudaIpcCloseMemHandle", address)
+        self._call("cudaIpcCloseMemHandle", address)
 
     def is_page_locked(self, address: int) -> bool:
         """Return whether the driver knows an address of the host."""
         unknown = load_runtime().cudaMemoryType.cudaMemoryTypeUnregistered
-        with self.current():
-            return bool(call("cudaPointerGetAttributes", address).type != unknown)
+        return bool(self._call("cudaPointerGetAttributes", address).type != unknown)
 
     def register_host(self, address: int, nbytes: int) -> None:
         """Page-lock memory of the host that is mapped for reading."""
@@ -370,25 +369,21 @@ class CudaDevice:
             | runtime.cudaHostRegisterPortable
         )
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self.current():
-            call("cudaHostRegister", address, size, flags)
+        self._call("cudaHostRegister", address, size, flags)
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`."""
-        with self.current():
-            call("cudaHostUnregister", address)
+        self._call("cudaHostUnregister", address)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy to the device. It is asynchronous if the source is page-locked."""
         kind = load_runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
-        with self.current():
-            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy within the memory of the device."""
         kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        with self.current():
-            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device, and wait."""
@@ -411,5 +406,4 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
-        with self.current():
-            call("cudaDeviceSynchronize")
+        self._call("cudaDeviceSynchronize")

@@ -327,12 +327,10 @@ class SharedBatch(dict[str, Any]):
         """
         if not self._mapped:
             return self.__reduce__()
-        held = HELD.open()
-        mapped = list(self._mapped)
-        places = list(self._mapped.values())
-        number = held.hold([self[name] for name in mapped], places)
+        tensors = [self[name] for name in self._mapped]
+        address, number = HELD.hold(tensors, list(self._mapped.values()))
         others = self._without({**self._places, **self._mapped})
-        return _receive, (held.address, number, self._mapped, self._memory, self._places, others)
+        return _receive, (address, number, self._mapped, self._memory, self._places, others)
 
 
 ForkingPickler.register(SharedBatch, SharedBatch.reduce_for_process)

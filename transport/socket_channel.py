@@ -100,9 +100,7 @@ class SocketChannel:
         """Return the socket's descriptor; -1 once closed."""
         return self._socket.fileno()
 
-    def send_fileno(self) -> int:
-        """Return the socket's descriptor; -1 once closed."""
-        return self._socket.fileno()
+    send_fileno = fileno
 
     def queue(self, frames: Iterable[OutgoingFrame]) -> None:
         """Queue frames; see `Channel.queue`."""

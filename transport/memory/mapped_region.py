@@ -16,8 +16,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Generator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,26 +33,6 @@ _END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
 """The events by which a socket ends. `select.poll` uses the same numbers."""
 
 
-class PassableRegion(Protocol):
-    """A mapped region; see `splitarrow.transport.memory.mapped_region.MappedRegion`."""
-
-    size: int
-
-    @property
-    def address(self) -> int:
-        """The address in this process; 0 once the region is not mapped any more."""
-        ...
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the region was revoked, so that no other process can map it."""
-        ...
-
-    def hold_descriptors(self) -> AbstractContextManager[list[int]]:
-        """Return the descriptors that another process needs to map the region."""
-        ...
-
-
 class RegionDirectory:
     """The mapped regions of a process, if it passes tensors or arrays in them to another one.
 
@@ -64,7 +43,7 @@ class RegionDirectory:
     def __init__(self) -> None:
         self.is_open = False
         """Whether new regions are added."""
-        self._regions: dict[int, weakref.ref[PassableRegion]] = {}
+        self._regions: dict[int, weakref.ref[MappedRegion]] = {}
         self._numbers = itertools.count()
 
     def open(self) -> None:
@@ -75,7 +54,7 @@ class RegionDirectory:
         """Add no more regions."""
         self.is_open = False
 
-    def add(self, region: PassableRegion) -> int:
+    def add(self, region: MappedRegion) -> int:
         """Add a region and return its number, which no other region of this process gets."""
         number = next(self._numbers)
         self._regions[number] = weakref.ref(region)
@@ -85,12 +64,12 @@ class RegionDirectory:
         """Forget a region. Finalizers may call this: it takes no lock."""
         self._regions.pop(number, None)
 
-    def get(self, number: int) -> PassableRegion | None:
+    def get(self, number: int) -> MappedRegion | None:
         """Return the region with a number, or None if it is gone."""
         reference = self._regions.get(number)
         return None if reference is None else reference()
 
-    def find(self, address: int, nbytes: int) -> tuple[int, PassableRegion] | None:
+    def find(self, address: int, nbytes: int) -> tuple[int, MappedRegion] | None:
         """Return the region that contains a span, and its number.
 
         Return None if no region contains the span, or the region was revoked.
@@ -109,14 +88,6 @@ REGIONS = RegionDirectory()
 """The directory of this process."""
 
 
-class RevocableRegion(Protocol):
-    """A region of a guarded file."""
-
-    def revoke(self, *, server_gone: bool) -> None:
-        """Copy the pages in use into memory of this process and close the revocation socket."""
-        ...
-
-
 class RevocationWatcher:
     """Waits for the ends of revocation sockets, on a thread that starts with the first one."""
 
@@ -126,9 +97,9 @@ class RevocationWatcher:
     def _start_empty(self) -> None:
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
-        self._regions: dict[int, weakref.ref[RevocableRegion]] = {}
+        self._regions: dict[int, weakref.ref[MappedRegion]] = {}
 
-    def add(self, descriptor: int, region: RevocableRegion) -> None:
+    def add(self, descriptor: int, region: MappedRegion) -> None:
         """Revoke `region` when the socket `descriptor` ends; at once if it has ended already.
 
         The caller keeps ownership of both, and calls `remove` before it closes the socket.

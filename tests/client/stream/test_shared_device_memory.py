@@ -46,9 +46,10 @@ class Setup:
         monkeypatch.setitem(imports.DEVICES, TrapDevice.type_code, lambda _: self.source.device)
         self.memory = TrapMemory()
 
-    def serve(self, *batches: pa.RecordBatch) -> Server:
+    def serve(self, *batches: pa.RecordBatch, **options: Any) -> Server:
         copier = self.source.open_copier()
-        return splitarrow.serve({"data": [copier.copy(each) for each in batches]}, listen="shm://")
+        copies = [copier.copy(each) for each in batches]
+        return splitarrow.serve({"data": copies}, listen="shm://", **options)
 
     def read(self, server: Server, **options: Any) -> pa.Table:
         with splitarrow.open(server.uri("data"), memory=self.memory, **options) as stream:
@@ -219,7 +220,7 @@ def test_memory_that_cannot_be_opened_is_staged(
 
 def test_other_users_do_not_get_the_memory(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm, "get_peer_credentials", lambda sock: (1, 4711))
-    with setup.serve(NUMBERS) as server:
+    with setup.serve(NUMBERS, shm_users=[4711]) as server:
         assert setup.read(server) == pa.table(NUMBERS)
     assert not setup.memory.device.opened
 
