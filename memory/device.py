@@ -294,10 +294,7 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make its primary context, which the runtime uses too, current for a while.
-
-        The device that the thread used before, if any, is current again afterwards.
-        """
+        """Make its primary context, which the runtime uses too, the current one for a while."""
         call_driver("cuCtxPushCurrent", self._context)
         try:
             yield

@@ -246,10 +246,7 @@ class DeviceBatch:
         return self.num_rows
 
     def __getitem__(self, name: str) -> DeviceColumn:
-        """Return a column by its name.
-
-        Raises `KeyError` if no column, or more than one, has the name.
-        """
+        """Return a column by its name; raise `KeyError` unless exactly one column has it."""
         index = self.schema.get_field_index(name)
         if index < 0:
             raise KeyError(f"no column, or more than one, is called {name!r}")

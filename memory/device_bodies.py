@@ -78,11 +78,7 @@ def encode_on_device(
     type_code: int,
     padding: DeviceSpan,
 ) -> EncodedMessage:
-    """Return the message of a batch whose body stays in the memory of a device.
-
-    Raises `InvalidDataError` if pyarrow made a copy of a buffer, which is not the memory of the
-    device.
-    """
+    """Return the message of a batch whose body, without copies, stays in the memory of a device."""
     stand_in = StandIn(columns, type_code)
     arrays = [column.to_array() for column in stand_in.columns]
     (message,) = encoder.encode(pa.RecordBatch.from_arrays(arrays, schema=schema))

@@ -105,10 +105,7 @@ class DeviceRegion:
         return found
 
     def locate(self, offset: int, nbytes: int) -> int:
-        """Return the address of a span, which is not empty.
-
-        Raises `ProtocolError` if the span is not within one allocation.
-        """
+        """Return the address of a span; raise `ProtocolError` if not within one allocation."""
         index = bisect_right(self._ends, offset)
         if index >= len(self._ends) or offset + nbytes > self._ends[index]:
             raise ProtocolError(

@@ -188,10 +188,7 @@ def dlpack_capsule(
 
 
 def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[str, Any]:
-    """Return the CUDA array interface of numbers, or of lists of a fixed size, without nulls.
-
-    The stream is missing.
-    """
+    """Return the CUDA array interface of numbers, or of fixed-size lists, without its stream."""
     shape = [array.length]
     while array.children:
         shape.append(array.storage_type.list_size)

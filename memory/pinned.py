@@ -106,10 +106,7 @@ class HostRegistrations:
         self._has_logged = False
 
     def add(self, address: int, nbytes: int) -> HostRegistration | None:
-        """Page-lock read-only memory that begins at a page.
-
-        Return None if the driver refuses, or the limit is reached.
-        """
+        """Page-lock memory from the beginning of a page; return None if that is refused."""
         with self._lock:
             has_room = self._nbytes + nbytes <= self._limit
             if has_room:

@@ -69,10 +69,7 @@ class BlockPool:
         """The size of all memory, whether in use or kept, in bytes."""
 
     def acquire(self, nbytes: int) -> Block:
-        """Return a block of at least `nbytes` bytes.
-
-        Raises `MemoryError` if the budget is spent, or there is no more memory.
-        """
+        """Return a block of at least `nbytes` bytes; raise `MemoryError` if there is no memory."""
         size = _round_up(nbytes)
         with self._lock:
             self._collect()

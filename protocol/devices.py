@@ -52,10 +52,7 @@ class DeviceAllocator(Protocol):
         ...
 
     def register(self, address: int, nbytes: int) -> ClosableMemory | None:
-        """Page-lock memory that a transport has mapped, so that the device copies from it directly.
-
-        Return None if it cannot be.
-        """
+        """Page-lock memory that a transport has mapped; return None if it cannot be."""
         ...
 
     def can_share(self, process: int) -> bool:

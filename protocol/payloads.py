@@ -113,10 +113,7 @@ def pack_interval(seconds: float) -> bytes:
 
 
 def parse_interval(payload: bytes) -> float:
-    """Return the interval that a request for keep-alives asks for, in seconds.
-
-    Raises `ProtocolError` if the payload does not have 4 bytes.
-    """
+    """Return the interval in seconds; raise `ProtocolError` unless the payload has 4 bytes."""
     if len(payload) != _PAYLOAD.size:
         raise ProtocolError(
             f"a request for keep-alives has {len(payload)} bytes; expected {_PAYLOAD.size}"

@@ -110,10 +110,7 @@ class Splitter:
     def split(
         self, messages: Iterable[SourceMessage], body_type: BodyType = BodyType.PACKED
     ) -> Sequence[OutgoingFrame]:
-        """Return the frames of the next messages, in the order to send them in.
-
-        Raises `ProtocolError` if the stream has ended.
-        """
+        """Return the frames of the next messages, in the order to send them in."""
         if isinstance(messages, PackedRun):
             run = self._split_run(messages.metadata, messages.bodies, body_type)
             if run is not None:
@@ -135,10 +132,7 @@ class Splitter:
     def split_remote(
         self, message: SourceMessage, spans: Sequence[Span]
     ) -> Sequence[OutgoingFrame]:
-        """Return the frames of the next message, with a body of type 1 in place of its own.
-
-        Raises `ProtocolError` if the stream has ended.
-        """
+        """Return the frames of the next message, with a body of type 1 in place of its own."""
         payload = pack_spans(spans)
         return self.split(
             [message._replace(body=(payload,), body_length=len(payload))], BodyType.OFFSETS

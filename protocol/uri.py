@@ -105,10 +105,7 @@ class DataUri:
         return _parse(text)
 
     def require_want_data(self) -> int:
-        """Return the value of ``want_data``.
-
-        Raises `UriError` if the URI has none.
-        """
+        """Return the value of ``want_data``; raise `UriError` if the URI has none."""
         if self.want_data is None:
             raise UriError(
                 f"{self.redacted()} has no want_data; use the complete URI that the server reports"
@@ -116,10 +113,7 @@ class DataUri:
         return self.want_data
 
     def parameter(self, name: str) -> str | None:
-        """Return the value of a parameter in `extra`, or None if the URI does not have it.
-
-        Raises `UriError` if the parameter occurs more than once.
-        """
+        """Return a parameter in `extra`, or None; raise `UriError` if it is given twice."""
         values = [value for key, value in self.extra if key == name]
         if len(values) > 1:
             raise UriError(f"{name} is given twice")

@@ -60,10 +60,7 @@ class BlockRows:
     def tensors(
         self, begin: int, end: int, options: TensorOptions, categories: Categories
     ) -> Tensors | None:
-        """Return the rows from `begin` to `end` as tensors; None if in several record batches.
-
-        Raises `SplitArrowError` as `convert_batch` does.
-        """
+        """Return the rows from `begin` to `end` as tensors; None if in several record batches."""
         from .tensors import BatchTensors  # needs PyTorch
 
         index = bisect_right(self._ends, begin)
@@ -110,10 +107,7 @@ class Rows:
         return table.to_batches()[0]
 
     def to_tensors(self, options: TensorOptions, categories: Categories) -> Tensors:
-        """Return the rows as tensors. Those of consecutive batches may share a storage.
-
-        Raises `SplitArrowError` as `convert_batch` does.
-        """
+        """Return the rows as tensors. Those of consecutive batches may share a storage."""
         from .tensors import convert_batch  # needs PyTorch
 
         block, begin, end = self._parts[0]
@@ -198,10 +192,7 @@ class BlockReader:
         self._stopped = threading.Event()
 
     def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
-        """Yield each batch with its rows.
-
-        Raises `SplitArrowError` if a block cannot be read.
-        """
+        """Yield each batch with its rows; raise `SplitArrowError` if a block cannot be read."""
         self._batches = batches
         ahead: deque[BatchPlan] = deque()
         while True:

@@ -30,8 +30,7 @@ from .order import Division, EpochOrder, Even, Share
 from .plan import DatasetPlan, Selection, plan_dataset
 from .position import Order, Position, Progress, find_dataset_state
 from .shared_batch import SharedBatch, pass_regions
-from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch
-from .torch_module import torch
+from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
 DEFAULT_INTERLEAVE = 24
 """The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""

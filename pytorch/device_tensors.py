@@ -25,16 +25,13 @@ from .tensors import (
     fill_value,
     prefix_field,
     reshape_tensors,
+    torch,
     torch_type,
 )
-from .torch_module import torch
 
 
 def check_device(device: Any) -> Any:
-    """Return a ``torch.device``, or None.
-
-    Raises `UsageError` if PyTorch does not know the device, or does not find it.
-    """
+    """Return a ``torch.device``, or None; raise `UsageError` if PyTorch does not find it."""
     if device is None:
         return None
     try:
@@ -63,10 +60,7 @@ def move(value: Any, device: Any) -> Any:
 
 
 def check_device_schema(schema: pa.Schema, device: str) -> None:
-    """Check that all columns become tensors without a look at their values by the processor.
-
-    Raises `UsageError` if a column does not.
-    """
+    """Raise `UsageError` if a column becomes no tensor without a look at its values."""
     for field in schema:
         if not _becomes_tensor(field.type):
             raise UsageError(
@@ -218,10 +212,7 @@ class DeviceRows:
         return self._ends[-1]
 
     def tensors(self, begin: int, end: int, options: TensorOptions) -> Tensors:
-        """Return rows as tensors, for the stream on which this thread uses the device.
-
-        Raises `InvalidDataError` if a record batch has nulls, and these are errors.
-        """
+        """Return rows as tensors, for the stream on which this thread uses the device."""
         with self._lock:
             stream = find_stream(self._device)
             if stream != self._stream:

@@ -24,7 +24,7 @@ from ..transport.memory.mapped_region import REGIONS
 from ..transport.memory.pages import view_bytes
 from ..transport.memory.sealed import SealedMemoryWriter
 from ..transport.shm import get_peer_credentials
-from .torch_module import torch
+from .tensors import torch
 
 MAX_MESSAGE = 64 << 10
 """The size of the largest message, in bytes."""

@@ -31,7 +31,7 @@ from .mapped_tensors import (
     find_place,
     unpack_message,
 )
-from .torch_module import torch
+from .tensors import torch
 
 _KEPT_REGIONS = 8
 """The regions of a worker that stay mapped although no tensor is in them: the next batch may be."""

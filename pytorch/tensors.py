@@ -5,14 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidDataError, UsageError
+from ..errors import InvalidDataError, MissingExtraError, UsageError
 from .plan import Categories
-from .torch_module import torch
+
+
+def _import_torch() -> Any:
+    try:
+        return import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(
+            "splitarrow.pytorch needs PyTorch: pip install 'splitarrow[torch]'"
+        ) from None
+
+
+torch = _import_torch()
+"""The package, which the extra ``torch`` installs. Its types are not checked."""
 
 _compute: Any = pc  # its stubs lack functions and types
 

@@ -150,11 +150,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"submit"},
     ],
     "pytorch": [
-        {"order", "torch_module"},
+        {"order"},
         {"plan", "position"},
-        {"mapped_tensors", "tensors"},
-        {"device_tensors", "shared_batch"},
-        {"blocks"},
+        {"tensors"},
+        {"device_tensors", "mapped_tensors"},
+        {"blocks", "shared_batch"},
         {"dataset"},
     ],
     "publication": [

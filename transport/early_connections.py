@@ -40,10 +40,7 @@ def open_socket(uri: DataUri, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def connected_early(uri: DataUri, timeout: float) -> Generator[None]:
-    """Connect to an address for the first `open_socket` in the context.
-
-    Raises `ConnectError`, `UriError` as `open_socket` does.
-    """
+    """Connect to an address for the first `open_socket` in the context; raises like it."""
     address = _address_of(uri)
     _early[address] = open_socket(uri, timeout)
     try:

@@ -166,10 +166,7 @@ class ExpectedRun:
         return 0 if rest < self._head_bytes else self._period - rest
 
     def targets(self) -> list[memoryview]:
-        """Return the places of the next bytes, in order.
-
-        Raises `LimitError` if there is not enough memory.
-        """
+        """Return the places of the next bytes, in order."""
         if self._buffer is None:
             self._allocate()
         view, stride, period = self._view, self._stride, self._period

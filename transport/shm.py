@@ -461,10 +461,7 @@ def _explain_refusal(user: int) -> str:
 
 
 def _bind_socket(path: Path, mode: int) -> socket.socket:
-    """Return a listening Unix socket. It replaces the socket that a dead server left behind.
-
-    Raises `ConfigError` if the path cannot be bound.
-    """
+    """Return a listening Unix socket. It replaces the socket that a dead server left behind."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise ConfigError(
             f"cannot listen on {path}: the path of a socket has at most {_MAX_PATH_BYTES} bytes"

@@ -96,10 +96,7 @@ class _EncryptedKeyError(Exception):
 
 @lru_cache(64)
 def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
-    """Return the context for a client's options, which is rebuilt when a file changes.
-
-    Raises `UsageError` if a file is invalid. The error names it.
-    """
+    """Return the context for a client's options, which is rebuilt when a file changes."""
     return Reloadable(
         _list_paths(options.ca_file, options.cert_file, options.key_file),
         lambda: build_client_context(options),
@@ -110,10 +107,7 @@ def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
 def load_server_context(
     options: TlsServerOptions, *, clock: Callable[[], float] = time.monotonic
 ) -> Reloadable[ssl.SSLContext]:
-    """Return the context for a server's options, which is rebuilt when a file changes.
-
-    Raises `ConfigError` if a file is invalid. The error names it.
-    """
+    """Return the context for a server's options, which is rebuilt when a file changes."""
     return Reloadable(
         _list_paths(options.cert_file, options.key_file, options.client_ca_file),
         lambda: build_server_context(options),

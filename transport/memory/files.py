@@ -125,10 +125,7 @@ class SourceFile:
         return self._file.fileno()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes at `offset`.
-
-        Raises `DatasetError` if the file ends before that, or cannot be read.
-        """
+        """Return `nbytes` bytes; raise `DatasetError` if they cannot be read."""
         try:
             data = os.pread(self._file.fileno(), nbytes, offset)
             while len(data) < nbytes:
@@ -141,11 +138,7 @@ class SourceFile:
         return data
 
     def check(self) -> None:
-        """Check that the file has not changed since it was opened.
-
-        Raises `DatasetError` if the file has changed or was closed, or another process waits to
-        write to it.
-        """
+        """Raise `DatasetError` if the file has changed or was closed, or a writer waits."""
         try:
             descriptor = self._file.fileno()
             status = os.fstat(descriptor)
@@ -250,10 +243,7 @@ class FileSpan:
         """The size in bytes."""
 
     def read_into(self, target: memoryview) -> None:
-        """Copy the span to `target`, which has `nbytes` bytes.
-
-        Raises `DatasetError` if the file has become shorter, has changed, or cannot be read.
-        """
+        """Copy the span to `target`; raise `DatasetError` if the file has changed."""
         done = 0
         while done < self.nbytes:
             try:

@@ -70,10 +70,7 @@ class RegionDirectory:
         return None if reference is None else reference()
 
     def find(self, address: int, nbytes: int) -> tuple[int, MappedRegion] | None:
-        """Return the region that contains a span, and its number.
-
-        Return None if no region contains the span, or the region was revoked.
-        """
+        """Return the number and the region that contains a span, unless it was revoked."""
         for number, reference in list(self._regions.items()):
             region = reference()
             if region is None or not region.address:
@@ -366,10 +363,7 @@ class MappedRegion:
 
 
 def _check_seals(descriptor: int) -> bool:
-    """Return whether a descriptor is sealed memory.
-
-    Raises `ProtocolError` if it is memory that is not sealed against changes.
-    """
+    """Return whether a descriptor is sealed memory; refuse memory that may change."""
     if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(_SEALED_MEMORY_NAME):
         return False
     seals = fcntl.fcntl(descriptor, F_GET_SEALS)

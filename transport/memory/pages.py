@@ -38,10 +38,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_shared(descriptor: int, nbytes: int) -> int:
-    """Map a file for reading and return the address. The descriptor may be closed afterwards.
-
-    Raises `OSError` if the file cannot be mapped.
-    """
+    """Map a file for reading and return the address. The descriptor may be closed then."""
     address = _libc.mmap(None, nbytes, _PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise _last_error()

@@ -427,10 +427,7 @@ class UcxServerChannel(UcxChannel):
         return self._map_file(file)
 
     def announce(self, region: MappedRegion) -> RegionAnnouncement:
-        """Return the message that lets the reader read a region. It keeps the region mapped.
-
-        Raises `TransportError` if the region cannot be registered.
-        """
+        """Return the message that lets the reader read a region. It keeps the region mapped."""
         registration = register(region, self._worker.context)
         return RegionAnnouncement(registration.announcement(), (region,))
 

@@ -25,10 +25,7 @@ def lanes_read_remotely(lanes: Iterable[str]) -> bool:
 
 
 def lanes_pin_memory(lanes: Iterable[str]) -> bool:
-    """Return whether one of the lanes reads the physical pages that were registered.
-
-    Replacing the pages of a mapping has no effect on such a lane.
-    """
+    """Return whether a lane reads physical pages, and not those that replace them."""
     return any(parse_transport(lane).startswith(_PINNING) for lane in lanes)
 
 

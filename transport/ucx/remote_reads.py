@@ -83,10 +83,7 @@ class RemoteReads:
         read.start(self._endpoint, self._param)
 
     def take(self, frames: list[IncomingFrame]) -> int:
-        """Append the bodies that have been read to `frames`; return their size in bytes.
-
-        Raises `StatusError` if a read has failed.
-        """
+        """Append the bodies that have been read to `frames`; return their size in bytes."""
         under_way: list[RemoteRead] = []
         failed = OK
         nbytes = 0

@@ -200,10 +200,7 @@ class Sender:
         self._bytes_under_way += nbytes
 
     def reap(self) -> None:
-        """Release the memory of messages that have left.
-
-        Raises `StatusError` if one of them could not be sent.
-        """
+        """Release the memory of messages that have left; raise `StatusError` if one could not."""
         under_way = self._under_way
         while under_way:
             request, nbytes, _ = under_way[0]

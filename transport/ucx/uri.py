@@ -29,10 +29,7 @@ class UcxOptions:
 
     @classmethod
     def from_uri(cls, uri: DataUri) -> UcxOptions:
-        """Return the options of a URI.
-
-        Raises `UriError` if a value is invalid.
-        """
+        """Return the options of a URI; raise `UriError` if a value is invalid."""
         body = uri.parameter("body")
         if body not in (None, "packed", "remote"):
             raise UriError(f"body={body!r} is invalid; it must be 'packed' or 'remote'")
@@ -80,10 +77,7 @@ def find_request_tags(uri: DataUri) -> dict[int, BodyType]:
 
 
 def create_handle(want_data: int) -> bytes:
-    """Return a random ``remote_handle`` for a listener.
-
-    The tag that it yields has bits set that no tag of a body has.
-    """
+    """Return a random handle. Its tag has bits set that no tag of a body has."""
     tag = int.from_bytes(secrets.token_bytes(6) + b"\xff\xff", "little")
     return (tag ^ want_data).to_bytes(HANDLE_BYTES, "little")
 

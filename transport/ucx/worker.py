@@ -44,10 +44,7 @@ _MAX_LAST_STEPS = 1000
 
 
 def create_timer() -> int:
-    """Return the descriptor of a new timer, which is not started. The caller closes it.
-
-    Raises `OSError` if the process has no descriptors left.
-    """
+    """Return the descriptor of a new timer, which is not started. The caller closes it."""
     timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     if timer < 0:
         raise OSError(ffi.errno, os.strerror(ffi.errno))
