@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
@@ -95,16 +95,29 @@ def encode_on_device(
 
 def has_fixed_width(kind: pa.DataType) -> bool:
     """Return whether arrays of a type have no buffers but validities and values of one width."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return has_fixed_width(kind.storage_type)
     types = pa.types
-    if types.is_struct(kind):
-        return all(has_fixed_width(kind.field(index).type) for index in range(kind.num_fields))
-    if types.is_fixed_size_list(kind):
-        return has_fixed_width(kind.value_type)
-    if types.is_interval(kind):
-        return False  # pyarrow has no arrays of them
-    return types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
+
+    def is_fixed(leaf: Any) -> bool:
+        if types.is_interval(leaf):
+            return False  # pyarrow has no arrays of them
+        return (
+            types.is_primitive(leaf) or types.is_decimal(leaf) or types.is_fixed_size_binary(leaf)
+        )
+
+    return all(map(is_fixed, _list_leaves(kind)))
+
+
+def _list_leaves(kind: Any) -> Iterator[Any]:
+    """Yield the types in structs and lists of a fixed size, without extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _list_leaves(kind.storage_type)
+    elif pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            yield from _list_leaves(kind.field(index).type)
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _list_leaves(kind.value_type)
+    else:
+        yield kind
 
 
 def can_decode_on_device(schema: pa.Schema, *, fully: bool) -> bool:
@@ -212,14 +225,11 @@ def _count_nulls(name: str, column: ArrayLayout, device: Device) -> None:
 
 def _has_range(kind: Any) -> bool:
     """Return whether a type of fixed width does not allow every value."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_range(kind.storage_type)
     types = pa.types
-    if types.is_struct(kind):
-        return any(_has_range(kind.field(index).type) for index in range(kind.num_fields))
-    if types.is_fixed_size_list(kind):
-        return _has_range(kind.value_type)
-    return types.is_decimal(kind) or types.is_date64(kind) or types.is_time(kind)
+    return any(
+        types.is_decimal(leaf) or types.is_date64(leaf) or types.is_time(leaf)
+        for leaf in _list_leaves(kind)
+    )
 
 
 class DeviceBodies:

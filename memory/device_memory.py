@@ -20,7 +20,7 @@ from .device import CudaDevice, Device, Event
 from .device_batch import DeviceBatch, Residence
 from .device_bodies import DeviceBodies
 from .pinned import HostRegistrations, PinnedMemory, check_budget, default_pinned_memory
-from .pool import Block, BlockPool
+from .pool import BlockPool, PoolBlock
 
 DEFAULT_BUDGET = 4 << 30
 _PENDING_BYTES = 256 << 20
@@ -36,7 +36,7 @@ class _Area:
     begin: int
     end: int
     used: int = 0
-    block: Block | None = None
+    block: PoolBlock | None = None
 
 
 class DeviceCopier:
@@ -82,7 +82,14 @@ class DeviceCopier:
         self._pending.append((ready, sources, size))
         self._pending_bytes += size
         residence = Residence(self._device, [area.block for area in areas if area.block], ready)
-        place = _Placement(areas, ready)
+
+        def place(buffer: pa.Buffer) -> pa.Buffer:
+            begin, end = buffer.address, buffer.address + buffer.size
+            area = next(each for each in areas if each.begin <= begin and end <= each.end)
+            assert area.block is not None
+            address = area.block.address + begin - area.begin
+            return pa.foreign_buffer(address, buffer.size, (area.block, ready))
+
         moved = [column.move(place) for column in columns]
         return DeviceBatch(batch.schema, moved, batch.num_rows, residence)
 
@@ -151,22 +158,6 @@ def _find_allocation(buffer: pa.Buffer) -> int:
     while (parent := buffer.parent) is not None:
         buffer = parent
     return buffer.address
-
-
-class _Placement:
-    """Turns buffers of the host into those of the device."""
-
-    def __init__(self, areas: list[_Area], ready: Event) -> None:
-        self._areas = areas
-        self._ready = ready
-
-    def __call__(self, buffer: pa.Buffer) -> pa.Buffer:
-        begin, end = buffer.address, buffer.address + buffer.size
-        for area in self._areas:
-            if area.begin <= begin and end <= area.end and area.block is not None:
-                address = area.block.address + begin - area.begin
-                return pa.foreign_buffer(address, buffer.size, (area.block, self._ready))
-        raise AssertionError("a buffer is in no area")
 
 
 class DeviceMemory:

@@ -23,7 +23,7 @@ class Returnable(Protocol):
     """Called when it is collected. It may return what to do before the memory is used again."""
 
 
-class Block:
+class PoolBlock:
     """Memory of a pool, which gets it back when the block is collected."""
 
     __slots__ = ("_pool", "address", "nbytes", "on_return")
@@ -68,7 +68,7 @@ class BlockPool:
         self.allocated_bytes = 0
         """The size of all memory, whether in use or kept, in bytes."""
 
-    def acquire(self, nbytes: int) -> Block:
+    def acquire(self, nbytes: int) -> PoolBlock:
         """Return a block of at least `nbytes` bytes; raise `MemoryError` if there is no memory."""
         size = _round_up(nbytes)
         with self._lock:
@@ -79,13 +79,13 @@ class BlockPool:
                 self.allocated_bytes += size
             else:
                 address, before_use = self._idle[size].pop()
-        block = Block(self, address, size)
+        block = PoolBlock(self, address, size)
         if before_use is not None:
             before_use()
         return block
 
     def give_back(self, address: int, nbytes: int, before_use: Callable[[], None] | None) -> None:
-        """Take a block back: what `Block` calls when it is collected."""
+        """Take a block back: what `PoolBlock` calls when it is collected."""
         self._returned.append((address, nbytes, before_use))
 
     @property
@@ -130,7 +130,7 @@ class BlockPool:
         self._free_idle(0)
 
 
-def wrap_block(block: Block, nbytes: int) -> pa.Buffer:
+def wrap_block(block: PoolBlock, nbytes: int) -> pa.Buffer:
     """Return a mutable buffer of `nbytes` bytes in a block of host memory, which it keeps alive.
 
     ``pyarrow.foreign_buffer`` would return an immutable one.
