@@ -79,7 +79,7 @@ SETTINGS = {
 """The settings of every context, by their names without ``UCX_``."""
 PEER_SETTINGS = {
     # Copying between processes can then report a failure, too. Error handling asks it to withdraw
-    # memory that a peer is reading, which it cannot; `linger` keeps that memory for a while.
+    # memory that a peer is reading, which it cannot; `retain` keeps that memory for a while.
     "CMA_MEMORY_INVALIDATE": "y",
 }
 """The settings of contexts for peers that run this package."""
