@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ..pytorch.torch_module import torch
+from ..pytorch.tensors import torch
 from .loader_rows import BATCH_ROWS, KINDS, SHARDS, batches_of, make_shards, write_arrow
 from .loader_rows import write_parquet as write_parquet_files
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-_UNKNOWN = -1
+UNKNOWN = -1
+"""The null count of an array whose nulls were not counted."""
 _from_buffers: Any = cast("Any", pa.Array).from_buffers
 
 
@@ -105,7 +106,7 @@ class ArrayLayout:
             children = (children[0].slice(begin * size, length * size),)
         elif len(own) > 1:
             cut(1, kind.bit_width)
-        count = self.null_count and _UNKNOWN
+        count = self.null_count and UNKNOWN
         return replace(self, length=length, null_count=count, buffers=tuple(own), children=children)
 
     def without_values(self) -> ArrayLayout:
@@ -113,7 +114,7 @@ class ArrayLayout:
         return replace(
             self,
             length=0,
-            null_count=_UNKNOWN,  # pyarrow drops the validity if it knows that there are no nulls
+            null_count=UNKNOWN,  # pyarrow drops the validity if it knows that there are no nulls
             children=tuple(child.without_values() for child in self.children),
             dictionary=self.dictionary and self.dictionary.without_values(),
         )

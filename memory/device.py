@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from ..errors import MissingExtraError, SplitArrowError, UsageError
 
+CUDA, CUDA_MANAGED = 2, 13
+"""The types of CUDA's memory, as in DLPack."""
+
 
 class Event(Protocol):
     """A point in the work of a device."""
@@ -151,9 +154,6 @@ class Device(Protocol):
         ...
 
 
-_DEVICE_CUDA, _DEVICE_CUDA_MANAGED = 2, 13
-
-
 @functools.cache
 def load_runtime() -> Any:
     """Return the module ``cuda.bindings.runtime``.
@@ -227,7 +227,7 @@ def find_pointer_device(address: int) -> tuple[int, int]:
     runtime = load_runtime()
     attributes = call("cudaPointerGetAttributes", address)
     is_managed = attributes.type == runtime.cudaMemoryType.cudaMemoryTypeManaged
-    return _DEVICE_CUDA_MANAGED if is_managed else _DEVICE_CUDA, int(attributes.device)
+    return CUDA_MANAGED if is_managed else CUDA, int(attributes.device)
 
 
 class CudaEvent:
@@ -271,7 +271,8 @@ class CudaDevice:
     Raises `UsageError` if it does not exist.
     """
 
-    type_code = _DEVICE_CUDA
+    type_code = CUDA
+    opens_own_exports = False
 
     def __init__(self, index: int) -> None:
         runtime = load_runtime()
@@ -293,27 +294,25 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make its primary context, which the runtime uses too, current for a while.
-
-        The device that the thread used before, if any, is current again afterwards.
-        """
+        """Make its primary context, which the runtime uses too, the current one for a while."""
         call_driver("cuCtxPushCurrent", self._context)
         try:
             yield
         finally:
             call_driver("cuCtxPopCurrent")
 
+    def _call(self, function: str, *args: Any) -> Any:
+        """Call a function of the runtime for this device; see `call`."""
+        with self.current():
+            return call(function, *args)
+
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory of the device."""
-        with self.current():
-            return int(call("cudaMalloc", nbytes))
+        return int(self._call("cudaMalloc", nbytes))
 
     def free(self, address: int) -> None:
         """Free memory of the device, after all work that may use it."""
-        with self.current():
-            call("cudaFree", address)
-
-    opens_own_exports = False
+        self._call("cudaFree", address)
 
     @property
     def uuid(self) -> bytes:
@@ -328,8 +327,7 @@ class CudaDevice:
 
     def export_allocation(self, address: int) -> bytes:
         """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
-        with self.current():
-            return bytes(call("cudaIpcGetMemHandle", address).reserved)
+        return bytes(self._call("cudaIpcGetMemHandle", address).reserved)
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process."""
@@ -337,8 +335,7 @@ class CudaDevice:
         opened = runtime.cudaIpcMemHandle_t()
         opened.reserved = handle
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        with self.current():
-            address = int(call("cudaIpcOpenMemHandle", opened, flags))
+        address = int(self._call("cudaIpcOpenMemHandle", opened, flags))
         try:
             begin, size = self.find_allocation(address)
             if not begin <= address <= address + nbytes <= begin + size:
@@ -350,14 +347,12 @@ class CudaDevice:
 
     def close_allocation(self, address: int) -> None:
         """Undo `open_allocation`."""
-        with self.current():
-            call("cudaIpcCloseMemHandle", address)
+        self._call("cudaIpcCloseMemHandle", address)
 
     def is_page_locked(self, address: int) -> bool:
         """Return whether the driver knows an address of the host."""
         unknown = load_runtime().cudaMemoryType.cudaMemoryTypeUnregistered
-        with self.current():
-            return bool(call("cudaPointerGetAttributes", address).type != unknown)
+        return bool(self._call("cudaPointerGetAttributes", address).type != unknown)
 
     def register_host(self, address: int, nbytes: int) -> None:
         """Page-lock memory of the host that is mapped for reading."""
@@ -371,25 +366,21 @@ class CudaDevice:
             | runtime.cudaHostRegisterPortable
         )
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self.current():
-            call("cudaHostRegister", address, size, flags)
+        self._call("cudaHostRegister", address, size, flags)
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`."""
-        with self.current():
-            call("cudaHostUnregister", address)
+        self._call("cudaHostUnregister", address)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy to the device. It is asynchronous if the source is page-locked."""
         kind = load_runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
-        with self.current():
-            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy within the memory of the device."""
         kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        with self.current():
-            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device, and wait."""
@@ -412,5 +403,4 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
-        with self.current():
-            call("cudaDeviceSynchronize")
+        self._call("cudaDeviceSynchronize")

@@ -13,18 +13,23 @@ from ..formats.text import describe_as_html, describe_object
 from .array_layout import ArrayLayout
 from .device import Device, Event
 from .imports import with_null_count
-from .interfaces import DeviceCapsules, array_interface, device_capsules, dlpack_capsule
+from .interfaces import (
+    LEGACY_DEFAULT_STREAM,
+    DeviceCapsules,
+    array_interface,
+    device_capsules,
+    dlpack_capsule,
+)
 from .pool import Returnable
 
-_LEGACY_DEFAULT_STREAM = 1
 _NO_SYNCHRONIZATION = -1
 
 
 class Residence:
-    """Where the buffers of a batch are, and when they are there.
+    """Where the buffers of a batch are, and when they are there: after the event `ready`.
 
-    `blocks`: It returns to its pool when the batch and all that was made of it are gone. `ready` is
-    the end of the copies. `is_shared`: Exports are then read-only.
+    The blocks return to their pool when the batch and all that was made of it are gone. Exports of
+    shared memory are read-only.
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class DeviceColumn:
             max_version,
             is_read_only=self._residence.is_shared,
         )
-        self._residence.hand_over(_LEGACY_DEFAULT_STREAM if stream is None else stream)
+        self._residence.hand_over(LEGACY_DEFAULT_STREAM if stream is None else stream)
         return capsule
 
     def to_numpy(self) -> Any:
@@ -165,8 +170,8 @@ class DeviceColumn:
             raise AttributeError("__cuda_array_interface__")
         self._check_numbers()
         interface = array_interface(self._array, is_read_only=self._residence.is_shared)
-        self._residence.hand_over(_LEGACY_DEFAULT_STREAM)
-        return {**interface, "stream": _LEGACY_DEFAULT_STREAM}
+        self._residence.hand_over(LEGACY_DEFAULT_STREAM)
+        return {**interface, "stream": LEGACY_DEFAULT_STREAM}
 
     def _check_numbers(self) -> None:
         array = self._array
@@ -241,10 +246,7 @@ class DeviceBatch:
         return self.num_rows
 
     def __getitem__(self, name: str) -> DeviceColumn:
-        """Return a column by its name.
-
-        Raises `KeyError` if no column, or more than one, has the name.
-        """
+        """Return a column by its name; raise `KeyError` unless exactly one column has it."""
         index = self.schema.get_field_index(name)
         if index < 0:
             raise KeyError(f"no column, or more than one, is called {name!r}")

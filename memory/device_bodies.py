@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
@@ -21,9 +21,9 @@ from ..formats.arrow.decoding import BufferFile
 from ..formats.arrow.encoder import EncodedMessage, MessageEncoder
 from ..formats.arrow.message import read_batch_table
 from ..protocol.devices import DeviceBody
-from ..protocol.memory import DeviceSpan
+from ..protocol.memory import ALIGNMENT, DeviceSpan
 from ..protocol.regions import DeviceHandles
-from .array_layout import ArrayLayout
+from .array_layout import UNKNOWN, ArrayLayout
 from .device import Device
 from .device_batch import DeviceBatch, Residence
 from .device_region import DeviceRegion
@@ -33,7 +33,13 @@ from .pool import BlockPool, Returnable
 
 PROTECTION = mmap.PROT_READ
 """The access to the mapping. Nobody needs any; a wrong read finds zeros instead of a fault."""
-_ALIGNMENT = 64
+_SMALLEST = 1 << 20
+
+
+def _map_nothing(nbytes: int) -> pa.Buffer:
+    """Return addresses of which no memory is used."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return pa.py_buffer(mmap.mmap(-1, nbytes, flags=flags, prot=PROTECTION))
 
 
 class StandIn:
@@ -41,9 +47,8 @@ class StandIn:
 
     def __init__(self, columns: Sequence[ArrayLayout], type_code: int) -> None:
         buffers = [buffer for column in columns for buffer in column.list_buffers()]
-        size = sum(-(-buffer.size // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = pa.py_buffer(mmap.mmap(-1, max(size, 1), flags=flags, prot=PROTECTION))
+        size = sum(-(-buffer.size // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+        self._memory = _map_nothing(max(size, 1))
         self._type_code = type_code
         self._end = 0
         self._places: list[tuple[int, pa.Buffer]] = []
@@ -52,7 +57,7 @@ class StandIn:
         """The columns, with buffers in the mapping."""
 
     def _place(self, buffer: pa.Buffer) -> pa.Buffer:
-        begin, self._end = self._end, self._end + -(-buffer.size // _ALIGNMENT) * _ALIGNMENT
+        begin, self._end = self._end, self._end + -(-buffer.size // ALIGNMENT) * ALIGNMENT
         self._places.append((begin, buffer))
         return self._memory.slice(begin, buffer.size)
 
@@ -73,11 +78,7 @@ def encode_on_device(
     type_code: int,
     padding: DeviceSpan,
 ) -> EncodedMessage:
-    """Return the message of a batch whose body stays in the memory of a device.
-
-    Raises `InvalidDataError` if pyarrow made a copy of a buffer, which is not the memory of the
-    device.
-    """
+    """Return the message of a batch whose body, without copies, stays in the memory of a device."""
     stand_in = StandIn(columns, type_code)
     arrays = [column.to_array() for column in stand_in.columns]
     (message,) = encoder.encode(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -94,27 +95,35 @@ def encode_on_device(
 
 def has_fixed_width(kind: pa.DataType) -> bool:
     """Return whether arrays of a type have no buffers but validities and values of one width."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return has_fixed_width(kind.storage_type)
     types = pa.types
-    if types.is_struct(kind):
-        return all(has_fixed_width(kind.field(index).type) for index in range(kind.num_fields))
-    if types.is_fixed_size_list(kind):
-        return has_fixed_width(kind.value_type)
-    if types.is_interval(kind):
-        return False  # pyarrow has no arrays of them
-    return types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
+
+    def is_fixed(leaf: Any) -> bool:
+        if types.is_interval(leaf):
+            return False  # pyarrow has no arrays of them
+        return (
+            types.is_primitive(leaf) or types.is_decimal(leaf) or types.is_fixed_size_binary(leaf)
+        )
+
+    return all(map(is_fixed, _list_leaves(kind)))
 
 
-_UNKNOWN = -1
-_SMALLEST = 1 << 20
+def _list_leaves(kind: Any) -> Iterator[Any]:
+    """Yield the types in structs and lists of a fixed size, without extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _list_leaves(kind.storage_type)
+    elif pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            yield from _list_leaves(kind.field(index).type)
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _list_leaves(kind.value_type)
+    else:
+        yield kind
 
 
 def can_decode_on_device(schema: pa.Schema, *, fully: bool) -> bool:
     """Return whether nothing has to be read of the values of a stream, to validate them.
 
-    `schema`: Offsets, indices and UTF-8 have to be read, and so they exclude all columns but those
-    of a fixed width.
+    Offsets, indices and UTF-8 have to be read. They exclude all columns but those of a fixed width.
     """
     kinds = [field.type for field in schema]
     return all(map(has_fixed_width, kinds)) and not (fully and any(map(_has_range, kinds)))
@@ -123,7 +132,7 @@ def can_decode_on_device(schema: pa.Schema, *, fully: bool) -> bool:
 class BodyDecoder:
     """Makes the record batches of one stream.
 
-    `fully` states whether the nulls are counted too, in copies of the validities on the host.
+    If it validates fully, it counts the nulls too, in copies of the validities on the host.
     """
 
     def __init__(self, schema: pa.Schema, device: Device, *, validates: bool, fully: bool) -> None:
@@ -149,7 +158,7 @@ class BodyDecoder:
             table.dictionary_id is None
             and table.codec is None
             and not table.has_custom_metadata
-            and _UNKNOWN not in table.nodes[1::2]
+            and UNKNOWN not in table.nodes[1::2]
         )
 
     def decode(
@@ -161,11 +170,10 @@ class BodyDecoder:
         *,
         is_shared: bool = False,
     ) -> DeviceBatch:
-        """Return the record batch of a message that `accepts` accepts.
+        """Return the record batch of an accepted message, whose body has `nbytes` bytes.
 
-        `nbytes` is the size of its body in bytes. Raises `ProtocolError`, `InvalidDataError`,
-        `pyarrow.ArrowInvalid` if the message does not fit its schema or its body, or nulls are not
-        where it says.
+        Raises `ProtocolError`, `InvalidDataError` or `pyarrow.ArrowInvalid` if the message does not
+        fit its schema or its body, or nulls are not where it declares them.
         """
         if metadata != self._checked_metadata:
             self._checker.check_parts(metadata, nbytes, _read_nothing)
@@ -194,9 +202,7 @@ class BodyDecoder:
     def _find_stand_in(self, nbytes: int) -> pa.Buffer:
         """Return addresses for a body. All bodies share them, because nobody reads there."""
         if nbytes > self._stand_in.size:
-            size = max(nbytes, _SMALLEST)
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._stand_in = pa.py_buffer(mmap.mmap(-1, size, flags=flags, prot=PROTECTION))
+            self._stand_in = _map_nothing(max(nbytes, _SMALLEST))
         return self._stand_in.slice(0, nbytes)
 
 
@@ -207,7 +213,7 @@ def _read_nothing(offset: int) -> int:
 def _count_nulls(name: str, column: ArrayLayout, device: Device) -> None:
     """Compare the nulls that a column declares with its validity, which is copied to the host."""
     if column.null_count and column.buffers[0] is not None:
-        counted = with_null_count(replace(column, null_count=_UNKNOWN, children=()), device)
+        counted = with_null_count(replace(column, null_count=UNKNOWN, children=()), device)
         if counted.null_count != column.null_count:
             raise InvalidDataError(
                 f"the column {name!r} declares {column.null_count} nulls, and its validity has "
@@ -219,21 +225,15 @@ def _count_nulls(name: str, column: ArrayLayout, device: Device) -> None:
 
 def _has_range(kind: Any) -> bool:
     """Return whether a type of fixed width does not allow every value."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_range(kind.storage_type)
     types = pa.types
-    if types.is_struct(kind):
-        return any(_has_range(kind.field(index).type) for index in range(kind.num_fields))
-    if types.is_fixed_size_list(kind):
-        return _has_range(kind.value_type)
-    return types.is_decimal(kind) or types.is_date64(kind) or types.is_time(kind)
+    return any(
+        types.is_decimal(leaf) or types.is_date64(leaf) or types.is_time(leaf)
+        for leaf in _list_leaves(kind)
+    )
 
 
 class DeviceBodies:
-    """Allocates the bodies that a transport receives on a device; see `DeviceAllocator`.
-
-    `registrations` is the memory of others that it copies from.
-    """
+    """Allocates the bodies that a transport receives on a device; see `DeviceAllocator`."""
 
     def __init__(self, device: Device, pool: BlockPool, registrations: HostRegistrations) -> None:
         self.device = device

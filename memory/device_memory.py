@@ -1,8 +1,4 @@
-"""The memory of a device as the place where a stream's batches land.
-
-Batches are copied to it while the next ones arrive. `select_memory` reads the argument
-``memory`` of a read.
-"""
+"""The memory of a device, to which batches are copied while the next ones arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import ctypes
 import functools
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,8 +20,11 @@ from .device import CudaDevice, Device, Event
 from .device_batch import DeviceBatch, Residence
 from .device_bodies import DeviceBodies
 from .pinned import HostRegistrations, PinnedMemory, check_budget, default_pinned_memory
-from .pool import Block, BlockPool
+from .pool import BlockPool, PoolBlock
 
+DEFAULT_BUDGET = 4 << 30
+_PENDING_BYTES = 256 << 20
+_CUDA = re.compile(r"cuda(?::(\d+))?")
 _SLACK_BYTES = 64 << 10
 """Unused memory in an allocation that is copied with the rest, rather than in several copies."""
 
@@ -37,14 +36,14 @@ class _Area:
     begin: int
     end: int
     used: int = 0
-    block: Block | None = field(default=None)
+    block: PoolBlock | None = None
 
 
 class DeviceCopier:
     """Copies record batches to a device, in order, without waiting for the copies.
 
-    `max_pending` is the size of the host memory that may wait for its copy, in bytes. `staging`:
-    Host memory that the device copies from by itself, for batches that are elsewhere.
+    At most `max_pending` bytes of host memory wait for their copy. Batches that are elsewhere go
+    through `staging`, host memory that the device copies from by itself.
     """
 
     def __init__(
@@ -83,7 +82,14 @@ class DeviceCopier:
         self._pending.append((ready, sources, size))
         self._pending_bytes += size
         residence = Residence(self._device, [area.block for area in areas if area.block], ready)
-        place = _Placement(areas, ready)
+
+        def place(buffer: pa.Buffer) -> pa.Buffer:
+            begin, end = buffer.address, buffer.address + buffer.size
+            area = next(each for each in areas if each.begin <= begin and end <= each.end)
+            assert area.block is not None
+            address = area.block.address + begin - area.begin
+            return pa.foreign_buffer(address, buffer.size, (area.block, ready))
+
         moved = [column.move(place) for column in columns]
         return DeviceBatch(batch.schema, moved, batch.num_rows, residence)
 
@@ -152,26 +158,6 @@ def _find_allocation(buffer: pa.Buffer) -> int:
     while (parent := buffer.parent) is not None:
         buffer = parent
     return buffer.address
-
-
-class _Placement:
-    """Turns buffers of the host into those of the device."""
-
-    def __init__(self, areas: list[_Area], ready: Event) -> None:
-        self._areas = areas
-        self._ready = ready
-
-    def __call__(self, buffer: pa.Buffer) -> pa.Buffer:
-        begin, end = buffer.address, buffer.address + buffer.size
-        for area in self._areas:
-            if area.begin <= begin and end <= area.end and area.block is not None:
-                address = area.block.address + begin - area.begin
-                return pa.foreign_buffer(address, buffer.size, (area.block, self._ready))
-        raise AssertionError("a buffer is in no area")
-
-
-DEFAULT_BUDGET = 4 << 30
-_PENDING_BYTES = 256 << 20
 
 
 class DeviceMemory:
@@ -263,14 +249,10 @@ def default_cuda_memory(device: int) -> CudaMemory:
     return CudaMemory(device)
 
 
-_CUDA = re.compile(r"cuda(?::(\d+))?")
-
-
 def select_memory(memory: Any) -> Allocator | DeviceMemory:
-    """Return the memory that an argument names.
+    """Return the memory that the argument ``memory`` of a read names.
 
-    Raises `UsageError` if it is anything else, or is not host memory and has no way to fill it.
-    Raises `MissingExtraError` if it needs cuda-bindings.
+    Raises `UsageError` if it names none, and `MissingExtraError` if it needs cuda-bindings.
     """
     if isinstance(memory, DeviceMemory):
         return memory

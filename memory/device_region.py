@@ -105,10 +105,7 @@ class DeviceRegion:
         return found
 
     def locate(self, offset: int, nbytes: int) -> int:
-        """Return the address of a span, which is not empty.
-
-        Raises `ProtocolError` if the span is not within one allocation.
-        """
+        """Return the address of a span; raise `ProtocolError` if not within one allocation."""
         index = bisect_right(self._ends, offset)
         if index >= len(self._ends) or offset + nbytes > self._ends[index]:
             raise ProtocolError(
@@ -133,10 +130,7 @@ class DeviceRegion:
         """Return None: there is no host memory."""
 
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
-        """Refuse: there is no host memory.
-
-        Raises `UsageError`: Always.
-        """
+        """Raise `UsageError`: there is no host memory."""
         raise UsageError(f"the data is on {self._device.name}, not in host memory")
 
 

@@ -17,13 +17,25 @@ import pyarrow.compute as pc
 from ..errors import UsageError
 from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
 from .array_layout import ArrayLayout, find_offset_width
-from .device import CudaDevice, Device, find_pointer_device
+from .device import CUDA, CUDA_MANAGED, CudaDevice, Device, find_pointer_device
 from .interfaces import ArrowArray, find_buffer, find_child, read_device_array, read_tensor
 from .pinned import default_pinned_memory
 
 BufferCopy = Callable[[pa.Buffer], pa.Buffer]
 """Returns a copy of a buffer of a device in host memory."""
+ARRAY_COLUMN = "values"
+"""The name of the column of a dataset that is a single array."""
+DEVICES: dict[int, Callable[[int], Device]] = {CUDA: CudaDevice, CUDA_MANAGED: CudaDevice}
+"""The devices whose memory can be served, by their types as in DLPack; each by its number."""
 _EMPTY = pa.py_buffer(b"")
+_HOST_TYPES = (1, 3)  # the processor's memory, and page-locked memory
+_SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
+_KINDS = {"i": _SIGNED, "u": _UNSIGNED, "f": _FLOAT}
+_TYPES: dict[tuple[int, int], Any] = {
+    **{(_SIGNED, bits): getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
+    **{(_UNSIGNED, bits): getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
+    **{(_FLOAT, bits): getattr(pa, f"float{bits}")() for bits in (16, 32, 64)},
+}
 
 
 def read_array(
@@ -164,22 +176,6 @@ def _read_offset(device: Device, offsets: pa.Buffer | None, index: int, width: i
     return value
 
 
-_HOST_TYPES = (1, 3)  # the processor's memory, and page-locked memory
-_CUDA, _CUDA_MANAGED = 2, 13
-_SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
-_KINDS = {"i": _SIGNED, "u": _UNSIGNED, "f": _FLOAT}
-_TYPES: dict[tuple[int, int], Any] = {
-    **{(_SIGNED, bits): getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
-    **{(_UNSIGNED, bits): getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
-    **{(_FLOAT, bits): getattr(pa, f"float{bits}")() for bits in (16, 32, 64)},
-}
-ARRAY_COLUMN = "values"
-"""The name of the column of a dataset that is a single array."""
-
-DEVICES: dict[int, Callable[[int], Device]] = {_CUDA: CudaDevice, _CUDA_MANAGED: CudaDevice}
-"""The devices whose memory can be served, by their types as in DLPack; each by its number."""
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceData:
     """A record batch in the memory of a device. Its contents are there, and do not change."""
@@ -201,14 +197,15 @@ class DeviceData:
 def import_device_data(source: Any) -> list[DeviceData] | None:
     """Return the record batches of an object in the memory of a device; None if it is not there.
 
-    Raises `UsageError` if the data is on a device that cannot be served, or has a type or layout
-    that cannot.
+    The object is one of these:
 
-    `source`: - An object with ``__arrow_c_device_array__``, or a list of such objects with one
-    schema.
+    - An object with ``__arrow_c_device_array__``, or a list of such objects with one schema.
     - An array with ``__dlpack__`` or ``__cuda_array_interface__``. It becomes the column
       `ARRAY_COLUMN`. The dimensions after the first one become lists of a fixed size.
     - A mapping of names to such arrays of one length, which become the columns.
+
+    Raises `UsageError` if the data is on a device that cannot be served, or has a type or layout
+    that cannot.
     """
     if isinstance(source, (list, tuple)):
         items = cast("Sequence[Any]", source)
@@ -227,7 +224,7 @@ def import_device_data(source: Any) -> list[DeviceData] | None:
 
 def find_staging(data: DeviceData) -> Allocator:
     """Return the host memory to copy data to: page-locked memory, for a CUDA device."""
-    is_cuda = data.type_code in (_CUDA, _CUDA_MANAGED)
+    is_cuda = data.type_code in (CUDA, CUDA_MANAGED)
     return default_pinned_memory() if is_cuda else DEFAULT_ALLOCATOR
 
 
@@ -327,7 +324,7 @@ def _make_column(
         if any(stride != expected for stride, expected, size in pairs if size > 1):
             raise UsageError(f"the array {name!r} is strided; make it contiguous first")
     nbytes = count * bits // 8
-    data = pa.foreign_buffer(address, nbytes, owner) if nbytes else pa.py_buffer(b"")
+    data = pa.foreign_buffer(address, nbytes, owner) if nbytes else _EMPTY
     column = ArrayLayout(item, count, 0, (None, data))
     for axis in range(len(shape) - 1, 0, -1):
         kind_of_list = pa.list_(column.type, shape[axis])

@@ -17,7 +17,13 @@ from ..errors import UsageError
 from .array_layout import ArrayLayout
 from .device import Device, Event
 
-_LEGACY_DEFAULT_STREAM = 1
+DeviceCapsules = tuple[object, object]
+"""The capsules ``arrow_schema`` and ``arrow_device_array``."""
+LEGACY_DEFAULT_STREAM = 1
+"""The stream of CUDA that a consumer uses if it names none."""
+_DLPACK_READ_ONLY = 1
+_SCRATCH = pa.py_buffer(bytes(64))
+"""What the buffers of an array without rows need to hold: an offset of 0."""
 
 
 class DLDevice(ctypes.Structure):
@@ -130,9 +136,9 @@ class Tensor:
 def read_tensor(source: Any) -> Tensor:
     """Return the tensor that an object with ``__dlpack__`` exports on its device."""
     try:
-        capsule = source.__dlpack__(stream=_LEGACY_DEFAULT_STREAM, max_version=(1, 0))
+        capsule = source.__dlpack__(stream=LEGACY_DEFAULT_STREAM, max_version=(1, 0))
     except TypeError:  # a producer of before 1.0
-        capsule = source.__dlpack__(stream=_LEGACY_DEFAULT_STREAM)
+        capsule = source.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
     try:
         managed = DLManagedTensor.from_address(find_pointer(capsule, b"dltensor_versioned"))
         tensor = managed.tensor
@@ -150,14 +156,6 @@ def read_device_array(capsule: object) -> ArrowDeviceArray:
     return ArrowDeviceArray.from_address(find_pointer(capsule, b"arrow_device_array"))
 
 
-DeviceCapsules = tuple[object, object]
-"""The capsules ``arrow_schema`` and ``arrow_device_array``."""
-
-_DLPACK_READ_ONLY = 1
-_SCRATCH = pa.py_buffer(bytes(64))
-"""What the buffers of an array without rows need to hold: an offset of 0."""
-
-
 def dlpack_capsule(
     array: ArrayLayout,
     device: Device,
@@ -167,7 +165,7 @@ def dlpack_capsule(
 ) -> object:
     """Return a DLPack capsule of an array of numbers without nulls.
 
-    `max_version`: `None` is that before 1.0. `is_read_only`: Capsules of before 1.0 cannot say so.
+    `None` is the version before 1.0, whose capsules cannot be marked as read-only.
     """
     numbers: Any = ArrayLayout(array.type, array.length, 0, (None, array.buffers[1])).to_array()
     capsule = None
@@ -190,10 +188,7 @@ def dlpack_capsule(
 
 
 def array_interface(array: ArrayLayout, *, is_read_only: bool = False) -> dict[str, Any]:
-    """Return the CUDA array interface of numbers, or of lists of a fixed size, without nulls.
-
-    The stream is missing.
-    """
+    """Return the CUDA array interface of numbers, or of fixed-size lists, without its stream."""
     shape = [array.length]
     while array.children:
         shape.append(array.storage_type.list_size)

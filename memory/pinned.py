@@ -18,6 +18,7 @@ from .device import Device, allocate_pinned, free_pinned, load_runtime
 from .pool import BlockPool, wrap_block
 
 DEFAULT_BUDGET = 1 << 30
+_log = logging.getLogger("splitarrow.memory")
 
 
 class PinnedMemory:
@@ -58,15 +59,11 @@ class PinnedMemory:
 
     def allocate(self, nbytes: int) -> pa.Buffer:
         """Return a buffer; see `Allocator.allocate`."""
-        block = self._pool.acquire(nbytes)
-        return wrap_block(block, nbytes)
+        return wrap_block(self._pool.acquire(nbytes), nbytes)
 
 
 def check_budget(budget: int | str) -> int:
-    """Return a budget in bytes.
-
-    Raises `UsageError` if it is not a size above 0.
-    """
+    """Return a budget in bytes; raise `UsageError` if it is not a size above 0."""
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size < 1:
         raise UsageError(f"budget is {budget!r}; expected more than 0 bytes")
@@ -77,9 +74,6 @@ def check_budget(budget: int | str) -> int:
 def default_pinned_memory() -> PinnedMemory:
     """Return the memory of ``memory="pinned"``, which all streams of the process share."""
     return PinnedMemory()
-
-
-_log = logging.getLogger("splitarrow.memory")
 
 
 class HostRegistration:
@@ -102,10 +96,7 @@ class HostRegistration:
 
 
 class HostRegistrations:
-    """Page-locks memory that a transport has mapped, up to a limit.
-
-    `limit` is the limit on all such memory, in bytes.
-    """
+    """Page-locks memory that a transport has mapped, up to a limit in bytes."""
 
     def __init__(self, device: Device, limit: int) -> None:
         self._device = device
@@ -115,10 +106,7 @@ class HostRegistrations:
         self._has_logged = False
 
     def add(self, address: int, nbytes: int) -> HostRegistration | None:
-        """Page-lock read-only memory that begins at a page.
-
-        Return None if the driver refuses, or the limit is reached.
-        """
+        """Page-lock memory from the beginning of a page; return None if that is refused."""
         with self._lock:
             has_room = self._nbytes + nbytes <= self._limit
             if has_room:

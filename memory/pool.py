@@ -23,11 +23,8 @@ class Returnable(Protocol):
     """Called when it is collected. It may return what to do before the memory is used again."""
 
 
-class Block:
-    """Memory of a pool, which gets it back when the block is collected.
-
-    `nbytes`: its size in bytes.
-    """
+class PoolBlock:
+    """Memory of a pool, which gets it back when the block is collected."""
 
     __slots__ = ("_pool", "address", "nbytes", "on_return")
 
@@ -48,8 +45,8 @@ class BlockPool:
 
     Any thread may use it, and blocks may be collected in any thread at any time.
 
-    `allocate`: returns the address of new memory of a size in bytes. It raises `MemoryError` if
-    there is none. `budget` is the limit on all memory, whether in use or kept, in bytes.
+    `allocate` returns the address of new memory of a size in bytes, or raises `MemoryError`. The
+    budget limits all memory, whether in use or kept, in bytes.
     """
 
     def __init__(
@@ -71,11 +68,8 @@ class BlockPool:
         self.allocated_bytes = 0
         """The size of all memory, whether in use or kept, in bytes."""
 
-    def acquire(self, nbytes: int) -> Block:
-        """Return a block of at least `nbytes` bytes.
-
-        Raises `MemoryError` if the budget is spent, or there is no more memory.
-        """
+    def acquire(self, nbytes: int) -> PoolBlock:
+        """Return a block of at least `nbytes` bytes; raise `MemoryError` if there is no memory."""
         size = _round_up(nbytes)
         with self._lock:
             self._collect()
@@ -85,13 +79,13 @@ class BlockPool:
                 self.allocated_bytes += size
             else:
                 address, before_use = self._idle[size].pop()
-        block = Block(self, address, size)
+        block = PoolBlock(self, address, size)
         if before_use is not None:
             before_use()
         return block
 
     def give_back(self, address: int, nbytes: int, before_use: Callable[[], None] | None) -> None:
-        """Take a block back: what `Block` calls when it is collected."""
+        """Take a block back: what `PoolBlock` calls when it is collected."""
         self._returned.append((address, nbytes, before_use))
 
     @property
@@ -136,7 +130,7 @@ class BlockPool:
         self._free_idle(0)
 
 
-def wrap_block(block: Block, nbytes: int) -> pa.Buffer:
+def wrap_block(block: PoolBlock, nbytes: int) -> pa.Buffer:
     """Return a mutable buffer of `nbytes` bytes in a block of host memory, which it keeps alive.
 
     ``pyarrow.foreign_buffer`` would return an immutable one.

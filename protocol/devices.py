@@ -17,10 +17,7 @@ _NO_BYTES = pa.py_buffer(b"")
 
 
 class DeviceBody(ReceivedBody):
-    """A packed body in the memory of a device. Host code knows its address and its size alone.
-
-    `nbytes`: its size in bytes.
-    """
+    """A packed body in the memory of a device. Host code knows its address and its size alone."""
 
     __slots__ = ("address", "owner")
 
@@ -55,10 +52,7 @@ class DeviceAllocator(Protocol):
         ...
 
     def register(self, address: int, nbytes: int) -> ClosableMemory | None:
-        """Page-lock memory that a transport has mapped, so that the device copies from it directly.
-
-        Return None if it cannot be.
-        """
+        """Page-lock memory that a transport has mapped; return None if it cannot be."""
         ...
 
     def can_share(self, process: int) -> bool:
@@ -99,10 +93,7 @@ class StagingAllocator:
 
 
 def allocate_on_device(allocator: DeviceAllocator, nbytes: int, tag: int) -> DeviceBody:
-    """Return memory of a device for a body.
-
-    Raises `LimitError` if there is not enough memory.
-    """
+    """Return memory of a device for a body; raise `LimitError` if there is not enough."""
     try:
         return allocator.allocate(nbytes)
     except MemoryError as error:

@@ -52,10 +52,10 @@ class MessageRun:
     numbers increase by one. A decoder handles a run in one loop, which costs far less than
     handling the frames one by one.
 
-    `nbytes` is the size of each body in bytes.
-
     Attributes
     ----------
+    nbytes : int
+        The size of each body in bytes.
     start : int
         The offset of the first body in `buffer`, and the headroom of each, in bytes.
     stride : int

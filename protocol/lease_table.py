@@ -22,10 +22,14 @@ class _Lease(NamedTuple):
 class LeaseTable:
     """The leases that one connection holds on the server's memory.
 
-    `bad_frees` is the number of unknown or surplus frees to ignore before the peer is refused.
+    It ignores a number of unknown or surplus frees, `bad_frees`, before it refuses the peer.
 
     Attributes
     ----------
+    held : int
+        The number of leases, one for each delivery.
+    held_bytes : int
+        The size of the leased memory in bytes. Each delivery of an offset counts.
     bad_frees : int
         The number of frees of offsets that the connection did not hold.
     """
@@ -33,19 +37,9 @@ class LeaseTable:
     def __init__(self, *, bad_frees: int = 1000) -> None:
         self._leases: dict[int, _Lease] = {}
         self._max_bad_frees = bad_frees
-        self._held = 0
-        self._held_bytes = 0
+        self.held = 0
+        self.held_bytes = 0
         self.bad_frees = 0
-
-    @property
-    def held(self) -> int:
-        """The number of leases, one for each delivery."""
-        return self._held
-
-    @property
-    def held_bytes(self) -> int:
-        """The size of the leased memory in bytes. Each delivery of an offset counts."""
-        return self._held_bytes
 
     @property
     def oldest(self) -> float | None:
@@ -57,16 +51,16 @@ class LeaseTable:
                 pass  # Another thread changed the table meanwhile.
 
     def grant(self, spans: Iterable[Span], now: float = 0.0) -> None:
-        """Record leases on buffers that are about to be delivered. Empty buffers need none.
+        """Record leases on buffers that are about to be delivered, at the time `now`.
 
-        `now` is the time from a monotonic clock, in seconds.
+        Empty buffers need none.
         """
         for offset, length in spans:
             if not length:
                 continue
-            self._held += 1
+            self.held += 1
             lease = self._leases.get(offset)
-            self._held_bytes += length
+            self.held_bytes += length
             if lease is None:
                 self._leases[offset] = _Lease((length,), now)
             else:
@@ -75,10 +69,9 @@ class LeaseTable:
     def grant_run(
         self, offsets: Sequence[Sequence[int]], lengths: Sequence[int], now: float = 0.0
     ) -> None:
-        """Record leases on the buffers of many messages with equal metadata.
+        """Record leases on the buffers of many messages with equal metadata. None is empty.
 
-        `lengths` is the length of each buffer in bytes, none of which is empty. `now` is the time
-        from a monotonic clock, in seconds.
+        `offsets` has a column for each buffer, whose size in bytes is in `lengths`.
         """
         fresh: dict[int, _Lease] = {}
         count = 0
@@ -90,8 +83,8 @@ class LeaseTable:
                 self.grant([(offset, length) for offset in column], now)
             return
         self._leases.update(fresh)
-        self._held += count
-        self._held_bytes += sum(
+        self.held += count
+        self.held_bytes += sum(
             len(column) * length for column, length in zip(offsets, lengths, strict=True)
         )
 
@@ -107,19 +100,19 @@ class LeaseTable:
             if lease is None:
                 self.bad_frees += 1
                 continue
-            self._held -= 1
+            self.held -= 1
             lengths = lease.lengths
             if lengths[1:]:
-                self._held_bytes -= lengths[0]
+                self.held_bytes -= lengths[0]
                 self._leases[offset] = _Lease(lengths[1:], lease.since)
             else:
                 released[offset] = self._leases.pop(offset)
-                self._held_bytes -= lengths[0]
+                self.held_bytes -= lengths[0]
         if self.bad_frees > self._max_bad_frees:
             for offset, lease in released.items():
                 self._leases[offset] = lease
-                self._held += 1
-                self._held_bytes += sum(lease.lengths)
+                self.held += 1
+                self.held_bytes += sum(lease.lengths)
             raise LimitError(
                 f"the peer freed {self.bad_frees} offsets that it did not hold; "
                 f"the limit is {self._max_bad_frees}"
@@ -130,7 +123,7 @@ class LeaseTable:
         """Free all leases of a peer that is gone, and return their offsets."""
         released = list(self._leases)
         self._leases.clear()
-        self._held = self._held_bytes = 0
+        self.held = self.held_bytes = 0
         return released
 
 

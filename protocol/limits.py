@@ -85,9 +85,8 @@ class DuplicateCounter:
         self._position: object = None
 
     def count(self, position: object) -> None:
-        """Count a duplicate.
+        """Count a duplicate; `position` differs if new frames have arrived since the last one.
 
-        `position` is a value that differs if new frames have arrived since the last duplicate.
         Raises `LimitError` if too many duplicates have arrived in succession.
         """
         self.total += 1

@@ -64,10 +64,7 @@ DEFAULT_ALLOCATOR: Allocator = HostAllocator()
 
 
 class DeviceSpan:
-    """A part of an outgoing body that is in the memory of a device.
-
-    `nbytes`: its size in bytes.
-    """
+    """A part of an outgoing body that is in the memory of a device."""
 
     __slots__ = ("address", "nbytes", "owner", "type_code")
 
@@ -83,12 +80,9 @@ class DeviceSpan:
 
 
 class ReceivedBody:
-    """The payload of a received tagged message.
+    """The payload of a received tagged message: `nbytes` bytes at the offset `start` of `buffer`.
 
-    Any slice of `buffer` keeps the memory alive.
-
-    `view`: Empty for device memory. `start` is the size of the headroom in bytes, and so the offset
-    of the payload in `buffer`. `nbytes` is the size of the payload in bytes.
+    Any slice of `buffer` keeps the memory alive. `view` is the same memory; empty on a device.
     """
 
     __slots__ = ("buffer", "nbytes", "start", "view")
@@ -129,9 +123,7 @@ class BodyPool:
     """Allocates the memory of the bodies that one connection receives.
 
     Small bodies share an allocation. Each then costs a slice instead of an allocation, but keeps
-    up to `ARENA_BYTES` alive.
-
-    `allocator`: Bodies outside host memory get no headroom and share nothing.
+    up to `ARENA_BYTES` alive. Bodies outside host memory get no headroom and share nothing.
     """
 
     __slots__ = ("_allocate", "_arena", "_arena_view", "_end", "_is_host", "_small_bytes")
@@ -147,11 +139,10 @@ class BodyPool:
         self._end = ARENA_BYTES
 
     def allocate(self, nbytes: int, headroom: int, tag: int | None = None) -> ReceivedBody:
-        """Return memory for a body.
+        """Return memory for a body, with about as much headroom as requested, or none at all.
 
-        `nbytes` is the size of the body in bytes. `headroom`: the body may get more, or none at
-        all. Raises `LimitError` if there is not enough memory. Raises `UsageError` if the allocator
-        returns an unsuitable buffer.
+        Raises `LimitError` if there is not enough memory, and `UsageError` if the allocator returns
+        an unsuitable buffer.
         """
         start = (headroom + 63) & ~63
         if headroom + nbytes > self._small_bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, overload
 
@@ -163,64 +163,13 @@ def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class ParsedMetadata(NamedTuple):
-    """The metadata of one message, and the properties that reassembly needs."""
-
-    message_type: int
-    """The format of the message, as the type of its metadata message."""
-    payload: bytes
-    """The FlatBuffer of the message."""
-    name: str
-    """The type of the message in its format, for errors."""
-    has_body: bool
-    """Whether a body follows the metadata."""
-    body_length: int
-    """The declared size of the packed body in bytes."""
-
-
-def parse_metadata(
-    formats: Mapping[MetadataType, MessageFormat],
-    limits: Limits,
-    message_type: int,
-    sequence: int,
-    payload: bytes,
-    *,
-    is_first: bool,
-) -> ParsedMetadata:
-    """Parse and check the metadata of a message.
-
-    `formats`: Contains `message_type`. `is_first` states whether the message is the first of its
-    stream, which must be the schema. Raises `ProtocolError` if the metadata is malformed, or a
-    schema is missing or out of place. Raises `LimitError` if the metadata declares a body larger
-    than ``limits.body_bytes``.
-    """
-    try:
-        summary = formats[MetadataType(message_type)](payload)
-    except ProtocolError as error:
-        error.sequence = sequence
-        raise
-    name, is_schema, has_body, body_length, is_array = summary
-    if body_length > limits.body_bytes and not is_array:
-        raise LimitError(
-            f"the metadata declares a body of {body_length} bytes; "
-            f"the limit is {limits.body_bytes} bytes",
-            sequence=sequence,
-        )
-    if is_first and not is_schema:
-        raise ProtocolError(f"the first message is a {name}, not a schema", sequence=sequence)
-    if is_schema and not is_first:
-        raise ProtocolError("received a second schema", sequence=sequence)
-    return ParsedMetadata(message_type, payload, name, has_body, body_length)
-
-
 class FrameRun(Sequence[OutgoingFrame]):
     """The frames of consecutive messages with equal metadata and bodies of equal size.
 
     It is the sequence of these frames: metadata, body, metadata, body, and so on. A byte stream
     encodes all of them at once instead, which costs a fraction.
 
-    `sequence`: the numbers of the others do not roll over. `bodies` is the bodies, with the shape
-    (messages, bytes).
+    The sequence numbers do not roll over. `bodies` has the shape (messages, bytes).
     """
 
     __slots__ = ("bodies", "body_type", "message_type", "metadata", "sequence")

@@ -36,10 +36,9 @@ def parse_spans(
 ) -> list[Span]:
     """Check a body of type 1 and return its (offset, length) pairs.
 
-    `region_size` is the size in bytes of the region that the offsets refer to. Raises
-    `ProtocolError` if the body does not have `expected` pairs, its total is not the sum of the
-    lengths, a pair is outside the region, or two pairs overlap. Equal pairs do not count as an
-    overlap, because a message may use one buffer twice.
+    Raises `ProtocolError` if the body does not have `expected` pairs, its total is not the sum of
+    the lengths, a pair is outside the region of `region_size` bytes, or two pairs overlap. Equal
+    pairs do not count as an overlap, because a message may use one buffer twice.
     """
 
     def invalid(problem: str) -> ProtocolError:
@@ -114,10 +113,7 @@ def pack_interval(seconds: float) -> bytes:
 
 
 def parse_interval(payload: bytes) -> float:
-    """Return the interval that a request for keep-alives asks for, in seconds.
-
-    Raises `ProtocolError` if the payload does not have 4 bytes.
-    """
+    """Return the interval in seconds; raise `ProtocolError` unless the payload has 4 bytes."""
     if len(payload) != _PAYLOAD.size:
         raise ProtocolError(
             f"a request for keep-alives has {len(payload)} bytes; expected {_PAYLOAD.size}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from functools import partial
+from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError
 from .frames import IncomingFrame, MessageRun, UntaggedFrame
@@ -17,14 +18,32 @@ from .messages import (
     Message,
     MessageFormat,
     MetadataType,
-    ParsedMetadata,
     expand_frames,
     parse_failure,
-    parse_metadata,
     parse_metadata_prefix,
 )
 from .tags import MAX_SEQUENCE, BodyType, advance, distance, pack_body_tag, parse_body_tag
 from .uri import Streams
+
+_PACKED, _OFFSETS = BodyType.PACKED, BodyType.OFFSETS
+_OFFSETS_TAG = pack_body_tag(0, _OFFSETS)
+_PREFIX_SIZE = PREFIX.size
+_make_message = partial(tuple.__new__, Message)
+
+
+class ParsedMetadata(NamedTuple):
+    """The metadata of one message, and the properties that reassembly needs."""
+
+    message_type: int
+    """The format of the message, as the type of its metadata message."""
+    payload: bytes
+    """The FlatBuffer of the message."""
+    name: str
+    """The type of the message in its format, for errors."""
+    has_body: bool
+    """Whether a body follows the metadata."""
+    body_length: int
+    """The declared size of the packed body in bytes."""
 
 
 class PendingFrames:
@@ -46,9 +65,6 @@ class PendingFrames:
         self.metadata: dict[int, ParsedMetadata] = {}
         self.bodies: dict[int, tuple[BodyType, ReceivedBody]] = {}
         self.nbytes = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.metadata or self.bodies)
 
     @property
     def sequences(self) -> set[int]:
@@ -96,19 +112,15 @@ class PendingFrames:
         return Message(sequence, payload, body, body_type, message_type)
 
 
-_PACKED, _OFFSETS = BodyType.PACKED, BodyType.OFFSETS
-_OFFSETS_TAG = pack_body_tag(0, _OFFSETS)
-_PREFIX_SIZE = PREFIX.size
-_make_message = partial(tuple.__new__, Message)
-
-
 class Reassembler:
     """Matches bodies to metadata and delivers the messages of one stream in order.
 
-    `formats`: a message of any other type is refused.
+    It refuses messages whose type is not in `formats`.
 
     Attributes
     ----------
+    delivered : int
+        The number of messages delivered.
     failure : RemoteError or None
         The failure that the server reported. The messages delivered before it are valid.
     keep_alives : DuplicateCounter
@@ -124,11 +136,11 @@ class Reassembler:
         first_sequence: int = 0,
         keep_alive_tags: Set[int] = frozenset(),
     ) -> None:
-        self._formats = formats
+        self._formats: Mapping[int, MessageFormat] = {**formats}
         self._limits = limits
         self._stream = stream
         self._next = first_sequence
-        self._delivered = 0
+        self.delivered = 0
         self._pending = PendingFrames()
         self._end: int | None = None
         self._head: ParsedMetadata | None = None
@@ -146,11 +158,6 @@ class Reassembler:
         return self._next == self._end and self.failure is None
 
     @property
-    def delivered(self) -> int:
-        """The number of messages delivered."""
-        return self._delivered
-
-    @property
     def duplicates(self) -> int:
         """The number of frames that arrived again and were ignored."""
         return self._duplicates.total
@@ -160,7 +167,7 @@ class Reassembler:
         """A value that changes with every frame that is neither a duplicate nor a keep-alive."""
         pending = self._pending
         metadata = len(pending.metadata) + bool(self._head)
-        return self._delivered, metadata, len(pending.bodies), self._end
+        return self.delivered, metadata, len(pending.bodies), self._end
 
     @property
     def pending_bytes(self) -> int:
@@ -192,33 +199,44 @@ class Reassembler:
     ) -> None:
         """Accept received frames and append the messages that they complete to `ready`.
 
-        `ready`: receives the complete messages in order. If this method raises, the list holds the
-        messages before the error. Raises `ProtocolError` if a frame, or its position in the stream,
-        violates the protocol. Raises `LimitError` if more frames would have to wait than the limits
-        allow.
+        If this method raises, the list holds the messages before the error. Raises `ProtocolError`
+        if a frame, or its position in the stream, violates the protocol. Raises `LimitError` if
+        more frames would have to wait than the limits allow.
         """
-        in_order = self._in_order(origin)
+        in_order = self._is_in_order(origin)
         takes_bodies, unpack = origin.carries_bodies, PREFIX.unpack_from
         try:
-            # The fast path has no function calls: it runs for every message.
+            # This loop runs for every message. It calls no function for one that repeats the last.
             for frame in frames:
                 head = self._head
                 if isinstance(frame, UntaggedFrame):
-                    payload, latest = frame.payload, self._latest
-                    if in_order and head is None and latest and len(payload) > _PREFIX_SIZE:
+                    payload = frame.payload
+                    if in_order and head is None and len(payload) > _PREFIX_SIZE:
                         message_type, sequence = unpack(payload)
-                        if sequence == self._next and message_type == latest.message_type:
-                            metadata = payload[_PREFIX_SIZE:]
-                            if metadata != latest.payload:
-                                latest = self._parse(message_type, metadata, sequence)
-                            if latest.has_body:
+                        if sequence == self._next:
+                            latest, metadata = self._latest, payload[_PREFIX_SIZE:]
+                            if (
+                                latest
+                                and message_type == latest.message_type
+                                and metadata == latest.payload
+                            ):
                                 self._head = latest
+                                continue
+                            if message_type in self._formats:
+                                parsed = self._parse(message_type, metadata, sequence)
+                                if parsed.has_body:
+                                    self._head = parsed
+                                else:
+                                    fields = (sequence, metadata, None, _PACKED, message_type)
+                                    ready.append(_make_message(fields))
+                                    self._next = (sequence + 1) & MAX_SEQUENCE
+                                    self.delivered += 1
                                 continue
                 elif isinstance(frame, MessageRun):
                     if in_order and head is None and takes_bodies and self._continues(frame):
                         ready.append(frame)
                         self._next = (self._next + frame.count) & MAX_SEQUENCE
-                        self._delivered += frame.count
+                        self.delivered += frame.count
                         continue
                 elif head is not None and takes_bodies:
                     tag, body = frame
@@ -232,19 +250,20 @@ class Reassembler:
                         fields = (sequence, head.payload, body, body_type, head.message_type)
                         ready.append(_make_message(fields))
                         self._next = (sequence + 1) & MAX_SEQUENCE
-                        self._delivered += 1
+                        self.delivered += 1
                         self._head = None
                         continue
                 self._feed_out_of_order(frame, ready, origin)
-                in_order = self._in_order(origin)
+                in_order = self._is_in_order(origin)
         except ProtocolError as error:
             error.stream = self._stream
             raise
 
-    def _in_order(self, origin: Streams) -> bool:
+    def _is_in_order(self, origin: Streams) -> bool:
         """Return whether no frame waits, except perhaps the metadata of the next message."""
         return (
-            not self._pending
+            not self._pending.metadata
+            and not self._pending.bodies
             and self._end is None
             and self.failure is None
             and origin.carries_metadata
@@ -264,7 +283,7 @@ class Reassembler:
     def _feed_out_of_order(
         self, frame: IncomingFrame, ready: list[Message | MessageRun], origin: Streams
     ) -> None:
-        """Accept a frame that the fast path does not handle."""
+        """Accept a frame that `feed` does not handle by itself."""
         if isinstance(frame, MessageRun):
             self.feed(expand_frames((frame,)), ready, origin)
             return
@@ -272,7 +291,7 @@ class Reassembler:
             self._pending.add_metadata(self._next, self._head)
             self._head = None
         if isinstance(frame, UntaggedFrame):
-            self._add_metadata_message(frame.payload, origin)
+            self._add_metadata(frame.payload, origin)
         elif frame.tag in self._keep_alive_tags:
             self.keep_alives.count(self.position)
         else:
@@ -280,71 +299,77 @@ class Reassembler:
         while (message := self._pending.take(self._next)) is not None:
             ready.append(message)
             self._next = (self._next + 1) & MAX_SEQUENCE
-            self._delivered += 1
+            self.delivered += 1
 
-    def _add_metadata_message(self, payload: bytes, origin: Streams) -> None:
-        message_type, sequence = parse_metadata_prefix(payload)
+    def _add_metadata(self, message: bytes, origin: Streams) -> None:
+        message_type, sequence = parse_metadata_prefix(message)
         if not origin.carries_metadata:
             raise ProtocolError(
                 "received metadata on the connection of the body stream", sequence=sequence
             )
         if self.failure is not None:
             raise ProtocolError("received a message after the stream failed", sequence=sequence)
-        payload = payload[PREFIX.size :]
+        payload = message[_PREFIX_SIZE:]
         if message_type is MetadataType.END_OF_STREAM:
             self._add_end(sequence)
         elif message_type is MetadataType.FAILURE:
             self.failure = parse_failure(payload, self._limits, stream=self._stream)
         elif message_type not in self._formats:
-            accepted = ", ".join(accepted.name for accepted in self._formats)
-            message = f"the stream carries a {message_type.name} message"
-            raise ProtocolError(f"{message}; this reader accepts {accepted}", sequence=sequence)
-        else:
-            self._add_metadata(message_type, sequence, payload)
-
-    def _add_metadata(self, message_type: MetadataType, sequence: int, payload: bytes) -> None:
-        if not self._is_outstanding(sequence):
-            return
-        earlier = self._pending.metadata.get(sequence)
-        if earlier is None:
-            metadata = self._parse(message_type, payload, sequence)
-            self._pending.add_metadata(sequence, metadata)
-            self._check_pending_bytes(sequence)
-        elif (message_type, payload) != (earlier.message_type, earlier.payload):
+            accepted = ", ".join(MetadataType(each).name for each in self._formats)
             raise ProtocolError(
-                "received different metadata with one sequence number", sequence=sequence
+                f"the stream carries a {message_type.name} message; this reader accepts {accepted}",
+                sequence=sequence,
             )
-        else:
-            self._duplicates.count(self.position)
+        elif self._is_outstanding(sequence):
+            earlier = self._pending.metadata.get(sequence)
+            if earlier is None:
+                metadata = self._parse(message_type, payload, sequence)
+                self._pending.add_metadata(sequence, metadata)
+                self._check_pending_bytes(sequence)
+            elif (message_type, payload) != (earlier.message_type, earlier.payload):
+                raise ProtocolError(
+                    "received different metadata with one sequence number", sequence=sequence
+                )
+            else:
+                self._duplicates.count(self.position)
 
     def _parse(self, message_type: int, payload: bytes, sequence: int) -> ParsedMetadata:
-        """Return the parsed metadata of a message that is outstanding."""
+        """Return the parsed and checked metadata of a message that is outstanding."""
         latest = self._latest
-        if self._delivered and latest is not None and latest[:2] == (message_type, payload):
+        if self.delivered and latest is not None and latest[:2] == (message_type, payload):
             return latest
-        is_first = self._delivered == 0 and sequence == self._next
-        metadata = parse_metadata(
-            self._formats, self._limits, message_type, sequence, payload, is_first=is_first
-        )
-        if metadata.has_body:
+        try:
+            name, is_schema, has_body, body_length, is_array = self._formats[message_type](payload)
+        except ProtocolError as error:
+            error.sequence = sequence
+            raise
+        if body_length > self._limits.body_bytes and not is_array:
+            raise LimitError(
+                f"the metadata declares a body of {body_length} bytes; "
+                f"the limit is {self._limits.body_bytes} bytes",
+                sequence=sequence,
+            )
+        is_first = self.delivered == 0 and sequence == self._next
+        if is_first and not is_schema:
+            raise ProtocolError(f"the first message is a {name}, not a schema", sequence=sequence)
+        if is_schema and not is_first:
+            raise ProtocolError("received a second schema", sequence=sequence)
+        metadata = ParsedMetadata(message_type, payload, name, has_body, body_length)
+        if has_body:
             self._latest = metadata
         return metadata
 
     def _add_end(self, count: int) -> None:
-        if self._end is None:
-            self._check_end(count)
-            self._end = count
-        elif self._end == count:
+        if self._end == count:
             self._duplicates.count(self.position)
-        else:
+            return
+        if self._end is not None:
             raise ProtocolError(
                 f"received two ends of the stream, with {self._end} and {count} messages",
                 sequence=count,
             )
-
-    def _check_end(self, count: int) -> None:
         outstanding = distance(count, self._next)
-        if outstanding == 0 and self._delivered == 0:
+        if outstanding == 0 and self.delivered == 0:
             raise ProtocolError("the stream ended before its schema", sequence=count)
         last = max((distance(s, self._next) for s in self._pending.sequences), default=-1)
         if outstanding <= last:
@@ -359,6 +384,7 @@ class Reassembler:
                 f"the limit is {self._limits.pending_messages}",
                 sequence=count,
             )
+        self._end = count
 
     def _add_body(self, tag: int, body: ReceivedBody, origin: Streams) -> None:
         sequence, body_type = parse_body_tag(tag)
@@ -376,7 +402,7 @@ class Reassembler:
             payload = body.view[body.start :]
             self.failure = parse_failure(payload, self._limits, stream=self._stream)
             return
-        if distance(sequence, self._next) == -self._delivered:
+        if distance(sequence, self._next) == -self.delivered:
             raise ProtocolError(
                 "received a body for the schema message, which has none", sequence=sequence, tag=tag
             )
@@ -402,7 +428,7 @@ class Reassembler:
         """
         ahead = distance(sequence, self._next)
         if ahead < 0:
-            if -ahead > self._delivered:
+            if -ahead > self.delivered:
                 raise ProtocolError(
                     "the sequence number precedes the first of the stream",
                     sequence=sequence,

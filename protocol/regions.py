@@ -32,18 +32,14 @@ class Region(Protocol):
         ...
 
     def repeats(self, data: bytes, begin: int, period: int, count: int) -> bool:
-        """Return whether the region holds `data` at `count` positions.
+        """Return whether the region holds `data` at `count` positions, `period` bytes apart.
 
-        `begin`, `period`: the first position, and the distance between two of them, in bytes. All
-        but the first are known to be within the region.
+        All but the first are known to be within the region.
         """
         ...
 
     def buffer(self, offset: int, nbytes: int, owner: object) -> pa.Buffer:
-        """Return a buffer of the region, without copying.
-
-        `offset`, `nbytes`: the position and the size in bytes; within the region.
-        """
+        """Return a buffer of the region, without copying. It keeps `owner` alive."""
         ...
 
 

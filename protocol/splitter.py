@@ -60,7 +60,7 @@ class SourceRun(Sequence[SourceMessage]):
 class PackedRun(SourceRun):
     """A run whose bodies are in the memory of this process.
 
-    `bodies` is the packed bodies, with the shape (messages, bytes). A body has at least one byte.
+    The packed bodies have the shape (messages, bytes). A body has at least one byte.
     """
 
     __slots__ = ("bodies",)
@@ -93,7 +93,7 @@ def count_rows(messages: Sequence[SourceMessage]) -> int:
 class Splitter:
     """Numbers the messages of one stream and splits each into its two frames.
 
-    `streams`: Two splitters for the two streams number the same messages alike.
+    Two splitters for the two streams number the same messages alike.
     """
 
     def __init__(self, streams: Streams = Streams.BOTH, first_sequence: int = 0) -> None:
@@ -110,10 +110,7 @@ class Splitter:
     def split(
         self, messages: Iterable[SourceMessage], body_type: BodyType = BodyType.PACKED
     ) -> Sequence[OutgoingFrame]:
-        """Return the frames of the next messages, in the order to send them in.
-
-        Raises `ProtocolError` if the stream has ended.
-        """
+        """Return the frames of the next messages, in the order to send them in."""
         if isinstance(messages, PackedRun):
             run = self._split_run(messages.metadata, messages.bodies, body_type)
             if run is not None:
@@ -135,10 +132,7 @@ class Splitter:
     def split_remote(
         self, message: SourceMessage, spans: Sequence[Span]
     ) -> Sequence[OutgoingFrame]:
-        """Return the frames of the next message, with a body of type 1.
-
-        `message`: its body is ignored. Raises `ProtocolError` if the stream has ended.
-        """
+        """Return the frames of the next message, with a body of type 1 in place of its own."""
         payload = pack_spans(spans)
         return self.split(
             [message._replace(body=(payload,), body_length=len(payload))], BodyType.OFFSETS
@@ -149,9 +143,9 @@ class Splitter:
     ) -> Sequence[OutgoingFrame] | None:
         """Return the frames of the next messages, which have equal metadata and bodies of type 1.
 
-        `payloads` is the bodies of type 1, with the shape (messages, bytes). Return None if the
-        messages cannot be sent at once: their numbers roll over, or this is only one of the two
-        streams. Raises `ProtocolError` if the stream has ended.
+        `payloads` has the shape (messages, bytes). Return None if the messages cannot be sent at
+        once: their numbers roll over, or this is only one of the two streams. Raises
+        `ProtocolError` if the stream has ended.
         """
         return self._split_run(metadata, payloads, BodyType.OFFSETS)
 

@@ -112,10 +112,7 @@ class Machine(Generic[S, E]):
         self.stream = stream
 
     def on(self, event: E) -> S:
-        """Enter and return the state that follows from `event`.
-
-        Raises `ProtocolError` if the current state does not allow the event. The error names both.
-        """
+        """Enter and return the next state; raise `ProtocolError` if the state forbids the event."""
         try:
             self.state = self._table[self.state, event]
         except KeyError:

@@ -76,10 +76,7 @@ def pack_body_tag(sequence: int, body_type: int = BodyType.PACKED) -> int:
 
 
 def parse_body_tag(tag: int) -> tuple[int, BodyType]:
-    """Return the sequence number and the body type of a tag.
-
-    Raises `ProtocolError` if a reserved bit is set or the body type is unknown.
-    """
+    """Return the sequence number and the body type; raise `ProtocolError` if invalid."""
     sequence = tag & SEQUENCE_MASK
     if tag & RESERVED_MASK:
         raise ProtocolError("the tag has reserved bits set", sequence=sequence, tag=tag)

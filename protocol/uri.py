@@ -33,15 +33,14 @@ class Streams(Enum):
     METADATA = "metadata"
     BODY = "body"
 
-    @property
-    def carries_metadata(self) -> bool:
-        """Whether the connection carries the metadata stream."""
-        return self is not Streams.BODY
+    carries_metadata: bool
+    """Whether the connection carries the metadata stream."""
+    carries_bodies: bool
+    """Whether the connection carries the body stream."""
 
-    @property
-    def carries_bodies(self) -> bool:
-        """Whether the connection carries the body stream."""
-        return self is not Streams.METADATA
+    def __init__(self, value: str) -> None:
+        self.carries_metadata = value != "body"
+        self.carries_bodies = value != "metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +104,8 @@ class DataUri:
         """
         return _parse(text)
 
-    @classmethod
-    def _parse_parts(cls, text: str) -> DataUri:
-        scheme = _check_scheme(text)
-        try:
-            parts = urlsplit(text)
-            host, port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise UriError(f"malformed URI {text.partition('?')[0]!r}: {error}") from None
-        known, extra = _parse_query(parts.query)
-        return cls(
-            scheme=scheme.lower(),
-            host=host,
-            port=port,
-            path=unquote(parts.path, errors="surrogateescape"),
-            want_data=_parse_u64("want_data", known.get("want_data")),
-            free_data=_parse_u64("free_data", known.get("free_data")),
-            keep_alive=_parse_u64("keep_alive", known.get("keep_alive")),
-            trace=_parse_u64("trace", known.get("trace")),
-            remote_handle=_parse_base64(known.get("remote_handle")),
-            stream=_parse_streams(known.get("stream")),
-            ticket=unquote_to_bytes(known["ticket"]) if "ticket" in known else None,
-            extra=tuple(extra),
-        )
-
     def require_want_data(self) -> int:
-        """Return the value of ``want_data``.
-
-        Raises `UriError` if the URI has none.
-        """
+        """Return the value of ``want_data``; raise `UriError` if the URI has none."""
         if self.want_data is None:
             raise UriError(
                 f"{self.redacted()} has no want_data; use the complete URI that the server reports"
@@ -141,10 +113,7 @@ class DataUri:
         return self.want_data
 
     def parameter(self, name: str) -> str | None:
-        """Return the value of a parameter in `extra`, or None if the URI does not have it.
-
-        Raises `UriError` if the parameter occurs more than once.
-        """
+        """Return a parameter in `extra`, or None; raise `UriError` if it is given twice."""
         values = [value for key, value in self.extra if key == name]
         if len(values) > 1:
             raise UriError(f"{name} is given twice")
@@ -189,7 +158,24 @@ class DataUri:
 @lru_cache(maxsize=32)
 def _parse(text: str) -> DataUri:
     """Parse a URI. Programs open the same few again and again."""
-    return DataUri._parse_parts(text)  # pyright: ignore[reportPrivateUsage]
+    scheme = _check_scheme(text)
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise UriError(f"malformed URI {text.partition('?')[0]!r}: {error}") from None
+    known, extra = _parse_query(parts.query)
+    return DataUri(
+        scheme=scheme.lower(),
+        host=host,
+        port=port,
+        path=unquote(parts.path, errors="surrogateescape"),
+        **{name: _parse_u64(name, known.get(name)) for name in _TAGS},
+        remote_handle=_parse_base64(known.get("remote_handle")),
+        stream=_parse_streams(known.get("stream")),
+        ticket=unquote_to_bytes(known["ticket"]) if "ticket" in known else None,
+        extra=tuple(extra),
+    )
 
 
 def _check_scheme(text: str) -> str:

@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from .device_tensors import DeviceRows
     from .tensors import BatchTensors, TensorOptions, Tensors
 
+CONNECT_ATTEMPTS = 8
+"""The attempts to start reading a block. `Client.read` itself continues reads that break."""
+_READ_BYTES = 32 << 20
+"""The largest size of blocks that are read together, in bytes, of all lanes of a worker."""
+_MAPPED_READ_BYTES = 128 << 20
+"""The same over shared memory, where a read takes no memory of the worker."""
+_MAX_GROWTH = 16
+_MAX_PLANNED = 2048
+"""The batches that are planned ahead to find out which blocks are needed next."""
+
 
 class BlockRows:
-    """The rows of a block, in the order of the epoch. Safe to use from several threads.
-
-    `batches`: At least one record batch has some.
-    """
+    """The rows of a block, at least one, in the order of the epoch. Any thread may use it."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
@@ -53,11 +60,7 @@ class BlockRows:
     def tensors(
         self, begin: int, end: int, options: TensorOptions, categories: Categories
     ) -> Tensors | None:
-        """Return rows as tensors, or None if they are in several record batches.
-
-        `begin`, `end`: the first row, and the one after the last. Raises `SplitArrowError` as
-        `convert_batch` does.
-        """
+        """Return the rows from `begin` to `end` as tensors; None if in several record batches."""
         from .tensors import BatchTensors  # needs PyTorch
 
         index = bisect_right(self._ends, begin)
@@ -84,10 +87,7 @@ class Part(NamedTuple):
 
 
 class Rows:
-    """The rows of one batch.
-
-    `parts` is the rows, in order; at least one.
-    """
+    """The rows of one batch: one or more parts of blocks, in order."""
 
     __slots__ = ("_parts",)
 
@@ -107,10 +107,7 @@ class Rows:
         return table.to_batches()[0]
 
     def to_tensors(self, options: TensorOptions, categories: Categories) -> Tensors:
-        """Return the rows as tensors. Those of consecutive batches may share a storage.
-
-        Raises `SplitArrowError` as `convert_batch` does.
-        """
+        """Return the rows as tensors. Those of consecutive batches may share a storage."""
         from .tensors import convert_batch  # needs PyTorch
 
         block, begin, end = self._parts[0]
@@ -123,17 +120,6 @@ class Rows:
             if tensors is not None:
                 return tensors
         return convert_batch(self.to_record_batch(), options, categories)
-
-
-CONNECT_ATTEMPTS = 8
-"""The attempts to start reading a block. `Client.read` itself continues reads that break."""
-_READ_BYTES = 32 << 20
-"""The largest size of blocks that are read together, in bytes, of all lanes of a worker."""
-_MAPPED_READ_BYTES = 128 << 20
-"""The same over shared memory, where a read takes no memory of the worker."""
-_MAX_GROWTH = 16
-_MAX_PLANNED = 2048
-"""The batches that are planned ahead to find out which blocks are needed next."""
 
 
 class BatchPlan(NamedTuple):
@@ -176,9 +162,7 @@ class BlockReader:
     """Reads the blocks of an epoch ahead of their use: a context manager.
 
     Without shuffling, blocks of one shard that follow each other are read together, up to a size.
-    A block stays in memory while a lane is in it.
-
-    `client`: the caller closes it.
+    A block stays in memory while a lane is in it. The caller closes the client.
     """
 
     def __init__(
@@ -208,10 +192,7 @@ class BlockReader:
         self._stopped = threading.Event()
 
     def read(self, batches: Iterator[BatchPlan]) -> Iterator[tuple[BatchPlan, Rows]]:
-        """Yield each batch with its rows.
-
-        Raises `SplitArrowError` if a block cannot be read.
-        """
+        """Yield each batch with its rows; raise `SplitArrowError` if a block cannot be read."""
         self._batches = batches
         ahead: deque[BatchPlan] = deque()
         while True:

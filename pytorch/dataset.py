@@ -30,17 +30,18 @@ from .order import Division, EpochOrder, Even, Share
 from .plan import DatasetPlan, Selection, plan_dataset
 from .position import Order, Position, Progress, find_dataset_state
 from .shared_batch import SharedBatch, pass_regions
-from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch
-from .torch_module import torch
+from .tensors import OnNull, Strings, TensorOptions, check_schema, convert_batch, torch
 
+DEFAULT_INTERLEAVE = 24
+"""The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
 _OTHER_TRANSPORTS = ("auto", "flight")
+_IterableDataset: Any = torch.utils.data.IterableDataset
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns to read; None for all.
-
-    Raises `UsageError` if there are none.
-    """
+    """Return the columns to read, or None for all; raise `UsageError` if there are none."""
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -50,10 +51,7 @@ def check_columns(columns: str | Sequence[str] | None) -> tuple[str, ...] | None
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed as an integer.
-
-    Raises `UsageError` if it is not one.
-    """
+    """Return a seed as an integer; raise `UsageError` if it is not one."""
     try:
         return operator.index(seed)
     except TypeError:
@@ -61,10 +59,7 @@ def check_seed(seed: Any) -> int:
 
 
 def check_transport(transport: str) -> str:
-    """Return the name of a transport.
-
-    Raises `UsageError` if no transport has this name.
-    """
+    """Return the name of a transport; raise `UsageError` if none has it."""
     known = [*_OTHER_TRANSPORTS, *list_schemes()]
     if transport not in known:
         raise UsageError(f"transport is {transport!r}; expected {', '.join(known)}")
@@ -99,20 +94,14 @@ def _read_number(name: str, default: int) -> int:
     return int(text)
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
 def map_in_threads(
     function: Callable[[Item], Result], items: Iterator[Item], threads: int
 ) -> Generator[Result]:
     """Yield the results of a function in the order of the items.
 
-    Closing the generator waits for the calls that are running, and drops the others.
-
-    `function`: It must be thread-safe if there are several threads. Its exceptions arrive in order.
-    `items`: the caller's thread takes them, at most `threads` ahead. `threads`: With 0, the
-    caller's thread calls the function.
+    The caller's thread takes the items, at most `threads` ahead, and calls the function itself if
+    `threads` is 0. Exceptions arrive in order. Closing the generator waits for the calls that are
+    running, and drops the others.
     """
     if not threads:
         for item in items:
@@ -133,12 +122,6 @@ def map_in_threads(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-DEFAULT_INTERLEAVE = 24
-"""The lanes of a shuffled dataset. Many numbers of workers divide it: 1, 2, 3, 4, 6, 8, 12, 24."""
-
-_IterableDataset: Any = torch.utils.data.IterableDataset
 
 
 class StreamDataset(_IterableDataset):

@@ -1,4 +1,4 @@
-"""Record batches in the memory of a device as tensors there. The processor looks at no value.
+"""Record batches in the memory of a device as tensors there, without a look at their values.
 
 The device itself gathers and joins the rows of blocks.
 """
@@ -18,15 +18,20 @@ from ..errors import InvalidDataError, UsageError
 from ..memory.array_layout import ArrayLayout
 from ..memory.device_batch import DeviceBatch
 from ..memory.device_memory import DeviceMemory, select_memory
-from .tensors import TensorOptions, Tensors, fill_value, prefix_field, torch_type
-from .torch_module import torch
+from .tensors import (
+    INTEGERS,
+    TensorOptions,
+    Tensors,
+    fill_value,
+    prefix_field,
+    reshape_tensors,
+    torch,
+    torch_type,
+)
 
 
 def check_device(device: Any) -> Any:
-    """Return a ``torch.device``, or None.
-
-    Raises `UsageError` if PyTorch does not know the device, or does not find it.
-    """
+    """Return a ``torch.device``, or None; raise `UsageError` if PyTorch does not find it."""
     if device is None:
         return None
     try:
@@ -54,14 +59,8 @@ def move(value: Any, device: Any) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-_INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
-
-
 def check_device_schema(schema: pa.Schema, device: str) -> None:
-    """Check that all columns become tensors without a look at their values by the processor.
-
-    Raises `UsageError` if a column does not.
-    """
+    """Raise `UsageError` if a column becomes no tensor without a look at its values."""
     for field in schema:
         if not _becomes_tensor(field.type):
             raise UsageError(
@@ -90,7 +89,7 @@ def _find_number(kind: Any) -> Any:
     if types.is_floating(kind):
         return kind
     if types.is_integer(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
-        return _INTEGERS[kind.bit_width]
+        return INTEGERS[kind.bit_width]
     return None
 
 
@@ -125,19 +124,11 @@ class DeviceBatchTensors:
                 inner = prefix_field(name, array.storage_type.field(index))
                 self._convert(inner, replace(child, length=array.length), valid)
         else:
-            self.values[name] = self._shaped(name, array, valid)
+            self.values[name] = reshape_tensors(self._fixed(name, array, valid), array.type)
         if options.on_null == "mask" and field.nullable:
             if valid is None:
                 valid = torch.ones(array.length, dtype=torch.bool, device=self._device)
             self.values[f"{name}.mask"] = valid
-
-    def _shaped(self, name: str, array: ArrayLayout, valid: Any) -> Any:
-        tensor, kind = self._fixed(name, array, valid), array.type
-        if isinstance(kind, pa.FixedShapeTensorType):
-            tensor = tensor.reshape(array.length, *kind.shape)
-            if kind.permutation is not None:
-                tensor = tensor.permute(0, *(dimension + 1 for dimension in kind.permutation))
-        return tensor
 
     def _fixed(self, name: str, array: ArrayLayout, valid: Any) -> Any:
         """Return numbers, Booleans, or lists of them of a fixed size."""
@@ -197,9 +188,9 @@ def wait_for_stream(device: Any) -> None:
 
 
 class DeviceRows:
-    """The rows of a block on a device, in the order of the epoch. Safe to use from several threads.
+    """The rows of a block on a device, in the order of the epoch. Any thread may use it.
 
-    `batches`: each record batch has some. `permutation`: `None` is that of the record batches.
+    Each record batch has rows. Without a permutation, their order is that of the record batches.
     """
 
     def __init__(self, batches: list[DeviceBatch], permutation: Any) -> None:
@@ -221,10 +212,7 @@ class DeviceRows:
         return self._ends[-1]
 
     def tensors(self, begin: int, end: int, options: TensorOptions) -> Tensors:
-        """Return rows as tensors, for the stream on which this thread uses the device.
-
-        Raises `InvalidDataError` if a record batch has nulls, and these are errors.
-        """
+        """Return rows as tensors, for the stream on which this thread uses the device."""
         with self._lock:
             stream = find_stream(self._device)
             if stream != self._stream:
@@ -261,8 +249,8 @@ class DeviceRows:
 def convert_parts(parts: Sequence[tuple[DeviceRows, int, int]], options: TensorOptions) -> Tensors:
     """Return rows of one or more blocks as tensors.
 
-    `parts` is a block, the first row, and the one after the last, for each part. Raises
-    `InvalidDataError` if a record batch has nulls, and these are errors.
+    A part is a block, its first row, and the row after the last. Raises `InvalidDataError` if a
+    record batch has nulls, and these are errors.
     """
     tensors = join_tensors([rows.tensors(begin, end, options) for rows, begin, end in parts])
     for name, kind in parts[0][0].unsigned.items():

@@ -24,7 +24,7 @@ from ..transport.memory.mapped_region import REGIONS
 from ..transport.memory.pages import view_bytes
 from ..transport.memory.sealed import SealedMemoryWriter
 from ..transport.shm import get_peer_credentials
-from .torch_module import torch
+from .tensors import torch
 
 MAX_MESSAGE = 64 << 10
 """The size of the largest message, in bytes."""
@@ -101,36 +101,51 @@ def unpack_message(message: bytes) -> tuple[MessageKind, tuple[int, ...]]:
 class HeldBatches:
     """The batches that other processes use, and the socket at which these release them.
 
-    Safe to use from several threads.
+    The socket exists once it is needed. Any thread may use the object.
     """
 
     def __init__(self) -> None:
-        self._batches: dict[int, tuple[Sequence[Any], Sequence[MappedPlace]]] = {}
         self._numbers = itertools.count()
-        # It has no file, which a worker that is killed would leave.
-        self.address = f"\0splitarrow-batches-{os.getpid()}-{secrets.token_hex(8)}"
-        """The address of the socket, in the abstract namespace."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(self.address)
-        self._socket.listen()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: dict[int, tuple[Sequence[Any], Sequence[MappedPlace]]] = {}
+        self._address = ""
+        self._socket: socket.socket | None = None
         self._connections: set[socket.socket] = set()
-        threading.Thread(target=self._accept, name="splitarrow-batches", daemon=True).start()
 
     @property
     def count(self) -> int:
         """The number of batches."""
         return len(self._batches)
 
-    def hold(self, tensors: Sequence[Any], places: Sequence[MappedPlace]) -> int:
-        """Keep tensors until another process releases them; return their number."""
-        number = next(self._numbers)
-        self._batches[number] = (tensors, places)
-        return number
+    def hold(self, tensors: Sequence[Any], places: Sequence[MappedPlace]) -> tuple[str, int]:
+        """Keep tensors until another process releases them.
 
-    def _accept(self) -> None:
+        Return the address of the socket, which is in the abstract namespace, and their number.
+        """
+        with self._lock:
+            if self._socket is None:
+                # It has no file, which a worker that is killed would leave.
+                self._address = f"\0splitarrow-batches-{os.getpid()}-{secrets.token_hex(8)}"
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._socket.bind(self._address)
+                self._socket.listen()
+                threading.Thread(
+                    target=self._accept,
+                    args=(self._socket,),
+                    name="splitarrow-batches",
+                    daemon=True,
+                ).start()
+            number = next(self._numbers)
+            self._batches[number] = (tensors, places)
+            return self._address, number
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return
             if get_peer_credentials(connection)[1] not in (0, os.geteuid()):
@@ -186,52 +201,21 @@ class HeldBatches:
 
     def close(self) -> None:
         """Release all batches, and end the threads."""
-        for open_socket in (self._socket, *self._connections):
-            with contextlib.suppress(OSError):
-                open_socket.shutdown(socket.SHUT_RDWR)
-        self.detach()
-
-    def detach(self) -> None:
-        """Release all batches of a forked process, whose parent listens at the socket."""
-        self._socket.close()
-        self._batches.clear()
-
-
-class CurrentBatches:
-    """The held batches of this process, which exist once they are needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._batches: HeldBatches | None = None
-
-    @property
-    def count(self) -> int:
-        """The number of batches."""
-        return 0 if self._batches is None else self._batches.count
-
-    def open(self) -> HeldBatches:
-        """Return the held batches."""
         with self._lock:
-            if self._batches is None:
-                self._batches = HeldBatches()
-            return self._batches
-
-    def close(self) -> None:
-        """Release all batches and stop listening."""
-        with self._lock:
-            batches, self._batches = self._batches, None
-            if batches is not None:
-                batches.close()
+            for open_socket in (self._socket, *self._connections):
+                if open_socket is not None:
+                    with contextlib.suppress(OSError):
+                        open_socket.shutdown(socket.SHUT_RDWR)
+            self.after_fork()
 
     def after_fork(self) -> None:
-        """Start anew in a forked process."""
-        self._lock = threading.Lock()
-        batches, self._batches = self._batches, None
-        if batches is not None:
-            batches.detach()
+        """Start anew in a forked process, whose parent listens at the socket."""
+        if self._socket is not None:
+            self._socket.close()
+        self._start_empty()
 
 
-HELD = CurrentBatches()
+HELD = HeldBatches()
 """The held batches of this process."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HELD.after_fork)

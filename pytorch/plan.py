@@ -144,16 +144,13 @@ def make_plan(
 ) -> DatasetPlan:
     """Describe a dataset, count the rows of its record batches and form blocks of them.
 
-    `selection`: an empty version means the current one. `categories`: For other columns, they are
-    those of the first record batch of each shard. Raises `SplitArrowError` if the daemons refuse,
-    or the dataset has no random access. Raises `UsageError` if a category is given for a column
-    that has no dictionary.
+    An empty version means the current one. Categories that are not given are those of the first
+    record batch of each shard. Raises `SplitArrowError` if the daemons refuse, or the dataset has
+    no random access. Raises `UsageError` if categories are given for a column without a dictionary.
     """
     info = client.info(selection.name)
     version = selection.version or info.version
-    selection = Selection(
-        selection.name, selection.columns, selection.filter, version, selection.options
-    )
+    selection = replace(selection, version=version)
     counts = client.count_rows(selection.name, filter=selection.filter, version=version or None)
     blocks = tuple(form_blocks(counts, window_rows))
     schema = info.schema
@@ -209,9 +206,7 @@ def _find_categories(
     found = {name: pa.array(values, fields[name].type.value_type) for name, values in given.items()}
     missing = tuple(name for name in fields if name not in found)
     if missing:
-        first_batches = Selection(
-            selection.name, missing, None, selection.version, selection.options
-        )
+        first_batches = replace(selection, columns=missing, filter=None)
         tables = [
             first_batches.read(client, Block(shard, 0, 1, 0), limit=1).table
             for shard, batches in counts.items()
@@ -228,8 +223,7 @@ def _find_categories(
 Connect = Callable[[], AnyClient]
 """Connects to the control planes. It can be pickled."""
 Task = tuple[Connect, Selection, int, Mapping[str, Sequence[Any]]]
-"""How to connect, and the other arguments of `make_plan`."""
-
+"""The arguments of `plan_dataset`."""
 _PROGRAM = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -246,24 +240,13 @@ def plan_dataset(
 ) -> DatasetPlan:
     """Return what `make_plan` returns, in a process of its own if loaders fork by default.
 
-    `connect`: It can be pickled, and so can the other arguments. Raises `ConnectionLostError` if
-    the process ends without a result. Raises `SplitArrowError` as `splitarrow.connect` and
-    `make_plan` do.
+    The arguments can be pickled. Raises `ConnectionLostError` if the process ends without a result,
+    and `SplitArrowError` as `splitarrow.connect` and `make_plan` do.
     """
     if default_start_method() != "fork" or GRPC_USAGE.has_fork_support:
         with connect() as client:
             return make_plan(client, selection, window_rows, categories)
-    return _plan_in_process((connect, selection, window_rows, categories))
-
-
-def default_start_method() -> str:
-    """Return how loaders start their workers by default."""
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
-
-
-def _plan_in_process(task: Task) -> DatasetPlan:
-    name = task[1].name
+    task: Task = (connect, selection, window_rows, categories)
     process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         input=pickle.dumps(sys.path) + pickle.dumps(task),
@@ -272,14 +255,20 @@ def _plan_in_process(task: Task) -> DatasetPlan:
     )
     if process.returncode:
         raise ConnectionLostError(
-            f"the process that plans {name!r} ended with status {process.returncode}; "
+            f"the process that plans {selection.name!r} ended with status {process.returncode}; "
             "its standard error names the reason",
-            stream=name,
+            stream=selection.name,
         )
     result: DatasetPlan | SplitArrowError = pickle.loads(process.stdout)
     if isinstance(result, SplitArrowError):
         raise result
     return result
+
+
+def default_start_method() -> str:
+    """Return how loaders start their workers by default."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def run_task() -> None:

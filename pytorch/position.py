@@ -12,13 +12,14 @@ from .order import Division, Spans, remaining_rows
 _SNAPSHOT, _WORKERS = "_snapshot", "_worker_snapshots"
 _SNAPSHOT_STEP, _STEPS_SINCE = "_snapshot_step", "_steps_since_snapshot"
 _DATASET = "dataset_state"
+_FORMAT = 1
 
 
 def find_dataset_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a dataset.
+    """Return the state of a dataset, which may be within that of a loader.
 
-    `state`: a loader with workers counts the batches that it has yielded. The states of its workers
-    are ahead of it, as workers prefetch. Raises `UsageError` if it has another form.
+    A loader with workers counts the batches that it has yielded. The states of its workers are
+    ahead of it, as workers prefetch. Raises `UsageError` if the state has another form.
     """
     try:
         if "stages" in state:
@@ -36,9 +37,6 @@ def find_dataset_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
             "the state is neither that of a StreamDataset nor that of a StatefulDataLoader with one"
         ) from None
     return found
-
-
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +143,7 @@ class Order:
     """Whether rows are shuffled."""
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Check that a checkpoint belongs to this order.
-
-        Raises `UsageError` if it does not.
-        """
+        """Raise `UsageError` if a checkpoint does not belong to this order."""
         if state.get("format") != _FORMAT:
             raise UsageError("the state is not that of a StreamDataset of this version")
         reasons = {

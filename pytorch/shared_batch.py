@@ -1,6 +1,6 @@
 """Passing a batch from a loader's worker to the trainer, without a copy where that is possible.
 
-The trainer has a connection to each worker that holds batches which it uses.
+The trainer has a connection to each worker that holds batches in use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ..errors import ConnectionLostError, DatasetError, ExhaustedError, SplitArrowError
+from ..protocol.memory import ALIGNMENT
 from ..transport.memory.mapped_region import REGIONS, MappedRegion
 from .mapped_tensors import (
     HELD,
@@ -30,7 +31,7 @@ from .mapped_tensors import (
     find_place,
     unpack_message,
 )
-from .torch_module import torch
+from .tensors import torch
 
 _KEPT_REGIONS = 8
 """The regions of a worker that stay mapped although no tensor is in them: the next batch may be."""
@@ -38,6 +39,8 @@ _MAX_RELEASED = 512
 """The number of batches in one message."""
 _MAX_DESCRIPTORS = 2
 _RETRY_SECONDS = 0.05
+_MAX_HELD = 64
+"""The batches that a worker holds at most. Each may need three descriptors of the process."""
 
 
 class _KeptRegion:
@@ -63,10 +66,7 @@ class _Use:
 
 
 class WorkerConnection:
-    """The connection to one worker.
-
-    `releases`: Sends the releases. Raises `ConnectionLostError` if the worker has ended.
-    """
+    """The connection to one worker. Raises `ConnectionLostError` if the worker has ended."""
 
     def __init__(self, address: str, releases: _Releases) -> None:
         self._releases = releases
@@ -264,17 +264,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_RELEASES.after_fork)
 
 
-def receive_tensors(address: str, number: int, places: Sequence[MappedPlace]) -> list[Any]:
-    """Return the tensors of a batch that a worker holds.
-
-    They are in the memory of the daemon, which must not be written to. The worker holds the leases
-    until the last tensor is gone.
-
-    Raises `ConnectionLostError` if the worker has ended.
-    """
-    return _RELEASES.connect(address).receive(number, places)
-
-
 def _span(kept: _KeptRegion, offset: int, place: MappedPlace, use: _Use) -> pa.Buffer:
     return kept.region.buffer(offset, place.nbytes, (use, kept))
 
@@ -282,11 +271,6 @@ def _span(kept: _KeptRegion, offset: int, place: MappedPlace, use: _Use) -> pa.B
 def _worker_ended(error: OSError | None) -> ConnectionLostError:
     reason = f": {error.strerror}" if error is not None else ""
     return ConnectionLostError(f"a worker of the loader has ended before its batch arrived{reason}")
-
-
-_ALIGNMENT = 64
-_MAX_HELD = 64
-"""The batches that a worker holds at most. Each may need three descriptors of the process."""
 
 
 class _Place(NamedTuple):
@@ -305,7 +289,7 @@ class _Place(NamedTuple):
 class SharedBatch(dict[str, Any]):
     """A dict of tensors that other processes of the loader can use. It arrives as a plain dict.
 
-    `values`: Tensors outside of regions are copied into shared memory.
+    Tensors outside of regions are copied into shared memory.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -317,7 +301,7 @@ class SharedBatch(dict[str, Any]):
         end = 0
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and name not in self._mapped:
-                begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+                begin = -(-end // ALIGNMENT) * ALIGNMENT
                 end = begin + value.numel() * value.element_size()
                 self._places[name] = _Place(begin, end, value.dtype, tuple(value.shape))
         self._memory = torch.empty(end, dtype=torch.uint8).share_memory_() if end else None
@@ -343,12 +327,10 @@ class SharedBatch(dict[str, Any]):
         """
         if not self._mapped:
             return self.__reduce__()
-        held = HELD.open()
-        mapped = list(self._mapped)
-        places = list(self._mapped.values())
-        number = held.hold([self[name] for name in mapped], places)
+        tensors = [self[name] for name in self._mapped]
+        address, number = HELD.hold(tensors, list(self._mapped.values()))
         others = self._without({**self._places, **self._mapped})
-        return _receive, (held.address, number, self._mapped, self._memory, self._places, others)
+        return _receive, (address, number, self._mapped, self._memory, self._places, others)
 
 
 ForkingPickler.register(SharedBatch, SharedBatch.reduce_for_process)
@@ -368,8 +350,12 @@ def _receive(
     places: Mapping[str, _Place],
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a batch that a worker has sent."""
-    tensors = receive_tensors(address, number, list(mapped.values()))
+    """Return a batch that a worker has sent.
+
+    Tensors in regions are in the memory of the daemon, which must not be written to. The worker
+    holds the leases until the last of them is gone.
+    """
+    tensors = _RELEASES.connect(address).receive(number, list(mapped.values()))
     return _unpack(memory, places, {**others, **dict(zip(mapped, tensors, strict=True))})
 
 

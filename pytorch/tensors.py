@@ -5,14 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidDataError, UsageError
+from ..errors import InvalidDataError, MissingExtraError, UsageError
 from .plan import Categories
-from .torch_module import torch
+
+
+def _import_torch() -> Any:
+    try:
+        return import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(
+            "splitarrow.pytorch needs PyTorch: pip install 'splitarrow[torch]'"
+        ) from None
+
+
+torch = _import_torch()
+"""The package, which the extra ``torch`` installs. Its types are not checked."""
 
 _compute: Any = pc  # its stubs lack functions and types
 
@@ -23,7 +38,10 @@ Strings = Literal["list", "bytes"]
 Tensors = dict[str, Any]
 """Tensors, and lists of texts, by name."""
 
-_INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_VIEWS = 16
+"""The slices whose views are made together."""
+INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+"""The types of integers by their width in bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +63,9 @@ class TensorOptions:
 def convert_batch(batch: pa.RecordBatch, options: TensorOptions, categories: Categories) -> Tensors:
     """Return the columns of a record batch as tensors.
 
-    `batch`: the tensors may share its memory, which must not be written then. Raises `UsageError`
-    if a column has a type that does not become a tensor. Raises `InvalidDataError` if a column has
-    nulls although ``on_null`` is ``error``, or a dictionary has an unknown category.
+    They may share its memory, which must not be written then. Raises `UsageError` if a column has a
+    type that does not become a tensor. Raises `InvalidDataError` if a column has nulls although
+    ``on_null`` is ``error``, or a dictionary has an unknown category.
     """
     converter = _Converter(options, categories)
     tensors: Tensors = {}
@@ -81,10 +99,7 @@ def _is_plain(field: Any, array: Any, options: TensorOptions) -> bool:
 
 
 def check_schema(schema: pa.Schema, options: TensorOptions, categories: Categories) -> None:
-    """Check that all columns of a schema become tensors.
-
-    Raises `UsageError` if a column does not.
-    """
+    """Raise `UsageError` if a column of a schema does not become a tensor."""
     # pyarrow.array would import pandas, if it is installed.
     arrays = [pa.nulls(0, field.type) for field in schema]
     convert_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), options, categories)
@@ -120,7 +135,7 @@ class _Converter:
             types.is_string(kind)
             or types.is_binary(kind)
             or types.is_large_string(kind)
-            or (types.is_large_binary(kind))
+            or types.is_large_binary(kind)
         ):
             yield from self._texts(name, array)
         elif types.is_string_view(kind) or types.is_binary_view(kind):
@@ -134,7 +149,7 @@ class _Converter:
         elif types.is_run_end_encoded(kind):
             yield from self._values(name, _compute.run_end_decode(array))
         elif isinstance(kind, pa.FixedShapeTensorType):
-            yield name, _shaped(_fixed(name, array.storage, self._options), kind)
+            yield name, reshape_tensors(_fixed(name, array.storage, self._options), kind)
         elif isinstance(kind, pa.BaseExtensionType):
             yield from self._values(name, array.storage)
         else:
@@ -236,7 +251,7 @@ def _as_numbers(name: str, array: Any) -> Any:
     if types.is_integer(kind) or types.is_floating(kind):
         return array
     if types.is_temporal(kind) and not types.is_interval(kind):
-        return array.view(_INTEGERS[kind.bit_width])
+        return array.view(INTEGERS[kind.bit_width])
     if types.is_decimal(kind):
         return array.cast(pa.float64())
     raise UsageError(
@@ -271,8 +286,10 @@ def _without_validity(array: Any) -> Any:
     return pa.Array.from_buffers(array.type, len(array), [None, buffers[1]], offset=array.offset)
 
 
-def _shaped(values: Any, kind: Any) -> Any:
-    """Return the tensors of a ``fixed_shape_tensor`` column in their logical shape."""
+def reshape_tensors(values: Any, kind: Any) -> Any:
+    """Return the values of a ``fixed_shape_tensor`` column in their logical shape, others as is."""
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return values
     tensor = values.reshape(len(values), *kind.shape)
     if kind.permutation is not None:
         tensor = tensor.permute(0, *(dimension + 1 for dimension in kind.permutation))
@@ -308,10 +325,6 @@ _DTYPES: dict[pa.DataType, Callable[[], Any]] = {
     pa.float32(): lambda: torch.float32,
     pa.float64(): lambda: torch.float64,
 }
-
-
-_VIEWS = 16
-"""The slices whose views are made together."""
 
 
 class BatchTensors:

@@ -73,8 +73,11 @@ def receive(channel: Channel, stall_timeout: float | None) -> list[IncomingFrame
     Raises `StallError` if nothing arrives for `stall_timeout` seconds. Raises
     `ConnectionLostError`, `NotAPeerError`, `ProtocolError` as the channel's `receive_some` does.
     """
+    if frames := channel.receive_some():
+        return frames
     timer = StallTimer(channel, stall_timeout)
-    while not (frames := channel.receive_some()):
+    while not frames:
         seconds = timer.compute_wait(channel.bytes_received, channel.wake_at)
         _wait(channel.fileno(), select.POLLIN, seconds)
+        frames = channel.receive_some()
     return frames

@@ -32,9 +32,8 @@ class Reloadable(Generic[T]):
     `check_files_now`. If they cannot be read after a change, the old value stays, and the failure
     is reported once.
 
-    `paths`: each check resolves the paths again, and so detects a renamed or relinked file. `read`:
-    Raises a `SplitArrowError`, without secrets, if a file is invalid. `clock`: returns the time in
-    seconds, from any epoch. Raises `SplitArrowError`: The error of the first `read`.
+    Each check resolves the paths again, and so detects a renamed or relinked file. `read` raises a
+    `SplitArrowError`, without secrets, if a file is invalid. The first one leaves the constructor.
     """
 
     def __init__(

@@ -19,11 +19,9 @@ _early: dict[tuple[str, int], socket.socket] = {}
 
 
 def open_socket(uri: DataUri, timeout: float) -> socket.socket:
-    """Return a socket that is connected to the address of a URI.
+    """Return a socket that is connected to the address of a URI, within `timeout` seconds.
 
-    `uri`: its default port is that of ``tcp``. `timeout` is the time limit in seconds. Raises
-    `ConnectError` if the connection fails. The error names the address. Raises `UriError` if the
-    URI has no host.
+    Raises `ConnectError` if the connection fails, and `UriError` if the URI has no host.
     """
     if not uri.host:
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address needs a host")
@@ -42,10 +40,7 @@ def open_socket(uri: DataUri, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def connected_early(uri: DataUri, timeout: float) -> Generator[None]:
-    """Connect to an address for the first `open_socket` in the context.
-
-    Raises `ConnectError`, `UriError` as `open_socket` does.
-    """
+    """Connect to an address for the first `open_socket` in the context; raises like it."""
     address = _address_of(uri)
     _early[address] = open_socket(uri, timeout)
     try:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 from ..errors import ConnectionLostError
-from ..protocol.frames import IncomingFrame, OutgoingFrame, ReceivedFrame, UntaggedFrame
+from ..protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import expand_frames
 from ..protocol.regions import RemoteBody
@@ -45,7 +46,9 @@ class Faults:
 
 
 class FaultyChannel:
-    """A channel that injects `Faults` into received frames. Everything else is unchanged."""
+    """A channel that injects `Faults` into received frames. Everything else is that of another."""
+
+    is_local = False  # faulty data must not be trusted
 
     def __init__(self, channel: Channel, faults: Faults) -> None:
         self._channel = channel
@@ -55,78 +58,9 @@ class FaultyChannel:
         self._delivered = 0
         self._error: ConnectionLostError | None = None
         self.wake_at: float | None = None
-        self.capabilities = channel.capabilities
 
-    @property
-    def peer(self) -> str:
-        """The other end."""
-        return self._channel.peer
-
-    @property
-    def is_local(self) -> bool:
-        """Always False, because faulty data must not be trusted."""
-        return False
-
-    @property
-    def user(self) -> int | None:
-        """The user at the other end."""
-        return self._channel.user
-
-    @property
-    def refusal(self) -> str | None:
-        """Why every request is refused."""
-        return self._channel.refusal
-
-    @property
-    def lanes(self) -> Sequence[str]:
-        """The devices that carry the connection."""
-        return self._channel.lanes
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether the received bytes end with a complete frame."""
-        return self._channel.at_boundary
-
-    @property
-    def bytes_sent(self) -> int:
-        """The number of bytes sent."""
-        return self._channel.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """The number of bytes received."""
-        return self._channel.bytes_received
-
-    @property
-    def delays_writer(self) -> bool:
-        """As the channel's."""
-        return self._channel.delays_writer
-
-    @property
-    def unread_bytes(self) -> int:
-        """As the channel's."""
-        return self._channel.unread_bytes
-
-    @property
-    def send_waits_readable(self) -> bool:
-        """See `Channel.send_waits_readable`."""
-        return self._channel.send_waits_readable
-
-    def fileno(self) -> int:
-        """Return the channel's descriptor."""
-        return self._channel.fileno()
-
-    def send_fileno(self) -> int:
-        """Return the channel's descriptor for sending."""
-        return self._channel.send_fileno()
-
-    def queue(self, frames: Iterable[OutgoingFrame]) -> None:
-        """Queue frames; see `Channel.queue`."""
-        self._channel.queue(frames)
-
-    def send_some(self) -> bool:
-        """Send as much of the queue as possible; see `Channel.send_some`."""
-        return self._channel.send_some()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
 
     def receive_some(self) -> list[IncomingFrame]:
         """Return the frames that have arrived, with the faults injected."""
@@ -174,24 +108,14 @@ class FaultyChannel:
         self._window = []
         if faults.cut_after is not None and self._delivered + len(released) >= faults.cut_after:
             released = released[: faults.cut_after - self._delivered]
-            self._error = ConnectionLostError(f"the connection with {self.peer} was cut on purpose")
+            self._error = ConnectionLostError(
+                f"the connection with {self._channel.peer} was cut on purpose"
+            )
             self._channel.abort()
         self._delivered += len(released)
         if not released and self._error is not None:
             raise self._error
         return released
-
-    def interrupt(self) -> None:
-        """End a wait for this channel; see `Channel.interrupt`."""
-        self._channel.interrupt()
-
-    def close(self) -> None:
-        """Close; see `Channel.close`."""
-        self._channel.close()
-
-    def abort(self) -> None:
-        """Close at once; see `Channel.abort`."""
-        self._channel.abort()
 
 
 def _flip_bit(
@@ -222,9 +146,9 @@ class FaultyTransport:
         """Listen without faults."""
         return self._inner.listen(uri, options)
 
-    def connect(self, uri: DataUri, options: ConnectOptions) -> FaultyChannel:
+    def connect(self, uri: DataUri, options: ConnectOptions) -> Channel:
         """Connect and inject faults into the received frames."""
-        return FaultyChannel(self._inner.connect(uri, options), self._faults)
+        return cast("Channel", FaultyChannel(self._inner.connect(uri, options), self._faults))
 
     def diagnose(self) -> Diagnosis:
         """Return the state of the inner transport."""

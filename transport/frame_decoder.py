@@ -29,6 +29,15 @@ from .framing import HEADER, PREFACE, TAGGED, UNTAGGED, check_body_size, check_m
 
 RUN_BYTES = 528 << 10
 """The largest allocation that messages share, in bytes: two bodies of 256 KiB and their headers."""
+DIRECT_BYTES = 32 << 10
+"""The smallest body whose missing part is received alone, straight into the body's memory."""
+_HEADER_BYTES = HEADER.size
+_METADATA_HEADROOM = 8 - PREFIX.size
+"""The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
+_MIN_LOOKAHEAD = 64
+_MIN_RUN = 2
+_RUN_TYPES = {pack_body_tag(0, kind): kind for kind in (BodyType.PACKED, BodyType.OFFSETS)}
+"""The types of bodies that runs consist of, by their bits in a tag."""
 _MAX_CAUTION = 64
 """The most repetitions after which a run is expected."""
 _TAG_OFFSET = 16
@@ -54,8 +63,7 @@ class Repetitions:
     def record(self, payload: bytes, nbytes: int, tag: int) -> bool:
         """Record a message; return whether to expect that the next ones repeat it.
 
-        `payload` is the metadata message; empty if none was directly before the body. `nbytes` is
-        the size of the body in bytes.
+        `payload` is the metadata message directly before the body, or empty.
         """
         last_payload, last_nbytes, last_tag = self._last
         self._last = (payload, nbytes, tag)
@@ -91,8 +99,7 @@ class ExpectedRun:
     at its final, aligned address. Each header is compared as soon as it arrives. A message that
     differs is left to the caller, byte for byte.
 
-    `nbytes` is the size of its body in bytes. `sequence`: its sequence number, less than the last
-    one before the rollover.
+    The arguments describe that message. Its number is less than the last one before the rollover.
     """
 
     __slots__ = (
@@ -159,10 +166,7 @@ class ExpectedRun:
         return 0 if rest < self._head_bytes else self._period - rest
 
     def targets(self) -> list[memoryview]:
-        """Return the places of the next bytes, in order.
-
-        Raises `LimitError` if there is not enough memory.
-        """
+        """Return the places of the next bytes, in order."""
         if self._buffer is None:
             self._allocate()
         view, stride, period = self._view, self._stride, self._period
@@ -236,7 +240,7 @@ class ExpectedRun:
 
 
 def count_repetitions(data: memoryview, payload: bytes, length: int, tag: int) -> int:
-    """Return the number of messages in `data` that differ only in sequence number and data."""
+    """Return how many messages in `data` differ from one only in sequence number and data."""
     before = HEADER.pack(UNTAGGED, len(payload), 0) + payload[:1]
     between = payload[PREFIX.size :] + HEADER.pack(TAGGED, length, 0)[:_TAG_OFFSET]
     layout = f"<{len(before)}sI{len(between)}sQ{length}x"
@@ -252,17 +256,6 @@ def count_repetitions(data: memoryview, payload: bytes, length: int, tag: int) -
             break
         expected += 1
     return expected - first
-
-
-DIRECT_BYTES = 32 << 10
-"""The smallest body whose missing part is received alone, straight into the body's memory."""
-_HEADER_BYTES = HEADER.size
-_METADATA_HEADROOM = 8 - PREFIX.size
-"""The bytes by which the prefix of Arrow IPC exceeds that of a metadata message."""
-_MIN_LOOKAHEAD = 64
-_MIN_RUN = 2
-_RUN_TYPES = {pack_body_tag(0, kind): kind for kind in (BodyType.PACKED, BodyType.OFFSETS)}
-"""The types of bodies that runs consist of, by their bits in a tag."""
 
 
 class PrefaceError(ProtocolError):
@@ -291,9 +284,8 @@ class FrameDecoder:
     After two messages that are alike, an `ExpectedRun` receives those that follow. As soon as one
     differs, its bytes are decoded like all others.
 
-    `staging` is the size of the staging area in bytes. `expects_runs`: This applies to the default
-    allocator only, because these bodies share an allocation. Raises `UsageError` if the allocator
-    does not supply host memory.
+    Only bodies of the default allocator are expected in runs, because they share an allocation.
+    Raises `UsageError` if the allocator does not supply host memory.
     """
 
     _tag: int
@@ -320,7 +312,8 @@ class FrameDecoder:
         self._staging = memoryview(bytearray(staging))
         self._begin = 0
         self._end = 0
-        self._preface_due = True
+        self.preface_received = False
+        """Whether the peer's preface has arrived."""
         self._headroom = 1024
         # The incomplete frame: a body, or metadata larger than the staging area.
         self._body: ReceivedBody | None = None
@@ -345,11 +338,6 @@ class FrameDecoder:
         if self._run is not None:
             return self._run.missing_body_bytes
         return 0 if self._body is None else self._body.nbytes - self._filled
-
-    @property
-    def preface_received(self) -> bool:
-        """Whether the peer's preface has arrived."""
-        return not self._preface_due
 
     @property
     def has_frames(self) -> bool:
@@ -386,9 +374,8 @@ class FrameDecoder:
     def advance(self, nbytes: int) -> None:
         """Decode `nbytes` bytes that were received into `targets`.
 
-        Raises `PrefaceError` if the peer did not begin with the preface. Raises `ProtocolError` if
-        a header is malformed. Raises `LimitError` if a frame is larger than the limits allow. No
-        memory was allocated for it.
+        Raises `PrefaceError` if the peer did not begin with the preface, `ProtocolError` if a
+        header is malformed, and `LimitError` if a frame is too large, before allocating memory.
         """
         body, metadata, run = self._body, self._metadata, self._run
         if run is not None:
@@ -424,7 +411,7 @@ class FrameDecoder:
     def _decode(self) -> None:
         """Decode the staging area. The loop runs for every frame that passes through it."""
         staging, begin, end = self._staging, self._begin, self._end
-        if self._preface_due:
+        if not self.preface_received:
             begin = self._decode_preface(begin, end)
         limits, frames = self._limits, self._frames
         unpack = HEADER.unpack_from
@@ -481,7 +468,7 @@ class FrameDecoder:
             raise error
         if len(received) < len(PREFACE):
             return begin
-        self._preface_due = False
+        self.preface_received = True
         return begin + len(PREFACE)
 
     def _begin_metadata(self, begin: int, end: int, length: int) -> int:

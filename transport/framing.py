@@ -37,10 +37,7 @@ _MAX_COPIED_BYTES = 16 << 10
 
 
 def check_metadata_size(nbytes: int, limits: Limits) -> None:
-    """Check the size of a metadata message.
-
-    Raises `LimitError` if it exceeds ``limits.metadata_bytes``.
-    """
+    """Raise `LimitError` if a metadata message exceeds ``limits.metadata_bytes``."""
     if nbytes > limits.metadata_bytes:
         raise LimitError(
             f"an untagged frame has {nbytes} bytes; the limit is {limits.metadata_bytes} bytes"
@@ -48,10 +45,7 @@ def check_metadata_size(nbytes: int, limits: Limits) -> None:
 
 
 def check_body_size(nbytes: int, limits: Limits, tag: int) -> None:
-    """Check the size of a body.
-
-    Raises `LimitError` if it exceeds ``limits.body_bytes``.
-    """
+    """Raise `LimitError` if a body exceeds ``limits.body_bytes``."""
     if nbytes > limits.body_bytes:
         raise LimitError(
             f"a tagged frame has {nbytes} bytes; the limit is {limits.body_bytes} bytes", tag=tag

@@ -25,7 +25,7 @@ _TASKS = Path("/proc/self/task")
 class GrpcUsage:
     """The objects of this process that use gRPC: channels and servers.
 
-    `list_threads`: returns the ids of gRPC's threads in this process, or None if they are unknown.
+    `list_threads` returns the ids of gRPC's threads in this process, or None if they are unknown.
     """
 
     def __init__(
@@ -44,10 +44,7 @@ class GrpcUsage:
         """Whether gRPC may wait forever in this process, because the parent used it at the fork."""
 
     def check_process(self) -> None:
-        """Check that gRPC works in this process.
-
-        Raises `UsageError` if the parent of this process used gRPC when it forked.
-        """
+        """Raise `UsageError` if the parent of this process used gRPC when it forked."""
         if self.is_blocked:
             raise UsageError(
                 "this process was forked while its parent used gRPC, which can wait forever in "
@@ -57,10 +54,7 @@ class GrpcUsage:
             )
 
     def add(self, user: object) -> None:
-        """Count an object that is about to use gRPC until `discard`, or until it is collected.
-
-        Raises `UsageError`: See `check_process`.
-        """
+        """Check the process, and count an object that uses gRPC until it is collected."""
         self.check_process()
         if not self._is_used:
             # Other libraries contain a gRPC of their own, whose threads do not concern this one.

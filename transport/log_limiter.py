@@ -10,10 +10,9 @@ _MAX_KEYS = 1000
 
 
 class LogLimiter:
-    """Lets a number of equal events through per period, and counts the others. Thread-safe.
+    """Lets a number of equal events through per period of `seconds`, and counts the others.
 
-    `seconds` is the length of a period, in seconds. `clock`: returns the time in seconds, from any
-    epoch.
+    Any thread may use it.
 
     Examples
     --------

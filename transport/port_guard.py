@@ -22,6 +22,12 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+Address = tuple[bytes, int]
+"""An address and a port; see `make_address`."""
+
+_CALM_INTERVAL_SECONDS, _FLOOD_INTERVAL_SECONDS = 0.25, 0.1
+_MIN_SHARE = 1 / 4096
+_MAX_SHARE_OF_TIME = 0.02
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _INSTRUCTION = struct.Struct("@HBBI")
 _PROGRAM = struct.Struct("@HP")
@@ -36,10 +42,10 @@ _WHOLE_PACKET = 0xFFFFFFFF
 def set_admitted_share(listener: socket.socket, share: float) -> None:
     """Let a listening TCP socket admit a random part of its new clients.
 
-    Its connections are not affected, although they inherit the filter: they get no SYN.
+    Its connections are not affected, although they inherit the filter: they get no SYN. A share of
+    1 removes the filter.
 
-    `share`: With 1, the filter is removed. Raises `OSError` if the kernel does not support filters,
-    or there is none to remove.
+    Raises `OSError` if the kernel does not support filters, or there is none to remove.
     """
     if share >= 1:
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
@@ -58,14 +64,6 @@ def set_admitted_share(listener: socket.socket, share: float) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _PROGRAM.pack(len(instructions), ctypes.addressof(buffer))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-
-
-Address = tuple[bytes, int]
-"""An address and a port; see `make_address`."""
-
-_CALM_INTERVAL_SECONDS, _FLOOD_INTERVAL_SECONDS = 0.25, 0.1
-_MIN_SHARE = 1 / 4096
-_MAX_SHARE_OF_TIME = 0.02
 
 
 class _Connection(NamedTuple):
@@ -90,11 +88,10 @@ def make_address(host: str, port: int) -> Address:
 class PortGuard:
     """Disconnects the peers of a port that are silent for too long, or too many.
 
-    While there are too many, the port admits a part of its new clients only; see `syn_filter`.
+    While there are too many, the port admits a part of its new clients only. A peer has
+    `handshake_seconds` to become an accepted one. A limit of None is none.
 
-    `handshake_seconds` is the time for a peer to become an accepted one, in seconds. None disables
-    the limit. `max_connections`: None disables the limit. `clock`: returns the time in seconds,
-    from any epoch. Raises `OSError` if the process has no descriptors left.
+    Raises `OSError` if the process has no descriptors left.
 
     Attributes
     ----------

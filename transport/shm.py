@@ -38,7 +38,7 @@ from ..protocol.frames import IncomingFrame, MessageRun, OutgoingFrame, Received
 from ..protocol.limits import Limits
 from ..protocol.messages import FrameRun
 from ..protocol.regions import DeviceHandles, Region, RegionAnnouncement, RemoteBody
-from ..protocol.tags import BodyType
+from ..protocol.tags import TYPE_SHIFT, BodyType
 from ..protocol.uri import DataUri
 from .base import Capabilities, ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
 from .framing import HEADER, TAGGED
@@ -52,13 +52,21 @@ MAX_ALLOCATIONS = 4096
 _MESSAGE = struct.Struct(f"<{HANDLE_BYTES}sQ")
 _DEVICE = struct.Struct("<II16s")
 _ALLOCATION = struct.Struct("<64sQ")
+_MAX_DESCRIPTORS = 2
+"""The descriptors of one announcement: the region, and its revocation socket."""
+_MAX_PENDING = 16
+"""The announcements whose descriptors may wait until their message is complete."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+_CREDENTIALS = struct.Struct("iII")
+_CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC, which the module socket lacks
+_BACKLOG = 1024
+_MAX_PATH_BYTES = 107
+_SERVER_STAGING = 16 << 10
+_socket_numbers = itertools.count()
 
 
 def pack_announcement(handle: bytes, size: int) -> bytes:
-    """Return the message that announces a region.
-
-    `size` is the size of the region in bytes.
-    """
+    """Return the message that announces a region of `size` bytes."""
     return _MESSAGE.pack(handle, size)
 
 
@@ -128,16 +136,6 @@ def parse_announcement(payload: bytes | memoryview, handle: bytes) -> int:
     return size
 
 
-_MAX_DESCRIPTORS = 2
-"""The descriptors of one announcement: the region, and its revocation socket."""
-_MAX_PENDING = 16
-"""The announcements whose descriptors may wait until their message is complete."""
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-_CREDENTIALS = struct.Struct("iII")
-_BODY_TYPE_SHIFT = 56
-_CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC, which the module socket lacks
-
-
 def get_peer_credentials(sock: socket.socket) -> tuple[int, int]:
     """Return the process ID and the user ID at the other end, as the kernel reports them."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -162,8 +160,8 @@ class _AnnouncementPart:
 class ShmChannel(SocketChannel):
     """One end of a connection over a Unix socket.
 
-    `sock`: the channel owns it. `staging` is the size of the receive buffer, in bytes. `device` is
-    the device that the reader copies bodies to. Regions are page-locked for it.
+    The channel owns the socket. The reader copies bodies to `device`, for which regions are
+    page-locked.
     """
 
     capabilities = Capabilities(offset_bodies=True)
@@ -211,10 +209,9 @@ class ShmChannel(SocketChannel):
         return unread[0]
 
     def announce(self, size: int, descriptors: tuple[Any, ...]) -> RegionAnnouncement:
-        """Return the message that announces a region to the reader.
+        """Return the message that announces a region of `size` bytes to the reader.
 
-        `size` is the size of the region in bytes. `descriptors`: the channel closes the socket once
-        it is sent.
+        The channel closes the revocation socket, the second descriptor, once it is sent.
         """
         return RegionAnnouncement(pack_announcement(self._handle or b"", size), descriptors)
 
@@ -232,7 +229,8 @@ class ShmChannel(SocketChannel):
             if (
                 self._opens_devices
                 and isinstance(frame, TaggedFrame)
-                and (frame.tag == self._region_tag and self._device_tag is not None)
+                and frame.tag == self._region_tag
+                and self._device_tag is not None
             ):
                 plain.append(frame._replace(tag=self._device_tag))
             elif (
@@ -317,7 +315,7 @@ class ShmChannel(SocketChannel):
                     ready.append(frame)
                 elif frame.tag == self._region_tag:
                     self._map_region(bytes(frame.body))
-                elif frame.tag >> _BODY_TYPE_SHIFT == BodyType.OFFSETS:
+                elif frame.tag >> TYPE_SHIFT == BodyType.OFFSETS:
                     body = RemoteBody(frame.body, self._find_region(frame.tag))
                     ready.append(ReceivedFrame(frame.tag, body))
                 else:
@@ -372,12 +370,6 @@ class ShmChannel(SocketChannel):
         self._region = None
 
 
-_BACKLOG = 1024
-_MAX_PATH_BYTES = 107
-_SERVER_STAGING = 16 << 10
-_socket_numbers = itertools.count()
-
-
 def find_runtime_folder() -> Path:
     """Return the folder of sockets that have no path of their own; only this user may use it."""
     folder = os.environ.get("XDG_RUNTIME_DIR")
@@ -394,9 +386,8 @@ def create_socket_path() -> Path:
 class ShmListener:
     """A bound Unix socket.
 
-    `uri`: Without a path the listener chooses one in `find_runtime_folder`. `users` is the user IDs
-    that may connect, besides the server's own and root. Raises `ConfigError` if the path cannot be
-    bound.
+    If the URI has no path, the listener chooses one in `find_runtime_folder`. `users` may connect,
+    besides the server's user and root. Raises `ConfigError` if the path cannot be bound.
     """
 
     def __init__(self, uri: DataUri, limits: Limits, users: frozenset[int]) -> None:
@@ -470,10 +461,7 @@ def _explain_refusal(user: int) -> str:
 
 
 def _bind_socket(path: Path, mode: int) -> socket.socket:
-    """Return a listening Unix socket. It replaces the socket that a dead server left behind.
-
-    Raises `ConfigError` if the path cannot be bound.
-    """
+    """Return a listening Unix socket. It replaces the socket that a dead server left behind."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise ConfigError(
             f"cannot listen on {path}: the path of a socket has at most {_MAX_PATH_BYTES} bytes"

@@ -47,8 +47,7 @@ _HTTP2_SETTINGS = b"\x04"
 class SocketChannel:
     """One end of a connection over a stream socket.
 
-    `sock`: the channel owns it and makes it non-blocking. `staging` is the size of the receive
-    buffer, in bytes.
+    The channel owns the socket and makes it non-blocking. The receive buffer has `staging` bytes.
     """
 
     capabilities = Capabilities()
@@ -56,6 +55,7 @@ class SocketChannel:
     user: int | None = None
     refusal: str | None = None
     lanes = ()
+    unread_bytes = 0
 
     def __init__(
         self,
@@ -100,9 +100,7 @@ class SocketChannel:
         """Return the socket's descriptor; -1 once closed."""
         return self._socket.fileno()
 
-    def send_fileno(self) -> int:
-        """Return the socket's descriptor; -1 once closed."""
-        return self._socket.fileno()
+    send_fileno = fileno
 
     def queue(self, frames: Iterable[OutgoingFrame]) -> None:
         """Queue frames; see `Channel.queue`."""
@@ -141,11 +139,6 @@ class SocketChannel:
     def delays_writer(self) -> bool:
         """Whether a process waits to write to a file that the peer may not have read yet."""
         return any(file.delays_writer for file in self._lent)
-
-    @property
-    def unread_bytes(self) -> int:
-        """The memory of unread data, in bytes; see `Channel.unread_bytes`. Unknown here: 0."""
-        return 0
 
     def send_some(self) -> bool:
         """Send as much of the queue as possible; see `Channel.send_some`."""

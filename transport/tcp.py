@@ -70,7 +70,7 @@ class TcpListener:
     processor time as the rest. Connections begin with the setting of the listening socket. It is
     that of local ones, because one that has begun with BBR keeps its timers.
 
-    `uri`: Port 0 selects a free port. `sock`: Several processes may share it.
+    Port 0 selects a free port. Several processes may share `sock`.
     """
 
     def __init__(self, uri: DataUri, limits: Limits, sock: socket.socket | None = None) -> None:
@@ -132,10 +132,7 @@ class TcpListener:
 
 
 def bind_socket(uri: DataUri) -> socket.socket:
-    """Return a socket that listens at the address of a URI.
-
-    Raises `ConfigError` if the address cannot be bound. The error names it.
-    """
+    """Return a socket that listens at the address of a URI; raise `ConfigError` if it cannot."""
     host = uri.host or "127.0.0.1"
     port = DEFAULT_PORT if uri.port is None else uri.port
     try:
@@ -158,20 +155,13 @@ def bind_socket(uri: DataUri) -> socket.socket:
 
 
 def check_address(uri: DataUri) -> None:
-    """Refuse an address that has more parts than host and port.
-
-    Raises `UriError` if it has a path.
-    """
+    """Raise `UriError` if an address has a path besides host and port."""
     if uri.path.strip("/"):
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address has no path")
 
 
 def connect_socket(uri: DataUri, timeout: float) -> socket.socket:
-    """Return a socket that is connected to the address of a URI.
-
-    Raises `ConnectError` if the connection fails. The error names the address. Raises `UriError` if
-    the URI has no host.
-    """
+    """Return a configured socket that is connected to an address; see `open_socket`."""
     sock = open_socket(uri, timeout)
     try:
         set_socket_options(sock)

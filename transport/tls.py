@@ -41,6 +41,14 @@ from .tcp import (
 )
 from .tls_options import TlsOptions, TlsServerOptions, load_client_context, load_server_context
 
+SCHEME = "tcp+tls"
+_WRITE_BYTES = 256 << 10
+"""The bytes that are encrypted before they are sent, which bounds the ciphertext in memory."""
+_RECORD_BYTES = 16 << 10
+_RETRY_SECONDS = 0.01
+_HANDSHAKE, _ALERT = 22, 21
+_PROTOCOL_VERSION = b"\x15\x03\x03\x00\x02\x02\x46"
+"""The alert for a client that does not begin with TLS."""
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "it requires a client certificate",
     "UNKNOWN_CA": "it does not trust the certificate authority of our certificate",
@@ -69,8 +77,8 @@ def map_ssl_error(
 ) -> TransportError:
     """Return the error that corresponds to an error of OpenSSL.
 
-    `preface_received`: With TLS 1.3, a server can refuse a client's certificate after the client
-    has finished the handshake, but not after that.
+    With TLS 1.3, a server can refuse a client's certificate after the client has finished the
+    handshake, but not after its preface.
     """
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -91,15 +99,6 @@ def map_ssl_error(
     return ConnectError(f"the TLS handshake with {peer} failed: {problem}")
 
 
-_WRITE_BYTES = 256 << 10
-"""The bytes that are encrypted before they are sent, which bounds the ciphertext in memory."""
-_RECORD_BYTES = 16 << 10
-_RETRY_SECONDS = 0.01
-_HANDSHAKE, _ALERT = 22, 21
-_PROTOCOL_VERSION = b"\x15\x03\x03\x00\x02\x02\x46"
-"""The alert for a client that does not begin with TLS."""
-
-
 class TlsChannel(SocketChannel):
     """One end of a connection with TLS.
 
@@ -107,9 +106,8 @@ class TlsChannel(SocketChannel):
     OpenSSL therefore never waits, and callers wait for the socket's descriptor. `receive_some` and
     `send_some` continue the handshake step by step.
 
-    `sock`: the channel owns it and makes it non-blocking. `server_name` is the name that the
-    server's certificate must have. Only a client needs it. `staging` is the size of the receive
-    buffer, and of the buffer for ciphertext, in bytes.
+    The channel owns the socket. A client needs the `server_name` that the server's certificate must
+    have. The buffers for frames and for ciphertext have `staging` bytes each.
     """
 
     def __init__(
@@ -157,7 +155,7 @@ class TlsChannel(SocketChannel):
         return bool(self._unsent.nbytes or self._outgoing.pending)
 
     def shake_hands(self) -> None:
-        """Continue the handshake until it is finished or has to wait.
+        """Continue the handshake until it is finished.
 
         Raises `BlockingIOError` if it has to wait until `fileno` is readable or, with
         `has_unsent_bytes`, writable. Raises `TransportError` if it fails.
@@ -384,15 +382,11 @@ class TlsChannel(SocketChannel):
         return super()._explain_loss(error)
 
 
-SCHEME = "tcp+tls"
-
-
 class TlsListener(TcpListener):
     """A bound TCP port whose clients use TLS.
 
-    `uri`: Port 0 selects a free port. `options`: New connections use files that have changed.
-    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a file is invalid,
-    or the address cannot be bound.
+    New connections use files that have changed. Raises `ConfigError` if a file is invalid, or the
+    address cannot be bound.
     """
 
     def __init__(

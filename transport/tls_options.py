@@ -83,8 +83,6 @@ class TlsServerOptions:
 
         The variables are ``SPLITARROW_TLS_CERT``, ``SPLITARROW_TLS_KEY`` and
         ``SPLITARROW_TLS_CLIENT_CA``.
-
-        `environ`: By default, those of the process.
         """
         names = (_PREFIX + name for name in ("CERT", "KEY", "CLIENT_CA"))
         variables = os.environ if environ is None else environ
@@ -98,10 +96,7 @@ class _EncryptedKeyError(Exception):
 
 @lru_cache(64)
 def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
-    """Return the context for a client's options, which is rebuilt when a file changes.
-
-    Raises `UsageError` if a file is invalid. The error names it.
-    """
+    """Return the context for a client's options, which is rebuilt when a file changes."""
     return Reloadable(
         _list_paths(options.ca_file, options.cert_file, options.key_file),
         lambda: build_client_context(options),
@@ -112,11 +107,7 @@ def load_client_context(options: TlsOptions) -> Reloadable[ssl.SSLContext]:
 def load_server_context(
     options: TlsServerOptions, *, clock: Callable[[], float] = time.monotonic
 ) -> Reloadable[ssl.SSLContext]:
-    """Return the context for a server's options, which is rebuilt when a file changes.
-
-    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a file is invalid.
-    The error names it.
-    """
+    """Return the context for a server's options, which is rebuilt when a file changes."""
     return Reloadable(
         _list_paths(options.cert_file, options.key_file, options.client_ca_file),
         lambda: build_server_context(options),

@@ -14,7 +14,7 @@ from splitarrow.errors import InvalidDataError
 from splitarrow.formats.arrow.encoder import MessageEncoder
 from splitarrow.memory import DeviceBatch, device_bodies
 from splitarrow.memory.device_bodies import BodyDecoder, can_decode_on_device
-from splitarrow.memory.pool import Block
+from splitarrow.memory.pool import PoolBlock
 
 ARRAYS = make_arrays_of_all_types()
 NULLS = pa.record_batch({"n": pa.array([1, None, 3, None] * 100, pa.int32())})
@@ -26,7 +26,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> TrapMemory:
     return TrapMemory()
 
 
-def encode(batch: pa.RecordBatch, memory: TrapMemory) -> tuple[bytes, int, int, Block]:
+def encode(batch: pa.RecordBatch, memory: TrapMemory) -> tuple[bytes, int, int, PoolBlock]:
     """Return the message, the size of the body, and where it is on the device."""
     (message,) = MessageEncoder(batch.schema).encode(batch)
     body = b"".join(bytes(part) for part in message.body or ())

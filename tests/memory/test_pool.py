@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from splitarrow.memory.pool import Block, BlockPool
+from splitarrow.memory.pool import BlockPool, PoolBlock
 
 KIB = 1 << 10
 
@@ -77,7 +77,7 @@ def test_what_a_block_left_is_done_before_its_next_use() -> None:
 
 def test_the_error_beyond_the_budget_names_it() -> None:
     heap = Heap(256 * KIB)
-    held: list[Block] = [heap.pool.acquire(128 * KIB)]
+    held: list[PoolBlock] = [heap.pool.acquire(128 * KIB)]
     message = "the budget of 256KiB of the heap is spent: 131 kB are in use"
     with pytest.raises(MemoryError, match=message):
         heap.pool.acquire(129 * KIB)

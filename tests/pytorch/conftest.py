@@ -8,12 +8,12 @@ import pytest
 
 NEED_TORCH = [
     "test_dataset.py",
+    "test_dataset_threads.py",
     "test_device_memory.py",
     "test_loaders.py",
     "test_mapped_batches.py",
     "test_reads.py",
     "test_tensors.py",
-    "test_threads.py",
 ]
 collect_ignore = [] if find_spec("torch") else NEED_TORCH
 

@@ -346,16 +346,16 @@ def test_tensors_share_the_memory_that_bodies_are_received_into(server: Daemon) 
 
 NO_PANDAS = """
 import sys
-from splitarrow.pytorch import planning
+from splitarrow.pytorch import plan
 
-plan = planning.make_plan
+original = plan.make_plan
 def make_plan(*arguments):
-    result = plan(*arguments)
+    result = original(*arguments)
     assert "pandas" not in sys.modules
     return result
 
-planning.make_plan = make_plan
-planning.run_task()
+plan.make_plan = make_plan
+plan.run_task()
 """
 
 

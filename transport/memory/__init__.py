@@ -14,7 +14,7 @@ object                     owns                                         keeps al
 a buffer of a region       nothing                                      the region, and its lease
 =========================  ===========================================  =========================
 
-A mapped file may be written to by another process. `revocation` lets whoever guards the file
-(on a server, `splitarrow.server.shm`) revoke it first: the region then replaces the pages that
-buffers still use by copies at the same addresses, with the system calls in `pages`.
+A mapped file may be written to by another process. Whoever guards the file (on a server,
+`splitarrow.server.shm`) revokes it first: the region then replaces the pages that buffers still use
+by copies at the same addresses, with the system calls in `pages`.
 """

@@ -18,7 +18,7 @@ _F_SETSIG = 10
 
 
 def take_file_lease(descriptor: int) -> None:
-    """Take a read lease on a file, which is open for reading.
+    """Take a read lease on a file that is open for reading.
 
     Raises `BlockingIOError` if a process has the file open for writing, or waits to open it. Raises
     `OSError` if there are no leases on this file; see `describe_refusal`.
@@ -62,9 +62,9 @@ class SourceFile:
     noticed it: `check` raises, and `yield_to_writers` lets the writer continue. Bytes that were
     read before a successful `check` are therefore those of one state of the file.
 
-    `refuse_writers`: if not, the file is read without a lease. Raises `DatasetError` if the file
-    cannot be opened, or is open for writing. Raises `ExhaustedError` if the process has no
-    descriptors left.
+    With `refuse_writers=False`, the file is read without a lease. Raises `DatasetError` if the file
+    cannot be opened, or is open for writing, and `ExhaustedError` if the process has no descriptors
+    left.
     """
 
     __slots__ = (
@@ -125,10 +125,7 @@ class SourceFile:
         return self._file.fileno()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes at `offset`.
-
-        Raises `DatasetError` if the file ends before that, or cannot be read.
-        """
+        """Return `nbytes` bytes; raise `DatasetError` if they cannot be read."""
         try:
             data = os.pread(self._file.fileno(), nbytes, offset)
             while len(data) < nbytes:
@@ -141,11 +138,7 @@ class SourceFile:
         return data
 
     def check(self) -> None:
-        """Check that the file has not changed since it was opened.
-
-        Raises `DatasetError` if the file has changed or was closed, or another process waits to
-        write to it.
-        """
+        """Raise `DatasetError` if the file has changed or was closed, or a writer waits."""
         try:
             descriptor = self._file.fileno()
             status = os.fstat(descriptor)
@@ -250,10 +243,7 @@ class FileSpan:
         """The size in bytes."""
 
     def read_into(self, target: memoryview) -> None:
-        """Copy the span to `target`, which has `nbytes` bytes.
-
-        Raises `DatasetError` if the file has become shorter, has changed, or cannot be read.
-        """
+        """Copy the span to `target`; raise `DatasetError` if the file has changed."""
         done = 0
         while done < self.nbytes:
             try:

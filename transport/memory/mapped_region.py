@@ -16,8 +16,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Generator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,25 +26,11 @@ from ...errors import ConnectionLostError, DatasetError, LimitError, ProtocolErr
 from ...protocol.devices import ClosableMemory
 from .pages import find_page_ranges, map_shared, populate, replace_with_copy, unmap, view_bytes
 
-
-class PassableRegion(Protocol):
-    """A mapped region; see `splitarrow.transport.memory.mapped_region.MappedRegion`."""
-
-    size: int
-
-    @property
-    def address(self) -> int:
-        """The address in this process; 0 once the region is not mapped any more."""
-        ...
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the region was revoked, so that no other process can map it."""
-        ...
-
-    def hold_descriptors(self) -> AbstractContextManager[list[int]]:
-        """Return the descriptors that another process needs to map the region."""
-        ...
+F_GET_SEALS = 1034
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
+_SEALED_MEMORY_NAME = "/memfd:"
+_END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
+"""The events by which a socket ends. `select.poll` uses the same numbers."""
 
 
 class RegionDirectory:
@@ -58,7 +43,7 @@ class RegionDirectory:
     def __init__(self) -> None:
         self.is_open = False
         """Whether new regions are added."""
-        self._regions: dict[int, weakref.ref[PassableRegion]] = {}
+        self._regions: dict[int, weakref.ref[MappedRegion]] = {}
         self._numbers = itertools.count()
 
     def open(self) -> None:
@@ -69,7 +54,7 @@ class RegionDirectory:
         """Add no more regions."""
         self.is_open = False
 
-    def add(self, region: PassableRegion) -> int:
+    def add(self, region: MappedRegion) -> int:
         """Add a region and return its number, which no other region of this process gets."""
         number = next(self._numbers)
         self._regions[number] = weakref.ref(region)
@@ -79,16 +64,13 @@ class RegionDirectory:
         """Forget a region. Finalizers may call this: it takes no lock."""
         self._regions.pop(number, None)
 
-    def get(self, number: int) -> PassableRegion | None:
+    def get(self, number: int) -> MappedRegion | None:
         """Return the region with a number, or None if it is gone."""
         reference = self._regions.get(number)
         return None if reference is None else reference()
 
-    def find(self, address: int, nbytes: int) -> tuple[int, PassableRegion] | None:
-        """Return the region that contains a span, and its number.
-
-        Return None if no region contains the span, or the region was revoked.
-        """
+    def find(self, address: int, nbytes: int) -> tuple[int, MappedRegion] | None:
+        """Return the number and the region that contains a span, unless it was revoked."""
         for number, reference in list(self._regions.items()):
             region = reference()
             if region is None or not region.address:
@@ -103,18 +85,6 @@ REGIONS = RegionDirectory()
 """The directory of this process."""
 
 
-_END_OF_SOCKET = select.EPOLLIN | select.EPOLLRDHUP
-"""The events by which a socket ends. `select.poll` uses the same numbers."""
-
-
-class RevocableRegion(Protocol):
-    """A region of a guarded file."""
-
-    def revoke(self, *, server_gone: bool) -> None:
-        """Copy the pages in use into memory of this process and close the revocation socket."""
-        ...
-
-
 class RevocationWatcher:
     """Waits for the ends of revocation sockets, on a thread that starts with the first one."""
 
@@ -124,9 +94,9 @@ class RevocationWatcher:
     def _start_empty(self) -> None:
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
-        self._regions: dict[int, weakref.ref[RevocableRegion]] = {}
+        self._regions: dict[int, weakref.ref[MappedRegion]] = {}
 
-    def add(self, descriptor: int, region: RevocableRegion) -> None:
+    def add(self, descriptor: int, region: MappedRegion) -> None:
         """Revoke `region` when the socket `descriptor` ends; at once if it has ended already.
 
         The caller keeps ownership of both, and calls `remove` before it closes the socket.
@@ -189,11 +159,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=REVOCATIONS.after_fork)
 
 
-F_GET_SEALS = 1034
-SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
-_SEALED_MEMORY_NAME = "/memfd:"
-
-
 class _BufferOwner:
     """The base object of a buffer: keeps its region and its lease alive while the buffer lives."""
 
@@ -209,16 +174,15 @@ class _BufferOwner:
 
 
 class MappedRegion:
-    """A region that is mapped into this process; a `splitarrow.protocol.frames.Region`.
+    """A region that is mapped into this process; a `splitarrow.protocol.regions.Region`.
 
     The mapping lives as long as this object or a buffer of it. The region of a file records which
     parts its buffers use, so that only those are copied when the file is revoked. Sealed memory
     cannot change, so its buffers are not recorded.
 
-    `descriptor`: the region owns it. `size` is the size that the server declared, in bytes.
-    `revocation`: the region owns it. Raises `ProtocolError` if the descriptor is not a file, is
-    shorter than `size`, or is memory that another process could still change. Raises `LimitError`
-    if the region cannot be mapped.
+    The region owns both descriptors. `size` is the size that the server declared. Raises
+    `ProtocolError` if the descriptor is not a file, is shorter than `size`, or is memory that
+    another process could still change. Raises `LimitError` if the region cannot be mapped.
     """
 
     def __init__(self, descriptor: int, size: int, revocation: int = -1) -> None:
@@ -282,8 +246,7 @@ class MappedRegion:
 
         The context lends them: those of the region, and of its revocation socket if it has one.
         The file is not revoked meanwhile. `REGIONS` must have been open when the region was mapped.
-
-        Raises `DatasetError`, `ConnectionLostError` as `check` does.
+        Raises as `check` does.
         """
         with self._lock:
             self.check()
@@ -400,10 +363,7 @@ class MappedRegion:
 
 
 def _check_seals(descriptor: int) -> bool:
-    """Return whether a descriptor is sealed memory.
-
-    Raises `ProtocolError` if it is memory that is not sealed against changes.
-    """
+    """Return whether a descriptor is sealed memory; refuse memory that may change."""
     if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(_SEALED_MEMORY_NAME):
         return False
     seals = fcntl.fcntl(descriptor, F_GET_SEALS)

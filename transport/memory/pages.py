@@ -38,10 +38,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_shared(descriptor: int, nbytes: int) -> int:
-    """Map a file for reading and return the address. The descriptor may be closed afterwards.
-
-    Raises `OSError` if the file cannot be mapped.
-    """
+    """Map a file for reading and return the address. The descriptor may be closed then."""
     address = _libc.mmap(None, nbytes, _PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise _last_error()
@@ -68,10 +65,7 @@ def view_bytes(address: int, nbytes: int) -> memoryview:
 
 
 def find_page_ranges(spans: Iterable[tuple[int, int]], page: int) -> list[tuple[int, int]]:
-    """Return the ranges of whole pages that spans touch, merged and in order.
-
-    `spans` is the spans, in bytes. `page` is the size of a page in bytes. Return the ranges, in
-    bytes.
+    """Return the ranges of whole pages that spans touch, merged and in order; all in bytes.
 
     Examples
     --------
@@ -93,10 +87,8 @@ def find_page_ranges(spans: Iterable[tuple[int, int]], page: int) -> list[tuple[
 def replace_with_copy(address: int, nbytes: int) -> None:
     """Replace mapped pages by a private copy at the same addresses.
 
-    Code that reads the pages meanwhile notices nothing.
-
-    `nbytes` is the size of the pages in bytes. Raises `OSError` if there is no memory for the copy.
-    The pages are then unchanged.
+    Code that reads the pages meanwhile notices nothing. Raises `OSError` if there is no memory for
+    the copy. The pages are then unchanged.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = _libc.mmap(None, nbytes, _PROT_READ | _PROT_WRITE, flags, -1, 0)

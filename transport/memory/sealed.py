@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ExhaustedError
+from ...protocol.memory import ALIGNMENT
 from .files import FileSpan, SourceFile
 from .mapped_region import SEAL_GROW, SEAL_SHRINK, SEAL_WRITE
 
 F_ADD_SEALS = 1033
 SEAL_SEAL = 1
-ALIGNMENT = 64
-"""The alignment of bodies, in bytes."""
 _ALLOCATION_BYTES = 8 << 20
 _MAX_IOVECS = 512
 _RESERVED_SHARE = 32
@@ -26,9 +25,8 @@ _RESERVED_SHARE = 32
 class SealedMemory(SourceFile):
     """Memory that no process can change, as a file without a name (``memfd_create(2)``).
 
-    The memory is freed when this object is garbage collected and no process maps it.
-
-    `descriptor`: This object owns it.
+    The object owns the descriptor. The memory is freed when the object is garbage collected and no
+    process maps it.
     """
 
     def __init__(self, descriptor: int, label: str) -> None:
@@ -52,9 +50,9 @@ class SealedMemoryWriter:
     Pages are allocated before they are written to, so that a host without free memory causes an
     error instead of SIGBUS.
 
-    `start` is the least offset of the first body, in bytes. The bytes before it are a hole, which
-    takes no memory. Several pieces of memory can so have bodies at different offsets. Raises
-    `OSError` if the process has no descriptors left.
+    The first body is at `start` or behind it. The bytes before are a hole, which takes no memory.
+    Several pieces of memory can so have bodies at different offsets. Raises `OSError` if the
+    process has no descriptors left.
     """
 
     _descriptor = -1  # until the constructor is done
@@ -71,12 +69,11 @@ class SealedMemoryWriter:
         return self._end - self._start
 
     def append(self, prefix: bytes, parts: Iterable[Any], nbytes: int) -> int:
-        """Write a body behind its prefix; return the offset of the body, in bytes.
+        """Write a body of `nbytes` bytes behind its prefix; return the offset of the body.
 
-        `prefix`: a decoder that needs the metadata directly before the body can then use both
-        without a copy. `parts` is the parts of the body, in order. `nbytes` is the size of the body
-        in bytes. Raises `ExhaustedError` if the host has no memory left. Raises `DatasetError` if a
-        part is a span of a file that cannot be read.
+        The prefix is the metadata, which decoders need directly before the body. Raises
+        `ExhaustedError` if the host has no memory left, and `DatasetError` if a part is a span of a
+        file that cannot be read.
         """
         begin = -(-(self._end + len(prefix)) // ALIGNMENT) * ALIGNMENT
         self._allocate(begin + nbytes)

@@ -35,6 +35,8 @@ REMOTE_CAPABILITIES = Capabilities(offset_bodies=True, remote_reads=True)
 """The capabilities of a connection whose bodies may be remote."""
 _SEND_TURN_BYTES = 8 << 20
 _RECEIVE_TURN_BYTES = 1 << 20
+_MAX_FREED_OFFSETS = 1 << 14
+"""The offsets in one message of freed offsets."""
 
 
 class UcxChannel:
@@ -238,7 +240,7 @@ class UcxChannel:
         """Send the farewell if the peer expects one."""
 
     def finish(self, *, force: bool) -> bool:
-        """Continue closing; see `linger.ClosingConnection`."""
+        """Continue closing; see `links.ClosingConnection`."""
         worker, sender = self._worker, self._sender
         with worker.lock:
             if not self._destroyed:
@@ -281,15 +283,11 @@ class UcxChannel:
             self.abort()
 
 
-_MAX_FREED_OFFSETS = 1 << 14
-"""The offsets in one message of freed offsets."""
-
-
 class UcxReaderChannel(UcxChannel):
     """The reader's end of a connection.
 
-    `remote_tags` is the tags of the server's remote bodies; None to request packed bodies. `key`:
-    Without it, or before the stream has ended, the connection ends with the channel.
+    Without `remote_tags`, it requests packed bodies. Without `key`, or before the stream has ended,
+    the connection ends with the channel.
     """
 
     def __init__(
@@ -407,10 +405,9 @@ class UcxServerChannel(UcxChannel):
         sender = Sender(link.worker, link.endpoint, mapper)
         receiver = Receiver(link.worker, link.endpoint, limits, expects_farewell=False)
         super().__init__(link, sender, receiver)
-        remote = offers_remote_bodies
         self.capabilities = Capabilities(
-            offset_bodies=remote,
-            remote_reads=remote,
+            offset_bodies=offers_remote_bodies,
+            remote_reads=offers_remote_bodies,
             devices=list_device_types(link.worker.context),
         )
 
@@ -430,10 +427,7 @@ class UcxServerChannel(UcxChannel):
         return self._map_file(file)
 
     def announce(self, region: MappedRegion) -> RegionAnnouncement:
-        """Return the message that lets the reader read a region. It keeps the region mapped.
-
-        Raises `TransportError` if the region cannot be registered.
-        """
+        """Return the message that lets the reader read a region. It keeps the region mapped."""
         registration = register(region, self._worker.context)
         return RegionAnnouncement(registration.announcement(), (region,))
 

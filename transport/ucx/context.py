@@ -29,7 +29,7 @@ _limiter = LogLimiter()
 
 
 @ffi.callback("ucs_log_func_t")
-def _handle(
+def _handle_log(
     file: Any, line: int, function: Any, level: int, component: Any, format: Any, arguments: Any
 ) -> int:
     del function, component
@@ -59,11 +59,6 @@ def _has_own_output() -> bool:
     return "UCX_LOG_LEVEL" in os.environ or "UCX_LOG_FILE" in os.environ
 
 
-def install_log_handler() -> None:
-    """Let the library report its events here. Call this once."""
-    ucs.ucs_log_push_handler(_handle)
-
-
 SETTINGS = {
     # With error handling, an endpoint uses only lanes that can report a failure. Shared memory
     # can if this is set. The socket that made the connection reports a peer that has died.
@@ -84,7 +79,7 @@ SETTINGS = {
 """The settings of every context, by their names without ``UCX_``."""
 PEER_SETTINGS = {
     # Copying between processes can then report a failure, too. Error handling asks it to withdraw
-    # memory that a peer is reading, which it cannot; `linger` keeps that memory for a while.
+    # memory that a peer is reading, which it cannot; `retain` keeps that memory for a while.
     "CMA_MEMORY_INVALIDATE": "y",
 }
 """The settings of contexts for peers that run this package."""
@@ -142,7 +137,7 @@ def _has_only_tcp_lanes(loopback: bool) -> bool:
 
 def _create(settings: Mapping[str, str], features: int) -> Any:
     if not _contexts:
-        install_log_handler()
+        ucs.ucs_log_push_handler(_handle_log)
     if "UCX_LOG_LEVEL" not in os.environ:
         # Below this level, the library logs what this package raises as an error.
         ucs.ucs_global_opts_set_value(b"LOG_LEVEL", _LOG_LEVEL.encode())

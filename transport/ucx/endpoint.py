@@ -18,15 +18,18 @@ from .worker import Worker, on_error
 _IPV4 = struct.Struct("=H2s4s8x")
 _IPV6 = struct.Struct("=H2s4x16sI")
 _DISCARD_PORT = 9
+_FIELD_ERROR_MODE, _FIELD_ERROR_HANDLER = 1 << 1, 1 << 2
+_FIELD_SOCKADDR, _FIELD_FLAGS, _FIELD_REQUEST = 1 << 4, 1 << 5, 1 << 6
+_CLIENT_SERVER = 1
+_ERROR_MODE_PEER = 1
+_QUERY_TRANSPORTS = 1 << 3
+_MAX_LANES = 16
 
 
-def resolve_address(host: str, port: int) -> tuple[str, int]:
-    """Return the first address of a host, as text, and the port.
-
-    Raises `OSError` if the name cannot be resolved.
-    """
+def resolve_address(host: str, port: int) -> str:
+    """Return the first address of a host; raise `OSError` if its name cannot be resolved."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return str(found[0][4][0]), port
+    return str(found[0][4][0])
 
 
 def pack_address(host: str, port: int) -> bytes:
@@ -80,14 +83,6 @@ def is_loopback_address(host: str) -> bool:
 def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
-
-
-_FIELD_ERROR_MODE, _FIELD_ERROR_HANDLER = 1 << 1, 1 << 2
-_FIELD_SOCKADDR, _FIELD_FLAGS, _FIELD_REQUEST = 1 << 4, 1 << 5, 1 << 6
-_CLIENT_SERVER = 1
-_ERROR_MODE_PEER = 1
-_QUERY_TRANSPORTS = 1 << 3
-_MAX_LANES = 16
 
 
 def connect_endpoint(worker: Worker, sockaddr: bytes) -> tuple[int, Any]:

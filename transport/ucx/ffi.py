@@ -214,10 +214,13 @@ typedef int (*ucs_log_func_t)(const char *file, unsigned line, const char *funct
 void ucs_log_push_handler(ucs_log_func_t handler);
 ucs_status_t ucs_global_opts_set_value(const char *name, const char *value);
 """
-
 # On the platforms of the wheel, a va_list is passed as a pointer.
 _LIBC_DECLARATIONS = """
 int vsnprintf(char *text, size_t size, const char *format, void *arguments);
+struct timespec { long tv_sec; long tv_nsec; };
+struct itimerspec { struct timespec it_interval; struct timespec it_value; };
+int timerfd_create(int clock, int flags);
+int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old);
 """
 
 PREFER_SYSTEM = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY"

@@ -15,6 +15,8 @@ _PINNING = ("rc", "dc", "ud", "gga", "ugni", "srd", "efa")
 """Prefixes of transports whose adapters read the physical pages that were registered."""
 _READING = ("rc", "dc", "gga", "ugni")
 """Prefixes of transports whose adapters can read a peer's memory."""
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_CUDA_DRIVER = "libcuda.so.1"
 
 
 def lanes_read_remotely(lanes: Iterable[str]) -> bool:
@@ -23,10 +25,7 @@ def lanes_read_remotely(lanes: Iterable[str]) -> bool:
 
 
 def lanes_pin_memory(lanes: Iterable[str]) -> bool:
-    """Return whether one of the lanes reads the physical pages that were registered.
-
-    Replacing the pages of a mapping has no effect on such a lane.
-    """
+    """Return whether a lane reads physical pages, and not those that replace them."""
     return any(parse_transport(lane).startswith(_PINNING) for lane in lanes)
 
 
@@ -40,10 +39,6 @@ def list_rdma_adapters() -> list[str]:
 def parse_transport(lane: str) -> str:
     """Return the transport of a lane."""
     return lane.partition("/")[0]
-
-
-_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_CUDA_DRIVER = "libcuda.so.1"
 
 
 def list_performance_hints(lanes: Iterable[str]) -> list[str]:

@@ -27,6 +27,14 @@ LINGER_SECONDS = 1.0
 """The time that a closed connection may continue sending, in seconds."""
 _RETENTION_SECONDS = 2.0
 _MIN_PAUSE, _MAX_PAUSE = 0.0005, 0.01
+IDLE_SECONDS = 5.0
+"""The time that a connection is kept, in seconds."""
+MAX_LINKS = 8
+"""The connections that a process keeps at most."""
+MAX_LINKS_PER_SERVER = 4
+"""The connections to one server that a process keeps at most."""
+_MAX_STEPS = 1000
+"""The attempts to wait for the events of a connection, before it is given up."""
 
 
 class ClosingConnection(Protocol):
@@ -83,16 +91,6 @@ def retain(memory: list[object]) -> None:
             _retained.append((now + _RETENTION_SECONDS, memory))
         while _retained and _retained[0][0] <= now:
             _retained.popleft()
-
-
-IDLE_SECONDS = 5.0
-"""The time that a connection is kept, in seconds."""
-MAX_LINKS = 8
-"""The connections that a process keeps at most."""
-MAX_LINKS_PER_SERVER = 4
-"""The connections to one server that a process keeps at most."""
-_MAX_STEPS = 1000
-"""The attempts to wait for the events of a connection, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Registered memory: what a peer may read, and what it needs to read it; types of device memory."""
+"""Memory as UCX sees it: its types, what a peer may read of it, and the regions of a peer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from .ffi import OK, describe, ffi, ucp
 MEMORY_TYPES = {1: 0, 2: 1, 13: 2}
 """The memory types of UCX by those of DLPack: the processor's, CUDA's, and CUDA's managed."""
 _FIELD_MEMORY_TYPES = 1 << 2
+_FIELDS = 1 | 1 << 1 | 1 << 3 | 1 << 4  # address, length, protection, memory type
+_PROTECTION_READ = 1 | 1 << 8  # by this process, and by peers
+_HEADER = struct.Struct("<QQ")
+_MAX_KEY_BYTES = 4096
+_ADDRESS_SPACE = 1 << 64
 
 
 def list_device_types(context: Any) -> frozenset[int]:
@@ -29,18 +34,10 @@ def list_device_types(context: Any) -> frozenset[int]:
     return frozenset(code for code, number in MEMORY_TYPES.items() if known >> number & 1)
 
 
-_FIELDS = 1 | 1 << 1 | 1 << 3 | 1 << 4  # address, length, protection, memory type
-_PROTECTION_READ = 1 | 1 << 8  # by this process, and by peers
-_HEADER = struct.Struct("<QQ")
-_MAX_KEY_BYTES = 4096
-_ADDRESS_SPACE = 1 << 64
-
-
 class Registration:
     """Memory of this process that peers may read while this object lives.
 
-    `address`: the memory has to stay mapped as long as this object lives. `nbytes` is the size in
-    bytes. Raises `TransportError` if the library refuses.
+    The memory has to stay mapped as long. Raises `TransportError` if the library refuses.
     """
 
     def __init__(self, context: Any, address: int, nbytes: int) -> None:

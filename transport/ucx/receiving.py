@@ -6,14 +6,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ...errors import UsageError
 from ...protocol.devices import DeviceAllocator, allocate_on_device
-from ...protocol.frames import (
-    IncomingFrame,
-    make_received_frame,
-    make_untagged_frame,
-)
+from ...protocol.frames import IncomingFrame, make_received_frame, make_untagged_frame
 from ...protocol.limits import Limits
 from ...protocol.memory import DEFAULT_ALLOCATOR, Allocator, BodyPool, ReceivedBody
-from ...protocol.tags import BodyType
+from ...protocol.tags import TYPE_SHIFT, BodyType
 from ..framing import check_body_size
 from .ffi import (
     IN_PROGRESS,
@@ -34,7 +30,6 @@ _METADATA_HEADROOM = 8 - 5  # an encapsulated message's prefix replaces the prot
 _INITIAL_HEADROOM = 1024
 _MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 4
 _MAX_BYTES_UNDER_WAY = 32 << 20
-_BODY_TYPE_SHIFT = 56
 _PACKED_TAGS = 1 << 32
 """The number of tags of packed bodies, whose other bits are 0."""
 _MIN_DEVICE_BYTES = 64 << 10
@@ -70,8 +65,8 @@ class Receiver:
     buffer of that size. It receives two to four large bodies at a time. Further bodies wait at the
     peer.
 
-    `expects_farewell` states whether the peer is a server, which sends a farewell before it closes.
-    Raises `UsageError` if the allocator does not supply host memory.
+    A server sends a farewell before it closes. Raises `UsageError` if the allocator does not supply
+    host memory.
     """
 
     def __init__(
@@ -172,11 +167,11 @@ class Receiver:
         return freed
 
     def take(self, frames: list[IncomingFrame], limit: int) -> None:
-        """Append complete messages to `frames`, and start to receive others.
+        """Append complete messages to `frames`, and start to receive others, up to `limit` bytes.
 
-        `limit`: Later messages wait. Raises `LimitError` if a message is too large. No memory has
-        been allocated for it. Raises `ProtocolError` if a remote body is malformed, or outside the
-        announced region. Raises `StatusError` if a message cannot be received.
+        Raises `LimitError` if a message is too large, before memory is allocated for it. Raises
+        `ProtocolError` if a remote body is malformed, or outside the announced region. Raises
+        `StatusError` if a message cannot be received.
         """
         events, metadata = self._worker.events, self._worker.events.metadata
         self._take_pending(frames)
@@ -304,7 +299,7 @@ class Receiver:
             if tag == remote_reads.announcement_tag:
                 remote_reads.add_region(bytes(body))
                 return
-            if tag >> _BODY_TYPE_SHIFT == BodyType.OFFSETS:
+            if tag >> TYPE_SHIFT == BodyType.OFFSETS:
                 remote_reads.start(tag, body.view[body.start :], region, self._headroom)
                 if remote_reads.has_completed:
                     self._take_remote_reads(frames)

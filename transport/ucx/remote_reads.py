@@ -10,13 +10,12 @@ import pyarrow as pa
 from ...errors import LimitError, ProtocolError
 from ...protocol.frames import IncomingFrame, make_received_frame
 from ...protocol.limits import Limits
-from ...protocol.memory import BodyPool, ReceivedBody
+from ...protocol.memory import ALIGNMENT, BodyPool, ReceivedBody
 from ...protocol.payloads import Span, pack_spans, parse_spans
 from ...protocol.regions import RemoteBody
 from .ffi import IN_PROGRESS, NULL, OK, StatusError, ffi, get_status, ucp
 from .memory import AnnouncedRegion
 
-_ALIGNMENT = 64
 _PAGE = 4096
 _MAX_GAP = 64 << 10
 _BUFFER_COUNT = struct.Struct("<8xQ")
@@ -84,10 +83,7 @@ class RemoteReads:
         read.start(self._endpoint, self._param)
 
     def take(self, frames: list[IncomingFrame]) -> int:
-        """Append the bodies that have been read to `frames`; return their size in bytes.
-
-        Raises `StatusError` if a read has failed.
-        """
+        """Append the bodies that have been read to `frames`; return their size in bytes."""
         under_way: list[RemoteRead] = []
         failed = OK
         nbytes = 0
@@ -155,7 +151,7 @@ class RemoteRead:
             ]
         )
         self._region = region
-        memory = pool.allocate(plan.nbytes, headroom + _ALIGNMENT, tag)
+        memory = pool.allocate(plan.nbytes, headroom + ALIGNMENT, tag)
         self._memory = _prepare(memory, plan.pieces, region.address)
         self._requests: list[Any] = []
         self._failed = OK
@@ -203,10 +199,7 @@ class RemoteRead:
 
 
 class LocalRegion:
-    """The buffers of one body after they have been read: a `Region` in memory of this process.
-
-    `body`: the region and its buffers keep it alive.
-    """
+    """The buffers of one body after they have been read: a `Region` in memory of this process."""
 
     def __init__(self, body: ReceivedBody) -> None:
         self._body = body
@@ -278,8 +271,8 @@ def _prepare(memory: ReceivedBody, pieces: list[Span], address: int) -> Received
         # Processors copy three times slower if the target is less than 64 bytes behind the source
         # modulo the page size.
         target, source = memory.buffer.address + memory.start, address + pieces[0][0]
-        if memory.start and 0 < (target - source) % _PAGE < _ALIGNMENT:
-            memory.start -= _ALIGNMENT
+        if memory.start and 0 < (target - source) % _PAGE < ALIGNMENT:
+            memory.start -= ALIGNMENT
         position = memory.start
         for _, length in pieces:
             end = position + _round_up(length)
@@ -289,4 +282,4 @@ def _prepare(memory: ReceivedBody, pieces: list[Span], address: int) -> Received
 
 
 def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

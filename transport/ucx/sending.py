@@ -53,7 +53,7 @@ class Sender:
     must not pile up at a peer that matches none. So each body that completes another `SYNC_BYTES`
     is sent *synchronously*: it stays under way until the peer has matched it.
 
-    `map_file`: Without it, and where it returns None, files are read.
+    Files are read without `map_file`, and where it returns None.
     """
 
     def __init__(self, worker: Worker, endpoint: Any, map_file: FileMapper | None = None) -> None:
@@ -200,10 +200,7 @@ class Sender:
         self._bytes_under_way += nbytes
 
     def reap(self) -> None:
-        """Release the memory of messages that have left.
-
-        Raises `StatusError` if one of them could not be sent.
-        """
+        """Release the memory of messages that have left; raise `StatusError` if one could not."""
         under_way = self._under_way
         while under_way:
             request, nbytes, _ = under_way[0]
@@ -260,10 +257,7 @@ def is_on_device(buffer: Any) -> bool:
 
 
 def get_address(buffer: Any) -> tuple[Any, int]:
-    """Return the address of a buffer and its size in bytes.
-
-    `buffer`: an array must be contiguous. Raises `UsageError` if an array is not contiguous.
-    """
+    """Return the address and the size in bytes of a buffer; raise `UsageError` if it is strided."""
     if isinstance(buffer, pa.Buffer):
         return ffi.cast("void *", buffer.address), buffer.size
     if isinstance(buffer, DeviceSpan):

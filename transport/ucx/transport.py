@@ -16,9 +16,19 @@ from ...protocol.memory import Allocator
 from ...protocol.uri import DataUri, Streams
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from ..port_guard import Address, PortGuard, make_address
-from . import endpoint
 from .channel import UcxReaderChannel, UcxServerChannel
 from .context import has_peer_settings
+from .endpoint import (
+    accept_endpoint,
+    connect_endpoint,
+    format_address,
+    is_local_address,
+    is_loopback_address,
+    list_lanes,
+    pack_address,
+    resolve_address,
+    unpack_address,
+)
 from .ffi import IN_PROGRESS, OK, describe, ffi, get_status, ucp, version
 from .lanes import lanes_read_remotely, list_performance_hints
 from .links import IDLE_LINKS, Link, ServerKey
@@ -37,14 +47,16 @@ DEFAULT_PORT = 8817
 _FIELD_SOCKADDR, _FIELD_HANDLER = 1, 1 << 2
 _QUERY_SOCKADDR = 1
 _QUERY_CLIENT = 1
+_ACCEPT_POLL_SECONDS = 0.001
 
 
 class UcxListener:
     """A bound port. Each client gets its own worker.
 
-    `uri`: Port 0 chooses a free one. `options`: Without that function, the listener offers no
-    remote bodies. Raises `ConfigError` if the address cannot be bound. Raises `UriError` if the URI
-    is not one of this scheme.
+    Port 0 selects a free port. Without `options.map_file`, the listener offers no remote bodies.
+
+    Raises `ConfigError` if the address cannot be bound, and `UriError` if the URI is not one of
+    this scheme.
     """
 
     def __init__(self, uri: DataUri, options: ListenOptions) -> None:
@@ -66,11 +78,11 @@ class UcxListener:
         self._channels: WeakValueDictionary[Address, UcxServerChannel] = WeakValueDictionary()
         host = uri.host or "127.0.0.1"
         port = DEFAULT_PORT if uri.port is None else uri.port
-        failure = f"cannot listen on {uri.scheme}://{endpoint.format_address(host, port)}"
+        failure = f"cannot listen on {uri.scheme}://{format_address(host, port)}"
         try:
-            address, _ = endpoint.resolve_address(host, port)
-            sockaddr = endpoint.pack_address(address, port)
-            self._loopback = endpoint.is_loopback_address(address)
+            address = resolve_address(host, port)
+            sockaddr = pack_address(address, port)
+            self._loopback = is_loopback_address(address)
             self._worker = Worker(0, loopback=self._loopback)
         except TransportError as error:
             raise ConfigError(f"{failure}: {error.message}") from None
@@ -120,7 +132,7 @@ class UcxListener:
         status = ucp.ucp_listener_query(self._handle, attributes)
         if status != OK:
             raise ConfigError(f"UCX does not report the port of a listener: {describe(status)}")
-        return endpoint.unpack_address(attributes.sockaddr)[1]
+        return unpack_address(attributes.sockaddr)[1]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a client waits; -1 once closed."""
@@ -143,11 +155,9 @@ class UcxListener:
         with self._worker.lock:
             if self._handle is None or not self._poll():
                 return False
-            self._reject(self._worker.events.connection_requests.popleft())
+            client = self._worker.events.connection_requests.popleft()
+            ucp.ucp_listener_reject(self._handle, client)
             return True
-
-    def _reject(self, connection_request: Any) -> None:
-        ucp.ucp_listener_reject(self._handle, connection_request)
 
     def _poll(self) -> bool:
         """Return whether a client waits; if not, prepare to wait for `fileno`."""
@@ -172,20 +182,20 @@ class UcxListener:
         try:
             worker = Worker(self._limits.metadata_bytes, loopback=self._loopback)
         except TransportError as error:
-            self._reject(connection_request)
+            ucp.ucp_listener_reject(self._handle, connection_request)
             raise OSError(errno.ENOBUFS, error.message) from None
         except OSError:
-            self._reject(connection_request)
+            ucp.ucp_listener_reject(self._handle, connection_request)
             raise
-        status, created = endpoint.accept_endpoint(worker, connection_request)
+        status, created = accept_endpoint(worker, connection_request)
         if status != OK:
             worker.destroy()
             return None
         link = Link(
             worker,
             created,
-            peer=endpoint.format_address(host, port),
-            is_local=host != "?" and endpoint.is_local_address(host),
+            peer=format_address(host, port),
+            is_local=host != "?" and is_local_address(host),
             spin_seconds=self._spin_seconds,
         )
         try:
@@ -224,10 +234,7 @@ def _client_address(connection_request: Any) -> tuple[str, int]:
     attributes.field_mask = _QUERY_CLIENT
     if ucp.ucp_conn_request_query(connection_request, attributes) != OK:
         return "?", 0
-    return endpoint.unpack_address(attributes.client_address)
-
-
-_ACCEPT_POLL_SECONDS = 0.001
+    return unpack_address(attributes.client_address)
 
 
 class UcxTransport:
@@ -285,8 +292,8 @@ class UcxTransport:
         limits, parameters = options.limits, UcxOptions.from_uri(uri)
         created: Any = None
         try:
-            host, _ = endpoint.resolve_address(uri.host, port)
-            sockaddr = endpoint.pack_address(host, port)
+            host = resolve_address(uri.host, port)
+            sockaddr = pack_address(host, port)
             key = _make_key(uri, sockaddr) if options.reuse else None
             idle = None if key is None else IDLE_LINKS.take(key)
             if idle is not None:
@@ -300,7 +307,7 @@ class UcxTransport:
             raise ConnectError(f"{failure}: {getattr(error, 'strerror', None) or error}") from None
         try:
             if idle is None:
-                status, created = endpoint.connect_endpoint(worker, sockaddr)
+                status, created = connect_endpoint(worker, sockaddr)
                 if status == OK:
                     status = _wait_for_connection(worker, created, options.timeout)
                 if status == IN_PROGRESS:
@@ -310,14 +317,14 @@ class UcxTransport:
             link = Link(
                 worker,
                 created,
-                peer=endpoint.format_address(uri.host, port),
-                is_local=endpoint.is_local_address(host),
+                peer=format_address(uri.host, port),
+                is_local=is_local_address(host),
                 spin_seconds=parameters.busy_poll,
                 is_reused=idle is not None,
             )
             device = _find_device(worker, options.allocator)
             body = parameters.body or ("packed" if device is not None else None)
-            tags = _remote_tags(uri, body, endpoint.list_lanes(created))
+            tags = _remote_tags(uri, body, list_lanes(created))
             return UcxReaderChannel(link, limits, tags, options.allocator, device, key)
         except BaseException as error:
             if created is not None:
@@ -341,7 +348,7 @@ def _make_key(uri: DataUri, sockaddr: bytes) -> ServerKey | None:
 def _create_worker(uri: DataUri, host: str, limits: Limits) -> Worker:
     """Return a worker for a new connection. If descriptors are scarce, idle connections end."""
     # A server with this package's settings has a remote_handle.
-    plain, loopback = uri.remote_handle is None, endpoint.is_loopback_address(host)
+    plain, loopback = uri.remote_handle is None, is_loopback_address(host)
     try:
         return Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
     except TransportError:

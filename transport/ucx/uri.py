@@ -1,7 +1,4 @@
-"""URIs of the scheme ``ucx``: the options of a connection, and the tags of its data requests.
-
-This module alone knows the rule that derives the tags.
-"""
+"""URIs of the scheme ``ucx``: the options of a connection, and the tags of its data requests."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ from ..base import list_request_tags
 
 _MAX_BUSY_POLL = 1_000_000
 """The longest time to busy-poll, in microseconds."""
+HANDLE_BYTES = 8
+"""The size of a ``remote_handle``, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,7 @@ class UcxOptions:
 
     @classmethod
     def from_uri(cls, uri: DataUri) -> UcxOptions:
-        """Return the options of a URI.
-
-        Raises `UriError` if a value is invalid.
-        """
+        """Return the options of a URI; raise `UriError` if a value is invalid."""
         body = uri.parameter("body")
         if body not in (None, "packed", "remote"):
             raise UriError(f"body={body!r} is invalid; it must be 'packed' or 'remote'")
@@ -46,10 +42,6 @@ class UcxOptions:
                 f"at most {_MAX_BUSY_POLL}"
             )
         return cls(body, int(text) / 1e6)
-
-
-HANDLE_BYTES = 8
-"""The size of a ``remote_handle``, in bytes."""
 
 
 class RemoteTags(NamedTuple):
@@ -85,10 +77,7 @@ def find_request_tags(uri: DataUri) -> dict[int, BodyType]:
 
 
 def create_handle(want_data: int) -> bytes:
-    """Return a random ``remote_handle`` for a listener.
-
-    The tag that it yields has bits set that no tag of a body has.
-    """
+    """Return a random handle. Its tag has bits set that no tag of a body has."""
     tag = int.from_bytes(secrets.token_bytes(6) + b"\xff\xff", "little")
     return (tag ^ want_data).to_bytes(HANDLE_BYTES, "little")
 

@@ -1,7 +1,4 @@
-"""A UCX worker: the queues and events of one connection, or of one listener.
-
-A `Wakeup` is a descriptor that becomes readable when the worker has events, or after a time.
-"""
+"""A UCX worker: the queues and events of one connection or one listener."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ import threading
 import time
 from collections import deque
 from typing import Any
-
-import cffi
 
 from ...errors import LimitError, TransportError
 from .context import get_context
@@ -26,39 +21,41 @@ from .ffi import (
     describe,
     ffi,
     get_status,
+    libc,
     ucp,
 )
 
-_ffi: Any = cffi.FFI()
-_ffi.cdef("""
-struct timespec { long tv_sec; long tv_nsec; };
-struct itimerspec { struct timespec it_interval; struct timespec it_value; };
-int timerfd_create(int clock, int flags);
-int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old);
-""")
-_libc: Any = _ffi.dlopen(None)
+METADATA_ID = 0
+"""The ID of active messages that carry metadata messages."""
+_MIN_PAUSE, _MAX_PAUSE = 20_000, 2_000_000
+"""The pauses of `Wakeup.set_later`, in nanoseconds."""
+_FIELD_THREAD_MODE, _FIELD_EVENTS, _FIELD_FLAGS = 1, 1 << 2, 1 << 5
+_THREAD_SERIALIZED = 1
+_EVENTS = 1 | 1 << 2 | 1 << 3 | 1 << 10 | 1 << 11
+"""The events that make the descriptor readable: remote reads, tagged sends and receives, and
+anything that leaves or arrives."""
+_IGNORE_REQUEST_LEAK = 1
+_AM_FIELDS = 1 | 1 << 2 | 1 << 3  # ID, callback, argument
+_ATTR_RENDEZVOUS = 1 << 17
+_CLOSE_FORCED = 1
+_MIN_FREE_DESCRIPTORS = 64
+_MAX_CLOSE_STEPS = 1000
+_MAX_LAST_STEPS = 1000
 
 
 def create_timer() -> int:
-    """Return the descriptor of a new timer, which is not started. The caller closes it.
-
-    Raises `OSError` if the process has no descriptors left.
-    """
-    timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    """Return the descriptor of a new timer, which is not started. The caller closes it."""
+    timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     if timer < 0:
-        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
     return timer
 
 
 def start_timer(timer: int, nanoseconds: int) -> None:
     """Make the descriptor readable after a time; 0 stops the timer and makes it unreadable."""
-    value = _ffi.new("struct itimerspec *")
+    value = ffi.new("struct itimerspec *")
     value.it_value.tv_sec, value.it_value.tv_nsec = divmod(nanoseconds, 1_000_000_000)
-    _libc.timerfd_settime(timer, 0, value, _ffi.NULL)
-
-
-_MIN_PAUSE, _MAX_PAUSE = 20_000, 2_000_000
-"""The pauses of `Wakeup.set_later`, in nanoseconds."""
+    libc.timerfd_settime(timer, 0, value, ffi.NULL)
 
 
 class Wakeup:
@@ -68,8 +65,7 @@ class Wakeup:
     memory does not report room. A channel with such a message sets the wakeup to a short time and
     tries again. The pause doubles until the worker makes progress.
 
-    `events`: the worker keeps ownership of it. Raises `OSError` if the process has no descriptors
-    left.
+    The worker keeps ownership of `events`. Raises `OSError` if the process has no descriptors left.
     """
 
     def __init__(self, events: int) -> None:
@@ -120,22 +116,6 @@ class Wakeup:
         if timer >= 0:
             os.close(timer)
             self._epoll.close()
-
-
-METADATA_ID = 0
-"""The ID of active messages that carry metadata messages."""
-_FIELD_THREAD_MODE, _FIELD_EVENTS, _FIELD_FLAGS = 1, 1 << 2, 1 << 5
-_THREAD_SERIALIZED = 1
-_EVENTS = 1 | 1 << 2 | 1 << 3 | 1 << 10 | 1 << 11
-"""The events that make the descriptor readable: remote reads, tagged sends and receives, and
-anything that leaves or arrives."""
-_IGNORE_REQUEST_LEAK = 1
-_AM_FIELDS = 1 | 1 << 2 | 1 << 3  # ID, callback, argument
-_ATTR_RENDEZVOUS = 1 << 17
-_CLOSE_FORCED = 1
-_MIN_FREE_DESCRIPTORS = 64
-_MAX_CLOSE_STEPS = 1000
-_MAX_LAST_STEPS = 1000
 
 
 class Events:
@@ -194,8 +174,7 @@ def on_connection_request(request: Any, arg: Any) -> None:
 class Worker:
     """A worker. Hold `lock` to call its methods; any thread may do so.
 
-    `limit` is the size of the largest metadata message that is accepted, in bytes. Raises
-    `TransportError` if there are not enough descriptors or memory.
+    Raises `TransportError` if there are not enough descriptors or memory.
     """
 
     def __init__(self, limit: int, *, plain: bool = False, loopback: bool = False) -> None:

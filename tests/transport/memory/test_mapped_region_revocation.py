@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_one_daemon_thread_watches_all_sockets(
 
     monkeypatch.setattr(threading, "Thread", Thread)
     pairs = [socket.socketpair() for _ in range(2)]
-    regions = [Region(), Region()]
+    regions: list[Any] = [Region(), Region()]
     for (_, theirs), region in zip(pairs, regions, strict=True):
         watcher.add(theirs.fileno(), region)
     assert [(each["name"], each["daemon"]) for each in started] == [("splitarrow-watch", True)]
@@ -80,7 +81,7 @@ def test_the_end_of_a_socket_revokes_its_region(
     server_gone: bool,
     how: int,
 ) -> None:
-    region = Region()
+    region: Any = Region()
     watcher.add(ends[1].fileno(), region)
     assert region.revoked == []
     ends[0].shutdown(how)
@@ -100,7 +101,7 @@ def test_a_socket_that_has_ended_revokes_at_once(
     how: int,
 ) -> None:
     monkeypatch.setattr(watcher, "_run", lambda epoll: None)  # before the thread runs
-    region = Region()
+    region: Any = Region()
     ends[0].shutdown(how)
     watcher.add(ends[1].fileno(), region)
     assert region.revoked == [server_gone]
@@ -109,7 +110,7 @@ def test_a_socket_that_has_ended_revokes_at_once(
 def test_a_socket_that_was_removed_revokes_nothing(
     watcher: RevocationWatcher, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    region = Region()
+    region: Any = Region()
     watcher.remove(ends[1].fileno())  # before the first
     watcher.add(ends[1].fileno(), region)
     watcher.remove(ends[1].fileno())
@@ -128,7 +129,7 @@ def test_a_region_that_is_gone_leaves_the_watcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watcher, "_run", lambda epoll: None)
-    region = Region()
+    region: Any = Region()
     watcher.add(ends[1].fileno(), region)
     del region
     ends[0].close()
@@ -145,7 +146,8 @@ def test_a_forked_child_watches_what_it_inherits(
 ) -> None:
     watcher.after_fork()  # without any region
     assert watcher._epoll is None
-    kept, dropped = Region(), Region()
+    kept: Any = Region()
+    dropped: Any = Region()
     ours, theirs = socket.socketpair()
     watcher.add(ends[1].fileno(), kept)
     watcher.add(theirs.fileno(), dropped)

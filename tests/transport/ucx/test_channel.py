@@ -19,10 +19,8 @@ from splitarrow.protocol.frames import TaggedFrame, UntaggedFrame
 from splitarrow.protocol.limits import Limits
 from splitarrow.transport.base import Capabilities
 from splitarrow.transport.ucx import channel as channels
-from splitarrow.transport.ucx import channel as reader_channel
-from splitarrow.transport.ucx import channel as server_channel
 from splitarrow.transport.ucx import links, sending
-from splitarrow.transport.ucx import worker as wakeup
+from splitarrow.transport.ucx import worker as worker_module
 from splitarrow.transport.ucx.channel import UcxChannel, UcxReaderChannel, UcxServerChannel
 from splitarrow.transport.ucx.ffi import OK, StatusError
 from splitarrow.transport.ucx.links import Link
@@ -190,7 +188,7 @@ def test_a_new_channel(parts: Parts) -> None:
 def test_a_channel_without_descriptors_closes_those_that_it_got(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = wakeup.timers.create
+    real = worker_module.create_timer
     calls: list[int] = []
 
     def create() -> int:
@@ -199,7 +197,7 @@ def test_a_channel_without_descriptors_closes_those_that_it_got(
         calls.append(real())
         return calls[-1]
 
-    monkeypatch.setattr(wakeup.timers, "create", create)
+    monkeypatch.setattr(worker_module, "create_timer", create)
     worker: Any = Worker(descriptor)
     with pytest.raises(OSError, match="Too many open files"):
         UcxChannel(Link(worker, "endpoint", "the peer", True), Sender(), Receiver())  # pyright: ignore
@@ -475,7 +473,7 @@ def test_a_reader_requests_remote_bodies_by_their_tag(descriptor: int) -> None:
 def test_freed_offsets_travel_in_messages_of_16384(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_channel, "pack_offsets", tuple)
+    monkeypatch.setattr(channels, "pack_offsets", tuple)
     made = reader_parts(descriptor, TAGS)
     made.channel.receive_some()
     assert (made.sender.sent, made.sender.reaped) == ([], 0)
@@ -494,7 +492,7 @@ def test_freed_offsets_travel_in_messages_of_16384(
 def test_a_reader_expects_a_farewell_and_a_server_does_not(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_channel, "list_device_types", lambda context: frozenset())
+    monkeypatch.setattr(channels, "list_device_types", lambda context: frozenset())
     worker: Any = Worker(descriptor)
     link = Link(worker, "endpoint", "the peer", is_local=True)
     reader, server = UcxReaderChannel(link, Limits(), TAGS), UcxServerChannel(link, Limits())
@@ -511,7 +509,7 @@ def test_a_reader_expects_a_farewell_and_a_server_does_not(
 
 
 def server_parts(descriptor: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Parts:
-    monkeypatch.setattr(server_channel, "list_device_types", lambda context: frozenset({1, 2}))
+    monkeypatch.setattr(channels, "list_device_types", lambda context: frozenset({1, 2}))
     made = Parts(
         descriptor, [], lambda link, sender, receiver: UcxServerChannel(link, Limits(), **options)
     )

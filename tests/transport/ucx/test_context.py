@@ -38,9 +38,9 @@ class Library:
         self.installed = 0
         monkeypatch.setattr(context, "ucp", self)
         monkeypatch.setattr(context, "ucs", self)
-        monkeypatch.setattr(context, "library_log", self)
 
-    def install(self) -> None:
+    def ucs_log_push_handler(self, handler: Any) -> None:
+        assert handler == context._handle_log
         self.installed += 1
 
     def ucs_global_opts_set_value(self, name: bytes, value: bytes) -> int:

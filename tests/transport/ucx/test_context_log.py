@@ -6,7 +6,6 @@ import _thread
 import logging
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ _NO_ARGUMENTS = ffi.new("char[64]")
 def emit(level: int, line: int = 1, text: bytes = b"what happened") -> int:
     format, file = ffi.new("char[]", text), ffi.new("char[]", b"file.c")
     nothing = ffi.cast("void *", ffi.addressof(_NO_ARGUMENTS))
-    return context._handle(file, line, ffi.NULL, level, ffi.NULL, format, nothing)
+    return context._handle_log(file, line, ffi.NULL, level, ffi.NULL, format, nothing)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +61,6 @@ def test_an_event_is_logged_up_to_999_bytes(
     with caplog.at_level(logging.DEBUG, "splitarrow.ucx"):
         emit(1, text=b"x" * 998 + b"\xff" + b"y" * 5)
     assert [record.message for record in caplog.records] == ["x" * 998 + "\ufffd"]
-
-
-def test_the_log_of_the_library_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed: list[Any] = []
-    monkeypatch.setattr(context, "ucs", SimpleNamespace(ucs_log_push_handler=pushed.append))
-    context.install_log_handler()
-    assert pushed == [context._handle]
 
 
 @pytest.mark.parametrize("name", ["UCX_LOG_LEVEL", "UCX_LOG_FILE"])

@@ -20,7 +20,7 @@ def test_an_address_survives_its_structure(host: str, text: str) -> None:
     ffi.buffer(storage)[: len(packed)] = packed
     assert addresses.unpack_address(storage[0]) == (host, 8816)
     assert addresses.format_address(host, 8816) == text
-    assert addresses.resolve_address(host, 8816) == (host, 8816)
+    assert addresses.resolve_address(host, 8816) == host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM):
         assert len(packed) == (28 if ":" in host else 16)
@@ -34,7 +34,7 @@ def test_the_first_address_of_a_host_counts(monkeypatch: pytest.MonkeyPatch) -> 
         return [(f, type, 6, "", each) for f, each in zip(families, addresses, strict=True)]
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
-    assert addresses.resolve_address("host", 8817) == ("2001:db8::7", 8817)
+    assert addresses.resolve_address("host", 8817) == "2001:db8::7"
 
 
 def test_an_address_of_another_family_is_unknown() -> None:

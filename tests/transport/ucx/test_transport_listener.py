@@ -64,7 +64,7 @@ class World:
         monkeypatch.setattr(transport, "PortGuard", self.make_guard)
         monkeypatch.setattr(transport, "UcxServerChannel", Channel)
         monkeypatch.setattr(transport, "has_peer_settings", lambda: True)
-        monkeypatch.setattr(transport.endpoint, "accept", self.accept)
+        monkeypatch.setattr(transport, "accept_endpoint", self.accept)
 
     def make_worker(self, limit: int, **options: Any) -> Any:
         if self.failures:
@@ -265,7 +265,7 @@ def is_readable(descriptor: int) -> bool:
 
 
 def test_clients_are_accepted_in_their_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "is_local", lambda host: host == "10.1.2.3")
+    monkeypatch.setattr(transport, "is_local_address", lambda host: host == "10.1.2.3")
     limits = Limits(metadata_bytes=777)
     uri = URI.replace(host="0.0.0.0", extra=(("busy_poll", "200"),))
     made = UcxListener(uri, ListenOptions(limits=limits))

@@ -44,8 +44,8 @@ class World:
         self.channels: list[Any] = []
         self.channel_failure: Exception | None = None
         monkeypatch.setattr(transport, "Worker", self.make_worker)
-        monkeypatch.setattr(transport.endpoint, "connect", self.connect)
-        monkeypatch.setattr(transport.endpoint, "list_lanes", lambda endpoint: self.lanes)
+        monkeypatch.setattr(transport, "connect_endpoint", self.connect)
+        monkeypatch.setattr(transport, "list_lanes", lambda endpoint: self.lanes)
         monkeypatch.setattr(transport, "_wait_for_connection", self.wait)
         monkeypatch.setattr(transport, "UcxReaderChannel", self.make_channel)
 

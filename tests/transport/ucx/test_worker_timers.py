@@ -40,7 +40,7 @@ def test_the_time_of_a_timer_is_in_nanoseconds(monkeypatch: pytest.MonkeyPatch) 
         times = value.it_value.tv_sec, value.it_value.tv_nsec, value.it_interval.tv_nsec
         started.append((timer, flags, *times))
 
-    monkeypatch.setattr(worker, "_libc", SimpleNamespace(timerfd_settime=start))
+    monkeypatch.setattr(worker, "libc", SimpleNamespace(timerfd_settime=start))
     worker.start_timer(7, 2_000_000_003)
     worker.start_timer(7, 999_999_999)
     assert started == [(7, 0, 2, 3, 0), (7, 0, 0, 999_999_999, 0)]
@@ -59,15 +59,15 @@ def test_a_process_without_descriptors_gets_no_timer_and_no_wakeup(
     def refuse() -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(worker, "create", record)
+    monkeypatch.setattr(worker, "create_timer", record)
     monkeypatch.setattr(select, "epoll", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         Wakeup(0)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(created[0])
     results = [-1, 0]
-    monkeypatch.setattr(worker, "_libc", SimpleNamespace(timerfd_create=lambda *_: results.pop(0)))
-    monkeypatch.setattr(worker, "_ffi", SimpleNamespace(errno=24))
+    monkeypatch.setattr(worker, "libc", SimpleNamespace(timerfd_create=lambda *_: results.pop(0)))
+    monkeypatch.setattr(worker, "ffi", SimpleNamespace(errno=24))
     with pytest.raises(OSError, match="Too many open files"):
         create()
     assert create() == 0

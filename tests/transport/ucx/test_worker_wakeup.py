@@ -41,7 +41,7 @@ def test_a_wakeup_is_readable_after_an_event_or_once_it_is_set() -> None:
 def test_the_pauses_of_a_wakeup_double_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     events, peer = socket.socketpair()
     delays: list[int] = []
-    monkeypatch.setattr(worker, "start", lambda timer, delay: delays.append(delay))
+    monkeypatch.setattr(worker, "start_timer", lambda timer, delay: delays.append(delay))
     with events, peer:
         wakeup = Wakeup(events.fileno())
         wakeup.clear()
@@ -66,7 +66,7 @@ def test_a_wakeup_may_have_descriptor_0(monkeypatch: pytest.MonkeyPatch) -> None
         wakeup = Wakeup(events.fileno())
         real, wakeup._timer = wakeup._timer, 0
         with monkeypatch.context() as patch:
-            patch.setattr(worker, "start", lambda *arguments: started.append(arguments))
+            patch.setattr(worker, "start_timer", lambda *arguments: started.append(arguments))
             patch.setattr(os, "close", closed.append)
             wakeup.set(5)
             wakeup.close()
