@@ -28,7 +28,7 @@ from ..protocol.tags import BodyType
 from ..protocol.trace_context import TraceContext
 from .auth.tickets import TicketClaims
 from .bodies import Connection, make_body_sender
-from .catalog.dataset import Dataset, Source
+from .catalog.dataset import ServedDataset, Source
 from .catalog.selection import resolve_rows
 from .catalog.vortex_encoding import VORTEX, VortexDataset
 from .context import ServerContext
@@ -156,7 +156,7 @@ class DataStream:
             self.is_ending = True
             await self._sender.finish()
 
-    async def _open(self, dataset: Dataset, request: Request) -> Source:
+    async def _open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset on a worker thread."""
         async with self._keeping_alive():
             if request.rows is not None:

@@ -22,7 +22,7 @@ from ...formats.arrow.schema_rewriter import find_schema
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import FileSpan
-from ..catalog.dataset import Dataset, GeneratorSource, MessageGroups, Source
+from ..catalog.dataset import GeneratorSource, MessageGroups, ServedDataset, Source
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_encoding import VortexDataset
 from ..shm.regions import RegionSource
@@ -274,14 +274,14 @@ class PackedBodySender:
         """The number of messages sent so far."""
         return self._splitter.next_sequence
 
-    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
         """Open a dataset without a thread; see `BodySender.open_at_once`."""
         encoding = self._connection.encoding
         if not isinstance(dataset, FileDataset) or request.compression or encoding.compression:
             return None
         return dataset.open_at_once(request, encoding)
 
-    async def open(self, dataset: Dataset, request: Request) -> Source:
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset, encoded by the server's defaults."""
         connection = self._connection
         if isinstance(dataset, VortexDataset):

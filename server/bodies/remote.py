@@ -32,8 +32,7 @@ from ...protocol.splitter import SourceMessage, Splitter
 from ...transport.memory.files import FileSpan, SourceFile
 from ...transport.memory.mapped_region import MappedRegion
 from ...transport.memory.sealed import SealedMemory
-from ..catalog.catalog import find_device_type
-from ..catalog.dataset import Dataset, Source
+from ..catalog.dataset import ServedDataset, Source
 from ..catalog.device_table import DeviceTable
 from ..catalog.messages.passthrough import RegionRun
 from ..shm.mapped_files import FileMappings
@@ -266,7 +265,7 @@ class RemoteBodySender:
         """The number of messages sent so far."""
         return self._splitter.next_sequence
 
-    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
         """Open a file without a thread; see `BodySender.open_at_once`."""
         source = self._connection.regions.open_at_once(
             dataset, request, copy=self._access.requires_copy
@@ -282,10 +281,10 @@ class RemoteBodySender:
         self._leases.add_source(source)
         return source
 
-    async def open(self, dataset: Dataset, request: Request) -> Source:
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset so that each body is one span of a region."""
         connection = self._connection
-        if find_device_type(dataset) in connection.channel.capabilities.devices:
+        if dataset.device_type in connection.channel.capabilities.devices:
             # The transport sends from the device by itself; a region would be a copy on the host.
             self._is_packed = True
             return await to_thread.run_sync(

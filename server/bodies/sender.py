@@ -8,7 +8,7 @@ from typing import Protocol
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...protocol.tags import BodyType
-from ..catalog.dataset import Dataset, Source
+from ..catalog.dataset import ServedDataset, Source
 from .connection import Connection
 from .packed import PackedBodySender
 from .remote import RemoteBodySender, access_method
@@ -36,12 +36,12 @@ class BodySender(Protocol):
         """What the compression ``auto`` has chosen; None if it was not requested."""
         ...
 
-    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
         """Open a dataset as `open` does, if that takes no time; otherwise return None."""
         ...
 
-    async def open(self, dataset: Dataset, request: Request) -> Source:
-        """Open a dataset so that its messages suit this sender; errors as for `Dataset.open`."""
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
+        """Open a dataset so that its messages suit this sender; see `ServedDataset.open`."""
         ...
 
     async def send(self, messages: Sequence[SourceMessage]) -> None:

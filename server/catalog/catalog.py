@@ -18,11 +18,10 @@ from ...publication.patterns import has_wildcards
 from ...publication.storage import is_object_url, is_storage_url, open_storage
 from ..config import Settings
 from ..metrics import CacheUses
-from .dataset import Dataset, Writers
+from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
 from .files.directory import DirectoryDataset, ObjectListing, PatternListing
-from .files.file_dataset import FileDataset
 from .files.file_types import open_file
 from .published import PublishedDataset
 from .published_shards import ObjectCache, open_object_cache
@@ -36,7 +35,7 @@ _DELTA = "delta:"
 
 def open_dataset(
     source: Any, cache: ObjectCache | None = None, *, refuse_writers: bool = True
-) -> Dataset:
+) -> ServedDataset:
     """Return the dataset for a source.
 
     `cache`: Default: one in the user's cache folder. `refuse_writers`: Published datasets are
@@ -103,7 +102,7 @@ def _convert_to_tensors(source: Any) -> list[AnyTensor] | None:
 
 def _open_location(
     location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
-) -> Dataset:
+) -> ServedDataset:
     if isinstance(location, str) and location.startswith(_DELTA):
         return DeltaDataset(location.removeprefix(_DELTA))
     if isinstance(location, str) and is_object_url(location):
@@ -122,7 +121,7 @@ def _open_location(
     return open_file(path, refuse_writers=refuse_writers)
 
 
-def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
+def _open_objects(location: str, cache: ObjectCache | None) -> ServedDataset:
     if not has_wildcards(location):
         storage = open_storage(location)
         if storage.list_objects(VERSIONS):
@@ -130,19 +129,6 @@ def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
         if storage.list_objects(LOG_FOLDER):
             return DeltaDataset(location)
     return DirectoryDataset(ObjectListing(location))
-
-
-def find_writers(dataset: Dataset) -> Writers | None:
-    """Return what happens if another process writes to a file of a dataset.
-
-    None means that no process may: the dataset is published or not in files.
-    """
-    return dataset.writers if isinstance(dataset, (FileDataset, DirectoryDataset)) else None
-
-
-def find_device_type(dataset: Dataset) -> int | None:
-    """Return the type of the device that has a dataset, as in DLPack; None for the host."""
-    return dataset.device_type if isinstance(dataset, DeviceTable) else None
 
 
 def open_catalog(
@@ -185,7 +171,7 @@ class Catalog:
         self._refuse_writers = refuse_writers
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         # The mapping is replaced and never changed, so readers need no lock.
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[str, ServedDataset] = {}
         self._lock = threading.Lock()
         pairs = cast("Iterable[tuple[str, Any]]", getattr(sources, "items", lambda: sources)())
         try:
@@ -248,7 +234,7 @@ class Catalog:
         self, sources: Mapping[str, Any], removed: Iterable[str] = ()
     ) -> Callable[[], None]:
         """Open new sources, and return a function that serves them; see `update`."""
-        opened: dict[str, Dataset] = {}
+        opened: dict[str, ServedDataset] = {}
         try:
             for name, source in sources.items():
                 opened[name] = self._open(name, source)
@@ -280,7 +266,7 @@ class Catalog:
             self.replicate({}, (name,))
         dataset.close()
 
-    def lookup(self, name: str) -> Dataset:
+    def lookup(self, name: str) -> ServedDataset:
         """Return a dataset.
 
         Raises `NotFoundError` if there is no dataset of this name. The error suggests similar
@@ -294,7 +280,8 @@ class Catalog:
 
     def location(self, name: str) -> str | None:
         """Return the path or URL of a dataset; None if it has none or does not exist."""
-        return getattr(self._datasets.get(name), "location", None)
+        dataset = self._datasets.get(name)
+        return None if dataset is None else dataset.location
 
     def names(self) -> list[str]:
         """Return the names in the order in which they were added."""
@@ -313,7 +300,7 @@ class Catalog:
             if isinstance(dataset, PublishedDataset)
         ]
 
-    def datasets(self) -> list[Dataset]:
+    def datasets(self) -> list[ServedDataset]:
         """Return the datasets in the order in which they were added."""
         return list(self._datasets.values())
 
@@ -336,7 +323,7 @@ class Catalog:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _open(self, name: str, source: Any) -> Dataset:
+    def _open(self, name: str, source: Any) -> ServedDataset:
         """Open a dataset, and name it in the attribute `stream` of an error."""
         try:
             return open_dataset(source, self._cache, refuse_writers=self._refuse_writers)

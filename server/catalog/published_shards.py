@@ -180,7 +180,7 @@ class ShardReader:
         """Open shards for one reader.
 
         `shards` is the shards, in order. `request`: the caller has dealt with its version and its
-        shard. Raises `SplitArrowError` as `Dataset.open` does.
+        shard. Raises `SplitArrowError` as `ServedDataset.open` does.
         """
         extended, fields, own_request = add_fields(schema, request)
         selection = Selection.resolve(own_request, encoding, extended)

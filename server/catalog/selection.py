@@ -7,79 +7,20 @@ resolved on their own.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from ...errors import InvalidRequestError, NotFoundError, remote_error
+from ...errors import InvalidRequestError, NotFoundError
 from ...formats.parquet.variant.arrow_fields import VariantField, choose_fields, extend_schema
 from ...protocol.request import AUTO, Request
-from .dataset import DEFAULT_BUDGET, Budget, Dataset, Encoding, Source
+from .dataset import DEFAULT_BUDGET, Budget, Encoding, ServedDataset, Source
 from .filters import RowFilter
 from .suggestions import suggest_names
-
-_T = TypeVar("_T")
-
-
-def hash_version(*identities: Iterable[int | str]) -> str:
-    """Return an opaque version text for the state of some files.
-
-    Examples
-    --------
-    >>> hash_version((1, 2), (3,)) == hash_version((1, 2), (4,))
-    False
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for identity in identities:
-        digest.update(repr(tuple(identity)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def check_version(request: Request, version: str) -> None:
-    """Check that a request is for a version, or for any version.
-
-    Raises `RemoteError`: With the code FAILED_PRECONDITION, if it is for another version.
-    """
-    if request.version not in (None, version):
-        raise remote_error(
-            "FAILED_PRECONDITION",
-            f"the dataset {request.dataset!r} has changed, or never had the version "
-            f"{request.version}: its version is {version}; request a new ticket",
-            stream=request.dataset,
-        )
-
-
-def check_batches(request: Request, count: int) -> None:
-    """Check that the data has the record batches that a request is for.
-
-    Raises `InvalidRequestError` if it does not.
-    """
-    if request.batches is not None and request.batches[1] > count:
-        first, end = request.batches
-        raise InvalidRequestError(
-            f"there are no record batches {first}:{end}; there are {count}, counted from 0",
-            stream=request.dataset,
-        )
-
-
-def select_shards(request: Request, shards: Sequence[_T]) -> Sequence[_T]:
-    """Return the shards that a request is for: one of them, or all.
-
-    Raises `InvalidRequestError` if the shard does not exist.
-    """
-    if request.shard is None:
-        return shards
-    if request.shard >= len(shards):
-        raise InvalidRequestError(
-            f"there is no shard {request.shard}; the dataset has {len(shards)}",
-            stream=request.dataset,
-        )
-    return shards[request.shard : request.shard + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +158,12 @@ class Selection:
             return batch
         return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
 
+    def select_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns to send of a batch with all columns."""
+        return batch if self.columns is None else batch.select(list(self.columns))
+
     def reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns to send, in order."""
+        """Return the columns to send, in order, of a batch with these columns or with all."""
         if self.columns is None:
             return batch
         present: Sequence[int] = sorted(self.columns)
@@ -278,12 +223,12 @@ def resolve_schema(request: Request, encoding: Encoding, schema: pa.Schema) -> p
     return Selection.resolve(request, encoding, schema).schema
 
 
-def open_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Source:
-    """Open the rows of a dataset for one reader; see `Dataset.open` and `resolve_rows`."""
+def open_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -> Source:
+    """Open the rows of a dataset for one reader; see `ServedDataset.open` and `resolve_rows`."""
     return dataset.open(resolve_rows(dataset, request, encoding), encoding)
 
 
-def resolve_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Request:
+def resolve_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -> Request:
     """Return a request for the record batches that contain the rows of a request.
 
     If it selects parts of them, it has an offset and a limit as well. With a filter, which precedes
@@ -292,7 +237,7 @@ def resolve_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Requ
 
     `request`: Without `rows`, it is returned unchanged. Raises `InvalidRequestError` if the dataset
     does not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
-    `Dataset.count_rows` does.
+    `ServedDataset.count_rows` does.
     """
     if request.rows is None:
         return request

@@ -9,7 +9,7 @@ the custom metadata of the next record batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,7 +36,15 @@ from ...protocol.messages import MetadataType
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
-from .dataset import GROUP_BYTES, Dataset, Encoding, GeneratorSource, MessageGroups, Shard, Source
+from .dataset import (
+    GROUP_BYTES,
+    DatasetView,
+    Encoding,
+    GeneratorSource,
+    MessageGroups,
+    ServedDataset,
+    Source,
+)
 from .files.vortex import VortexStreamDataset
 
 
@@ -223,58 +231,31 @@ VORTEX = "vortex"
 """The name of the format in requests."""
 
 
-class VortexDataset:
-    """A dataset whose record batches are sent as Vortex arrays. See `Dataset`.
+class VortexDataset(DatasetView):
+    """A dataset whose record batches are sent as Vortex arrays.
 
     The record batches are those of the dataset: shards, filters, columns, limits and batch sizes
     apply before they are encoded.
     """
 
-    def __init__(self, original: Dataset) -> None:
-        self.original = original
-        """The dataset."""
+    def __init__(self, original: ServedDataset) -> None:
+        self._original = original
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of all batches."""
-        return self.original.schema
-
-    @property
-    def rows(self) -> int | None:
-        """The number of rows; see `Dataset.rows`."""
-        return self.original.rows
-
-    @property
-    def nbytes(self) -> int | None:
-        """The stored size in bytes."""
-        return self.original.nbytes
-
-    @property
-    def kind(self) -> str:
-        """The type of the data."""
-        return self.original.kind
-
-    @property
-    def version(self) -> str:
-        """The version of the data."""
-        return self.original.version
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The shards in order."""
-        return self.original.shards
+    def described(self) -> ServedDataset:
+        """The dataset with the record batches. The catalog closes it."""
+        return self._original
 
     def open(self, request: Request, encoding: Encoding) -> Source:
-        """Open the dataset for one reader; see `Dataset.open`.
+        """Open the dataset for one reader; see `ServedDataset.open`.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the server lacks the extra
-        ``vortex``.
+        Raises `RemoteError` (FAILED_PRECONDITION) if the server lacks the extra ``vortex``.
         """
         stored = self.open_stored(request, regions=encoding.regions)
         if stored is not None:
             return stored
         plain = replace(request, format=None, compression="none")
-        source = self.original.open(
+        source = self._original.open(
             plain, Encoding(None, encoding.batch_rows, budget=encoding.budget)
         )
         label = f"the dataset {request.dataset!r}"
@@ -283,17 +264,11 @@ class VortexDataset:
         return encoded
 
     def open_stored(self, request: Request, *, regions: bool = False) -> Source | None:
-        """Open stored arrays, which need no encoding; None if the request needs others.
-
-        Parameters and errors are those of `open`.
-        """
-        if not isinstance(self.original, VortexStreamDataset):
+        """Open stored arrays, which need no encoding; None if the request needs others."""
+        if not isinstance(self._original, VortexStreamDataset):
             return None
-        return self.original.open_arrays(request, regions=regions)
+        return self._original.open_arrays(request, regions=regions)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
-        return self.original.count_rows(replace(request, format=None), encoding)
-
-    def close(self) -> None:
-        """Do nothing: the catalog closes the dataset."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
+        return self._original.count_rows(replace(request, format=None), encoding)

@@ -14,7 +14,7 @@ from ...formats.arrow.message import encapsulate
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
 from ...transport.memory.sealed import SealedMemory, SealedMemoryWriter
-from ..catalog.dataset import Dataset, Source
+from ..catalog.dataset import ServedDataset, Source
 from ..metrics import CacheUses
 
 
@@ -239,7 +239,7 @@ class RegionStore:
             return self._nbytes
 
     def acquire(
-        self, dataset: Dataset, key: Hashable, open_source: Callable[[], Source], label: str
+        self, dataset: ServedDataset, key: Hashable, open_source: Callable[[], Source], label: str
     ) -> SharedStream:
         """Return the shared stream of a key and count one more reader; undone by `release`.
 

@@ -17,8 +17,7 @@ import anyio
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile
-from ..catalog.catalog import find_writers
-from ..catalog.dataset import Budget, Dataset, Encoding, Source, Writers
+from ..catalog.dataset import Budget, Encoding, ServedDataset, Source, Writers
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_encoding import VortexDataset
 from ..logs import get_logger
@@ -73,7 +72,7 @@ class RegionSource:
 
 def open_region_source(
     store: RegionStore,
-    dataset: Dataset,
+    dataset: ServedDataset,
     request: Request,
     *,
     copy: bool,
@@ -86,7 +85,7 @@ def open_region_source(
     compression: shared memory saves nothing by it.
 
     `store`: Keeps data that must be written into sealed memory. Raises `SplitArrowError` as
-    `Dataset.open` does.
+    `ServedDataset.open` does.
     """
     request = replace(
         request,
@@ -103,9 +102,9 @@ def open_region_source(
     def open_source() -> Source:
         return unused.pop() if unused else dataset.open(request, Encoding(budget=budget))
 
-    owner = dataset.original if isinstance(dataset, VortexDataset) else dataset
+    owner = dataset.described if isinstance(dataset, VortexDataset) else dataset
     # A file with writers may change without a new version, so no other reader gets this copy.
-    is_shared = find_writers(owner) is not Writers.ALLOWED
+    is_shared = owner.writers is not Writers.ALLOWED
     key = request if is_shared else (request, object())
     stream = store.acquire(owner, key, open_source, f"dataset {request.dataset!r}")
 
@@ -124,7 +123,7 @@ def open_region_source(
 
 
 def open_region_at_once(
-    dataset: Dataset, request: Request, *, trust: bool, budget: Budget
+    dataset: ServedDataset, request: Request, *, trust: bool, budget: Budget
 ) -> RegionSource | None:
     """Open a file that is its own region, as `open_region_source` does, if that reads nothing.
 
@@ -245,7 +244,7 @@ class SharedRegions:
         self._copy = settings.shm_copy
         self._budget = Budget.from_settings(settings)
 
-    def open(self, dataset: Dataset, request: Request, *, copy: bool = False) -> RegionSource:
+    def open(self, dataset: ServedDataset, request: Request, *, copy: bool = False) -> RegionSource:
         """Open a dataset so that each body is a span of a region; see `open_region_source`.
 
         It reads files, so it belongs on a worker thread.
@@ -257,7 +256,7 @@ class SharedRegions:
         )
 
     def open_at_once(
-        self, dataset: Dataset, request: Request, *, copy: bool = False
+        self, dataset: ServedDataset, request: Request, *, copy: bool = False
     ) -> RegionSource | None:
         """Open a dataset as `open` does, if that takes no time; otherwise return None."""
         if copy or self._copy:

@@ -19,12 +19,12 @@ from ....formats.parquet.variant.arrow_fields import (
 )
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
-from ..dataset import Encoding, GeneratorSource, MessageGroups
+from ..dataset import Encoding, GeneratorSource, MessageGroups, check_batches
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import allows_passthrough
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import Selection, add_fields, check_batches
+from ..selection import Selection, add_fields
 from .file_dataset import FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
 from .origins import Identity
@@ -140,7 +140,7 @@ class ConcatenatedFiles:
         """Open the files for one reader. The reader has one file open at a time.
 
         `request`: the caller has dealt with its version and its shard. Raises `SplitArrowError` as
-        `Dataset.open` does.
+        `ServedDataset.open` does.
         """
         files, request = self._add_fields(request)
         selection = Selection.resolve(request, encoding, files.schema)
@@ -160,7 +160,7 @@ class ConcatenatedFiles:
         return GeneratorSource(groups, blocking=True)
 
     def count_rows(self, request: Request, encoding: Encoding, label: str) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`.
 
         `request`: the caller has dealt with its version and its shard.
         """

@@ -25,8 +25,16 @@ from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
 from ....publication.storage import ObjectStorage
-from ..dataset import Encoding, GeneratorSource, Shard, Writers
-from ..selection import check_version, hash_version, select_shards
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    ServedDataset,
+    Shard,
+    Writers,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from .concatenated import ConcatenatedFiles
 from .file_dataset import FileDataset
 from .file_types import SUPPORTED_TYPES, open_file
@@ -214,8 +222,8 @@ _REQUESTS = 16
 """The number of objects that are inspected at a time."""
 
 
-class DirectoryDataset:
-    """The files of a listing as one dataset. See `Dataset`.
+class DirectoryDataset(ServedDataset):
+    """The files of a listing as one dataset.
 
     All files must have a supported type and the columns of the first file. The custom metadata of
     the schema is that of the first file. Each new reader gets the files that are there at that
@@ -300,14 +308,14 @@ class DirectoryDataset:
         return tuple(entry.dataset.shards[0] for entry in self._files.entries)
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the directory for one reader; see `Dataset.open`."""
+        """Open the directory for one reader; see `ServedDataset.open`."""
         files = self._find_files(request)
         if (tensor_files := _find_tensor_files(files)) is not None:
             return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
         files = self._find_files(request)
         return files.count_rows(request, encoding, self.location)
 
@@ -315,9 +323,6 @@ class DirectoryDataset:
         """Return the layout and the labels of each tensor; empty if there are none."""
         files = _find_tensor_files(self._files) or []
         return [pair for dataset in files for pair in dataset.list_tensors()]
-
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
 
     def _find_files(self, request: Request) -> ConcatenatedFiles:
         """Return the files that a request is for, in the version that it names."""

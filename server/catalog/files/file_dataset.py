@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -20,19 +20,21 @@ from ....formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
-from ..dataset import Encoding, GeneratorSource, Shard, Writers
-from ..messages.message_index import MessageIndex
-from ..messages.passthrough import PassthroughMessages
-from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
-from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import (
-    Selection,
-    add_fields,
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    ServedDataset,
+    Writers,
     check_batches,
     check_version,
     hash_version,
     select_shards,
 )
+from ..messages.message_index import MessageIndex
+from ..messages.passthrough import PassthroughMessages
+from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
+from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..selection import Selection, add_fields
 from .origins import FileOrigin, Identity, LocalOrigin
 
 _SMALL_INDEX = 256
@@ -71,14 +73,12 @@ class FileContents:
         return replace(self, schema=extend_schema(self.schema, fields), fields=fields)
 
 
-class FileDataset(ABC):
+class FileDataset(ServedDataset):
     """A dataset in one file. A subclass implements one type of file.
 
     `keep_index`: It grows with the file. An index of few messages is kept in any case. Raises
     `DatasetError` if the file cannot be read, is truncated or is malformed, or is open for writing.
     """
-
-    _kind: ClassVar[str]
 
     decodes_batches: ClassVar[bool] = False
     """Whether pyarrow builds the batches from another format, which makes them valid."""
@@ -126,11 +126,6 @@ class FileDataset(ABC):
         return str(self.path)
 
     @property
-    def kind(self) -> str:
-        """The type of the file: ``arrow file``, ``parquet file``."""
-        return self._kind
-
-    @property
     def schema(self) -> pa.Schema:
         """The schema of all batches."""
         return self._contents.schema
@@ -157,11 +152,6 @@ class FileDataset(ABC):
             return hash_version(self.origin.read_identity())
         except OSError:
             return hash_version(self.identity)
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The file as a single shard; see `Dataset.shards`."""
-        return (Shard(self.rows, self.nbytes),)
 
     @property
     def rows(self) -> int | None:
@@ -250,7 +240,7 @@ class FileDataset(ABC):
         return len(self.list_batch_rows(file, contents))
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
@@ -265,7 +255,7 @@ class FileDataset(ABC):
             return rows
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the file for one reader; see `Dataset.open`."""
+        """Open the file for one reader; see `ServedDataset.open`."""
         return self._open_file(self.open_file(), None, request, encoding)
 
     def open_at_once(self, request: Request, encoding: Encoding) -> GeneratorSource | None:

@@ -16,10 +16,17 @@ from ....formats.arrow.tensors.layout import AnyLayout
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
-from ..dataset import Encoding, GeneratorSource, MessageGroups
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    MessageGroups,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from ..messages.message_index import REGION_BYTES
 from ..messages.reencoding import Batches
-from ..selection import Selection, check_version, hash_version, select_shards
+from ..selection import Selection
 from ..tensors import check_tensor_request, make_schema_message, refuse_counting, select_tensors
 from .file_dataset import FileContents, FileDataset
 from .origins import Identity, map_read_errors
@@ -92,7 +99,7 @@ class TensorFileDataset(FileDataset):
         return [(tensor.layout, tensor.labels) for tensor in contents.tensors]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the file for one reader; see `Dataset.open`."""
+        """Open the file for one reader; see `ServedDataset.open`."""
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
         select_shards(request, (self,))
@@ -131,7 +138,7 @@ class NpyDataset(TensorFileDataset):
 def open_tensor_files(
     datasets: Sequence[TensorFileDataset], request: Request, encoding: Encoding
 ) -> GeneratorSource:
-    """Open the tensors of several files for one reader, in order; see `Dataset.open`.
+    """Open the tensors of several files for one reader, in order; see `ServedDataset.open`.
 
     The caller has checked the version and the shard of the request.
 

@@ -25,9 +25,16 @@ from ....protocol.messages import MetadataType
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
-from ..dataset import GeneratorSource, MessageGroups
+from ..dataset import (
+    GeneratorSource,
+    MessageGroups,
+    check_batches,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from ..messages.reencoding import Batches
-from ..selection import Selection, check_batches, check_version, hash_version, select_shards
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import map_read_errors
 
