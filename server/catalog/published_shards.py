@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
+from ...errors import DatasetError, InvalidRequestError, ProtocolError
 from ...formats.arrow.schema import describe_difference
 from ...formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ...protocol.request import Request
@@ -30,7 +30,7 @@ from ..metrics import CacheUses
 from .dataset import Encoding, GeneratorSource
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
-from .files.origins import read_identity
+from .files.origins import make_read_error, read_identity
 from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
 from .selection import Selection, add_fields
@@ -299,8 +299,7 @@ class ShardReader:
         except ProtocolError as error:
             raise DatasetError(f"{path} is not a valid Arrow IPC file: {error.message}") from None
         except OSError as error:
-            problem = f"cannot read {path}: {error.strerror}"
-            raise exhausted_error(error) or DatasetError(problem) from None
+            raise make_read_error(path, error) from None
         check_shard_length(shard, dataset.nbytes or 0, self._storage.location)
         difference = describe_difference(schema, dataset.schema)
         if difference is not None:

@@ -45,7 +45,7 @@ from ..messages.plan import choose_included_fields
 from ..messages.reencoding import Batches
 from ..selection import Selection, select_fields
 from .file_dataset import FileContents, FileDataset
-from .origins import map_read_errors, open_handle
+from .origins import map_read_errors, open_handle, open_with_arrow
 
 _I64 = struct.Struct("<q")
 
@@ -165,7 +165,7 @@ class ArrowFileDataset(FileDataset):
             yield from read_fields(partial(self.read_batches, file), contents, selection)
             return
         included = choose_included_fields(selection, contents.schema)
-        with map_read_errors(file.path, _IPC_FILE), closing(open_handle(file)) as handle:
+        with open_with_arrow(file, _IPC_FILE) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             reader = pa.ipc.open_file(handle, options=options)
             count = reader.num_record_batches
@@ -288,7 +288,7 @@ class ArrowStreamDataset(FileDataset):
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
         included = choose_included_fields(selection, contents.schema)
-        with map_read_errors(file.path, _IPC_STREAM), closing(open_handle(file)) as handle:
+        with open_with_arrow(file, _IPC_STREAM) as handle:
             options = pa.ipc.IpcReadOptions(included_fields=included)
             with pa.ipc.open_stream(handle, options=options) as reader:
                 batches = _read_checked(reader, file, contents.index)
@@ -369,15 +369,12 @@ class FeatherDataset(FileDataset):
         """Yield the record batches; see `FileDataset.read_batches`."""
         table = _read_table(file)
         file.check()
-        if selection.columns is not None:
-            table = table.select(list(selection.columns))
         for batch in table.to_batches()[selection.first_batch : selection.end_batch]:
-            yield batch, None
+            yield selection.select_columns(batch), None
 
 
 def _read_table(file: SourceFile) -> pa.Table:
     from pyarrow import feather  # takes a twentieth of a second
 
-    with map_read_errors(file.path, _FEATHER_FILE), closing(open_handle(file)) as handle:
-        source: Any = handle
-        return feather.read_table(source, memory_map=False)
+    with open_with_arrow(file, _FEATHER_FILE) as handle:
+        return feather.read_table(handle, memory_map=False)

@@ -76,12 +76,14 @@ class FileContents:
 class FileDataset(ServedDataset):
     """A dataset in one file. A subclass implements one type of file.
 
-    `keep_index`: It grows with the file. An index of few messages is kept in any case. Raises
+    An index grows with the file. One of few messages is kept even without `keep_index`. Raises
     `DatasetError` if the file cannot be read, is truncated or is malformed, or is open for writing.
     """
 
     decodes_batches: ClassVar[bool] = False
     """Whether pyarrow builds the batches from another format, which makes them valid."""
+    states_batch_rows: ClassVar[bool] = False
+    """Whether `list_batch_rows` decodes nothing, even without an index."""
     reads_fields: ClassVar[bool] = False
     """Whether `read_batches` can return the fields of Variants that the schema describes."""
 
@@ -170,7 +172,7 @@ class FileDataset(ServedDataset):
                 index = self.load_contents(file).index
                 if index is None:
                     return self._contents.rows
-                counted = self._counted_rows = (file.version, index.count_rows(file).total)
+                counted = self._counted_rows = (file.version, sum(index.list_rows(file)))
             return counted[1]
 
     @property
@@ -215,13 +217,18 @@ class FileDataset(ServedDataset):
 
         Raises `DatasetError` if the file cannot be read or does not match its index.
         """
-        if not selection.offset or selection.filter is not None or contents.index is None:
+        states_rows = self.states_batch_rows or contents.index is not None
+        if not selection.offset or selection.filter is not None or not states_rows:
             return selection
-        first, index = selection.first_batch, contents.index
-        if selection.selects_batches:
-            index = index.select_batches(file, first, selection.end_batch)
-        batch, row = index.find_row(file, selection.offset)
-        return replace(selection, first_batch=first + batch, offset=row)
+        offset, first = selection.offset, selection.first_batch
+        for rows in self.list_batch_rows(file, contents)[first : selection.end_batch]:
+            if offset < rows or not offset:
+                break
+            offset -= rows
+            first += 1
+        else:
+            offset = 0
+        return replace(selection, first_batch=first, offset=offset)
 
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each stored record batch or row group.
@@ -308,22 +315,21 @@ class FileDataset(ServedDataset):
         if not self.origin.is_remote and not contents.fields:
             messages = plan_file(selection, contents.index, file, regions=encoding.regions)
         if messages is None:
-            batches = self.read_batches(file, contents, selection.for_reading(contents.schema))
-            is_valid = self.decodes_batches
-            index = contents.index
             groups = encode_groups(
                 selection,
-                batches,
+                self.read_batches(file, contents, selection.for_reading(contents.schema)),
                 str(self.path),
-                is_valid=is_valid,
-                schema_metadata=None if index is None else index.schema_metadata,
+                is_valid=self.decodes_batches,
+                schema_metadata=None if contents.index is None else contents.index.schema_metadata,
             )
-            return GeneratorSource(add_footer(groups, contents.footer_metadata), blocking=True)
-        sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
-        region_files = (Path(self.path),) if sends_regions else ()
-        groups = add_footer(file_groups(file, messages), contents.footer_metadata)
-        source = GeneratorSource(groups, blocking=False, region_files=region_files)
-        source.region = file if sends_regions else None
+        else:
+            groups = file_groups(file, messages)
+        if contents.footer_metadata is not None:
+            groups = add_footer(groups, contents.footer_metadata)
+        source = GeneratorSource(groups, blocking=messages is None)
+        if isinstance(messages, PassthroughMessages) and messages.regions:
+            source.region_files = (Path(self.path),)
+            source.region = file
         return source
 
     def _load_columns(self, file: SourceFile, request: Request) -> tuple[FileContents, Request]:

@@ -29,11 +29,10 @@ from .projection import ProjectedMessages
 def plan_file(
     selection: Selection, index: MessageIndex | None, file: SourceFile, *, regions: bool
 ) -> PassthroughMessages | ProjectedMessages | None:
-    """Choose how to send the messages of one file.
+    """Return the messages of a file to send without decoding them; None to re-encode.
 
-    `index` is the messages of the file; None if it has none that can be sent. `file`: its metadata
-    is read where the decision depends on it. Return None means re-encoding. Raises `DatasetError`
-    if the file cannot be read.
+    The metadata of the file is read where the decision depends on it. Raises `DatasetError` if it
+    cannot be read.
     """
     if index is None or selection.filter is not None or selection.offset:
         return None
@@ -81,10 +80,10 @@ def _keeps_boundaries(selection: Selection, index: MessageIndex, file: SourceFil
     """Return whether limit and batch size leave every record batch whole."""
     if selection.limit is None and selection.batch_rows is None:
         return True
-    total, largest = index.count_rows(file)
-    within_limit = selection.limit is None or selection.limit >= total
-    within_batch_rows = selection.batch_rows is None or selection.batch_rows >= largest
-    return within_limit and within_batch_rows
+    rows = index.list_rows(file)
+    if selection.limit is not None and selection.limit < sum(rows):
+        return False
+    return selection.batch_rows is None or selection.batch_rows >= max(rows, default=0)
 
 
 def file_groups(
@@ -99,12 +98,8 @@ def file_groups(
     yield from groups
 
 
-def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes] | None) -> MessageGroups:
-    """Return groups whose schema message carries the custom metadata of the footer, if any."""
-    return groups if footer is None else _add_pairs(groups, footer)
-
-
-def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+    """Yield groups whose schema message carries the custom metadata of the footer."""
     with closing(groups):
         (schema, *_), *others = next(groups)
         yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None), *others]
