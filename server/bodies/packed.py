@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
@@ -21,10 +21,9 @@ from ...formats.arrow.message import CODECS, read_batch_header
 from ...formats.arrow.schema_rewriter import find_schema
 from ...protocol.request import AUTO, Request
 from ...protocol.splitter import SourceMessage
-from ...transport.memory.files import FileSpan
 from ..catalog.dataset import GeneratorSource, ServedDataset, Source
 from ..catalog.files.file_dataset import FileDataset
-from ..catalog.vortex_encoding import VortexDataset
+from ..catalog.vortex_encoding import VortexDataset, read_body
 from .connection import BodySender, Connection
 
 WINDOW_BYTES = 4 << 20
@@ -197,8 +196,8 @@ def _compress_message(rewriter: BatchRewriter, message: SourceMessage) -> Source
     try:
         if not _is_compressible(message):
             return message
-        body = _read(message, 0, message.body_length)
-        metadata, parts, length = rewriter.rewrite(message.metadata, memoryview(body))
+        body = memoryview(cast(Any, read_body(message, 0, message.body_length))).cast("B")
+        metadata, parts, length = rewriter.rewrite(message.metadata, body)
     except ProtocolError:
         return message  # the reader reports what is wrong with it
     padded = metadata + bytes(-len(metadata) % 8)
@@ -212,10 +211,10 @@ def _take_samples(messages: Sequence[SourceMessage]) -> list[CodecSample] | None
         return None
     step = max(largest.body_length // _SAMPLES, 1)
     parts = [
-        _read(largest, begin, min(begin + _SAMPLE_BYTES, largest.body_length))
+        read_body(largest, begin, min(begin + _SAMPLE_BYTES, largest.body_length))
         for begin in range(0, largest.body_length, step)[:_SAMPLES]
     ]
-    data = b"".join(parts)
+    data = b"".join(memoryview(cast(Any, part)) for part in parts)
     samples: list[CodecSample] = []
     for name in CODECS.values():
         codec: Any = pa.Codec(name)  # pyright: ignore[reportArgumentType]
@@ -226,24 +225,6 @@ def _take_samples(messages: Sequence[SourceMessage]) -> list[CodecSample] | None
             CodecSample(name, compressed.size / len(data), len(data) / max(seconds, 1e-9))
         )
     return samples
-
-
-def _read(message: SourceMessage, begin: int, end: int) -> bytearray:
-    """Return a part of the body of a message, from memory and from files."""
-    found = bytearray()
-    position = 0
-    for part in message.body or ():
-        size = part.nbytes if isinstance(part, FileSpan) else memoryview(part).nbytes
-        first, last = max(begin - position, 0), min(end - position, size)
-        if first < last:
-            if isinstance(part, FileSpan):
-                piece = bytearray(last - first)
-                FileSpan(part.file, part.offset + first, last - first).read_into(memoryview(piece))
-                found += piece
-            else:
-                found += memoryview(part).cast("B")[first:last]
-        position += size
-    return found
 
 
 class PackedBodySender(BodySender):

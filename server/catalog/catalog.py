@@ -38,29 +38,19 @@ def open_dataset(
 ) -> ServedDataset:
     """Return the dataset for a source.
 
-    `cache`: Default: one in the user's cache folder. `refuse_writers`: Published datasets are
-    exempt: their versions never change. Raises `DatasetError` if a path does not exist, or its
-    contents cannot be read or are not supported, or if it is open for writing. Raises `UsageError`
-    if the source has another type.
+    A path or URL names a file, a directory of files, a pattern such as ``trips/*.parquet``, a
+    published dataset, a Delta table (perhaps after ``delta:``), or a prefix of an object store or a
+    pattern for its objects. The contents decide the type of a file. Other sources are:
 
-    `source`: - The path of an Arrow IPC file or stream, a Feather or a Parquet file, a file with
-    tensors
-      or with an array of NumPy, or of a directory of such files. The contents decide the type
-      of a file.
-    - A pattern for such files, such as ``trips/*.parquet``.
-    - The path or URL of a Delta table, perhaps after ``delta:``.
-    - The path or URL of a published dataset; see `PublishedDataset`.
-    - The URL of a prefix in an object store with such files as objects, or a pattern for them:
-      ``s3://bucket/trips/*.parquet``.
-    - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
-    - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
-      ``__arrow_c_array__``. It is read into memory now.
-    - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
-      ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
-      to arrays. See `import_device_data`. The data stays there.
-    - A tensor: a ``numpy.ndarray``, a sparse matrix or array of SciPy, a ``pyarrow.Tensor``
-      or a sparse tensor of pyarrow; or a list of these. See `convert_to_tensor`.
-    - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
+    - Arrow tables, record batches, and a ``pyarrow.RecordBatchReader``, which can be read once.
+    - Tensors, and lists of them; see `convert_to_tensor`.
+    - Data in the memory of a CUDA device, which stays there; see `import_device_data`.
+    - Other objects with ``__arrow_c_stream__`` or ``__arrow_c_array__``, which are read now.
+
+    The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
+    published datasets, whose versions never change. Raises `DatasetError` if a path does not exist,
+    is open for writing, or has contents that cannot be read or are not supported, and `UsageError`
+    if the source has another type.
 
     Examples
     --------
@@ -135,23 +125,13 @@ def open_catalog(
     sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: Settings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
-    refuse_writers = not settings.allow_writers
-    return Catalog(sources, open_object_cache(settings), refuse_writers=refuse_writers)
+    return Catalog(sources, open_object_cache(settings), refuse_writers=not settings.allow_writers)
 
 
 class Catalog:
     """Datasets by name. Safe to use from several threads.
 
-    A name is a key and never a path.
-
-    Raises `ConfigError` if a name is empty or given twice. Raises `DatasetError` if a source cannot
-    be read. Raises `UsageError` if a source has an unsupported type.
-
-    Attributes
-    ----------
-    replicate : callable
-        Called with the sources that are about to be added or replaced, and the names that were
-        removed, but not by `update`. If it raises, nothing is added or replaced.
+    A name is a key and never a path. Errors are those of `add`.
 
     Examples
     --------
@@ -170,6 +150,8 @@ class Catalog:
         self._cache = cache
         self._refuse_writers = refuse_writers
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
+        """Called with the sources that are about to be added or replaced, and the names that were
+        removed, but not by `update`. If it raises, nothing is added or replaced."""
         # The mapping is replaced and never changed, so readers need no lock.
         self._datasets: dict[str, ServedDataset] = {}
         self._lock = threading.Lock()
@@ -184,8 +166,8 @@ class Catalog:
     def add(self, name: str, source: Any) -> None:
         """Add a dataset.
 
-        Raises `ConfigError` if the name is empty, not a text, or taken. Raises `DatasetError` if
-        the source cannot be read. Raises `UsageError` if the source has an unsupported type.
+        Raises `ConfigError` if the name is empty, not a text, or taken, and `DatasetError` or
+        `UsageError` as `open_dataset` does.
         """
         if not isinstance(name, str) or not name.strip() or "\0" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -193,24 +175,21 @@ class Catalog:
                 "no NUL character"
             )
         self._check_free(name)
-        dataset = self._open(name, source)
-        try:
-            with self._lock:
-                self._check_free(name)
-                self.replicate({name: source}, ())
-                self._datasets = {**self._datasets, name: dataset}
-        except BaseException:
-            dataset.close()
-            raise
+        self._put(name, source, is_new=True)
 
     def replace(self, name: str, source: Any) -> None:
         """Use another source for a name, or add the name. Running streams are not affected.
 
         Raises `DatasetError`, `UsageError` as for `add`. The previous dataset then stays.
         """
+        self._put(name, source, is_new=False)
+
+    def _put(self, name: str, source: Any, *, is_new: bool) -> None:
         dataset = self._open(name, source)
         try:
             with self._lock:
+                if is_new:
+                    self._check_free(name)
                 previous = self._datasets.get(name)
                 self.replicate({name: source}, ())
                 self._datasets = {**self._datasets, name: dataset}
@@ -221,12 +200,10 @@ class Catalog:
             previous.close()
 
     def update(self, sources: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
-        """Use new sources for names, and remove other names, all at once.
+        """Use new sources for names, and remove other names if they exist, all at once.
 
-        Running streams are not affected.
-
-        `removed`: Those that do not exist are ignored. Raises `DatasetError`, `UsageError` as for
-        `add`; the attribute `stream` names the dataset. Nothing has changed then.
+        Running streams are not affected. Raises `DatasetError`, `UsageError` as for `add`; the
+        attribute `stream` names the dataset. Nothing has changed then.
         """
         self.prepare_update(sources, removed)()
 
@@ -267,11 +244,7 @@ class Catalog:
         dataset.close()
 
     def lookup(self, name: str) -> ServedDataset:
-        """Return a dataset.
-
-        Raises `NotFoundError` if there is no dataset of this name. The error suggests similar
-        names.
-        """
+        """Return a dataset; raise `NotFoundError`, which suggests similar names."""
         datasets = self._datasets
         try:
             return datasets[name]

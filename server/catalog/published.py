@@ -90,14 +90,10 @@ class PublishedVersion(FixedDataset):
 
     def list_ranges(self, columns: Sequence[str] | None) -> list[dict[str, Any]]:
         """Return the rows of each shard, and the ranges of columns, as the manifest has them."""
-        shards = self.manifest.shards
-        ranges = [
-            {"rows": shard.rows, "columns": encode_ranges(shard, columns)} for shard in shards
-        ]
         return [
-            {"shard": index, **values}
-            for index, values in enumerate(ranges or [{"rows": 0, "columns": {}}])
-        ]
+            {"shard": index, "rows": shard.rows, "columns": encode_ranges(shard, columns)}
+            for index, shard in enumerate(self.manifest.shards)
+        ] or [{"shard": 0, "rows": 0, "columns": {}}]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the version for one reader; see `ServedDataset.open`.
@@ -326,11 +322,9 @@ _DEBOUNCE_MS = 400
 class VersionWatcher:
     """Keeps the published datasets of a catalog at their current versions.
 
-    The kernel reports new manifests in local folders. Object stores are polled. Polling covers
-    folders too, because some network file systems report no changes.
-
-    `seconds` is the polling interval in seconds. Old versions are pruned at the same interval.
-    `keep`: None disables pruning.
+    The kernel reports new manifests in local folders. Object stores are polled, every `seconds`
+    seconds. Polling covers folders too, because some network file systems report no changes. Old
+    versions are pruned at the same interval; a `keep` of None disables this.
     """
 
     def __init__(

@@ -72,9 +72,8 @@ class MessageDecoder:
     ) -> tuple[pa.RecordBatch, Mapping[bytes, bytes] | None] | None:
         """Return a record batch and the custom metadata of its message; None for a dictionary.
 
-        Raises `pyarrow.ArrowException`, `OSError`, `ValueError` if the message cannot be decoded.
-        Raises `ProtocolError` if its metadata is malformed. Raises `DatasetError` if its body is in
-        a file that has changed.
+        Raises one of `DECODING_ERRORS` or `ProtocolError` if the message cannot be decoded, and
+        `DatasetError` if its body is in a file that has changed.
         """
         metadata = bytes(message.metadata)
         body = _join(message)
@@ -95,23 +94,29 @@ class MessageDecoder:
 
 def _join(message: SourceMessage) -> pa.Buffer:
     """Return the body in one piece, without a copy if it is one in memory."""
-    parts = [part for part in message.body or () if _size(part)]
-    if len(parts) == 1 and not isinstance(parts[0], FileSpan):
-        return pa.py_buffer(parts[0])
-    memory = pa.allocate_buffer(sum(map(_size, parts)))
-    target = memoryview(cast(Any, memory)).cast("B")
-    end = 0
-    for part in parts:
-        begin, end = end, end + _size(part)
-        if isinstance(part, FileSpan):
-            part.read_into(target[begin:end])
-        else:
-            target[begin:end] = memoryview(part).cast("B")
-    return memory
+    body = message.body or ()
+    if len(body) == 1 and not isinstance(body[0], FileSpan):
+        return pa.py_buffer(body[0])
+    return read_body(message, 0, message.body_length)
 
 
-def _size(part: Any) -> int:
-    return part.nbytes if isinstance(part, FileSpan) else memoryview(part).nbytes
+def read_body(message: SourceMessage, begin: int, end: int) -> pa.Buffer:
+    """Return a copy of a part of the body of a message, from memory and from files."""
+    found = pa.allocate_buffer(end - begin)
+    target = memoryview(cast(Any, found)).cast("B")
+    position = -begin
+    for part in message.body or ():
+        is_span = isinstance(part, FileSpan)
+        size = part.nbytes if is_span else memoryview(part).nbytes
+        first, last = max(-position, 0), min(end - begin - position, size)
+        if first < last:
+            place = target[position + first : position + last]
+            if is_span:
+                FileSpan(part.file, part.offset + first, last - first).read_into(place)
+            else:
+                place[:] = memoryview(part).cast("B")[first:last]
+        position += size
+    return found
 
 
 _MAX_GROUP_SECONDS = 0.01
@@ -120,8 +125,8 @@ _MAX_GROUP_SECONDS = 0.01
 def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
     """Return the encoder for a dataset.
 
-    Raises `InvalidRequestError` if Vortex cannot hold a column. Raises `RemoteError`: With the code
-    FAILED_PRECONDITION, if the server lacks the extra.
+    Raises `InvalidRequestError` if Vortex cannot hold a column, and `RemoteError`
+    (FAILED_PRECONDITION) if the server lacks the extra.
     """
     if is_tensor_content(schema):
         raise InvalidRequestError(
@@ -142,9 +147,8 @@ def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
 def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     """Yield the messages of a source in groups, with Vortex arrays for its record batches.
 
-    `source`: the caller closes it. Raises `DatasetError` if a record batch is not valid, or has a
-    value that Vortex refuses. Raises `InvalidRequestError`, `RemoteError` as `open_array_encoder`
-    does.
+    The caller closes the source. Raises `DatasetError` if a record batch is not valid, or has a
+    value that Vortex refuses, and the errors of `open_array_encoder`.
     """
     try:
         messages = (message for group in source for message in group)
