@@ -50,6 +50,11 @@ _FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 _CHECKED_FEATURES = frozenset({"columnMapping", "deletionVectors"})
 """The reader features that a table may list without using them."""
 _PARTITION = "partition."
+_FILE_TYPE = "a file of a Delta table"
+_REQUESTS = 16
+"""The number of data files that are inspected at a time."""
+_POLL_SECONDS = 1.0
+"""The shortest time between two looks at the log in an object store, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,6 @@ def _import_deltalake(location: str) -> Any:
     return deltalake
 
 
-_FILE_TYPE = "a file of a Delta table"
-
-
 class DeltaFileDataset(ParquetDataset):
     """A data file, with the columns of the table.
 
@@ -278,12 +280,6 @@ class DeltaFileDataset(ParquetDataset):
         if value is None:
             return pa.nulls(batch.num_rows, field.type)
         return pa.repeat(value, batch.num_rows)
-
-
-_REQUESTS = 16
-"""The number of data files that are inspected at a time."""
-_POLL_SECONDS = 1.0
-"""The shortest time between two looks at the log in an object store, in seconds."""
 
 
 class DeltaVersion(FixedDataset):

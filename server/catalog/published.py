@@ -38,6 +38,13 @@ from .dataset import (
 )
 from .published_shards import ObjectCache, ShardReader, open_object_cache
 
+GRACE_SECONDS = 60.0
+"""The time that a version is kept after a FlightInfo named it, so that readers can start."""
+_FOLDERS_SECONDS = 1.0
+_STEP_MS = 50
+_DEBOUNCE_MS = 400
+_T = TypeVar("_T")
+
 
 class VersionRemovedError(DatasetError):
     """The version was pruned after its manifest was read."""
@@ -142,11 +149,6 @@ class PublishedVersion(FixedDataset):
             select_shards(request, self.shards)
             return ()
         return select_shards(request, self.manifest.shards)
-
-
-GRACE_SECONDS = 60.0
-"""The time that a version is kept after a FlightInfo named it, so that readers can start."""
-_T = TypeVar("_T")
 
 
 class PublishedDataset(VersionedDataset[PublishedVersion]):
@@ -312,11 +314,6 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
 
     def _make_version(self, manifest: Manifest) -> PublishedVersion:
         return PublishedVersion(manifest, self._store, self._reader)
-
-
-_FOLDERS_SECONDS = 1.0
-_STEP_MS = 50
-_DEBOUNCE_MS = 400
 
 
 class VersionWatcher:

@@ -35,6 +35,8 @@ from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
 from .selection import Selection, add_fields
 
+_MAX_INSPECTED_FILES = 8192
+
 
 def open_object_cache(settings: Settings | None = None) -> ObjectCache:
     """Return the cache that the settings describe; by default, one in the user's cache folder."""
@@ -150,9 +152,6 @@ class ObjectCache:
             if not self._users[key]:
                 del self._users[key]
                 self._downloads.pop(key, None)
-
-
-_MAX_INSPECTED_FILES = 8192
 
 
 class ShardReader:

@@ -1,8 +1,7 @@
 """Selections: the part of a dataset that a request asks for, resolved against its schema.
 
 A `Selection` has the columns, the filter, the offset, the limit, the batch size and the
-compression. It is valid once resolved. The version, the shard and the rows by number are
-resolved on their own.
+compression. It is valid once resolved. Rows by number are resolved before it.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ class Selection:
     def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
         """Resolve a request against the schema of a dataset.
 
-        Raises `NotFoundError` if a column does not exist. Raises `InvalidRequestError` if a column
-        name is ambiguous or given twice, the filter is malformed or does not fit, or the format is
-        not Arrow. Raises `ExhaustedError` if the filter exceeds ``encoding.budget`` for a single
-        row.
+        Raises `NotFoundError` if a column does not exist, and `InvalidRequestError` if a column
+        name is ambiguous or given twice, or the format is not Arrow. Errors of the filter are those
+        of `RowFilter.resolve`.
         """
         if request.format not in (None, "arrow"):
             raise InvalidRequestError(
@@ -74,6 +72,11 @@ class Selection:
                 stream=request.dataset,
             )
         columns = _resolve_columns(request, schema)
+        row_filter = None
+        if request.filter is not None:
+            row_filter = RowFilter.resolve(
+                request.filter, schema, request.dataset, seconds=encoding.budget.filter_seconds
+            )
         first_batch, end_batch = request.batches or (0, None)
         compression = request.compression or encoding.compression
         return cls(
@@ -82,14 +85,7 @@ class Selection:
             limit=request.limit,
             batch_rows=request.batch_rows or encoding.batch_rows,
             compression=None if compression == AUTO else compression,
-            filter=None
-            if request.filter is None
-            else RowFilter.resolve(
-                request.filter,
-                schema,
-                request.dataset,
-                seconds=encoding.budget.filter_seconds,
-            ),
+            filter=row_filter,
             offset=request.offset or 0,
             first_batch=first_batch,
             end_batch=end_batch,
@@ -235,8 +231,8 @@ def resolve_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -
     both, it has `rows` within the record batches instead. It is for the version in which the rows
     were counted. Blocking: it counts the rows of the dataset.
 
-    `request`: Without `rows`, it is returned unchanged. Raises `InvalidRequestError` if the dataset
-    does not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
+    A request without `rows` is returned unchanged. Raises `InvalidRequestError` if the dataset does
+    not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
     `ServedDataset.count_rows` does.
     """
     if request.rows is None:

@@ -47,6 +47,10 @@ from .dataset import (
 )
 from .files.vortex import VortexStreamDataset
 
+VORTEX = "vortex"
+"""The name of the format in requests."""
+_MAX_GROUP_SECONDS = 0.01
+
 
 class MessageDecoder:
     """Decodes the messages of one source, in order.
@@ -117,9 +121,6 @@ def read_body(message: SourceMessage, begin: int, end: int) -> pa.Buffer:
                 place[:] = memoryview(part).cast("B")[first:last]
         position += size
     return found
-
-
-_MAX_GROUP_SECONDS = 0.01
 
 
 def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
@@ -229,10 +230,6 @@ def _make_message(message: Message) -> SourceMessage:
     return SourceMessage(
         message.metadata, message.body, header.body_size, header.row_count, MetadataType.VORTEX
     )
-
-
-VORTEX = "vortex"
-"""The name of the format in requests."""
 
 
 class VortexDataset(DatasetView):

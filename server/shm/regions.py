@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 
 _GROUP_MESSAGES = 64
+_DEFAULT_CAPACITY_SHARE = 4
+"""By default sealed memory takes at most one part in so many of the host's memory."""
+_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
+"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
+_DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
+"""Copies take at most one part in so many of the process's descriptors, and at most so many."""
 
 
 class RegionSource:
@@ -119,14 +125,6 @@ class _CopyReader:
         self._close_unused()
         if self._private is not None:
             self._private.close()
-
-
-_DEFAULT_CAPACITY_SHARE = 4
-"""By default sealed memory takes at most one part in so many of the host's memory."""
-_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
-"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
-_DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
-"""Copies take at most one part in so many of the process's descriptors, and at most so many."""
 
 
 class SharedRegions:

@@ -47,7 +47,16 @@ from ..selection import Selection, select_fields
 from .file_dataset import FileContents, FileDataset
 from .origins import map_read_errors, open_handle, open_with_arrow
 
+_IPC_FILE = "an Arrow IPC file"
+_IPC_STREAM = "an Arrow IPC stream"
+_FEATHER_FILE = "a Feather file of version 1"
 _I64 = struct.Struct("<q")
+_MAX_FOOTER_BYTES = 1 << 20
+"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
+
+They limit schema messages."""
+_PAIR_BYTES = 128
+"""An upper bound for what a key and its value take besides their bytes."""
 
 
 class FileMessageChecker:
@@ -109,15 +118,6 @@ def read_fields(
                 field = contents.fields.get(name)
                 arrays.append(column if field is None else find_field(column, field))
             yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), custom_metadata
-
-
-_IPC_FILE = "an Arrow IPC file"
-_MAX_FOOTER_BYTES = 1 << 20
-"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
-
-They limit schema messages."""
-_PAIR_BYTES = 128
-"""An upper bound for what a key and its value take besides their bytes."""
 
 
 class ArrowFileDataset(FileDataset):
@@ -235,8 +235,8 @@ def _check_dictionaries(file: SourceFile, blocks: Blocks) -> str | None:
 def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
     """Return the FlatBuffer of the schema message at the beginning of the file.
 
-    `end` is the offset of the first message after the schema, in bytes. Return None if there is no
-    such message, which the file format does not need.
+    `end` is the offset of the next message. None if there is no schema message, which the file
+    format does not need.
     """
     if end < HEAD_BYTES + 8:
         return None
@@ -262,9 +262,6 @@ def _matches_footer(
         )
     except ProtocolError:
         return False
-
-
-_IPC_STREAM = "an Arrow IPC stream"
 
 
 class ArrowStreamDataset(FileDataset):
@@ -348,9 +345,6 @@ class _StreamScanner:
             packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
         check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)
         return Blocks(bytes(packed)), codec
-
-
-_FEATHER_FILE = "a Feather file of version 1"
 
 
 class FeatherDataset(FileDataset):

@@ -44,6 +44,14 @@ from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
 
+BATCH_BYTES = 8 << 20
+"""The decoded size of a batch in bytes, if the request leaves the batch size open."""
+MAX_BATCH_ROWS = 128 << 10
+"""The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
+_FILE_TYPE = "a Parquet file"
+_VARIABLE_WIDTH_BYTES = 16
+_COLUMN_BUFFER = 1 << 20
+_TAIL_READ = 64 << 10
 _HEADER_BYTES = 256
 _PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
 _FIXED = "FIXED_LEN_BYTE_ARRAY"
@@ -106,10 +114,6 @@ def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
         )
 
 
-_COLUMN_BUFFER = 1 << 20
-_TAIL_READ = 64 << 10
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetPlan:
     """How to read a file."""
@@ -155,9 +159,8 @@ def open_parquet(file: SourceFile, plan: ParquetPlan) -> Generator[Any]:
 def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch], int]]:
     """Open a local file, and yield its schema, its batches and its number of rows.
 
-    Raises `DatasetError` if the file cannot be opened. Raises `ProtocolError` if the footer is
-    malformed; also while the batches are read, if a value is invalid. Raises
-    `pyarrow.ArrowException` if pyarrow refuses the file; also while the batches are read.
+    Raises `DatasetError` if the file cannot be opened. `ProtocolError` and `pyarrow.ArrowException`
+    are raised if the file is malformed; also while the batches are read.
     """
     with (
         closing(SourceFile(path, refuse_writers=False)) as file,
@@ -238,8 +241,7 @@ def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
         return False
     if not row_filter.may_hold_for_nan:
         return True
-    types = [columns.schema.field(index).type for index in used]
-    return not any(_has_nan(each) for each in types)
+    return not any(_has_nan(columns.schema.field(index).type) for index in used)
 
 
 def _has_nan(data_type: Any) -> bool:
@@ -281,24 +283,8 @@ def _read_footer(file: SourceFile) -> bytes:
     return bytes(file.read(file.size - TAIL_BYTES - size, size))
 
 
-def selects_fields(contents: FileContents, selection: Selection) -> bool:
-    """Return whether a selection has fields of Variants."""
-    own = len(contents.schema) - len(contents.fields)
-    if selection.columns is None:
-        return bool(contents.fields)
-    return any(index >= own for index in selection.columns)
-
-
 class FieldReader:
-    """Reads some columns and some fields of Variants of a file.
-
-    Attributes
-    ----------
-    physical_names : list of str
-        The names by which pyarrow reads what is needed.
-    column_names : list of str
-        The columns of the file that have it.
-    """
+    """Reads some columns and some fields of Variants of a file."""
 
     def __init__(self, contents: FileContents, selection: Selection) -> None:
         self._columns: Columns = contents.plan.columns
@@ -312,7 +298,9 @@ class FieldReader:
         fields = [self._fields[name] for name in self._names if name in self._fields]
         parts = [path for each in fields if each.column not in own for path in physical_names(each)]
         self.physical_names = list(dict.fromkeys([*own, *parts]))
+        """The names by which pyarrow reads what is needed."""
         self.column_names = list(dict.fromkeys([*own, *(each.column for each in fields)]))
+        """The columns of the file that have it."""
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected columns of a batch that pyarrow has read.
@@ -430,14 +418,6 @@ def _is_always_null(column: Any) -> bool:
     return bool(statistics.has_min_max and statistics.min == statistics.max == b"\0")
 
 
-BATCH_BYTES = 8 << 20
-"""The decoded size of a batch in bytes, if the request leaves the batch size open."""
-MAX_BATCH_ROWS = 128 << 10
-"""The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
-_FILE_TYPE = "a Parquet file"
-_VARIABLE_WIDTH_BYTES = 16
-
-
 class ParquetDataset(FileDataset):
     """A dataset in a Parquet file."""
 
@@ -469,7 +449,9 @@ class ParquetDataset(FileDataset):
         rows = selection.batch_rows or contents.batch_rows or 1
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
-        if selects_fields(contents, selection):
+        width = len(contents.schema)
+        indices = range(width) if selection.columns is None else selection.columns
+        if any(index >= width - len(contents.fields) for index in indices):
             yield from self._read_fields(file, contents, selection, rows)
             return
         names = _select_names(contents.plan.columns.schema, selection)

@@ -37,6 +37,8 @@ from .file_dataset import FileContents, FileDataset
 from .origins import map_read_errors
 
 _VORTEX_FILE = "a Vortex file"
+_VORTEX_STREAM = "a Vortex stream"
+_GROUP_MESSAGES = 64
 
 
 class VortexPlan(NamedTuple):
@@ -142,10 +144,6 @@ class _FileReader:
     def read_at(self, offset: int, length: int) -> bytes:
         """Return bytes of the file."""
         return self._file.read(offset, min(length, max(self._file.size - offset, 0)))
-
-
-_VORTEX_STREAM = "a Vortex stream"
-_GROUP_MESSAGES = 64
 
 
 class VortexMessages(NamedTuple):

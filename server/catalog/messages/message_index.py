@@ -31,13 +31,9 @@ class MessageIndex:
     `codec` is the compression of the bodies: ``lz4``, ``zstd`` or None. `dictionaries` is the
     number of dictionary batches, all before the first record batch; None if it is unknown.
 
-    Attributes
-    ----------
-    group_ends : array of int
-        For each group of messages, the index in `blocks` after its last message. A group has at
-        most GROUP_BYTES or a single message, is contiguous in the file apart from small gaps, and
-        has either small bodies or bodies of at least REGION_BYTES. The first record batch ends a
-        group, because a reader waits for it.
+    A group of messages has at most GROUP_BYTES or a single message, is contiguous in the file apart
+    from small gaps, and has either small bodies or bodies of at least REGION_BYTES. The first
+    record batch ends a group, because a reader waits for it.
     """
 
     __slots__ = (
@@ -64,6 +60,7 @@ class MessageIndex:
         self.blocks = blocks
         self.codec = codec
         self.group_ends = _find_group_ends(blocks, (dictionaries or 0) + 1)
+        """For each group, the index in `blocks` after its last message."""
         self._dictionaries = dictionaries
         self._row_counts: array[int] | None = None
         self.row_layout: RowCountLayout | None = None
