@@ -315,7 +315,7 @@ class DeltaVersion(FixedDataset):
     def _select(self, request: Request) -> ConcatenatedFiles:
         select_shards(request, self.shards)  # which checks the request of an empty table, too
         files = select_shards(request, self.files) if self.files else ()
-        return ConcatenatedFiles.of_schema(files, self.schema)
+        return ConcatenatedFiles.of(files, self.schema)
 
 
 class DeltaDataset(VersionedDataset[DeltaVersion]):

@@ -19,9 +19,10 @@ from ...memory.imports import DeviceData, copy_buffer, fetch_array, with_null_co
 from ...protocol.memory import Allocator, DeviceSpan
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Encoding, FixedDataset, GeneratorSource, MessageGroups, check_batches
-from .messages.reencoding import Batches, count_matches, encode_groups
+from .dataset import Encoding, GeneratorSource, MessageGroups
+from .messages.reencoding import Batches, encode_groups
 from .selection import Selection
+from .tables import SlicedDataset
 
 BATCH_BYTES = 16 << 20
 """The approximate size in bytes of the slices that a batch is sent in."""
@@ -31,7 +32,7 @@ _PAGEABLE_BYTES = 16 << 10
 """The size below which a buffer is copied to pageable memory."""
 
 
-class DeviceTable(FixedDataset):
+class DeviceTable(SlicedDataset):
     """Record batches in the memory of a device, which the caller keeps unchanged.
 
     A connection that can send from that memory gets the bodies of batches of fixed-width columns
@@ -72,24 +73,13 @@ class DeviceTable(FixedDataset):
 
         While it is read, `ExhaustedError` is raised if the budget of the host memory is spent.
         """
-        self.check_request(request)
-        selection = Selection.resolve(request, encoding, self.schema)
-        check_batches(request, len(self._slices))
+        selection = self._resolve(request, encoding)
         if self._type_code in encoding.devices and _is_unchanged(selection):
             groups = self._encode_on_device(self._select(selection), selection)
             return GeneratorSource(groups, blocking=False)
         batches = self._read_batches(selection.for_reading(self.schema))
         groups = encode_groups(selection, batches, "the device table")
         return GeneratorSource(groups, blocking=True)
-
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each slice contributes; see `ServedDataset.count_rows`."""
-        self.check_request(request)
-        rows = [each.num_rows for each in self._slices]
-        if request.filter is None:
-            return rows
-        selection = Selection.for_counting(request, encoding, self.schema)
-        return count_matches(selection, self._read_batches, rows, "the device table", is_valid=True)
 
     def export(self) -> DeviceExport | None:
         """Return what lets readers on this host open the memory; None if they cannot."""
@@ -107,18 +97,13 @@ class DeviceTable(FixedDataset):
                 _log.debug("memory of %s is not shared: %s", self._device.name, error)
         return None if isinstance(self._export, str) else self._export
 
-    def close(self) -> None:
-        """Drop the table. Open sources stay usable."""
-        self._slices = []
-
-    def _select(self, selection: Selection) -> list[DeviceData]:
-        return self._slices[selection.first_batch : selection.end_batch]
-
-    def _encode_on_device(self, parts: list[DeviceData], selection: Selection) -> MessageGroups:
+    def _encode_on_device(
+        self, slices: Sequence[DeviceData], selection: Selection
+    ) -> MessageGroups:
         """Yield messages whose bodies are in the memory of the device."""
         encoder = MessageEncoder(selection.schema)
         yield [SourceMessage(*encoder.schema_message)]
-        for part in parts:
+        for part in slices:
             columns = _select_columns(part, selection)
             message = encode_on_device(
                 encoder, selection.schema, columns, self._type_code, self._padding
@@ -128,17 +113,13 @@ class DeviceTable(FixedDataset):
             yield [SourceMessage(*message)]
         encoder.close()
 
-    def _read_batches(self, selection: Selection) -> Batches:
+    def _read_slices(self, slices: Sequence[DeviceData], selection: Selection) -> Batches:
         """Yield copies of slices in host memory."""
         dictionaries: dict[int, ArrayLayout] = {}
-
-        def fetch(part: DeviceData) -> pa.RecordBatch:
+        for part in slices:
             columns = _select_columns(part, selection)
             arrays = [fetch_array(column, self._copy_to_host, dictionaries) for column in columns]
-            return pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
-
-        # The slice is made at once: an open source stays usable after `close`.
-        return ((fetch(part), None) for part in self._select(selection))
+            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
 
     def _copy_to_host(self, source: pa.Buffer) -> pa.Buffer:
         device = self._device

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +22,43 @@ BATCH_BYTES = 64 << 20
 """The approximate size in bytes from which a batch of a table is sent in slices."""
 
 
-class TableDataset(FixedDataset):
+class SlicedDataset(FixedDataset):
+    """A dataset in memory, whose slices are its record batches."""
+
+    _slices: Sequence[Any]
+
+    @abstractmethod
+    def _read_slices(self, slices: Sequence[Any], selection: Selection) -> Batches:
+        """Yield slices as record batches with the selected columns."""
+
+    def _select(self, selection: Selection) -> Sequence[Any]:
+        return self._slices[selection.first_batch : selection.end_batch]
+
+    def _read_batches(self, selection: Selection) -> Batches:
+        # The slices are chosen at once: an open source stays usable after `close`.
+        return self._read_slices(self._select(selection), selection)
+
+    def _resolve(self, request: Request, encoding: Encoding) -> Selection:
+        self.check_request(request)
+        selection = Selection.resolve(request, encoding, self.schema)
+        check_batches(request, len(self._slices))
+        return selection
+
+    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
+        """Return the rows that each slice contributes; see `ServedDataset.count_rows`."""
+        self.check_request(request)
+        rows = [each.num_rows for each in self._slices]
+        if request.filter is None:
+            return rows
+        selection = Selection.for_counting(request, encoding, self.schema)
+        return count_matches(selection, self._read_batches, rows, f"the {self.kind}", is_valid=True)
+
+    def close(self) -> None:
+        """Drop the data. Open sources stay usable."""
+        self._slices = []
+
+
+class TableDataset(SlicedDataset):
     """A table or a list of record batches in memory, which the caller shares.
 
     Raises `UsageError` if there is no batch, and therefore no schema, or the schemas of the
@@ -35,36 +73,20 @@ class TableDataset(FixedDataset):
         else:
             batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
             schema = _common_schema(batches)
-        self._batches = list(_slice_large(batches, truncates=needs_truncation(schema)))
+        self._slices = list(_slice_large(batches, truncates=needs_truncation(schema)))
         rows = sum(batch.num_rows for batch in batches)
-        super().__init__(schema, rows, sum(batch.nbytes for batch in self._batches))
+        super().__init__(schema, rows, sum(batch.nbytes for batch in self._slices))
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the table for one reader; see `ServedDataset.open`."""
-        self.check_request(request)
-        selection = Selection.resolve(request, encoding, self.schema)
-        check_batches(request, len(self._batches))
+        selection = self._resolve(request, encoding)
         batches = self._read_batches(selection.for_reading(self.schema))
         groups = encode_groups(selection, batches, "the table")
         return GeneratorSource(groups, blocking=_is_expensive(selection, self.schema))
 
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each batch contributes; see `ServedDataset.count_rows`."""
-        self.check_request(request)
-        rows = [batch.num_rows for batch in self._batches]
-        if request.filter is None:
-            return rows
-        selection = Selection.for_counting(request, encoding, self.schema)
-        return count_matches(selection, self._read_batches, rows, "the table", is_valid=True)
-
-    def close(self) -> None:
-        """Drop the table. Open sources stay usable."""
-        self._batches = []
-
-    def _read_batches(self, selection: Selection) -> Batches:
-        # The slice is made at once: an open source stays usable after `close`.
-        batches = self._batches[selection.first_batch : selection.end_batch]
-        return ((selection.select_columns(batch), None) for batch in batches)
+    def _read_slices(self, slices: Sequence[Any], selection: Selection) -> Batches:
+        for batch in slices:
+            yield selection.select_columns(batch), None
 
 
 class ReaderDataset(FixedDataset):

@@ -9,7 +9,7 @@ the custom metadata of the next record batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -157,7 +157,21 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
         decoder = MessageDecoder(schema_metadata)
         encoder = _BatchEncoder(decoder.schema, schema_metadata, dataset)
         yield encoder.begin()
-        yield from _group(_encode(messages, decoder, encoder))
+        group: list[SourceMessage] = []
+        nbytes, started = 0, time.monotonic()
+        for message in messages:
+            decoded = decoder.decode(message)
+            if decoded is None:
+                continue
+            encoded = encoder.encode(*decoded)
+            group += encoded
+            nbytes += sum(each.body_length for each in encoded)
+            if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
+                yield group
+                group = []
+                nbytes, started = 0, time.monotonic()
+        if group:
+            yield group
     except ProtocolError as error:
         raise DatasetError(
             f"{label} cannot be sent in the format 'vortex': {error.message}"
@@ -165,30 +179,6 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     except DECODING_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise DatasetError(f"{label} has invalid data: {reason}") from None
-
-
-def _encode(
-    messages: Iterator[SourceMessage], decoder: MessageDecoder, encoder: _BatchEncoder
-) -> Iterator[list[SourceMessage]]:
-    for message in messages:
-        decoded = decoder.decode(message)
-        if decoded is not None:
-            yield encoder.encode(*decoded)
-
-
-def _group(encoded: Iterator[list[SourceMessage]]) -> Iterator[list[SourceMessage]]:
-    """Yield groups; see `encode_groups`."""
-    group: list[SourceMessage] = []
-    nbytes, started = 0, time.monotonic()
-    for messages in encoded:
-        group += messages
-        nbytes += sum(message.body_length for message in messages)
-        if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
-            yield group
-            group = []
-            nbytes, started = 0, time.monotonic()
-    if group:
-        yield group
 
 
 class _BatchEncoder:

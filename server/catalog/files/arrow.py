@@ -8,7 +8,7 @@ decodes them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -36,12 +36,12 @@ from ....formats.arrow.file import (
 from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
 from ....formats.arrow.metadata_limits import survey_footer, survey_schema
 from ....formats.arrow.schema import are_schemas_equal, read_schema
+from ....formats.arrow.truncation import has_unions
 from ....formats.parquet.variant_columns import find_field
 from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
 from ..messages.message_index import MessageIndex
-from ..messages.plan import choose_included_fields
 from ..messages.reencoding import Batches
 from ..selection import Selection, select_fields
 from .file_dataset import FileContents, FileDataset
@@ -164,9 +164,8 @@ class ArrowFileDataset(FileDataset):
         if contents.fields:
             yield from read_fields(partial(self.read_batches, file), contents, selection)
             return
-        included = choose_included_fields(selection, contents.schema)
         with open_with_arrow(file, _IPC_FILE) as handle:
-            options = pa.ipc.IpcReadOptions(included_fields=included)
+            options = _choose_options(selection, contents.schema)
             reader = pa.ipc.open_file(handle, options=options)
             count = reader.num_record_batches
             numbers = range(count)[selection.first_batch : selection.end_batch]
@@ -182,6 +181,13 @@ class ArrowFileDataset(FileDataset):
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(number)
                 file.check()
                 yield selection.reorder(batch), custom_metadata
+
+
+def _choose_options(selection: Selection, schema: pa.Schema) -> Any:
+    """Return the options with which pyarrow reads the columns of a selection."""
+    # pyarrow miscounts the buffers of unions that it skips. An empty list means all columns.
+    columns = None if has_unions(schema) else selection.sorted_columns
+    return pa.ipc.IpcReadOptions(included_fields=columns or [])
 
 
 def _limit_size(
@@ -272,79 +278,63 @@ class ArrowStreamDataset(FileDataset):
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file. The index is built by reading all metadata."""
         with map_read_errors(file.path, _IPC_STREAM):
-            scanner = _StreamScanner(file)
-            metadata = scanner.read_schema_metadata()
-            schema = read_schema(metadata)
-            blocks, codec = scanner.read_blocks()
-        dictionaries = None if scanner.has_dictionaries else 0
-        index = MessageIndex(schema, metadata, blocks, codec, dictionaries)
+            reader = MessageReader(file.read, file.size)
+            message = reader.next_message()
+            if message is None:
+                raise InvalidDataError("the stream has no schema")
+            if message.header_type is not HeaderType.SCHEMA:
+                raise InvalidDataError(
+                    f"the stream begins with a {message.header_type.name} message; expected a "
+                    "schema"
+                )
+            schema = read_schema(message.metadata)
+            blocks, codec, has_dictionaries = _read_blocks(reader)
+            check_trailing_bytes(file.read, reader.offset, file.size)
+        dictionaries = None if has_dictionaries else 0
+        index = MessageIndex(schema, message.metadata, blocks, codec, dictionaries)
         return FileContents(file.version, schema, file.size, index=index)
 
     def read_batches(
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        included = choose_included_fields(selection, contents.schema)
         with open_with_arrow(file, _IPC_STREAM) as handle:
-            options = pa.ipc.IpcReadOptions(included_fields=included)
+            options = _choose_options(selection, contents.schema)
             with pa.ipc.open_stream(handle, options=options) as reader:
-                batches = _read_checked(reader, file, contents.index)
-                for batch, custom_metadata in islice(
-                    batches, selection.first_batch, selection.end_batch
-                ):
+                index = contents.index
+                assert index is not None
+                checker = FileMessageChecker(file, index)
+                batches = (
+                    reader.read_next_batch_with_custom_metadata()
+                    for number in range(len(index.blocks))
+                    if checker.check(number)
+                )
+                selected = islice(batches, selection.first_batch, selection.end_batch)
+                for batch, custom_metadata in selected:
                     file.check()
                     yield selection.reorder(batch), custom_metadata
 
 
-def _read_checked(reader: Any, file: SourceFile, index: MessageIndex | None) -> Iterator[Any]:
-    """Yield the record batches of a stream, each after a check of its messages."""
-    if index is None:
-        yield from reader.iter_batches_with_custom_metadata()
-        return
-    checker = FileMessageChecker(file, index)
-    for number in range(len(index.blocks)):
-        if checker.check(number):
-            yield reader.read_next_batch_with_custom_metadata()
+def _read_blocks(reader: MessageReader) -> tuple[Blocks, str | None, bool]:
+    """Return the blocks of the other messages, their compression, and whether any is a dictionary.
 
-
-class _StreamScanner:
-    """Builds the index of a stream."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._reader = MessageReader(file.read, file.size)
-        self.has_dictionaries = False
-        """Whether `read_blocks` found dictionary batches."""
-
-    def read_schema_metadata(self) -> bytes:
-        """Return the FlatBuffer of the first message, which must be the schema."""
-        message = self._reader.next_message()
-        if message is None:
-            raise InvalidDataError("the stream has no schema")
-        if message.header_type is not HeaderType.SCHEMA:
+    The compression is that of the first record batch.
+    """
+    packed = bytearray()
+    codec, is_codec_known, has_dictionaries = None, False, False
+    while (message := reader.next_message()) is not None:
+        header_type = message.header_type
+        if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
             raise InvalidDataError(
-                f"the stream begins with a {message.header_type.name} message; expected a schema"
+                f"the message at byte {message.offset} is a {header_type.name} message; "
+                "expected a record batch or a dictionary batch"
             )
-        return message.metadata
-
-    def read_blocks(self) -> tuple[Blocks, str | None]:
-        """Return the blocks of the messages after the schema, and the compression of the bodies."""
-        packed = bytearray()
-        codec, is_codec_known = None, False
-        while (message := self._reader.next_message()) is not None:
-            header_type = message.header_type
-            if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
-                raise InvalidDataError(
-                    f"the message at byte {message.offset} is a {header_type.name} message; "
-                    "expected a record batch or a dictionary batch"
-                )
-            self.has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
-            if not is_codec_known:
-                codec = read_batch_header(message.metadata).codec
-                is_codec_known = header_type is HeaderType.RECORD_BATCH
-            packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
-        check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)
-        return Blocks(bytes(packed)), codec
+        has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
+        if not is_codec_known:
+            codec = read_batch_header(message.metadata).codec
+            is_codec_known = header_type is HeaderType.RECORD_BATCH
+        packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
+    return Blocks(bytes(packed)), codec, has_dictionaries
 
 
 class FeatherDataset(FileDataset):

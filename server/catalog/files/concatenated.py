@@ -96,8 +96,8 @@ class ConcatenatedFiles:
         file_schema: pa.Schema,
         partitions: Partitions | None = None,
     ) -> ConcatenatedFiles:
-        """Concatenate files that have the same schema; there is at least one."""
-        index = datasets[0].index
+        """Concatenate files that have the same schema."""
+        index = datasets[0].index if datasets else None
         if index is not None and not all(
             index.has_schema_message_of(d.index) and not d.origin.is_remote for d in datasets
         ):
@@ -118,13 +118,6 @@ class ConcatenatedFiles:
             index=index,
             codecs=frozenset(d.index.codec or "none" for d in datasets if d.index is not None),
         )
-
-    @classmethod
-    def of_schema(cls, datasets: Sequence[FileDataset], schema: pa.Schema) -> ConcatenatedFiles:
-        """Concatenate files that are decoded; there may be none."""
-        if datasets:
-            return cls.of(datasets, schema)
-        return cls((), schema, schema, index=None, codecs=frozenset())
 
     @property
     def reads_fields(self) -> bool:

@@ -191,10 +191,8 @@ class PassthroughMessages:
         """The messages."""
         self.regions = regions
         """Whether every body is one region of the file."""
-
-    def schema_message(self) -> SourceMessage:
-        """Return the schema message, which begins the stream."""
-        return self.index.schema_message()
+        self.schema_message = index.schema_message()
+        """The schema message, which begins the stream."""
 
     def groups(self, file: SourceFile) -> Iterator[Sequence[SourceMessage]]:
         """Yield the messages after the schema in groups.

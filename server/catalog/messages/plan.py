@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import closing
 
-import pyarrow as pa
-
 from ....formats.arrow.custom_metadata import add_footer_metadata
-from ....formats.arrow.truncation import has_unions
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
@@ -59,13 +56,6 @@ def allows_passthrough(selection: Selection, codecs: Collection[str]) -> bool:
     )
 
 
-def choose_included_fields(selection: Selection, schema: pa.Schema) -> list[int]:
-    """Return the columns that pyarrow reads from an IPC file. Empty means all."""
-    if has_unions(schema):
-        return []  # pyarrow miscounts the buffers of unions that it skips
-    return selection.sorted_columns or []
-
-
 def keeps_messages(request: Request, encoding: Encoding) -> bool:
     """Return whether a request leaves every message of an Arrow file as it is stored."""
     changes = (request.columns, request.filter, request.limit, request.offset, request.rows)
@@ -94,7 +84,7 @@ def file_groups(
     The first group follows the schema at once, so that the reader gets both together.
     """
     groups = messages.groups(file)
-    yield [messages.schema_message(), *next(groups, ())]
+    yield [messages.schema_message, *next(groups, ())]
     yield from groups
 
 

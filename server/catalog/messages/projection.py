@@ -32,7 +32,8 @@ class ProjectedMessages:
         encoded = encoder.schema_message.metadata
         encoder.close()
         schema = adopt_schema(index.schema_metadata, encoded, selection.columns)
-        self._schema_message = SourceMessage(schema, None)
+        self.schema_message = SourceMessage(schema, None)
+        """The schema message, which begins the stream."""
 
     @classmethod
     def plan(
@@ -55,10 +56,6 @@ class ProjectedMessages:
         except ProtocolError:
             return None
         return projected
-
-    def schema_message(self) -> SourceMessage:
-        """Return the schema message, which begins the stream."""
-        return self._schema_message
 
     def groups(self, file: SourceFile) -> Iterator[list[SourceMessage]]:
         """Yield the messages after the schema in groups. The first is alone: a reader waits for it.
