@@ -111,8 +111,8 @@ class Source(Protocol):
 
         Raises `DatasetError` if the data cannot be read, is truncated, or has changed since the
         source was opened. Groups that were yielded before may be wrong, too, so the stream has to
-        fail. Raises `InvalidRequestError` if the filter fails for a value. Raises `ExhaustedError`
-        if the stream exceeds its budget. Raises `ClosedError` if the source was closed.
+        fail. Raises `InvalidRequestError` if the filter fails for a value, `ExhaustedError` if the
+        stream exceeds its budget, and `ClosedError` if the source was closed.
         """
         ...
 

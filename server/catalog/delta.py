@@ -82,11 +82,7 @@ class DeltaSnapshot:
 
 
 class DeltaLog:
-    """The log of a table. Safe to use from several threads.
-
-    Raises `MissingExtraError` if the extra ``delta`` is not installed. Raises `UsageError` if there
-    are no credentials for the store. Raises `DatasetError` if the log cannot be read.
-    """
+    """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
     def __init__(self, location: str) -> None:
         self.location = location
