@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from ..formats.arrow.file_scan import Defect
@@ -22,8 +21,7 @@ def check_parquet(file: SourceFile, report: Report, *, full: bool, progress: Pro
     read.
     """
     report.batch_noun = "row group"
-    plan, parquet = inspect_parquet(file)
-    with closing(parquet):
+    with inspect_parquet(file) as (plan, parquet):
         metadata = parquet.metadata
         report.columns = len(plan.columns.schema)
         _check_row_groups(metadata, file.size, report)

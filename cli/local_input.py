@@ -25,7 +25,7 @@ from ..protocol.messages import Message
 from ..protocol.request import Request
 from ..protocol.tags import BodyType
 from ..server.catalog.catalog import open_dataset
-from ..server.catalog.dataset import Budget, Dataset, Encoding, Source
+from ..server.catalog.dataset import Budget, Encoding, ServedDataset, Source
 from ..server.catalog.selection import open_rows
 from .message_input import InputMessage
 
@@ -125,7 +125,7 @@ def _collect(message: SourceMessage) -> ReceivedBody:
 
 
 @contextmanager
-def open_local(location: str | Any) -> Generator[Dataset]:
+def open_local(location: str | Any) -> Generator[ServedDataset]:
     """Open a dataset while the context lasts; errors as for `open_dataset`."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
@@ -135,7 +135,7 @@ def open_local(location: str | Any) -> Generator[Dataset]:
 
 
 def open_selection(
-    dataset: Dataset,
+    dataset: ServedDataset,
     name: str,
     *,
     columns: list[str] | None = None,

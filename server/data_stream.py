@@ -27,8 +27,8 @@ from ..protocol.splitter import SourceMessage, count_rows
 from ..protocol.tags import BodyType
 from ..protocol.trace_context import TraceContext
 from .auth.tickets import TicketClaims
-from .bodies import Connection, make_body_sender
-from .catalog.dataset import Dataset, Source
+from .bodies import BodySender, Connection, PackedBodySender, RemoteBodySender
+from .catalog.dataset import ServedDataset, Source
 from .catalog.selection import resolve_rows
 from .catalog.vortex_encoding import VORTEX, VortexDataset
 from .context import ServerContext
@@ -68,7 +68,8 @@ class DataStream:
         self._connection = connection
         self._channel = connection.channel
         self._writer = connection.writer
-        self._sender = make_body_sender(body_type, connection)
+        is_packed = body_type is BodyType.PACKED
+        self._sender: BodySender = (PackedBodySender if is_packed else RemoteBodySender)(connection)
         self._context = context
         self._tasks = tasks
         self._running: RunningStream
@@ -156,7 +157,7 @@ class DataStream:
             self.is_ending = True
             await self._sender.finish()
 
-    async def _open(self, dataset: Dataset, request: Request) -> Source:
+    async def _open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset on a worker thread."""
         async with self._keeping_alive():
             if request.rows is not None:

@@ -7,7 +7,15 @@ region or reads it remotely. A session drives a `BodySender` the same way for bo
 
 from __future__ import annotations
 
-from .connection import Connection, ConnectionLeases, FrameWriter
-from .sender import BodySender, make_body_sender
+from .connection import BodySender, Connection, ConnectionLeases, FrameWriter
+from .packed import PackedBodySender
+from .remote import RemoteBodySender
 
-__all__ = ["BodySender", "Connection", "ConnectionLeases", "FrameWriter", "make_body_sender"]
+__all__ = [
+    "BodySender",
+    "Connection",
+    "ConnectionLeases",
+    "FrameWriter",
+    "PackedBodySender",
+    "RemoteBodySender",
+]

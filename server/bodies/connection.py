@@ -1,10 +1,12 @@
-"""The objects that the body senders of one connection share, and its leases.
+"""The interface of a body sender, and what the senders of one connection share.
 
-The leases keep regions alive on the server until the reader returns them or disconnects.
+The leases of a connection keep regions alive on the server until the reader returns them or
+disconnects.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +17,12 @@ from ...errors import ExhaustedError
 from ...protocol.frames import OutgoingFrame
 from ...protocol.lease_table import LeaseTable
 from ...protocol.payloads import Span
+from ...protocol.request import Request
+from ...protocol.splitter import SourceMessage, Splitter
 from ...protocol.uri import DataUri
 from ...transport import aio
 from ...transport.base import Channel
-from ..catalog.dataset import Encoding
+from ..catalog.dataset import Encoding, ServedDataset, Source
 from ..metrics import Metrics
 from ..shm.regions import RegionSource, SharedRegions
 from ..streams import ReaderWaits
@@ -29,8 +33,6 @@ class ConnectionLeases:
 
     A stream's source stays open until the reader holds none of its offsets, even if that is long
     after the end of the stream.
-
-    `regions` is the limit on leased bytes, and the event that reports freed ones.
     """
 
     def __init__(
@@ -60,8 +62,7 @@ class ConnectionLeases:
     async def wait_for_room(self, nbytes: int) -> None:
         """Wait until the reader's user may lease `nbytes` more bytes.
 
-        Raises `ExhaustedError` if that is more than the limit allows at all, or the reader frees
-        nothing in time.
+        Raises `ExhaustedError` if they exceed the limit, or the reader frees nothing in time.
         """
         limit, seconds = self.limit, self._regions.lease_seconds
         if limit is None:
@@ -85,10 +86,9 @@ class ConnectionLeases:
                 deadline = anyio.current_time() + seconds
 
     def grant(self, spans: Iterable[Span], protection: object, now: float) -> None:
-        """Lease the buffers of a body to the reader.
+        """Lease the buffers of a body to the reader, except empty ones.
 
-        `spans` is the buffers, in bytes. Empty ones are not leased. `protection`: None if the bytes
-        need no protection.
+        `protection` lives as long as they do; None if they need none.
         """
         if protection is not None:
             self._protections.update((offset, protection) for offset, length in spans if length)
@@ -101,10 +101,7 @@ class ConnectionLeases:
         self._table.grant_run(offsets, lengths, now)
 
     def free(self, offsets: list[int]) -> None:
-        """End leases.
-
-        Raises `LimitError` if the reader has freed too many offsets that it does not hold.
-        """
+        """End leases; raise `LimitError` if too many of the offsets were not held."""
         released = self._table.free(offsets)
         if self._protections:
             for offset in released:
@@ -125,10 +122,7 @@ class ConnectionLeases:
 
 
 class FrameWriter:
-    """Sends frames over a channel and records whether it sent all of them completely.
-
-    `channel`: It stays the caller's to close.
-    """
+    """Sends frames over a channel and records whether it sent all of them completely."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -140,7 +134,7 @@ class FrameWriter:
     async def send(self, frames: Iterable[OutgoingFrame]) -> None:
         """Send frames and wait until the transport has taken all of them.
 
-        Raises `ConnectionLostError` if the reader is gone. Raises `DatasetError` if a file behind a
+        Raises `ConnectionLostError` if the reader is gone, and `DatasetError` if a file behind a
         body cannot be read or has changed.
         """
         self.is_complete = False
@@ -180,3 +174,53 @@ class Connection:
         """The defaults for packed bodies, which may be in memory that the channel can send from."""
         devices = self.channel.capabilities.devices
         return replace(self.encoding, devices=devices) if devices else self.encoding
+
+
+class BodySender(ABC):
+    """Sends one data stream, its bodies in the form that the reader requested.
+
+    A session calls `open` or `open_at_once`, then `send` for each group of messages, then `finish`.
+    It calls `fail` instead when the stream cannot go on.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._send = connection.writer.send
+        self._splitter = Splitter(connection.uri.stream)
+        self.bytes_lent = 0
+        """The bytes of remote bodies delivered so far."""
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages sent so far."""
+        return self._splitter.next_sequence
+
+    @property
+    def compression(self) -> str | None:
+        """What the compression ``auto`` has chosen; None if it was not requested."""
+        return None
+
+    @abstractmethod
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
+        """Open a dataset as `open` does, if that takes no time; otherwise return None."""
+
+    @abstractmethod
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
+        """Open a dataset so that its messages suit this sender; see `ServedDataset.open`."""
+
+    @abstractmethod
+    async def send(self, messages: Sequence[SourceMessage]) -> None:
+        """Send the next group of messages.
+
+        Raises `ConnectionLostError` if the reader is gone, `DatasetError` if a body cannot be read
+        or shared, and `ExhaustedError` if the reader's user holds too many leases and frees none in
+        time.
+        """
+
+    async def finish(self) -> None:
+        """Send the end of the stream."""
+        await self._send(self._splitter.end())
+
+    async def fail(self, code: str, message: str) -> None:
+        """Report a failure to the reader; nothing may follow it."""
+        await self._send(self._splitter.fail(code, message))

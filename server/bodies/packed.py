@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
@@ -20,13 +20,11 @@ from ...formats.arrow.batch_rewriter import BatchRewriter, read_layout
 from ...formats.arrow.message import CODECS, read_batch_header
 from ...formats.arrow.schema import find_schema
 from ...protocol.request import AUTO, Request
-from ...protocol.splitter import SourceMessage, Splitter
-from ...transport.memory.files import FileSpan
-from ..catalog.dataset import Dataset, GeneratorSource, MessageGroups, Source
+from ...protocol.splitter import SourceMessage
+from ..catalog.dataset import GeneratorSource, ServedDataset, Source
 from ..catalog.files.file_dataset import FileDataset
-from ..catalog.vortex_encoding import VortexDataset
-from ..shm.regions import RegionSource
-from .connection import Connection
+from ..catalog.vortex_encoding import VortexDataset, read_body
+from .connection import BodySender, Connection
 
 WINDOW_BYTES = 4 << 20
 """The data after which a measurement counts, in bytes before compression."""
@@ -41,10 +39,14 @@ _FASTEST_LINK = 1e9
 _FIRST_DWELL = 1
 """The windows that pass before the choice is made again."""
 _LONGEST_DWELL = 256
+_MIN_BYTES = 4 << 10
+"""The smallest body to compress."""
+_SAMPLES, _SAMPLE_BYTES = 4, 256 << 10
+"""The number and the size of the parts of a body that a sample consists of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CodecSample:
     """What a codec made of a sample of the data."""
 
     codec: str
@@ -70,7 +72,7 @@ class CompressionChoice:
         self._dwell = _FIRST_DWELL
         self._windows = 0
         self._is_trial = False
-        self._sample: Sample | None = None
+        self._sample: CodecSample | None = None
         self._plain_rate = 0.0
         self._link_rate = 0.0
         self._clear()
@@ -113,16 +115,13 @@ class CompressionChoice:
         self.codec, self._windows = None, 0
         self._dwell = min(2 * self._dwell, _LONGEST_DWELL)
 
-    def _estimate_gain(self, sample: Sample) -> float:
+    def _estimate_gain(self, sample: CodecSample) -> float:
         """Return how many times faster data would get through with a codec."""
         plain = 1 / max(self._link_rate, 1.0)
         return plain / (1 / max(sample.bytes_per_second, 1.0) + sample.ratio * plain)
 
-    def choose(self, samples: list[Sample]) -> None:
-        """Decide from samples of the data whether to try a codec.
-
-        `samples`: Without any, nothing is compressed for a while.
-        """
+    def choose(self, samples: list[CodecSample]) -> None:
+        """Decide from samples of the data whether to try a codec; without any, wait for a while."""
         self.wants_samples = False
         self._windows = 0
         best = max(samples, key=self._estimate_gain, default=None)
@@ -130,12 +129,6 @@ class CompressionChoice:
             self.codec, self._sample, self._is_trial = best.codec, best, True
         else:
             self._dwell = min(2 * self._dwell, _LONGEST_DWELL)
-
-
-_MIN_BYTES = 4 << 10
-"""The smallest body to compress."""
-_SAMPLES, _SAMPLE_BYTES = 4, 256 << 10
-"""The number and the size of the parts of a body that a sample consists of."""
 
 
 class AdaptiveCompression:
@@ -203,65 +196,42 @@ def _compress_message(rewriter: BatchRewriter, message: SourceMessage) -> Source
     try:
         if not _is_compressible(message):
             return message
-        body = _read(message, 0, message.body_length)
-        metadata, parts, length = rewriter.rewrite(message.metadata, memoryview(body))
+        body = memoryview(cast(Any, read_body(message, 0, message.body_length))).cast("B")
+        metadata, parts, length = rewriter.rewrite(message.metadata, body)
     except ProtocolError:
         return message  # the reader reports what is wrong with it
-    return message._replace(metadata=_pad(metadata), body=parts, body_length=length)
+    padded = metadata + bytes(-len(metadata) % 8)
+    return message._replace(metadata=padded, body=parts, body_length=length)
 
 
-def _pad(metadata: bytes) -> bytes:
-    return metadata + bytes(-len(metadata) % 8)
-
-
-def _take_samples(messages: Sequence[SourceMessage]) -> list[Sample] | None:
+def _take_samples(messages: Sequence[SourceMessage]) -> list[CodecSample] | None:
     """Compress parts of the largest message. None if there is none to compress."""
     largest = max(messages, key=lambda message: message.body_length)
     if not _is_compressible(largest):
         return None
     step = max(largest.body_length // _SAMPLES, 1)
     parts = [
-        _read(largest, begin, min(begin + _SAMPLE_BYTES, largest.body_length))
+        read_body(largest, begin, min(begin + _SAMPLE_BYTES, largest.body_length))
         for begin in range(0, largest.body_length, step)[:_SAMPLES]
     ]
-    data = b"".join(parts)
-    samples: list[Sample] = []
+    data = b"".join(memoryview(cast(Any, part)) for part in parts)
+    samples: list[CodecSample] = []
     for name in CODECS.values():
         codec: Any = pa.Codec(name)  # pyright: ignore[reportArgumentType]
         started = time.perf_counter()
         compressed = codec.compress(data)
         seconds = time.perf_counter() - started
-        samples.append(Sample(name, compressed.size / len(data), len(data) / max(seconds, 1e-9)))
+        samples.append(
+            CodecSample(name, compressed.size / len(data), len(data) / max(seconds, 1e-9))
+        )
     return samples
 
 
-def _read(message: SourceMessage, begin: int, end: int) -> bytearray:
-    """Return a part of the body of a message, from memory and from files."""
-    found = bytearray()
-    position = 0
-    for part in message.body or ():
-        size = part.nbytes if isinstance(part, FileSpan) else memoryview(part).nbytes
-        first, last = max(begin - position, 0), min(end - position, size)
-        if first < last:
-            if isinstance(part, FileSpan):
-                piece = bytearray(last - first)
-                FileSpan(part.file, part.offset + first, last - first).read_into(memoryview(piece))
-                found += piece
-            else:
-                found += memoryview(part).cast("B")[first:last]
-        position += size
-    return found
-
-
-class PackedBodySender:
-    """Sends the bodies of a stream packed; see `BodySender`."""
-
-    bytes_lent = 0
+class PackedBodySender(BodySender):
+    """Sends the bodies of a stream packed."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._send = connection.writer.send
-        self._splitter = Splitter(connection.uri.stream)
+        super().__init__(connection)
         self._adaptive: AdaptiveCompression | None = None
 
     @property
@@ -269,19 +239,14 @@ class PackedBodySender:
         """What ``auto`` has chosen, ``none`` or a codec; None if it was not requested."""
         return None if self._adaptive is None else self._adaptive.codec or "none"
 
-    @property
-    def message_count(self) -> int:
-        """The number of messages sent so far."""
-        return self._splitter.next_sequence
-
-    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
-        """Open a dataset without a thread; see `BodySender.open_at_once`."""
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
+        """Open a file without a thread, if the request lets it be sent as it is stored."""
         encoding = self._connection.encoding
         if not isinstance(dataset, FileDataset) or request.compression or encoding.compression:
             return None
         return dataset.open_at_once(request, encoding)
 
-    async def open(self, dataset: Dataset, request: Request) -> Source:
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset, encoded by the server's defaults."""
         connection = self._connection
         if isinstance(dataset, VortexDataset):
@@ -308,14 +273,6 @@ class PackedBodySender:
         await self._send(self._splitter.split(prepared))
         adaptive.record(messages, prepared, time.monotonic() - started)
 
-    async def finish(self) -> None:
-        """Send the end of the stream."""
-        await self._send(self._splitter.end())
-
-    async def fail(self, code: str, message: str) -> None:
-        """Report a failure to the reader."""
-        await self._send(self._splitter.fail(code, message))
-
 
 def _open_compressed(dataset: VortexDataset, request: Request, connection: Connection) -> Source:
     """Open a dataset that is compressed once for all its readers, in memory that they share."""
@@ -325,11 +282,7 @@ def _open_compressed(dataset: VortexDataset, request: Request, connection: Conne
     if stored is not None:
         return stored
     shared = connection.regions.open(dataset, request)
-    source = GeneratorSource(_iterate(shared), blocking=shared.blocking)
+    source = GeneratorSource((group for group in shared), blocking=shared.blocking)
     source.call_on_close(shared.release)
     source.call_on_close(shared.close)
     return source
-
-
-def _iterate(shared: RegionSource) -> MessageGroups:
-    yield from shared

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from anyio import to_thread
@@ -28,81 +29,49 @@ from ...protocol.messages import MetadataType
 from ...protocol.payloads import Span, pack_spans
 from ...protocol.regions import RegionAnnouncement
 from ...protocol.request import Request
-from ...protocol.splitter import SourceMessage, Splitter
+from ...protocol.splitter import SourceMessage
+from ...transport.base import Channel
 from ...transport.memory.files import FileSpan, SourceFile
 from ...transport.memory.mapped_region import MappedRegion
 from ...transport.memory.sealed import SealedMemory
-from ..catalog.catalog import find_device_type
-from ..catalog.dataset import Dataset, Source
+from ..catalog.dataset import ServedDataset, Source
 from ..catalog.device_table import DeviceTable
 from ..catalog.messages.passthrough import RegionRun
 from ..shm.mapped_files import FileMappings
 from ..shm.regions import SharedRegions
-from .connection import Connection
+from .connection import BodySender, Connection
 
 
-class AccessMethod(Protocol):
+class AccessMethod(ABC):
     """How the readers of one transport get access to regions."""
 
-    @property
-    def announces_first(self) -> bool:
-        """Whether the first region has to arrive before anything else of a stream."""
-        ...
-
-    @property
-    def flush_bytes(self) -> int:
-        """The bytes of bodies after which frames are sent without waiting for more of a group."""
-        ...
-
-    @property
-    def min_body_bytes(self) -> int:
-        """The size of the smallest body that is delivered remotely, in bytes.
-
-        Smaller ones are sent packed.
-        """
-        ...
+    announces_first: ClassVar[bool]
+    """Whether the first region has to arrive before anything else of a stream."""
+    flush_bytes: ClassVar[int]
+    """The bytes of bodies after which frames are sent without waiting for more of a group."""
+    min_body_bytes: ClassVar[int]
+    """The size of the smallest body that is delivered remotely, in bytes. Others are packed."""
+    shares_runs: ClassVar[bool]
+    """Whether the messages of a run can be delivered at once: no body needs protection."""
 
     @property
     def requires_copy(self) -> bool:
         """Whether a region must be sealed memory, which needs no file guard."""
-        ...
+        return False
 
-    @property
-    def shares_runs(self) -> bool:
-        """Whether the messages of a run can be delivered at once: no body needs protection."""
-        ...
-
+    @abstractmethod
     def announce(self, file: SourceFile) -> RegionAnnouncement:
         """Return the message that gives the reader access to a file.
 
         Raises `DatasetError` if the file cannot be guarded or mapped, or is about to change.
         """
-        ...
 
     def protect(self, body: FileSpan) -> object:
-        """Return an object that keeps the bytes of a body unchanged while it lives, or None."""
-        ...
+        """Return an object that keeps the bytes of a body unchanged while it lives.
 
-
-class DescriptorChannel(Protocol):
-    """A channel that passes file descriptors to its peer."""
-
-    def announce(self, size: int, descriptors: tuple[Any, ...]) -> RegionAnnouncement:
-        """Return the message that carries the descriptors of a region of `size` bytes."""
-        ...
-
-
-class RemoteMemoryChannel(Protocol):
-    """A channel whose peer reads memory of this process."""
-
-    @property
-    def pins_memory(self) -> bool:
-        """Whether registered memory stays at its physical address, even if the file changes."""
-        ...
-
-    def announce(self, region: MappedRegion) -> RegionAnnouncement:
-        """Return the message that lets the peer read a region."""
-        ...
+        None if the reader itself protects what it has mapped.
+        """
+        return None
 
 
 class _ReopenedFile:
@@ -124,8 +93,8 @@ class _ReopenedFile:
             os.close(self._descriptor)
 
 
-class DescriptorAccess:
-    """The reader maps the file itself; see `AccessMethod`.
+class DescriptorAccess(AccessMethod):
+    """The reader maps the file itself.
 
     It holds the file open by the descriptor that it gets. A second descriptor is the revocation
     socket of the file's guard.
@@ -134,11 +103,10 @@ class DescriptorAccess:
     announces_first = True
     flush_bytes = 1 << 62
     min_body_bytes = 0
-    requires_copy = False
     shares_runs = True
 
-    def __init__(self, channel: DescriptorChannel, regions: SharedRegions) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, regions: SharedRegions) -> None:
+        self._channel: Any = channel
         self._regions = regions
 
     def announce(self, file: SourceFile) -> RegionAnnouncement:
@@ -150,21 +118,17 @@ class DescriptorAccess:
             descriptors += (self._regions.guards.guard(file),)
         return self._channel.announce(file.size, descriptors)
 
-    def protect(self, body: FileSpan) -> object:
-        """Return None: the reader protects what it has mapped."""
-        return None
 
-
-class RemoteReadAccess:
-    """The reader copies from this process, where the file is mapped; see `AccessMethod`."""
+class RemoteReadAccess(AccessMethod):
+    """The reader copies from this process, where the file is mapped."""
 
     announces_first = False
     flush_bytes = 16 << 20
     min_body_bytes = 32 << 10
     shares_runs = False
 
-    def __init__(self, channel: RemoteMemoryChannel, mappings: FileMappings) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, mappings: FileMappings) -> None:
+        self._channel: Any = channel
         self._mappings = mappings
 
     @property
@@ -190,14 +154,6 @@ class RemoteReadAccess:
                 f"cannot share {file.path}: it cannot be mapped or is about to change"
             )
         return region
-
-
-def access_method(connection: Connection) -> AccessMethod:
-    """Return the access method that a connection's transport offers for remote bodies."""
-    channel: Any = connection.channel
-    if connection.channel.capabilities.remote_reads:
-        return RemoteReadAccess(cast(RemoteMemoryChannel, channel), connection.regions.mappings)
-    return DescriptorAccess(cast(DescriptorChannel, channel), connection.regions)
 
 
 class SharedBodies:
@@ -241,32 +197,27 @@ def open_shared(
     return SharedBodies(export, channel.announce_device(export.handles)), source
 
 
-class RemoteBodySender:
-    """Sends the offsets of a stream's bodies; see `BodySender`."""
+class RemoteBodySender(BodySender):
+    """Sends the offsets of a stream's bodies."""
 
-    def __init__(self, connection: Connection, access: AccessMethod) -> None:
-        self._connection = connection
-        self._access = access
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        channel, regions = connection.channel, connection.regions
+        self._access: AccessMethod = (
+            RemoteReadAccess(channel, regions.mappings)
+            if channel.capabilities.remote_reads
+            else DescriptorAccess(channel, regions)
+        )
         self._leases = connection.leases
         self._metrics = connection.metrics
-        self.bytes_lent = 0
-        self._send = connection.writer.send
         self._carries_bodies = connection.uri.stream.carries_bodies
-        self._splitter = Splitter(connection.uri.stream)
         self._locator = BufferLocator()
         self._is_packed = False
         self._shared: SharedBodies | None = None
         self._region: SourceFile | None = None
         self._withheld: list[OutgoingFrame] = []
 
-    compression = None
-
-    @property
-    def message_count(self) -> int:
-        """The number of messages sent so far."""
-        return self._splitter.next_sequence
-
-    def open_at_once(self, dataset: Dataset, request: Request) -> Source | None:
+    def open_at_once(self, dataset: ServedDataset, request: Request) -> Source | None:
         """Open a file without a thread; see `BodySender.open_at_once`."""
         source = self._connection.regions.open_at_once(
             dataset, request, copy=self._access.requires_copy
@@ -282,10 +233,10 @@ class RemoteBodySender:
         self._leases.add_source(source)
         return source
 
-    async def open(self, dataset: Dataset, request: Request) -> Source:
+    async def open(self, dataset: ServedDataset, request: Request) -> Source:
         """Open a dataset so that each body is one span of a region."""
         connection = self._connection
-        if find_device_type(dataset) in connection.channel.capabilities.devices:
+        if dataset.device_type in connection.channel.capabilities.devices:
             # The transport sends from the device by itself; a region would be a copy on the host.
             self._is_packed = True
             return await to_thread.run_sync(
@@ -375,9 +326,7 @@ class RemoteBodySender:
         """Send messages whose bodies stay in the memory of a device."""
         frames: list[OutgoingFrame] = []
         if not self._splitter.next_sequence and self._carries_bodies:
-            announcement = shared.announcement
-            want_data = self._connection.uri.require_want_data()
-            frames.append(TaggedFrame(want_data, announcement.nbytes, (announcement,)))
+            frames.append(self._tag(shared.announcement))
         for message in messages:
             if message.body is None or not self._carries_bodies:
                 frames += self._splitter.split([message])
@@ -395,7 +344,7 @@ class RemoteBodySender:
         await self._send([*self._take_withheld(), *self._splitter.end()])
 
     async def fail(self, code: str, message: str) -> None:
-        """Report a failure to the reader."""
+        """Report a failure to the reader, behind the announcement of the first region."""
         announced = [] if self._region is None else self._take_withheld()
         await self._send([*announced, *self._splitter.fail(code, message)])
 
@@ -417,8 +366,7 @@ class RemoteBodySender:
     async def _remote_frames(self, message: SourceMessage) -> list[OutgoingFrame]:
         """Lease a body to the reader; return its frames, behind the announcement of a new region.
 
-        Raises `DatasetError` if the file is corrupt or cannot be shared. Raises `ExhaustedError` if
-        the reader's user holds too many leases and frees none in time.
+        Errors are those of `BodySender.send`.
         """
         assert message.body is not None
         (body,) = message.body
@@ -437,6 +385,9 @@ class RemoteBodySender:
         """Return the message that gives the reader access to a region."""
         announcement = self._access.announce(region)
         self._region = region
+        return self._tag(announcement)
+
+    def _tag(self, announcement: RegionAnnouncement) -> TaggedFrame:
         want_data = self._connection.uri.require_want_data()
         return TaggedFrame(want_data, announcement.nbytes, (announcement,))
 

@@ -1,12 +1,12 @@
 """The catalog: the datasets of a server, and how a request becomes a stream of messages.
 
-A request passes through these packages, from the top down:
+A request passes through these modules, from the top down:
 
 - `catalog` finds the dataset by its name.
-- `published` selects a version and its shards.
-- `files` and `tables` know where the data is: in a file, a directory or memory.
+- `published` and `delta` select a version, its shards or its files.
+- `files`, `tables`, `tensors` and `device_table` know where the data is: in files or in memory.
 - `messages` turns it into Arrow messages: passthrough, projection or re-encoding.
-  `messages.plan` decides which.
-- `query` resolves the request against the schema: columns, filter, offset and limit.
-- `dataset` defines the two interfaces that connect all of them: `Dataset` and `Source`.
+  `messages.plan` decides which. `vortex_encoding` turns these into Vortex arrays.
+- `selection` and `filters` resolve the request against the schema: columns, filter, offset, limit.
+- `dataset` defines the two interfaces that connect all of them: `ServedDataset` and `Source`.
 """

@@ -18,11 +18,10 @@ from ...publication.patterns import has_wildcards
 from ...publication.storage import is_object_url, is_storage_url, open_storage
 from ..config import Settings
 from ..metrics import CacheUses
-from .dataset import Dataset, Writers
+from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
 from .files.directory import DirectoryDataset, ObjectListing, PatternListing
-from .files.file_dataset import FileDataset
 from .files.file_types import open_file
 from .published import PublishedDataset
 from .published_shards import ObjectCache, open_object_cache
@@ -36,32 +35,22 @@ _DELTA = "delta:"
 
 def open_dataset(
     source: Any, cache: ObjectCache | None = None, *, refuse_writers: bool = True
-) -> Dataset:
+) -> ServedDataset:
     """Return the dataset for a source.
 
-    `cache`: Default: one in the user's cache folder. `refuse_writers`: Published datasets are
-    exempt: their versions never change. Raises `DatasetError` if a path does not exist, or its
-    contents cannot be read or are not supported, or if it is open for writing. Raises `UsageError`
-    if the source has another type.
+    A path or URL names a file, a directory of files, a pattern such as ``trips/*.parquet``, a
+    published dataset, a Delta table (perhaps after ``delta:``), or a prefix of an object store or a
+    pattern for its objects. The contents decide the type of a file. Other sources are:
 
-    `source`: - The path of an Arrow IPC file or stream, a Feather or a Parquet file, a file with
-    tensors
-      or with an array of NumPy, or of a directory of such files. The contents decide the type
-      of a file.
-    - A pattern for such files, such as ``trips/*.parquet``.
-    - The path or URL of a Delta table, perhaps after ``delta:``.
-    - The path or URL of a published dataset; see `PublishedDataset`.
-    - The URL of a prefix in an object store with such files as objects, or a pattern for them:
-      ``s3://bucket/trips/*.parquet``.
-    - A ``pyarrow.Table``, a ``pyarrow.RecordBatch``, or a list of record batches.
-    - A data frame of pandas or polars, or another object with ``__arrow_c_stream__`` or
-      ``__arrow_c_array__``. It is read into memory now.
-    - An object in the memory of a CUDA device, with ``__arrow_c_device_array__``,
-      ``__dlpack__`` or ``__cuda_array_interface__``; a list of the first; or a mapping of names
-      to arrays. See `import_device_data`. The data stays there.
-    - A tensor: a ``numpy.ndarray``, a sparse matrix or array of SciPy, a ``pyarrow.Tensor``
-      or a sparse tensor of pyarrow; or a list of these. See `convert_to_tensor`.
-    - A ``pyarrow.RecordBatchReader``, which can be read once; see `ReaderDataset`.
+    - Arrow tables, record batches, and a ``pyarrow.RecordBatchReader``, which can be read once.
+    - Tensors, and lists of them; see `convert_to_tensor`.
+    - Data in the memory of a CUDA device, which stays there; see `import_device_data`.
+    - Other objects with ``__arrow_c_stream__`` or ``__arrow_c_array__``, which are read now.
+
+    The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
+    published datasets, whose versions never change. Raises `DatasetError` if a path does not exist,
+    is open for writing, or has contents that cannot be read or are not supported, and `UsageError`
+    if the source has another type.
 
     Examples
     --------
@@ -103,7 +92,7 @@ def _convert_to_tensors(source: Any) -> list[AnyTensor] | None:
 
 def _open_location(
     location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
-) -> Dataset:
+) -> ServedDataset:
     if isinstance(location, str) and location.startswith(_DELTA):
         return DeltaDataset(location.removeprefix(_DELTA))
     if isinstance(location, str) and is_object_url(location):
@@ -122,7 +111,7 @@ def _open_location(
     return open_file(path, refuse_writers=refuse_writers)
 
 
-def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
+def _open_objects(location: str, cache: ObjectCache | None) -> ServedDataset:
     if not has_wildcards(location):
         storage = open_storage(location)
         if storage.list_objects(VERSIONS):
@@ -132,40 +121,17 @@ def _open_objects(location: str, cache: ObjectCache | None) -> Dataset:
     return DirectoryDataset(ObjectListing(location))
 
 
-def find_writers(dataset: Dataset) -> Writers | None:
-    """Return what happens if another process writes to a file of a dataset.
-
-    None means that no process may: the dataset is published or not in files.
-    """
-    return dataset.writers if isinstance(dataset, (FileDataset, DirectoryDataset)) else None
-
-
-def find_device_type(dataset: Dataset) -> int | None:
-    """Return the type of the device that has a dataset, as in DLPack; None for the host."""
-    return dataset.device_type if isinstance(dataset, DeviceTable) else None
-
-
 def open_catalog(
     sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: Settings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
-    refuse_writers = not settings.allow_writers
-    return Catalog(sources, open_object_cache(settings), refuse_writers=refuse_writers)
+    return Catalog(sources, open_object_cache(settings), refuse_writers=not settings.allow_writers)
 
 
 class Catalog:
     """Datasets by name. Safe to use from several threads.
 
-    A name is a key and never a path.
-
-    Raises `ConfigError` if a name is empty or given twice. Raises `DatasetError` if a source cannot
-    be read. Raises `UsageError` if a source has an unsupported type.
-
-    Attributes
-    ----------
-    replicate : callable
-        Called with the sources that are about to be added or replaced, and the names that were
-        removed, but not by `update`. If it raises, nothing is added or replaced.
+    A name is a key and never a path. Errors are those of `add`.
 
     Examples
     --------
@@ -184,8 +150,10 @@ class Catalog:
         self._cache = cache
         self._refuse_writers = refuse_writers
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
+        """Called with the sources that are about to be added or replaced, and the names that were
+        removed, but not by `update`. If it raises, nothing is added or replaced."""
         # The mapping is replaced and never changed, so readers need no lock.
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[str, ServedDataset] = {}
         self._lock = threading.Lock()
         pairs = cast("Iterable[tuple[str, Any]]", getattr(sources, "items", lambda: sources)())
         try:
@@ -198,8 +166,8 @@ class Catalog:
     def add(self, name: str, source: Any) -> None:
         """Add a dataset.
 
-        Raises `ConfigError` if the name is empty, not a text, or taken. Raises `DatasetError` if
-        the source cannot be read. Raises `UsageError` if the source has an unsupported type.
+        Raises `ConfigError` if the name is empty, not a text, or taken, and `DatasetError` or
+        `UsageError` as `open_dataset` does.
         """
         if not isinstance(name, str) or not name.strip() or "\0" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -207,24 +175,21 @@ class Catalog:
                 "no NUL character"
             )
         self._check_free(name)
-        dataset = self._open(name, source)
-        try:
-            with self._lock:
-                self._check_free(name)
-                self.replicate({name: source}, ())
-                self._datasets = {**self._datasets, name: dataset}
-        except BaseException:
-            dataset.close()
-            raise
+        self._put(name, source, is_new=True)
 
     def replace(self, name: str, source: Any) -> None:
         """Use another source for a name, or add the name. Running streams are not affected.
 
         Raises `DatasetError`, `UsageError` as for `add`. The previous dataset then stays.
         """
+        self._put(name, source, is_new=False)
+
+    def _put(self, name: str, source: Any, *, is_new: bool) -> None:
         dataset = self._open(name, source)
         try:
             with self._lock:
+                if is_new:
+                    self._check_free(name)
                 previous = self._datasets.get(name)
                 self.replicate({name: source}, ())
                 self._datasets = {**self._datasets, name: dataset}
@@ -235,12 +200,10 @@ class Catalog:
             previous.close()
 
     def update(self, sources: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
-        """Use new sources for names, and remove other names, all at once.
+        """Use new sources for names, and remove other names if they exist, all at once.
 
-        Running streams are not affected.
-
-        `removed`: Those that do not exist are ignored. Raises `DatasetError`, `UsageError` as for
-        `add`; the attribute `stream` names the dataset. Nothing has changed then.
+        Running streams are not affected. Raises `DatasetError`, `UsageError` as for `add`; the
+        attribute `stream` names the dataset. Nothing has changed then.
         """
         self.prepare_update(sources, removed)()
 
@@ -248,7 +211,7 @@ class Catalog:
         self, sources: Mapping[str, Any], removed: Iterable[str] = ()
     ) -> Callable[[], None]:
         """Open new sources, and return a function that serves them; see `update`."""
-        opened: dict[str, Dataset] = {}
+        opened: dict[str, ServedDataset] = {}
         try:
             for name, source in sources.items():
                 opened[name] = self._open(name, source)
@@ -280,12 +243,8 @@ class Catalog:
             self.replicate({}, (name,))
         dataset.close()
 
-    def lookup(self, name: str) -> Dataset:
-        """Return a dataset.
-
-        Raises `NotFoundError` if there is no dataset of this name. The error suggests similar
-        names.
-        """
+    def lookup(self, name: str) -> ServedDataset:
+        """Return a dataset; raise `NotFoundError`, which suggests similar names."""
         datasets = self._datasets
         try:
             return datasets[name]
@@ -294,7 +253,8 @@ class Catalog:
 
     def location(self, name: str) -> str | None:
         """Return the path or URL of a dataset; None if it has none or does not exist."""
-        return getattr(self._datasets.get(name), "location", None)
+        dataset = self._datasets.get(name)
+        return None if dataset is None else dataset.location
 
     def names(self) -> list[str]:
         """Return the names in the order in which they were added."""
@@ -313,7 +273,7 @@ class Catalog:
             if isinstance(dataset, PublishedDataset)
         ]
 
-    def datasets(self) -> list[Dataset]:
+    def datasets(self) -> list[ServedDataset]:
         """Return the datasets in the order in which they were added."""
         return list(self._datasets.values())
 
@@ -336,7 +296,7 @@ class Catalog:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _open(self, name: str, source: Any) -> Dataset:
+    def _open(self, name: str, source: Any) -> ServedDataset:
         """Open a dataset, and name it in the attribute `stream` of an error."""
         try:
             return open_dataset(source, self._cache, refuse_writers=self._refuse_writers)

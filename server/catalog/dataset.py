@@ -1,23 +1,28 @@
 """Datasets and sources: the interface between the data and the streams that send it.
 
-A dataset opens a `Source` for each reader. A source yields groups of messages. The sender
+A `ServedDataset` opens a `Source` for each reader. A source yields groups of messages. The sender
 numbers, splits and sends a group before it takes the next one, so one group bounds the memory
 that a reader costs the server. A `GeneratorSource` makes a source of a generator.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ...errors import ClosedError
+from ...errors import ClosedError, InvalidRequestError, remote_error
+from ...formats.arrow.tensors.labels import Labels
+from ...formats.arrow.tensors.layout import AnyLayout
 from ...formats.parquet.conversions import DEFAULT_OPTIONS, ParquetOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
@@ -106,8 +111,8 @@ class Source(Protocol):
 
         Raises `DatasetError` if the data cannot be read, is truncated, or has changed since the
         source was opened. Groups that were yielded before may be wrong, too, so the stream has to
-        fail. Raises `InvalidRequestError` if the filter fails for a value. Raises `ExhaustedError`
-        if the stream exceeds its budget. Raises `ClosedError` if the source was closed.
+        fail. Raises `InvalidRequestError` if the filter fails for a value, `ExhaustedError` if the
+        stream exceeds its budget, and `ClosedError` if the source was closed.
         """
         ...
 
@@ -120,77 +125,258 @@ class Source(Protocol):
         ...
 
 
-class Dataset(Protocol):
-    """Record batches with one schema. Safe to use from several threads."""
+_T = TypeVar("_T")
+
+
+def hash_version(*identities: Iterable[int | str]) -> str:
+    """Return an opaque version text for the state of some files.
+
+    Examples
+    --------
+    >>> hash_version((1, 2), (3,)) == hash_version((1, 2), (4,))
+    False
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for identity in identities:
+        digest.update(repr(tuple(identity)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def check_version(request: Request, version: str) -> None:
+    """Check that a request is for a version, or for any version.
+
+    Raises `RemoteError` (FAILED_PRECONDITION) if it is for another version.
+    """
+    if request.version not in (None, version):
+        raise remote_error(
+            "FAILED_PRECONDITION",
+            f"the dataset {request.dataset!r} has changed, or never had the version "
+            f"{request.version}: its version is {version}; request a new ticket",
+            stream=request.dataset,
+        )
+
+
+def check_batches(request: Request, count: int) -> None:
+    """Check that the data has the record batches that a request is for.
+
+    Raises `InvalidRequestError` if it does not.
+    """
+    if request.batches is not None and request.batches[1] > count:
+        first, end = request.batches
+        raise InvalidRequestError(
+            f"there are no record batches {first}:{end}; there are {count}, counted from 0",
+            stream=request.dataset,
+        )
+
+
+def select_shards(request: Request, shards: Sequence[_T]) -> Sequence[_T]:
+    """Return the shards that a request is for: one of them, or all.
+
+    Raises `InvalidRequestError` if the shard does not exist.
+    """
+    if request.shard is None:
+        return shards
+    if request.shard >= len(shards):
+        raise InvalidRequestError(
+            f"there is no shard {request.shard}; the dataset has {len(shards)}",
+            stream=request.dataset,
+        )
+    return shards[request.shard : request.shard + 1]
+
+
+class ServedDataset(ABC):
+    """Record batches with one schema, or tensors. Safe to use from several threads."""
+
+    _kind: str
 
     @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """The schema of all batches."""
-        ...
 
     @property
+    @abstractmethod
     def rows(self) -> int | None:
         """The number of rows; None if it is unknown until the data is decoded.
 
-        Blocking: the first use may read the metadata of all messages.
-
-        Raises `DatasetError` if the data is no longer readable.
+        Blocking: the first use may read the metadata of all messages. Raises `DatasetError` if
+        the data is no longer readable.
         """
-        ...
 
     @property
+    @abstractmethod
     def nbytes(self) -> int | None:
         """The stored size in bytes; None if unknown."""
-        ...
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """An opaque text that changes when the data changes. Blocking: it looks at the files.
+
+        The last known version, if the data is no longer readable.
+        """
 
     @property
     def kind(self) -> str:
         """The type of the data: ``arrow file``, ``parquet directory``, ``table``."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """An opaque text that changes when the data changes.
-
-        Blocking: it looks at the files.
-        """
-        ...
+        return self._kind
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """The shards in order; at least one. Blocking, like `rows`.
+        """The shards in order; at least one. Blocking, and raises as `rows` does."""
+        return (Shard(self.rows, self.nbytes),)
 
-        Raises `DatasetError` if the data is no longer readable.
+    @property
+    def location(self) -> str | None:
+        """The path, URL or pattern, as it was given. Readers never see it."""
+        return None
+
+    @property
+    def writers(self) -> Writers | None:
+        """What happens if another process writes to a file of the dataset.
+
+        None means that no process may: the dataset is published or not in files.
         """
-        ...
+        return None
 
+    @property
+    def device_type(self) -> int | None:
+        """The type of the device that has the data, as in DLPack; None for the host."""
+        return None
+
+    def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
+        """Return the layout and the labels of each tensor; empty if there are none."""
+        return []
+
+    @abstractmethod
     def open(self, request: Request, encoding: Encoding) -> Source:
-        """Open the dataset for one reader. Blocking: it reads files.
+        """Open the dataset for one reader, who closes the source. Blocking: it reads files.
 
-        `request`: It has rows only beside record batches and a filter; see `resolve_rows`.
-        `encoding`: the request has precedence. Return the caller closes it. Raises `DatasetError`
-        if the data is no longer readable. Raises `NotFoundError` if a column does not exist. The
-        error suggests similar names. Raises `InvalidRequestError` if the request does not fit the
-        dataset: the shard does not exist, or the filter is malformed or does not fit the columns.
-        Raises `ExhaustedError` if the request exceeds ``encoding.budget``. Raises `RemoteError`:
-        With the code FAILED_PRECONDITION, if the dataset does not have the requested version, or
-        can be read only once and was read before.
+        The request has precedence over `encoding`. It has rows only beside record batches and a
+        filter; see `resolve_rows`. Raises `DatasetError` if the data is no longer readable,
+        `NotFoundError` if a column does not exist, `InvalidRequestError` if the request does not
+        fit the dataset, `ExhaustedError` if it exceeds ``encoding.budget``, and `RemoteError`
+        (FAILED_PRECONDITION) if the dataset does not have the requested version, or can be read
+        only once and was read before.
         """
-        ...
 
+    @abstractmethod
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
         """Return the rows that each stored record batch or row group of one shard contributes.
 
-        Blocking. With a filter, it reads the columns that the filter refers to.
-
-        `request`: the other fields do not apply. Raises `SplitArrowError` as `open` does; with the
-        code FAILED_PRECONDITION if the data can be read only once.
+        Only the shard, the version and the filter of the request apply. Blocking. Raises
+        `SplitArrowError` as `open` does; with the code FAILED_PRECONDITION if the data can be
+        read only once.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release the dataset's resources. Open sources stay usable."""
-        ...
+
+
+class FixedDataset(ServedDataset):
+    """A dataset that never changes. Its version is new and random by default."""
+
+    def __init__(
+        self, schema: pa.Schema, rows: int | None, nbytes: int | None, version: str | None = None
+    ) -> None:
+        self._schema = schema
+        self._rows = rows
+        self._nbytes = nbytes
+        self._version = version or uuid.uuid4().hex
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all batches."""
+        return self._schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows; None if it is unknown."""
+        return self._rows
+
+    @property
+    def nbytes(self) -> int | None:
+        """The size in bytes; None if it is unknown."""
+        return self._nbytes
+
+    @property
+    def version(self) -> str:
+        """The version; see `ServedDataset.version`."""
+        return self._version
+
+    def check_request(self, request: Request) -> None:
+        """Check the version and the shard of a request; see `ServedDataset.open`."""
+        check_version(request, self._version)
+        select_shards(request, self.shards)
+
+
+class DatasetView(ServedDataset):
+    """A dataset that is described by another one."""
+
+    @property
+    @abstractmethod
+    def described(self) -> ServedDataset:
+        """The dataset with the description."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all batches."""
+        return self.described.schema
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows; see `ServedDataset.rows`."""
+        return self.described.rows
+
+    @property
+    def nbytes(self) -> int | None:
+        """The stored size in bytes."""
+        return self.described.nbytes
+
+    @property
+    def kind(self) -> str:
+        """The type of the data."""
+        return self.described.kind
+
+    @property
+    def version(self) -> str:
+        """The version of the data."""
+        return self.described.version
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards in order."""
+        return self.described.shards
+
+
+_Version = TypeVar("_Version", bound=ServedDataset)
+
+
+class VersionedDataset(DatasetView, Generic[_Version]):
+    """A dataset of which a new reader gets the current version, or an older one by request."""
+
+    _MAX_OLD = 8
+
+    def __init__(self, current: _Version) -> None:
+        self._lock = threading.Lock()
+        self._current = current
+        self._old: dict[int, _Version] = {}
+
+    @property
+    def described(self) -> _Version:
+        """The current version, as far as it is known now."""
+        return self._current
+
+    def _keep_old(self, number: int, version: _Version) -> None:
+        self._old[number] = version
+        while len(self._old) > self._MAX_OLD:
+            del self._old[next(iter(self._old))]
+
+
+def parse_version_number(version: str) -> int | None:
+    """Return the number at the beginning of a version such as ``3-9f2c``; None if it has none."""
+    number = version.partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 
 MessageGroups = Generator[Sequence[SourceMessage], None, None]
@@ -198,10 +384,7 @@ MessageGroups = Generator[Sequence[SourceMessage], None, None]
 
 
 class GeneratorSource:
-    """A `Source` whose groups come from a generator.
-
-    `groups`: It runs on the thread that takes the next group.
-    """
+    """A `Source` of a generator, which runs on the thread that takes the next group."""
 
     def __init__(
         self, groups: MessageGroups, *, blocking: bool, region_files: Sequence[Path] = ()

@@ -26,13 +26,21 @@ from ...protocol.request import Request
 from ...publication.storage import ObjectStorage, check_credentials, is_object_url
 from ...transport.memory.files import SourceFile
 from ..logs import get_logger
-from .dataset import Encoding, GeneratorSource, Shard
+from .dataset import (
+    Encoding,
+    FixedDataset,
+    GeneratorSource,
+    Shard,
+    VersionedDataset,
+    parse_version_number,
+    select_shards,
+)
 from .files.concatenated import ConcatenatedFiles
 from .files.file_dataset import FileContents
 from .files.origins import FileOrigin, LocalOrigin, ObjectOrigin, map_read_errors
 from .files.parquet import ParquetDataset
 from .messages.reencoding import Batches
-from .selection import Selection, select_fields, select_shards
+from .selection import Selection, select_fields
 
 LOG_FOLDER = "_delta_log"
 """The folder that makes a folder a Delta table."""
@@ -42,6 +50,11 @@ _FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 _CHECKED_FEATURES = frozenset({"columnMapping", "deletionVectors"})
 """The reader features that a table may list without using them."""
 _PARTITION = "partition."
+_FILE_TYPE = "a file of a Delta table"
+_REQUESTS = 16
+"""The number of data files that are inspected at a time."""
+_POLL_SECONDS = 1.0
+"""The shortest time between two looks at the log in an object store, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +82,7 @@ class DeltaSnapshot:
 
 
 class DeltaLog:
-    """The log of a table. Safe to use from several threads.
-
-    Raises `MissingExtraError` if the extra ``delta`` is not installed. Raises `UsageError` if there
-    are no credentials for the store. Raises `DatasetError` if the log cannot be read.
-    """
+    """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -193,9 +202,6 @@ def _import_deltalake(location: str) -> Any:
     return deltalake
 
 
-_FILE_TYPE = "a file of a Delta table"
-
-
 class DeltaFileDataset(ParquetDataset):
     """A data file, with the columns of the table.
 
@@ -272,29 +278,21 @@ class DeltaFileDataset(ParquetDataset):
         return pa.repeat(value, batch.num_rows)
 
 
-_MAX_OLD_VERSIONS = 8
-_REQUESTS = 16
-"""The number of data files that are inspected at a time."""
-_POLL_SECONDS = 1.0
-"""The shortest time between two looks at the log in an object store, in seconds."""
+class DeltaVersion(FixedDataset):
+    """One version of a Delta table."""
 
-
-class DeltaVersion:
-    """One version of a Delta table. It never changes. See `Dataset`."""
-
-    kind = "delta table"
+    _kind = "delta table"
 
     def __init__(
         self, location: str, snapshot: DeltaSnapshot, files: Sequence[DeltaFileDataset]
     ) -> None:
+        rows = sum(file.rows or 0 for file in files)
+        nbytes = sum(file.nbytes or 0 for file in files)
+        super().__init__(snapshot.schema, rows, nbytes, snapshot.version)
         self.snapshot = snapshot
         """The version in the log."""
         self.files = files
         """The data files."""
-        self.version = snapshot.version
-        self.schema = snapshot.schema
-        self.rows: int | None = sum(file.rows or 0 for file in files)
-        self.nbytes: int | None = sum(file.nbytes or 0 for file in files)
         self._location = location
 
     @property
@@ -303,39 +301,32 @@ class DeltaVersion:
         return [Shard(file.rows, file.nbytes) for file in self.files] or [Shard(0, 0)]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the version for one reader; see `Dataset.open`."""
+        """Open the version for one reader; see `ServedDataset.open`."""
         return self._select(request).open(request, encoding, self._location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each row group contributes; see `Dataset.count_rows`."""
+        """Return the rows that each row group contributes; see `ServedDataset.count_rows`."""
         return self._select(request).count_rows(request, encoding, self._location)
-
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
 
     def _select(self, request: Request) -> ConcatenatedFiles:
         select_shards(request, self.shards)  # which checks the request of an empty table, too
         files = select_shards(request, self.files) if self.files else ()
-        return ConcatenatedFiles.of_schema(files, self.schema)
+        return ConcatenatedFiles.of(files, self.schema)
 
 
-class DeltaDataset:
-    """A Delta table. Each new reader gets the version that is the newest then. See `Dataset`.
+class DeltaDataset(VersionedDataset[DeltaVersion]):
+    """A Delta table. Each new reader gets the version that is the newest then.
 
     Raises `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
     is not supported. Raises `UsageError` if there are no credentials for the store. Raises
     `MissingExtraError` if the extra ``delta``, or ``object-store`` for a URL, is not installed.
     """
 
-    kind = "delta table"
-
     def __init__(self, location: str) -> None:
         self._storage = ObjectStorage(location) if is_object_url(location) else None
         self._log = DeltaLog(location)
-        self._lock = threading.Lock()
-        self._old: dict[int, DeltaVersion] = {}
         self._logger = get_logger("delta")
-        self._current = self._make_version(self._log.load_newest(), {})
+        super().__init__(self._make_version(self._log.load_newest(), ()))
         self._polled_at = time.monotonic()
 
     @property
@@ -344,50 +335,30 @@ class DeltaDataset:
         return self._log.location
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of the newest version."""
-        return self._current.schema
-
-    @property
-    def rows(self) -> int | None:
-        """The number of rows of the newest version."""
-        return self._current.rows
-
-    @property
-    def nbytes(self) -> int | None:
-        """The size of the data files of the newest version in bytes."""
-        return self._current.nbytes
-
-    @property
     def version(self) -> str:
         """The newest version; the last known one if the log is not readable."""
         return self._find_newest(strict=False).version
 
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The data files of the newest version."""
-        return self._current.shards
-
     def resolve_version(self, request: Request) -> DeltaVersion:
         """Return the version that a request is for, or the newest.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the table does not have the
-        version any more. Raises `DatasetError` if the log cannot be read.
+        Raises `RemoteError` (FAILED_PRECONDITION) if the table does not have the version any more,
+        and `DatasetError` if the log cannot be read.
         """
         newest = self._find_newest(strict=True)
         wanted = request.version
         if wanted is None or wanted in (newest.version, str(newest.snapshot.number)):
             return newest
-        number = wanted.partition("-")[0]
-        if number.isascii() and number.isdigit() and len(number) < 18:
-            if int(number) > newest.snapshot.number and self._storage is not None:
+        number = parse_version_number(wanted)
+        if number is not None:
+            if number > newest.snapshot.number and self._storage is not None:
                 # Another process of the server may have found it since the last look at the log.
                 self._polled_at = float("-inf")
                 newest = self._find_newest(strict=True)
                 if wanted in (newest.version, str(newest.snapshot.number)):
                     return newest
-            older = self._find_old(int(number), newest)
-            if older is not None and wanted in (older.version, number):
+            older = self._find_old(number, newest)
+            if older is not None and wanted in (older.version, wanted.partition("-")[0]):
                 return older
         raise remote_error(
             "FAILED_PRECONDITION",
@@ -396,15 +367,12 @@ class DeltaDataset:
         )
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open a version for one reader; see `Dataset.open`."""
+        """Open a version for one reader; see `ServedDataset.open`."""
         return self.resolve_version(request).open(request, encoding)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each row group contributes; see `Dataset.count_rows`."""
+        """Return the rows that each row group contributes; see `ServedDataset.count_rows`."""
         return self.resolve_version(request).count_rows(request, encoding)
-
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
 
     def _find_newest(self, *, strict: bool) -> DeltaVersion:
         """Return the newest version. If not `strict`, an error is logged, not raised."""
@@ -414,8 +382,8 @@ class DeltaDataset:
             try:
                 snapshot = self._log.load_newest(self._current.snapshot)
                 if snapshot is not self._current.snapshot:
-                    self._keep_old(self._current)
-                    self._current = self._make_version(snapshot, self._known_files(self._current))
+                    self._keep_old(self._current.snapshot.number, self._current)
+                    self._current = self._make_version(snapshot, self._current.files)
             except DatasetError as error:
                 if strict:
                     raise
@@ -429,21 +397,16 @@ class DeltaDataset:
             if version is None and number < newest.snapshot.number:
                 snapshot = self._log.load(number)
                 if snapshot is not None:
-                    version = self._make_version(snapshot, self._known_files(newest))
-                    self._keep_old(version)
+                    version = self._make_version(snapshot, newest.files)
+                    self._keep_old(number, version)
             return version
 
-    def _keep_old(self, version: DeltaVersion) -> None:
-        self._old[version.snapshot.number] = version
-        while len(self._old) > _MAX_OLD_VERSIONS:
-            del self._old[next(iter(self._old))]
-
-    def _known_files(self, version: DeltaVersion) -> Mapping[str, DeltaFileDataset]:
-        return {file.origin.name: file for file in version.files}
-
     def _make_version(
-        self, snapshot: DeltaSnapshot, known: Mapping[str, DeltaFileDataset]
+        self, snapshot: DeltaSnapshot, known_files: Sequence[DeltaFileDataset]
     ) -> DeltaVersion:
+        """Return a version. Known files are not inspected again."""
+        known = {file.origin.name: file for file in known_files}
+
         def open_file(file: DeltaFile) -> DeltaFileDataset:
             dataset = known.get(file.name)
             if dataset is not None and dataset.fits(snapshot.schema):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import uuid
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import pyarrow as pa
 
@@ -17,13 +15,14 @@ from ...memory.array_layout import ArrayLayout
 from ...memory.device import Device
 from ...memory.device_bodies import encode_on_device, has_fixed_width
 from ...memory.device_region import DeviceExport
-from ...memory.imports import BufferCopy, DeviceData, copy_buffer, fetch_array, with_null_count
+from ...memory.imports import DeviceData, copy_buffer, fetch_array, with_null_count
 from ...protocol.memory import Allocator, DeviceSpan
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Encoding, GeneratorSource, MessageGroups, Shard
-from .messages.reencoding import Batches, count_matches, encode_groups
-from .selection import Selection, check_batches, check_version, select_shards
+from .dataset import Encoding, GeneratorSource, MessageGroups
+from .messages.reencoding import Batches, encode_groups
+from .selection import Selection
+from .tables import SlicedDataset
 
 BATCH_BYTES = 16 << 20
 """The approximate size in bytes of the slices that a batch is sent in."""
@@ -33,72 +32,54 @@ _PAGEABLE_BYTES = 16 << 10
 """The size below which a buffer is copied to pageable memory."""
 
 
-class DeviceTable:
-    """Record batches in the memory of a device, which the caller keeps unchanged. See `Dataset`.
+class DeviceTable(SlicedDataset):
+    """Record batches in the memory of a device, which the caller keeps unchanged.
 
     A connection that can send from that memory gets the bodies of batches of fixed-width columns
     from there, and no processor reads them. Everything else is copied to host memory, a slice at a
     time.
 
-    `staging` is the host memory that slices are copied to. Raises `UsageError` if the schemas or
-    the devices differ.
+    Slices are copied to `staging`. Raises `UsageError` if the schemas or the devices differ.
     """
 
-    kind = "device table"
+    _kind = "device table"
 
     def __init__(self, parts: Sequence[DeviceData], staging: Allocator) -> None:
         first = parts[0]
-        self.schema: pa.Schema = first.schema
         for number, part in enumerate(parts):
-            if (difference := describe_difference(self.schema, part.schema)) is not None:
+            if (difference := describe_difference(first.schema, part.schema)) is not None:
                 raise UsageError(f"record batch {number} differs from the first one: {difference}")
             if (part.type_code, part.device.name) != (first.type_code, first.device.name):
                 raise UsageError(
                     f"record batch {number} is on {part.device.name}, and the first one on "
                     f"{first.device.name}; serve the batches of each device separately"
                 )
-        self.device_type = first.type_code
-        """The type of the memory, as in DLPack."""
+        nbytes = sum(part.nbytes for part in parts)
+        super().__init__(first.schema, sum(part.num_rows for part in parts), nbytes)
+        self._type_code = first.type_code
         self._device: Device = first.device
         self._staging = staging
         self._slices = [each for part in parts for each in _slice(part)]
-        self.rows: int | None = sum(part.num_rows for part in parts)
-        self.nbytes: int | None = sum(part.nbytes for part in parts)
-        self.version: str = uuid.uuid4().hex
         self._export: DeviceExport | str | None = None
         self._padding = _allocate_zeros(first.device, first.type_code)
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The table as a single shard."""
-        return (Shard(self.rows, self.nbytes),)
+    def device_type(self) -> int:
+        """The type of the memory, as in DLPack."""
+        return self._type_code
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the table for one reader; see `Dataset.open`.
+        """Open the table for one reader; see `ServedDataset.open`.
 
-        Raises `ExhaustedError` while it is read: if the budget of the host memory is spent. The
-        error names it.
+        While it is read, `ExhaustedError` is raised if the budget of the host memory is spent.
         """
-        check_version(request, self.version)
-        select_shards(request, self.shards)
-        selection = Selection.resolve(request, encoding, self.schema)
-        check_batches(request, len(self._slices))
-        if self.device_type in encoding.devices and _is_unchanged(selection):
+        selection = self._resolve(request, encoding)
+        if self._type_code in encoding.devices and _is_unchanged(selection):
             groups = self._encode_on_device(self._select(selection), selection)
             return GeneratorSource(groups, blocking=False)
         batches = self._read_batches(selection.for_reading(self.schema))
         groups = encode_groups(selection, batches, "the device table")
         return GeneratorSource(groups, blocking=True)
-
-    def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each slice contributes; see `Dataset.count_rows`."""
-        check_version(request, self.version)
-        select_shards(request, self.shards)
-        rows = [each.num_rows for each in self._slices]
-        if request.filter is None:
-            return rows
-        selection = Selection.for_counting(request, encoding, self.schema)
-        return count_matches(selection, self._read_batches, rows, "the device table", is_valid=True)
 
     def export(self) -> DeviceExport | None:
         """Return what lets readers on this host open the memory; None if they cannot."""
@@ -110,57 +91,48 @@ class DeviceTable:
                 for buffer in column.list_buffers()
             ]
             try:
-                self._export = DeviceExport(self._device, self.device_type, buffers)
+                self._export = DeviceExport(self._device, self._type_code, buffers)
             except (SplitArrowError, MemoryError) as error:
                 self._export = str(error)
                 _log.debug("memory of %s is not shared: %s", self._device.name, error)
         return None if isinstance(self._export, str) else self._export
 
-    def close(self) -> None:
-        """Drop the table. Open sources stay usable."""
-        self._slices = []
-
-    def _select(self, selection: Selection) -> list[DeviceData]:
-        return self._slices[selection.first_batch : selection.end_batch]
-
-    def _encode_on_device(self, parts: list[DeviceData], selection: Selection) -> MessageGroups:
+    def _encode_on_device(
+        self, slices: Sequence[DeviceData], selection: Selection
+    ) -> MessageGroups:
         """Yield messages whose bodies are in the memory of the device."""
         encoder = MessageEncoder(selection.schema)
         yield [SourceMessage(*encoder.schema_message)]
-        for part in parts:
+        for part in slices:
             columns = _select_columns(part, selection)
-            arguments = (selection.schema, columns, self.device_type, self._padding)
-            message = encode_on_device(encoder, *arguments)
+            message = encode_on_device(
+                encoder, selection.schema, columns, self._type_code, self._padding
+            )
             # The transport uses the device on this thread.
             self._device.activate()
             yield [SourceMessage(*message)]
         encoder.close()
 
-    def _read_batches(self, selection: Selection) -> Batches:
-        copy = partial(_copy_to_host, self._device, self._staging)
-        return _fetch(self._select(selection), selection, copy)
+    def _read_slices(self, slices: Sequence[DeviceData], selection: Selection) -> Batches:
+        """Yield copies of slices in host memory."""
+        dictionaries: dict[int, ArrayLayout] = {}
+        for part in slices:
+            columns = _select_columns(part, selection)
+            arrays = [fetch_array(column, self._copy_to_host, dictionaries) for column in columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
 
-
-def _fetch(parts: list[DeviceData], selection: Selection, copy: BufferCopy) -> Batches:
-    """Yield copies of slices in host memory."""
-    dictionaries: dict[int, ArrayLayout] = {}
-    for part in parts:
-        columns = _select_columns(part, selection)
-        arrays = [fetch_array(column, copy, dictionaries) for column in columns]
-        yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), None
-
-
-def _copy_to_host(device: Device, staging: Allocator, source: pa.Buffer) -> pa.Buffer:
-    if source.size < _PAGEABLE_BYTES:
-        return copy_buffer(device, source)
-    try:
-        target = staging.allocate(source.size)
-    except MemoryError as error:
-        raise ExhaustedError(
-            f"data of {device.name} cannot be copied to the host: {error}"
-        ) from None
-    device.copy_out(target.address, source.address, source.size)
-    return target
+    def _copy_to_host(self, source: pa.Buffer) -> pa.Buffer:
+        device = self._device
+        if source.size < _PAGEABLE_BYTES:
+            return copy_buffer(device, source)
+        try:
+            target = self._staging.allocate(source.size)
+        except MemoryError as error:
+            raise ExhaustedError(
+                f"data of {device.name} cannot be copied to the host: {error}"
+            ) from None
+        device.copy_out(target.address, source.address, source.size)
+        return target
 
 
 def _is_unchanged(selection: Selection) -> bool:

@@ -43,6 +43,11 @@ _SECONDS_PER_BYTE = 1e-9
 _CALL = re.compile(r"(?<!\w)(\w*)\(")
 _FIELD_NUMBER = re.compile(r"FieldPath\((\d+)")
 _FIXED_WIDTH = re.compile(r"(?:fixed_size_binary\[|length:)(\d+)")
+_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
+# The extension of Arrow's own functions. Some of them take any amount of memory or time, so
+# filters may only use the functions of Substrait.
+_ARROW_EXTENSION = b"substrait_simple_extension_function"
+_MAX_REASON = 200
 _BOOLEAN = frozenset(
     (
         *("", "ends_with", "invert", "is_finite", "is_nan", "is_null", "is_valid"),
@@ -79,9 +84,7 @@ class FilterCost:
 
     @classmethod
     def estimate(cls, expression: str, message_bytes: int) -> FilterCost:
-        """Estimate the cost of an expression.
-
-        `message_bytes` is the size of its Substrait message in bytes, which holds the literals.
+        """Estimate the cost of an expression, whose Substrait message also holds its literals.
 
         Examples
         --------
@@ -181,13 +184,6 @@ class ProcessorTime:
             )
 
 
-_TRUTH_OF_NAN = re.compile(r"(?<!FieldPath)(?<=\w)\(|!=")
-# The extension of Arrow's own functions. Some of them take any amount of memory or time, so
-# filters may only use the functions of Substrait.
-_ARROW_EXTENSION = b"substrait_simple_extension_function"
-_MAX_REASON = 200
-
-
 class BoxTest(NamedTuple):
     """A condition on the bounding boxes of a column."""
 
@@ -233,10 +229,9 @@ class RowFilter:
     ) -> RowFilter:
         """Parse a filter, and match it with the columns of a dataset.
 
-        `seconds` is the processor time that the filter may use, in seconds; see `ProcessorTime`.
-        Raises `InvalidRequestError` if the filter is malformed, is not exactly one boolean
-        expression, refers to a missing column, or does not fit the types of the columns. Raises
-        `ExhaustedError` if it takes too much memory or processor time for a single row.
+        `seconds` is for `ProcessorTime`. Raises `InvalidRequestError` if the filter is malformed,
+        is not exactly one boolean expression, refers to a missing column, or does not fit the types
+        of the columns. Raises `ExhaustedError` as `check` does.
         """
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -305,8 +300,8 @@ class RowFilter:
     def check(self, schema: pa.Schema) -> None:
         """Check that the filter yields booleans for batches with this schema.
 
-        Raises `InvalidRequestError` if it does not. Raises `ExhaustedError` if it takes too much
-        memory for a single row.
+        Raises `InvalidRequestError` if it does not, and `ExhaustedError` if it takes too much
+        memory or processor time for a single row.
         """
         try:
             columns = {column: pa.nulls(1, schema.field(column).type) for column in self.columns}
@@ -324,9 +319,9 @@ class RowFilter:
     def apply(self, batch: pa.RecordBatch, columns: Sequence[int]) -> pa.RecordBatch:
         """Return the rows of a batch that pass the filter.
 
-        `batch`: the columns that the filter refers to must be fully validated. Raises
-        `InvalidRequestError` if the expression fails for a value. Raises `ExhaustedError` if the
-        filter takes too much memory for a single row, or too much processor time.
+        The columns that the filter refers to must be fully validated. Raises `InvalidRequestError`
+        if the expression fails for a value, and `ExhaustedError` if it takes too much memory for a
+        single row, or too much processor time.
         """
         arrays: dict[int, Any] = dict(zip(columns, batch.columns, strict=True))
         mask = self._match_boxes(arrays, batch.num_rows) if self.boxes else None
@@ -402,7 +397,10 @@ class RowFilter:
         )
         if size > EVALUATION_BYTES:
             return None
-        return {number: _cast(array, self.types[number]) for number, array in slices.items()}
+        return {
+            number: array if array.type == self.types[number] else array.cast(self.types[number])
+            for number, array in slices.items()
+        }
 
     def _evaluate_slice(self, inputs: Mapping[int, Any], rows: int) -> Any:
         from pyarrow import acero
@@ -416,10 +414,6 @@ class RowFilter:
             acero.Declaration("project", acero.ProjectNodeOptions([self.expression], ["mask"])),
         ]
         return acero.Declaration.from_sequence(steps).to_table(use_threads=False).column(0)
-
-
-def _cast(array: Any, data_type: Any) -> Any:
-    return array if array.type == data_type else array.cast(data_type)
 
 
 def _parse_expression(data: bytes, dataset: str) -> tuple[Any, pa.Schema]:

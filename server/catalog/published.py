@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import pyarrow as pa
 from anyio import to_thread
 
 from ...errors import DatasetError, SplitArrowError, remote_error
@@ -27,20 +25,35 @@ from ...publication.layout import VERSIONS
 from ...publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
 from ...publication.version_store import VersionStore
 from ..logs import get_logger
-from .dataset import Dataset, Encoding, GeneratorSource, Shard
+from .dataset import (
+    Encoding,
+    FixedDataset,
+    GeneratorSource,
+    ServedDataset,
+    Shard,
+    VersionedDataset,
+    check_version,
+    parse_version_number,
+    select_shards,
+)
 from .published_shards import ObjectCache, ShardReader, open_object_cache
-from .selection import check_version, select_shards
+
+GRACE_SECONDS = 60.0
+"""The time that a version is kept after a FlightInfo named it, so that readers can start."""
+_FOLDERS_SECONDS = 1.0
+_STEP_MS = 50
+_DEBOUNCE_MS = 400
+_T = TypeVar("_T")
 
 
 class VersionRemovedError(DatasetError):
     """The version was pruned after its manifest was read."""
 
 
-class PublishedVersion:
-    """One version of a published dataset. It never changes. See `Dataset`."""
+class PublishedVersion(FixedDataset):
+    """One version of a published dataset."""
 
-    kind = "published dataset"
-    """The type of the data; see `Dataset.kind`."""
+    _kind = "published dataset"
     reads_fields = True
     """See `FileDataset.reads_fields`."""
 
@@ -48,19 +61,11 @@ class PublishedVersion:
         self.manifest = manifest
         """The manifest of the version."""
         digest = hashlib.blake2b(encode_manifest(manifest), digest_size=8).hexdigest()
-        self.version = f"{manifest.version}-{digest}"
-        """The number of the version, and a hash that differs for a dataset published elsewhere."""
-        self.rows = manifest.rows
-        """The number of rows."""
-        self.nbytes = manifest.nbytes
-        """The size of the shards in bytes."""
+        # The hash differs for a dataset published elsewhere.
+        version = f"{manifest.version}-{digest}"
+        super().__init__(manifest.schema, manifest.rows, manifest.nbytes, version)
         self._store = store
         self._reader = reader
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of all batches."""
-        return self.manifest.schema
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -92,17 +97,13 @@ class PublishedVersion:
 
     def list_ranges(self, columns: Sequence[str] | None) -> list[dict[str, Any]]:
         """Return the rows of each shard, and the ranges of columns, as the manifest has them."""
-        shards = self.manifest.shards
-        ranges = [
-            {"rows": shard.rows, "columns": encode_ranges(shard, columns)} for shard in shards
-        ]
         return [
-            {"shard": index, **values}
-            for index, values in enumerate(ranges or [{"rows": 0, "columns": {}}])
-        ]
+            {"shard": index, "rows": shard.rows, "columns": encode_ranges(shard, columns)}
+            for index, shard in enumerate(self.manifest.shards)
+        ] or [{"shard": 0, "rows": 0, "columns": {}}]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the version for one reader; see `Dataset.open`.
+        """Open the version for one reader; see `ServedDataset.open`.
 
         Raises `VersionRemovedError` if the version was pruned.
         """
@@ -115,7 +116,7 @@ class PublishedVersion:
         return source
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`.
 
         Raises `VersionRemovedError` if the version was pruned.
         """
@@ -128,9 +129,6 @@ class PublishedVersion:
                 for shard in shards
                 for rows in self._reader.count_rows(shard, self.schema, rest, encoding)
             ]
-
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
 
     def _lock_version(self, shards: Sequence[ShardEntry]) -> ExitStack:
         """Return resources that keep the version from being pruned.
@@ -153,33 +151,25 @@ class PublishedVersion:
         return select_shards(request, self.manifest.shards)
 
 
-GRACE_SECONDS = 60.0
-"""The time that a version is kept after a FlightInfo named it, so that readers can start."""
-_MAX_OLD_VERSIONS = 8
-_T = TypeVar("_T")
+class PublishedDataset(VersionedDataset[PublishedVersion]):
+    """A published dataset. Each new reader gets the version that is current then.
 
-
-class PublishedDataset:
-    """A published dataset. Each new reader gets the version that is current then. See `Dataset`.
-
-    `cache`: Default: one in the user's cache folder. Raises `DatasetError` if nothing is published
-    at the location, or the current manifest cannot be read. Raises `UsageError` if the URL has an
-    unsupported scheme. Raises `MissingExtraError` if the URL names an object store, and the extra
-    ``object-store`` is not installed.
+    The default of `cache` is one in the user's cache folder. Raises `DatasetError` if nothing is
+    published at the location, or the current manifest cannot be read. Raises `UsageError` if the
+    URL has an unsupported scheme. Raises `MissingExtraError` if the URL names an object store, and
+    the extra ``object-store`` is not installed.
     """
 
     def __init__(self, location: str | os.PathLike[str], cache: ObjectCache | None = None) -> None:
         self._store = VersionStore(location)
         self._reader = ShardReader(self._store.storage, cache or open_object_cache())
-        self._lock = threading.Lock()
-        self._old: dict[int, PublishedVersion] = {}
         self._advertised: dict[int, float] = {}
         self._malformed_version = 0
         self._log = get_logger("published")
         manifest = self._store.load()
         if manifest is None:
             raise DatasetError(f"{self.location}: no version of a dataset has been published here")
-        self._current = self._make_version(manifest)
+        super().__init__(self._make_version(manifest))
 
     @property
     def location(self) -> str:
@@ -192,28 +182,8 @@ class PublishedDataset:
         return self._store
 
     @property
-    def kind(self) -> str:
-        """The type of the data; see `Dataset.kind`."""
-        return self._current.kind
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the current version."""
-        return self._current.schema
-
-    @property
-    def rows(self) -> int:
-        """The number of rows in the current version."""
-        return self._current.rows
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the shards of the current version in bytes."""
-        return self._current.nbytes
-
-    @property
     def version(self) -> str:
-        """The current version; see `PublishedVersion.version`."""
+        """The current version; see `ServedDataset.version`."""
         return self._find_current().version
 
     @property
@@ -221,18 +191,11 @@ class PublishedDataset:
         """The number of the current version, as far as it is known now."""
         return self._current.manifest.version
 
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The shards of the current version."""
-        return self._current.shards
-
     def resolve_version(self, request: Request) -> PublishedVersion:
         """Return the version that a request is for, or the current one.
 
-        The version is not pruned for `GRACE_SECONDS`, so that a reader can start on it.
-
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the version does not exist any
-        more.
+        The version is not pruned for `GRACE_SECONDS`, so that a reader can start on it. Raises
+        `RemoteError` (FAILED_PRECONDITION) if the version does not exist any more.
         """
         version = self._find_version(request)
         with self._lock:
@@ -240,11 +203,11 @@ class PublishedDataset:
         return version
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open a version for one reader; see `Dataset.open`."""
+        """Open a version for one reader; see `ServedDataset.open`."""
         return self._use_version(request, lambda version: version.open(request, encoding))
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
         return self._use_version(request, lambda version: version.count_rows(request, encoding))
 
     def _use_version(self, request: Request, use: Callable[[PublishedVersion], _T]) -> _T:
@@ -291,7 +254,7 @@ class PublishedDataset:
         with self._lock:
             if self._current is not current:
                 return True  # another thread was faster
-            self._keep_old(current)
+            self._keep_old(current.manifest.version, current)
             self._current = version
         self._log.info("version served", location=self.location, version=newest, rows=version.rows)
         return True
@@ -315,17 +278,14 @@ class PublishedDataset:
             self._log.info("versions removed", location=self.location, versions=removed)
         return removed
 
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
-
     def _find_version(self, request: Request) -> PublishedVersion:
         """Return the version that a request is for, or the current one."""
         current = self._find_current()
         if request.version in (None, current.version):
             return current
-        number = request.version.partition("-")[0]
-        if number.isascii() and number.isdigit() and len(number) < 18:
-            version = self._find_old(int(number))
+        number = parse_version_number(request.version)
+        if number is not None:
+            version = self._find_old(number)
             if version is not None and version.version == request.version:
                 return version
         check_version(request, current.version)
@@ -349,35 +309,23 @@ class PublishedDataset:
                 return None
             version = self._make_version(manifest)
             with self._lock:
-                self._keep_old(version)
+                self._keep_old(number, version)
         return version
-
-    def _keep_old(self, version: PublishedVersion) -> None:
-        self._old[version.manifest.version] = version
-        while len(self._old) > _MAX_OLD_VERSIONS:
-            del self._old[next(iter(self._old))]
 
     def _make_version(self, manifest: Manifest) -> PublishedVersion:
         return PublishedVersion(manifest, self._store, self._reader)
 
 
-_FOLDERS_SECONDS = 1.0
-_STEP_MS = 50
-_DEBOUNCE_MS = 400
-
-
 class VersionWatcher:
     """Keeps the published datasets of a catalog at their current versions.
 
-    The kernel reports new manifests in local folders. Object stores are polled. Polling covers
-    folders too, because some network file systems report no changes.
-
-    `seconds` is the polling interval in seconds. Old versions are pruned at the same interval.
-    `keep`: None disables pruning.
+    The kernel reports new manifests in local folders. Object stores are polled, every `seconds`
+    seconds. Polling covers folders too, because some network file systems report no changes. Old
+    versions are pruned at the same interval; a `keep` of None disables this.
     """
 
     def __init__(
-        self, datasets: Callable[[], Iterable[Dataset]], seconds: float, keep: int | None
+        self, datasets: Callable[[], Iterable[ServedDataset]], seconds: float, keep: int | None
     ) -> None:
         self._datasets = datasets
         self._seconds = seconds

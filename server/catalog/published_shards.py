@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DatasetError, InvalidRequestError, ProtocolError, exhausted_error
+from ...errors import DatasetError, InvalidRequestError, ProtocolError
 from ...formats.arrow.schema import describe_difference
 from ...formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ...protocol.request import Request
@@ -30,18 +30,16 @@ from ..metrics import CacheUses
 from .dataset import Encoding, GeneratorSource
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
-from .files.origins import read_identity
+from .files.origins import make_read_error, read_identity
 from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
 from .selection import Selection, add_fields
 
+_MAX_INSPECTED_FILES = 8192
+
 
 def open_object_cache(settings: Settings | None = None) -> ObjectCache:
-    """Return the cache that the settings describe.
-
-    `settings`: Default: the defaults of `Settings`, with the folder ``splitarrow/objects`` in the
-    user's cache folder.
-    """
+    """Return the cache that the settings describe; by default, one in the user's cache folder."""
     chosen = settings or Settings.model_construct()
     folder = chosen.object_cache
     if folder is None:
@@ -53,11 +51,9 @@ def open_object_cache(settings: Settings | None = None) -> ObjectCache:
 class ObjectCache:
     """Shards of object stores as local files, named by the SHA-256 of their contents.
 
-    Safe to use from several threads. Several processes may share the folder. Files are evicted in
-    the order of their last use, except those that this process reads.
-
-    `folder`: It is created when the first file is downloaded. `nbytes` is the largest size in
-    bytes.
+    Safe to use from several threads. Several processes may share the folder, which has at most
+    `nbytes` bytes, and is created for the first file. Files are evicted in the order of their last
+    use, except those that this process reads.
     """
 
     def __init__(self, folder: Path, nbytes: int) -> None:
@@ -158,9 +154,6 @@ class ObjectCache:
                 self._downloads.pop(key, None)
 
 
-_MAX_INSPECTED_FILES = 8192
-
-
 class ShardReader:
     """Reads the shards of one dataset. Safe to use from several threads."""
 
@@ -177,10 +170,11 @@ class ShardReader:
         request: Request,
         encoding: Encoding,
     ) -> GeneratorSource:
-        """Open shards for one reader.
+        """Open shards for one reader, in order; see `ServedDataset.open`.
 
-        `shards` is the shards, in order. `request`: the caller has dealt with its version and its
-        shard. Raises `SplitArrowError` as `Dataset.open` does.
+        The caller has dealt with the version and the shard of the request. Several shards of an
+        object store are downloaded one at a time, and their schema messages may differ, so they are
+        re-encoded.
         """
         extended, fields, own_request = add_fields(schema, request)
         selection = Selection.resolve(own_request, encoding, extended)
@@ -192,25 +186,33 @@ class ShardReader:
             and row_filter.cost.allows_pruning(len(shards))
         ):
             shards = _prune(shards, extended, row_filter)
-        if is_numbered and self._storage.folder is None:
+        folder, location = self._storage.folder, self._storage.location
+        if is_numbered and folder is None:
             raise InvalidRequestError(
                 "record batches are selected from one shard of a dataset in an object store; "
                 "name the shard",
                 stream=request.dataset,
             )
         if len(shards) == 1:
-            return self._open_single(shards[0], schema, request, encoding)
-        if shards and self._storage.folder is not None:
-            return self._open_local(shards, schema, request, encoding)
-        return self._open_remote(shards, schema, selection, fields)
+            with ExitStack() as resources:
+                path = resources.enter_context(self._local_file(shards[0]))
+                source = self._inspect(path, shards[0], schema).open(request, encoding)
+                source.call_on_close(resources.pop_all().close)
+            return source
+        if shards and folder is not None:
+            datasets = [self._inspect(folder / each.path, each, schema) for each in shards]
+            return ConcatenatedFiles.of(datasets, schema).open(request, encoding, location)
+        if selection.filter is None:
+            shards, selection = _skip_shards(shards, selection)
+        to_read = selection.for_reading(extend_schema(schema, fields))
+        batches = self._read_batches(shards, schema, to_read, fields)
+        groups = encode_groups(selection, batches, location, is_valid=False)
+        return GeneratorSource(groups, blocking=True)
 
     def count_rows(
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
     ) -> list[int]:
-        """Return the rows that each record batch of a shard contributes.
-
-        Parameters and errors are those of `open`.
-        """
+        """Return the rows that each record batch of a shard contributes; errors as for `open`."""
         with self._local_file(shard) as path:
             return self._inspect(path, shard, schema).count_rows(request, encoding)
 
@@ -219,49 +221,6 @@ class ShardReader:
         if self._storage.folder is not None or not shards:
             return False
         return all(self._cache.has(shard) for shard in shards)
-
-    def _open_single(
-        self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
-    ) -> GeneratorSource:
-        with ExitStack() as resources:
-            path = resources.enter_context(self._local_file(shard))
-            source = self._inspect(path, shard, schema).open(request, encoding)
-            source.call_on_close(resources.pop_all().close)
-        return source
-
-    def _open_local(
-        self,
-        shards: Sequence[ShardEntry],
-        schema: pa.Schema,
-        request: Request,
-        encoding: Encoding,
-    ) -> GeneratorSource:
-        """Open several shards in a local folder."""
-        datasets: list[ArrowFileDataset] = []
-        for shard in shards:
-            with self._local_file(shard) as path:
-                datasets.append(self._inspect(path, shard, schema))
-        files = ConcatenatedFiles.of(datasets, schema)
-        return files.open(request, encoding, self._storage.location)
-
-    def _open_remote(
-        self,
-        shards: Sequence[ShardEntry],
-        schema: pa.Schema,
-        selection: Selection,
-        fields: Mapping[str, VariantField],
-    ) -> GeneratorSource:
-        """Open several shards in an object store, or no shard.
-
-        The shards are downloaded one at a time, and their schema messages may differ, so they are
-        re-encoded.
-        """
-        if selection.filter is None:
-            shards, selection = _skip_shards(shards, selection)
-        to_read = selection.for_reading(extend_schema(schema, fields))
-        batches = self._read_batches(shards, schema, to_read, fields)
-        groups = encode_groups(selection, batches, self._storage.location, is_valid=False)
-        return GeneratorSource(groups, blocking=True)
 
     def _read_batches(
         self,
@@ -299,8 +258,7 @@ class ShardReader:
         except ProtocolError as error:
             raise DatasetError(f"{path} is not a valid Arrow IPC file: {error.message}") from None
         except OSError as error:
-            problem = f"cannot read {path}: {error.strerror}"
-            raise exhausted_error(error) or DatasetError(problem) from None
+            raise make_read_error(path, error) from None
         check_shard_length(shard, dataset.nbytes or 0, self._storage.location)
         difference = describe_difference(schema, dataset.schema)
         if difference is not None:

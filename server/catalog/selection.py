@@ -1,85 +1,25 @@
 """Selections: the part of a dataset that a request asks for, resolved against its schema.
 
 A `Selection` has the columns, the filter, the offset, the limit, the batch size and the
-compression. It is valid once resolved. The version, the shard and the rows by number are
-resolved on their own.
+compression. It is valid once resolved. Rows by number are resolved before it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from ...errors import InvalidRequestError, NotFoundError, remote_error
+from ...errors import InvalidRequestError, NotFoundError
 from ...formats.parquet.variant.arrow_fields import VariantField, choose_fields, extend_schema
 from ...protocol.request import AUTO, Request
-from .dataset import DEFAULT_BUDGET, Budget, Dataset, Encoding, Source
+from .dataset import DEFAULT_BUDGET, Budget, Encoding, ServedDataset, Source
 from .filters import RowFilter
 from .suggestions import suggest_names
-
-_T = TypeVar("_T")
-
-
-def hash_version(*identities: Iterable[int | str]) -> str:
-    """Return an opaque version text for the state of some files.
-
-    Examples
-    --------
-    >>> hash_version((1, 2), (3,)) == hash_version((1, 2), (4,))
-    False
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for identity in identities:
-        digest.update(repr(tuple(identity)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def check_version(request: Request, version: str) -> None:
-    """Check that a request is for a version, or for any version.
-
-    Raises `RemoteError`: With the code FAILED_PRECONDITION, if it is for another version.
-    """
-    if request.version not in (None, version):
-        raise remote_error(
-            "FAILED_PRECONDITION",
-            f"the dataset {request.dataset!r} has changed, or never had the version "
-            f"{request.version}: its version is {version}; request a new ticket",
-            stream=request.dataset,
-        )
-
-
-def check_batches(request: Request, count: int) -> None:
-    """Check that the data has the record batches that a request is for.
-
-    Raises `InvalidRequestError` if it does not.
-    """
-    if request.batches is not None and request.batches[1] > count:
-        first, end = request.batches
-        raise InvalidRequestError(
-            f"there are no record batches {first}:{end}; there are {count}, counted from 0",
-            stream=request.dataset,
-        )
-
-
-def select_shards(request: Request, shards: Sequence[_T]) -> Sequence[_T]:
-    """Return the shards that a request is for: one of them, or all.
-
-    Raises `InvalidRequestError` if the shard does not exist.
-    """
-    if request.shard is None:
-        return shards
-    if request.shard >= len(shards):
-        raise InvalidRequestError(
-            f"there is no shard {request.shard}; the dataset has {len(shards)}",
-            stream=request.dataset,
-        )
-    return shards[request.shard : request.shard + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +61,9 @@ class Selection:
     def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
         """Resolve a request against the schema of a dataset.
 
-        Raises `NotFoundError` if a column does not exist. Raises `InvalidRequestError` if a column
-        name is ambiguous or given twice, the filter is malformed or does not fit, or the format is
-        not Arrow. Raises `ExhaustedError` if the filter exceeds ``encoding.budget`` for a single
-        row.
+        Raises `NotFoundError` if a column does not exist, and `InvalidRequestError` if a column
+        name is ambiguous or given twice, or the format is not Arrow. Errors of the filter are those
+        of `RowFilter.resolve`.
         """
         if request.format not in (None, "arrow"):
             raise InvalidRequestError(
@@ -133,6 +72,11 @@ class Selection:
                 stream=request.dataset,
             )
         columns = _resolve_columns(request, schema)
+        row_filter = None
+        if request.filter is not None:
+            row_filter = RowFilter.resolve(
+                request.filter, schema, request.dataset, seconds=encoding.budget.filter_seconds
+            )
         first_batch, end_batch = request.batches or (0, None)
         compression = request.compression or encoding.compression
         return cls(
@@ -141,14 +85,7 @@ class Selection:
             limit=request.limit,
             batch_rows=request.batch_rows or encoding.batch_rows,
             compression=None if compression == AUTO else compression,
-            filter=None
-            if request.filter is None
-            else RowFilter.resolve(
-                request.filter,
-                schema,
-                request.dataset,
-                seconds=encoding.budget.filter_seconds,
-            ),
+            filter=row_filter,
             offset=request.offset or 0,
             first_batch=first_batch,
             end_batch=end_batch,
@@ -217,8 +154,12 @@ class Selection:
             return batch
         return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self.schema)
 
+    def select_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns to send of a batch with all columns."""
+        return batch if self.columns is None else batch.select(list(self.columns))
+
     def reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns to send, in order."""
+        """Return the columns to send, in order, of a batch with these columns or with all."""
         if self.columns is None:
             return batch
         present: Sequence[int] = sorted(self.columns)
@@ -278,21 +219,21 @@ def resolve_schema(request: Request, encoding: Encoding, schema: pa.Schema) -> p
     return Selection.resolve(request, encoding, schema).schema
 
 
-def open_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Source:
-    """Open the rows of a dataset for one reader; see `Dataset.open` and `resolve_rows`."""
+def open_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -> Source:
+    """Open the rows of a dataset for one reader; see `ServedDataset.open` and `resolve_rows`."""
     return dataset.open(resolve_rows(dataset, request, encoding), encoding)
 
 
-def resolve_rows(dataset: Dataset, request: Request, encoding: Encoding) -> Request:
+def resolve_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -> Request:
     """Return a request for the record batches that contain the rows of a request.
 
     If it selects parts of them, it has an offset and a limit as well. With a filter, which precedes
     both, it has `rows` within the record batches instead. It is for the version in which the rows
     were counted. Blocking: it counts the rows of the dataset.
 
-    `request`: Without `rows`, it is returned unchanged. Raises `InvalidRequestError` if the dataset
-    does not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
-    `Dataset.count_rows` does.
+    A request without `rows` is returned unchanged. Raises `InvalidRequestError` if the dataset does
+    not have the rows, or the request selects record batches, too. Raises `SplitArrowError` as
+    `ServedDataset.count_rows` does.
     """
     if request.rows is None:
         return request

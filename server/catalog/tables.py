@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,105 +14,98 @@ from ...errors import DatasetError, RemoteError, UsageError, remote_error
 from ...formats.arrow.schema import describe_difference
 from ...formats.arrow.truncation import needs_truncation, truncate
 from ...protocol.request import Request
-from .dataset import Encoding, GeneratorSource, Shard
+from .dataset import Encoding, FixedDataset, GeneratorSource, check_batches
 from .messages.reencoding import Batches, count_matches, encode_groups
-from .selection import Selection, check_batches, check_version, select_shards
+from .selection import Selection
 
 BATCH_BYTES = 64 << 20
 """The approximate size in bytes from which a batch of a table is sent in slices."""
 
 
-class TableDataset:
-    """A table or a list of record batches in memory. See `Dataset`.
+class SlicedDataset(FixedDataset):
+    """A dataset in memory, whose slices are its record batches."""
 
-    The dataset shares the memory with the caller. Arrow data is immutable.
+    _slices: Sequence[Any]
 
-    `data`: all batches have the same schema. Raises `UsageError` if there is no batch, and
-    therefore no schema, or the schemas of the batches differ.
-    """
+    @abstractmethod
+    def _read_slices(self, slices: Sequence[Any], selection: Selection) -> Batches:
+        """Yield slices as record batches with the selected columns."""
 
-    kind = "table"
+    def _select(self, selection: Selection) -> Sequence[Any]:
+        return self._slices[selection.first_batch : selection.end_batch]
 
-    def __init__(self, data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> None:
-        if isinstance(data, pa.Table):
-            self.schema: pa.Schema = data.schema
-            batches = data.to_batches()
-        else:
-            batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
-            self.schema = _common_schema(batches)
-        self._batches = list(_slice_large(batches, truncates=needs_truncation(self.schema)))
-        self.rows: int | None = sum(batch.num_rows for batch in batches)
-        self.nbytes: int | None = sum(batch.nbytes for batch in self._batches)
-        self.version: str = uuid.uuid4().hex
+    def _read_batches(self, selection: Selection) -> Batches:
+        # The slices are chosen at once: an open source stays usable after `close`.
+        return self._read_slices(self._select(selection), selection)
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The table as a single shard."""
-        return (Shard(self.rows, self.nbytes),)
-
-    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the table for one reader; see `Dataset.open`."""
-        check_version(request, self.version)
-        select_shards(request, self.shards)
+    def _resolve(self, request: Request, encoding: Encoding) -> Selection:
+        self.check_request(request)
         selection = Selection.resolve(request, encoding, self.schema)
-        check_batches(request, len(self._batches))
-        return GeneratorSource(
-            encode_groups(
-                selection, self._read_batches(selection.for_reading(self.schema)), "the table"
-            ),
-            blocking=_is_expensive(selection, self.schema),
-        )
+        check_batches(request, len(self._slices))
+        return selection
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each batch contributes; see `Dataset.count_rows`."""
-        check_version(request, self.version)
-        select_shards(request, self.shards)
-        rows = [batch.num_rows for batch in self._batches]
+        """Return the rows that each slice contributes; see `ServedDataset.count_rows`."""
+        self.check_request(request)
+        rows = [each.num_rows for each in self._slices]
         if request.filter is None:
             return rows
         selection = Selection.for_counting(request, encoding, self.schema)
-        return count_matches(selection, self._read_batches, rows, "the table", is_valid=True)
+        return count_matches(selection, self._read_batches, rows, f"the {self.kind}", is_valid=True)
 
     def close(self) -> None:
-        """Drop the table. Open sources stay usable."""
-        self._batches = []
-
-    def _read_batches(self, selection: Selection) -> Batches:
-        batches = self._batches[selection.first_batch : selection.end_batch]
-        return _select_columns(batches, selection)
+        """Drop the data. Open sources stay usable."""
+        self._slices = []
 
 
-class ReaderDataset:
-    """A ``pyarrow.RecordBatchReader``, whose batches go to the first reader. See `Dataset`.
+class TableDataset(SlicedDataset):
+    """A table or a list of record batches in memory, which the caller shares.
 
-    Nothing is kept, so a reader may yield more data than fits into memory.
-
-    `reader`: the dataset owns the reader and closes it.
+    Raises `UsageError` if there is no batch, and therefore no schema, or the schemas of the
+    batches differ.
     """
 
-    kind = "record batch reader"
+    _kind = "table"
+
+    def __init__(self, data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> None:
+        if isinstance(data, pa.Table):
+            schema, batches = data.schema, data.to_batches()
+        else:
+            batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
+            schema = _common_schema(batches)
+        self._slices = list(_slice_large(batches, truncates=needs_truncation(schema)))
+        rows = sum(batch.num_rows for batch in batches)
+        super().__init__(schema, rows, sum(batch.nbytes for batch in self._slices))
+
+    def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
+        """Open the table for one reader; see `ServedDataset.open`."""
+        selection = self._resolve(request, encoding)
+        batches = self._read_batches(selection.for_reading(self.schema))
+        groups = encode_groups(selection, batches, "the table")
+        return GeneratorSource(groups, blocking=_is_expensive(selection, self.schema))
+
+    def _read_slices(self, slices: Sequence[Any], selection: Selection) -> Batches:
+        for batch in slices:
+            yield selection.select_columns(batch), None
+
+
+class ReaderDataset(FixedDataset):
+    """A ``pyarrow.RecordBatchReader``, whose batches go to the first reader.
+
+    Nothing is kept, so a reader may yield more data than fits into memory. The dataset owns the
+    reader and closes it.
+    """
+
+    _kind = "record batch reader"
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:
-        self.schema: pa.Schema = reader.schema
-        self.rows: int | None = None
-        self.nbytes: int | None = None
-        self.version: str = uuid.uuid4().hex
+        super().__init__(reader.schema, None, None)
         self._reader: pa.RecordBatchReader | None = reader
         self._lock = threading.Lock()
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The reader as a single shard."""
-        return (Shard(self.rows, self.nbytes),)
-
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the reader for the only time; see `Dataset.open`.
-
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the reader was opened before or
-        is closed.
-        """
-        check_version(request, self.version)
-        select_shards(request, self.shards)
+        """Open the reader for the only time; see `ServedDataset.open`."""
+        self.check_request(request)
         if request.batches is not None:
             raise _no_random_access(request)
         selection = Selection.resolve(request, encoding, self.schema)
@@ -123,7 +117,7 @@ class ReaderDataset:
                 "read already; serve a table or a file instead",
                 stream=request.dataset,
             )
-        batches = _select_columns(_read_batches(reader), selection.for_reading(self.schema))
+        batches = _read_batches(reader, selection.for_reading(self.schema))
         groups = encode_groups(selection, batches, "the record batch reader")
         source = GeneratorSource(groups, blocking=True)
         source.call_on_close(lambda: _close_reader(reader))
@@ -186,14 +180,7 @@ def _slice_large(batches: Iterable[pa.RecordBatch], *, truncates: bool) -> Itera
             yield truncate(part) if truncates else part
 
 
-def _select_columns(batches: Iterable[pa.RecordBatch], selection: Selection) -> Batches:
-    for batch in batches:
-        if selection.columns is not None:
-            batch = batch.select(list(selection.columns))
-        yield batch, None
-
-
-def _read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _read_batches(reader: pa.RecordBatchReader, selection: Selection) -> Batches:
     truncates = needs_truncation(reader.schema)
     while True:
         try:
@@ -202,7 +189,7 @@ def _read_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             return
         except Exception as error:  # a reader may run any code
             raise DatasetError(f"the record batch reader failed: {error}") from error
-        yield truncate(batch) if truncates else batch
+        yield selection.select_columns(truncate(batch) if truncates else batch), None
 
 
 def _close_reader(reader: pa.RecordBatchReader) -> None:

@@ -6,12 +6,10 @@ docs/wire.md describes the messages under "Tensors".
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import flatbuffers
-import pyarrow as pa
 
 from ...errors import InvalidRequestError, RemoteError, remote_error
 from ...fbs import arrow_generated as fbs
@@ -28,8 +26,7 @@ from ...formats.arrow.tensors.labels import (
 from ...formats.arrow.tensors.layout import AnyLayout, SparseLayout, find_type_name
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from .dataset import Dataset, Encoding, GeneratorSource, MessageGroups, Shard
-from .selection import check_version, select_shards
+from .dataset import Encoding, FixedDataset, GeneratorSource, MessageGroups, ServedDataset
 
 MAX_DESCRIPTIONS = 64
 """The largest number of tensors of a dataset that are described to clients."""
@@ -110,17 +107,11 @@ def describe_tensor(layout: AnyLayout, labels: Labels) -> dict[str, Any]:
     return description
 
 
-def holds_tensors(dataset: Dataset) -> bool:
-    """Return whether a dataset holds tensors, and no record batches."""
-    return is_tensor_content(dataset.schema)
-
-
-def describe_tensors(dataset: Dataset) -> dict[str, Any]:
+def describe_tensors(dataset: ServedDataset) -> dict[str, Any]:
     """Return the number and descriptions of the tensors of a dataset; empty if it holds none."""
-    if not holds_tensors(dataset):
+    if not is_tensor_content(dataset.schema):
         return {}
-    describe: Any = getattr(dataset, "list_tensors", list)
-    pairs: Sequence[tuple[AnyLayout, Labels]] = describe()
+    pairs = dataset.list_tensors()
     described = [describe_tensor(*pair) for pair in pairs[:MAX_DESCRIPTIONS]]
     return {"tensor_count": len(pairs), "tensors": described}
 
@@ -142,32 +133,26 @@ def refuse_do_get(request: Request) -> RemoteError:
     )
 
 
-class TensorDataset:
-    """Tensors in memory, which the caller keeps unchanged. See `Dataset`."""
+class TensorDataset(FixedDataset):
+    """Tensors in memory, which the caller keeps unchanged."""
 
     def __init__(self, tensors: Sequence[AnyTensor]) -> None:
+        super().__init__(TENSOR_SCHEMA, None, sum(tensor.nbytes for tensor in tensors))
         self._tensors = list(tensors)
-        self.schema: pa.Schema = TENSOR_SCHEMA
-        self.rows: int | None = None
-        self.nbytes: int | None = sum(tensor.nbytes for tensor in tensors)
-        self.version: str = uuid.uuid4().hex
-        self.kind = describe_kind(self.list_tensors())
-        """The type of the data: ``tensor``, ``csr tensor``, ``3 tensors``."""
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """All tensors as a single shard."""
-        return (Shard(self.rows, self.nbytes),)
+        layout = self._tensors[0].layout
+        if len(self._tensors) != 1:
+            self._kind = f"{len(self._tensors)} tensors"
+        else:
+            self._kind = f"{layout.kind} tensor" if isinstance(layout, SparseLayout) else "tensor"
 
     def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
         """Return the layout and the labels of each tensor."""
         return [(tensor.layout, tensor.labels) for tensor in self._tensors]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the tensors for one reader; see `Dataset.open`."""
+        """Open the tensors for one reader; see `ServedDataset.open`."""
         del encoding
-        check_version(request, self.version)
-        select_shards(request, self.shards)
+        self.check_request(request)
         check_tensor_request(request)
         selected = select_tensors(request, self._tensors)
         return GeneratorSource(_encode_groups(selected), blocking=False)
@@ -180,14 +165,6 @@ class TensorDataset:
     def close(self) -> None:
         """Drop the tensors. Open sources stay usable."""
         self._tensors = []
-
-
-def describe_kind(tensors: Sequence[tuple[AnyLayout, Labels]]) -> str:
-    """Return the type of a dataset of tensors."""
-    if len(tensors) != 1:
-        return f"{len(tensors)} tensors"
-    layout, _ = tensors[0]
-    return f"{layout.kind} tensor" if isinstance(layout, SparseLayout) else "tensor"
 
 
 def _encode_groups(tensors: Sequence[AnyTensor]) -> MessageGroups:

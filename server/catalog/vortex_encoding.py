@@ -9,7 +9,7 @@ the custom metadata of the next record batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -35,8 +35,20 @@ from ...protocol.messages import MetadataType
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
-from .dataset import GROUP_BYTES, Dataset, Encoding, GeneratorSource, MessageGroups, Shard, Source
+from .dataset import (
+    GROUP_BYTES,
+    DatasetView,
+    Encoding,
+    GeneratorSource,
+    MessageGroups,
+    ServedDataset,
+    Source,
+)
 from .files.vortex import VortexStreamDataset
+
+VORTEX = "vortex"
+"""The name of the format in requests."""
+_MAX_GROUP_SECONDS = 0.01
 
 
 class MessageDecoder:
@@ -63,9 +75,8 @@ class MessageDecoder:
     ) -> tuple[pa.RecordBatch, Mapping[bytes, bytes] | None] | None:
         """Return a record batch and the custom metadata of its message; None for a dictionary.
 
-        Raises `pyarrow.ArrowException`, `OSError`, `ValueError` if the message cannot be decoded.
-        Raises `ProtocolError` if its metadata is malformed. Raises `DatasetError` if its body is in
-        a file that has changed.
+        Raises one of `DECODING_ERRORS` or `ProtocolError` if the message cannot be decoded, and
+        `DatasetError` if its body is in a file that has changed.
         """
         metadata = bytes(message.metadata)
         body = _join(message)
@@ -86,33 +97,36 @@ class MessageDecoder:
 
 def _join(message: SourceMessage) -> pa.Buffer:
     """Return the body in one piece, without a copy if it is one in memory."""
-    parts = [part for part in message.body or () if _size(part)]
-    if len(parts) == 1 and not isinstance(parts[0], FileSpan):
-        return pa.py_buffer(parts[0])
-    memory = pa.allocate_buffer(sum(map(_size, parts)))
-    target = memoryview(cast(Any, memory)).cast("B")
-    end = 0
-    for part in parts:
-        begin, end = end, end + _size(part)
-        if isinstance(part, FileSpan):
-            part.read_into(target[begin:end])
-        else:
-            target[begin:end] = memoryview(part).cast("B")
-    return memory
+    body = message.body or ()
+    if len(body) == 1 and not isinstance(body[0], FileSpan):
+        return pa.py_buffer(body[0])
+    return read_body(message, 0, message.body_length)
 
 
-def _size(part: Any) -> int:
-    return part.nbytes if isinstance(part, FileSpan) else memoryview(part).nbytes
-
-
-_MAX_GROUP_SECONDS = 0.01
+def read_body(message: SourceMessage, begin: int, end: int) -> pa.Buffer:
+    """Return a copy of a part of the body of a message, from memory and from files."""
+    found = pa.allocate_buffer(end - begin)
+    target = memoryview(cast(Any, found)).cast("B")
+    position = -begin
+    for part in message.body or ():
+        is_span = isinstance(part, FileSpan)
+        size = part.nbytes if is_span else memoryview(part).nbytes
+        first, last = max(-position, 0), min(end - begin - position, size)
+        if first < last:
+            place = target[position + first : position + last]
+            if is_span:
+                FileSpan(part.file, part.offset + first, last - first).read_into(place)
+            else:
+                place[:] = memoryview(part).cast("B")[first:last]
+        position += size
+    return found
 
 
 def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
     """Return the encoder for a dataset.
 
-    Raises `InvalidRequestError` if Vortex cannot hold a column. Raises `RemoteError`: With the code
-    FAILED_PRECONDITION, if the server lacks the extra.
+    Raises `InvalidRequestError` if Vortex cannot hold a column, and `RemoteError`
+    (FAILED_PRECONDITION) if the server lacks the extra.
     """
     if is_tensor_content(schema):
         raise InvalidRequestError(
@@ -133,9 +147,8 @@ def open_array_encoder(schema: pa.Schema, dataset: str) -> ArrayEncoder:
 def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     """Yield the messages of a source in groups, with Vortex arrays for its record batches.
 
-    `source`: the caller closes it. Raises `DatasetError` if a record batch is not valid, or has a
-    value that Vortex refuses. Raises `InvalidRequestError`, `RemoteError` as `open_array_encoder`
-    does.
+    The caller closes the source. Raises `DatasetError` if a record batch is not valid, or has a
+    value that Vortex refuses, and the errors of `open_array_encoder`.
     """
     try:
         messages = (message for group in source for message in group)
@@ -143,7 +156,21 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
         decoder = MessageDecoder(schema_metadata)
         encoder = _BatchEncoder(decoder.schema, schema_metadata, dataset)
         yield encoder.begin()
-        yield from _group(_encode(messages, decoder, encoder))
+        group: list[SourceMessage] = []
+        nbytes, started = 0, time.monotonic()
+        for message in messages:
+            decoded = decoder.decode(message)
+            if decoded is None:
+                continue
+            encoded = encoder.encode(*decoded)
+            group += encoded
+            nbytes += sum(each.body_length for each in encoded)
+            if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
+                yield group
+                group = []
+                nbytes, started = 0, time.monotonic()
+        if group:
+            yield group
     except ProtocolError as error:
         raise DatasetError(
             f"{label} cannot be sent in the format 'vortex': {error.message}"
@@ -151,30 +178,6 @@ def encode_arrays(source: Source, label: str, dataset: str) -> MessageGroups:
     except DECODING_ERRORS as error:
         reason = str(error).partition("\n")[0]
         raise DatasetError(f"{label} has invalid data: {reason}") from None
-
-
-def _encode(
-    messages: Iterator[SourceMessage], decoder: MessageDecoder, encoder: _BatchEncoder
-) -> Iterator[list[SourceMessage]]:
-    for message in messages:
-        decoded = decoder.decode(message)
-        if decoded is not None:
-            yield encoder.encode(*decoded)
-
-
-def _group(encoded: Iterator[list[SourceMessage]]) -> Iterator[list[SourceMessage]]:
-    """Yield groups; see `encode_groups`."""
-    group: list[SourceMessage] = []
-    nbytes, started = 0, time.monotonic()
-    for messages in encoded:
-        group += messages
-        nbytes += sum(message.body_length for message in messages)
-        if nbytes >= GROUP_BYTES or time.monotonic() - started > _MAX_GROUP_SECONDS:
-            yield group
-            group = []
-            nbytes, started = 0, time.monotonic()
-    if group:
-        yield group
 
 
 class _BatchEncoder:
@@ -218,62 +221,31 @@ def _make_message(message: Message) -> SourceMessage:
     )
 
 
-VORTEX = "vortex"
-"""The name of the format in requests."""
-
-
-class VortexDataset:
-    """A dataset whose record batches are sent as Vortex arrays. See `Dataset`.
+class VortexDataset(DatasetView):
+    """A dataset whose record batches are sent as Vortex arrays.
 
     The record batches are those of the dataset: shards, filters, columns, limits and batch sizes
     apply before they are encoded.
     """
 
-    def __init__(self, original: Dataset) -> None:
-        self.original = original
-        """The dataset."""
+    def __init__(self, original: ServedDataset) -> None:
+        self._original = original
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of all batches."""
-        return self.original.schema
-
-    @property
-    def rows(self) -> int | None:
-        """The number of rows; see `Dataset.rows`."""
-        return self.original.rows
-
-    @property
-    def nbytes(self) -> int | None:
-        """The stored size in bytes."""
-        return self.original.nbytes
-
-    @property
-    def kind(self) -> str:
-        """The type of the data."""
-        return self.original.kind
-
-    @property
-    def version(self) -> str:
-        """The version of the data."""
-        return self.original.version
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The shards in order."""
-        return self.original.shards
+    def described(self) -> ServedDataset:
+        """The dataset with the record batches. The catalog closes it."""
+        return self._original
 
     def open(self, request: Request, encoding: Encoding) -> Source:
-        """Open the dataset for one reader; see `Dataset.open`.
+        """Open the dataset for one reader; see `ServedDataset.open`.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the server lacks the extra
-        ``vortex``.
+        Raises `RemoteError` (FAILED_PRECONDITION) if the server lacks the extra ``vortex``.
         """
         stored = self.open_stored(request, regions=encoding.regions)
         if stored is not None:
             return stored
         plain = replace(request, format=None, compression="none")
-        source = self.original.open(
+        source = self._original.open(
             plain, Encoding(None, encoding.batch_rows, budget=encoding.budget)
         )
         label = f"the dataset {request.dataset!r}"
@@ -282,17 +254,11 @@ class VortexDataset:
         return encoded
 
     def open_stored(self, request: Request, *, regions: bool = False) -> Source | None:
-        """Open stored arrays, which need no encoding; None if the request needs others.
-
-        Parameters and errors are those of `open`.
-        """
-        if not isinstance(self.original, VortexStreamDataset):
+        """Open stored arrays, which need no encoding; None if the request needs others."""
+        if not isinstance(self._original, VortexStreamDataset):
             return None
-        return self.original.open_arrays(request, regions=regions)
+        return self._original.open_arrays(request, regions=regions)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
-        return self.original.count_rows(replace(request, format=None), encoding)
-
-    def close(self) -> None:
-        """Do nothing: the catalog closes the dataset."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
+        return self._original.count_rows(replace(request, format=None), encoding)

@@ -24,7 +24,7 @@ from ...errors import (
 from ...protocol.request import Request
 from ..auth.principal import ALL_DATASETS, ANYONE, Permission, Principal
 from ..auth.tickets import TicketClaims
-from ..catalog.dataset import Dataset
+from ..catalog.dataset import ServedDataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
 from ..report import is_operator
@@ -180,7 +180,7 @@ class Call:
         if server.draining.is_set() and not server.reads.includes(request):
             raise UnavailableError("the server is draining", stream=request.dataset)
 
-    def find_dataset(self, name: str) -> Dataset:
+    def find_dataset(self, name: str) -> ServedDataset:
         """Return a dataset that the caller may read.
 
         Raises `DeniedError` if the caller may not read it, whether or not it exists. Raises

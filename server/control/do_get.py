@@ -15,6 +15,7 @@ import anyio
 from anyio import to_thread
 
 from ...errors import ExhaustedError, LimitError, remote_error
+from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.payloads import MIN_INTERVAL
@@ -24,7 +25,7 @@ from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
 from ..catalog.selection import open_rows
-from ..catalog.tensors import holds_tensors, refuse_do_get
+from ..catalog.tensors import refuse_do_get
 from ..prefetch import Prefetch
 from ..streams import FilterSlot, Outcome, RunningStream
 from .call import Call, parse_message
@@ -113,7 +114,7 @@ class DoGetHandler:
     ) -> None:
         request, server = claims.request, call.server
         dataset = call.find_dataset(request.dataset)
-        if holds_tensors(dataset):
+        if is_tensor_content(dataset.schema):
             raise refuse_do_get(request)
         request = replace(request, format=None)  # Flight carries Arrow only
         scope = anyio.CancelScope()

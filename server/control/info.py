@@ -21,13 +21,12 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
-from ..catalog.catalog import find_writers
-from ..catalog.dataset import Dataset
+from ..catalog.dataset import ServedDataset, check_version, select_shards
 from ..catalog.delta import DeltaDataset
 from ..catalog.files.directory import DirectoryDataset
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.published import PublishedDataset, PublishedVersion
-from ..catalog.selection import Selection, check_version, resolve_schema, select_shards
+from ..catalog.selection import Selection, resolve_schema
 from ..catalog.tensors import describe_tensors
 from .call import Call
 
@@ -195,7 +194,7 @@ class FlightInfoBuilder:
         self,
         call: Call,
         request: Request,
-        dataset: Dataset,
+        dataset: ServedDataset,
         descriptor: flight.FlightDescriptor,
         *,
         counted: bool = True,
@@ -219,7 +218,7 @@ class FlightInfoBuilder:
         host = HostResolver(self._advertised_host, call.headers, call.peer)
         locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
         pair = list_stream_pair(call.server.uris, host)
-        writers = find_writers(dataset)
+        writers = dataset.writers
         app_metadata: dict[str, Any] = {
             "dataset": request.dataset,
             "version": version,
@@ -248,7 +247,7 @@ class FlightInfoBuilder:
         )
 
 
-def _result_schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
+def _result_schema(call: Call, request: Request, dataset: ServedDataset) -> pa.Schema:
     as_arrow = replace(request, format=None)
     kinds = (FileDataset, DirectoryDataset, PublishedVersion)
     if isinstance(dataset, kinds) and dataset.reads_fields:
@@ -257,7 +256,7 @@ def _result_schema(call: Call, request: Request, dataset: Dataset) -> pa.Schema:
 
 
 def _split_parts(
-    request: Request, dataset: Dataset, published: PublishedVersion | None
+    request: Request, dataset: ServedDataset, published: PublishedVersion | None
 ) -> list[_Part]:
     """Return a part for each shard, or one part if the shards cannot be read separately."""
     shards = dataset.shards

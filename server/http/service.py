@@ -12,7 +12,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from ...errors import ConfigError, SplitArrowError
 from ...transport.credential_files import Reloadable
 from ..auth.principal import Permission, Principal
-from ..catalog.dataset import Dataset
+from ..catalog.dataset import ServedDataset
 from ..context import ServerContext
 from ..metrics import Collector, LabelCap, Labelled, MetricType, Sample, merge_samples
 from ..refusals import Refusals
@@ -133,7 +133,7 @@ class Service:
         return streams, sorted(refusals, key=lambda refusal: -refusal.last)
 
 
-def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+def describe_dataset(dataset: ServedDataset) -> dict[str, Any]:
     """Return the facts on a dataset, for JSON. What cannot be read is None."""
     try:
         rows, nbytes, columns = dataset.rows, dataset.nbytes, len(dataset.schema)

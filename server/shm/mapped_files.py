@@ -34,9 +34,16 @@ from ...transport.memory.mapped_region import MappedRegion
 from ...transport.memory.sealed import SealedMemory
 from ..logs import get_logger
 
+_Version = tuple[int | str, ...]
+"""What identifies the state of a file; see `SourceFile.version`."""
+
 _GUARD_POLL_SECONDS = 0.05
 _REVOCATION_SECONDS = 20.0
 """The time that readers have to release a file, less than the 45 s that the kernel waits."""
+_MAX_MAPPINGS = 64
+_MAX_REFUSALS = 10_000
+_IDLE_SECONDS = 10.0
+_MAPPING_POLL_SECONDS = 2.0
 
 
 def guard_refusal(path: Path) -> str | None:
@@ -76,16 +83,16 @@ class FileGuards:
     """The file guards of one server. Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._guards: dict[tuple[int | str, ...], _Guard] = {}
+        self._guards: dict[_Version, _Guard] = {}
         self._has_guards = anyio.Event()
         self._log = get_logger("guards")
 
     def guard(self, file: SourceFile) -> socket.socket:
-        """Guard a file for one more reader.
+        """Guard a file for one more reader, and return the reader's revocation socket.
 
-        The caller hands it to the reader and closes its own copy. At its end of file the reader has
-        to release the file, and closes the socket when it has. Raises `DatasetError` if the file
-        cannot be guarded, or another process waits to write to it.
+        The caller hands it to the reader and closes its own copy. At the end of file of the socket,
+        the reader has to release the region, and then closes the socket. Raises `DatasetError` if
+        the file cannot be guarded, or another process waits to write to it.
         """
         guard = self._guards.get(file.version)
         if guard is None:
@@ -152,12 +159,6 @@ def _connected(readers: Iterable[socket.socket]) -> Iterable[socket.socket]:
         reader.close()
 
 
-_MAX_MAPPINGS = 64
-_MAX_REFUSALS = 10_000
-_IDLE_SECONDS = 10.0
-_MAPPING_POLL_SECONDS = 2.0
-
-
 class FileMappings:
     """The mappings of one server. Used on its event loop only.
 
@@ -168,10 +169,8 @@ class FileMappings:
     def __init__(self, guards: FileGuards, *, trust: bool) -> None:
         self._guards = guards
         self._trust = trust
-        self._mappings: OrderedDict[tuple[int | str, ...], tuple[MappedRegion, float]] = (
-            OrderedDict()
-        )
-        self._refused: set[tuple[int | str, ...]] = set()
+        self._mappings: OrderedDict[_Version, tuple[MappedRegion, float]] = OrderedDict()
+        self._refused: set[_Version] = set()
         self._log = get_logger("mappings")
 
     def map(self, file: SourceFile) -> MappedRegion | None:

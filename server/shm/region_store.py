@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from ...formats.arrow.message import encapsulate
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
 from ...transport.memory.sealed import SealedMemory, SealedMemoryWriter
-from ..catalog.dataset import Dataset, Source
+from ..catalog.dataset import ServedDataset, Source
 from ..metrics import CacheUses
 
 
@@ -43,27 +43,22 @@ class Chunk:
 
 
 class ChunkWriter:
-    """Writes the messages of a source into chunks.
+    """Writes the messages of a source into chunks, and closes the source.
 
-    `source`: the writer closes it. `start` is the least offset of the first body, in bytes. No two
-    bodies of a stream share an offset, so that the offset alone identifies a lease.
+    `start` is the least offset of the first body, in bytes. No two bodies of a stream share an
+    offset, so that the offset alone identifies a lease.
     """
 
     def __init__(
         self, source: Source, label: str, start: int = 0, sizes: ChunkSizes = DEFAULT_SIZES
     ) -> None:
         self._source = source
-        self._messages = self._iterate(source)
+        self._messages = (message for group in source for message in group)
         self._label = label
         self._start = start
         self._target, self._most_bytes = sizes
         self.chunk_count = 0
         """The number of chunks written so far."""
-
-    @staticmethod
-    def _iterate(source: Source) -> Iterator[SourceMessage]:
-        for group in source:
-            yield from group
 
     def skip(self, count: int) -> None:
         """Skip messages that the reader has received."""
@@ -73,8 +68,8 @@ class ChunkWriter:
     def next_chunk(self) -> Chunk | None:
         """Write and return the next chunk; return None at the end of the source.
 
-        Raises `DatasetError` if the source cannot be read. Raises `ExhaustedError` if the host has
-        no memory left.
+        Raises `DatasetError` if the source cannot be read, and `ExhaustedError` if the host has no
+        memory left.
         """
         writer = SealedMemoryWriter(self._label, self._start)
         written: list[tuple[SourceMessage, int]] = []
@@ -140,13 +135,13 @@ class SharedStream:
     def chunk(self, index: int, start: int) -> Chunk | ChunkWriter | None:
         """Return a chunk, which is written first if necessary, or None behind the last one.
 
-        A stream that has grown beyond the store's capacity is no longer shared: the caller gets a
+        A stream that has grown beyond the store's capacity is no longer shared: the caller gets
         its own `ChunkWriter` instead. It continues at chunk `index` if its `chunk_count` is
         `index`, and otherwise starts at the first message.
 
-        `start` is the end of the chunk before it, in bytes. Raises `DatasetError`, `ExhaustedError`
-        if the source cannot be read, or the host has no memory left. All readers get the same
-        error. Raises `ClosedError` if the store was closed.
+        `start` is the end of the chunk before it, in bytes. Errors are those of
+        `ChunkWriter.next_chunk`, the same for all readers, and `ClosedError` if the store was
+        closed.
         """
         with self._lock:
             if self._error is not None:
@@ -205,21 +200,16 @@ class SharedStream:
 class RegionStore:
     """Keeps streams in sealed memory while they are read, and afterwards while there is room.
 
-    Safe to use from several threads.
-
-    `capacity`: the least recently read stream is dropped first. A stream that alone exceeds the
-    capacity is not kept at all. `max_chunks`: each has a descriptor.
-
-    Attributes
-    ----------
-    chunk_sizes : ChunkSizes
-        The sizes of the chunks of each stream.
+    The least recently read stream is dropped first. A stream that alone exceeds the capacity, in
+    bytes, is not kept at all. The chunks are limited too: each has a descriptor. Safe to use from
+    several threads.
     """
 
     def __init__(
         self, capacity: int, max_chunks: int, chunk_sizes: ChunkSizes = DEFAULT_SIZES
     ) -> None:
         self.chunk_sizes = chunk_sizes
+        """The sizes of the chunks of each stream."""
         self._capacity = capacity
         self._max_chunks = max_chunks
         self._chunks = 0
@@ -239,11 +229,11 @@ class RegionStore:
             return self._nbytes
 
     def acquire(
-        self, dataset: Dataset, key: Hashable, open_source: Callable[[], Source], label: str
+        self, dataset: ServedDataset, key: Hashable, open_source: Callable[[], Source], label: str
     ) -> SharedStream:
         """Return the shared stream of a key and count one more reader; undone by `release`.
 
-        `dataset`: its streams are dropped when it is garbage collected.
+        The streams of a dataset are dropped when it is garbage collected.
         """
         with self._lock:
             self._drop_collected()
@@ -284,10 +274,8 @@ class RegionStore:
     def forget(self, stream: SharedStream) -> None:
         """Stop sharing a stream with new readers and accounting for its memory."""
         with self._lock:
-            for key, other in self._streams.items():
-                if other is stream:
-                    self._forget(key)
-                    break
+            for key in [key for key, other in self._streams.items() if other is stream]:
+                self._forget(key)
 
     def close(self) -> None:
         """Release every stream that has no readers."""

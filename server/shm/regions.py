@@ -17,8 +17,7 @@ import anyio
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile
-from ..catalog.catalog import find_writers
-from ..catalog.dataset import Budget, Dataset, Encoding, Source, Writers
+from ..catalog.dataset import Budget, Encoding, ServedDataset, Source, Writers
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_encoding import VortexDataset
 from ..logs import get_logger
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 
 
 _GROUP_MESSAGES = 64
+_DEFAULT_CAPACITY_SHARE = 4
+"""By default sealed memory takes at most one part in so many of the host's memory."""
+_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
+"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
+_DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
+"""Copies take at most one part in so many of the process's descriptors, and at most so many."""
 
 
 class RegionSource:
@@ -37,8 +42,6 @@ class RegionSource:
 
     It is a `Source` that has one more step: the reader may hold offsets of its regions after
     `close`, so they stay allocated until `release`.
-
-    `blocking` states whether the iterator has to run on a worker thread.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class RegionSource:
         *,
         blocking: bool,
         close: Callable[[], None],
-        release: Callable[[], None],
+        release: Callable[[], None] | None = None,
     ) -> None:
         self.blocking = blocking
         self.region_files: Sequence[Path] = ()
@@ -55,7 +58,7 @@ class RegionSource:
         """The file that every body is a part of; None if it is not known yet."""
         self._groups = groups
         self._close = close
-        self._release: Callable[[], None] | None = release
+        self._release = release
 
     def __iter__(self) -> Iterator[Sequence[SourceMessage]]:
         return self._groups
@@ -71,81 +74,6 @@ class RegionSource:
             release()
 
 
-def open_region_source(
-    store: RegionStore,
-    dataset: Dataset,
-    request: Request,
-    *,
-    copy: bool,
-    trust: bool = False,
-    budget: Budget,
-) -> RegionSource:
-    """Open a dataset whose bodies stay in regions.
-
-    Bodies are uncompressed, whatever the server's default is, unless the request names a
-    compression: shared memory saves nothing by it.
-
-    `store`: Keeps data that must be written into sealed memory. Raises `SplitArrowError` as
-    `Dataset.open` does.
-    """
-    request = replace(
-        request,
-        compression=request.compression or "none",
-        version=request.version or dataset.version,
-    )
-    source = dataset.open(request, Encoding(regions=not copy, budget=budget))
-    if source.region_files and not copy and (trust or _can_guard(source.region_files)):
-        return RegionSource(
-            iter(source), blocking=source.blocking, close=source.close, release=_release_nothing
-        )
-    unused = [source]
-
-    def open_source() -> Source:
-        return unused.pop() if unused else dataset.open(request, Encoding(budget=budget))
-
-    owner = dataset.original if isinstance(dataset, VortexDataset) else dataset
-    # A file with writers may change without a new version, so no other reader gets this copy.
-    is_shared = find_writers(owner) is not Writers.ALLOWED
-    key = request if is_shared else (request, object())
-    stream = store.acquire(owner, key, open_source, f"dataset {request.dataset!r}")
-
-    def release() -> None:
-        if not is_shared:
-            store.forget(stream)
-        store.release(stream)
-
-    copied = _CopyReader(stream, unused)
-    return RegionSource(
-        copied.groups(),
-        blocking=True,
-        close=copied.close,
-        release=release,
-    )
-
-
-def open_region_at_once(
-    dataset: Dataset, request: Request, *, trust: bool, budget: Budget
-) -> RegionSource | None:
-    """Open a file that is its own region, as `open_region_source` does, if that reads nothing.
-
-    Return None if it may take time; see `FileDataset.open_at_once`.
-    """
-    if not isinstance(dataset, FileDataset):
-        return None
-    request = replace(request, compression=request.compression or "none")
-    source = dataset.open_at_once(request, Encoding(regions=True, budget=budget))
-    if source is None:
-        return None
-    if not source.region_files or not (trust or _can_guard(source.region_files)):
-        source.close()
-        return None
-    opened = RegionSource(
-        iter(source), blocking=source.blocking, close=source.close, release=_release_nothing
-    )
-    opened.region = source.region
-    return opened
-
-
 def _can_guard(paths: Sequence[Path]) -> bool:
     for path in paths:
         refusal = guard_refusal(path)
@@ -155,10 +83,6 @@ def _can_guard(paths: Sequence[Path]) -> bool:
             )
             return False
     return True
-
-
-def _release_nothing() -> None:
-    """A file that is its own region needs no memory."""
 
 
 class _CopyReader:
@@ -203,19 +127,11 @@ class _CopyReader:
             self._private.close()
 
 
-_DEFAULT_CAPACITY_SHARE = 4
-"""By default sealed memory takes at most one part in so many of the host's memory."""
-_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
-"""Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
-_DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
-"""Copies take at most one part in so many of the process's descriptors, and at most so many."""
-
-
 class SharedRegions:
     """Everything that a server shares. Used on its event loop, except for `open`.
 
-    `settings`: Those on shared memory, leases and budgets apply. `processes`: one of them serves
-    all readers that map data, so that copies for these are not divided.
+    Each process has its part of the cache for Vortex arrays. One of the processes serves all
+    readers that map data, so the other cache is not divided.
     """
 
     def __init__(self, settings: Settings, processes: int = 1) -> None:
@@ -245,24 +161,72 @@ class SharedRegions:
         self._copy = settings.shm_copy
         self._budget = Budget.from_settings(settings)
 
-    def open(self, dataset: Dataset, request: Request, *, copy: bool = False) -> RegionSource:
-        """Open a dataset so that each body is a span of a region; see `open_region_source`.
+    def open(self, dataset: ServedDataset, request: Request, *, copy: bool = False) -> RegionSource:
+        """Open a dataset so that each body is a span of its file, or with `copy`, of a copy.
 
-        It reads files, so it belongs on a worker thread.
+        Bodies are uncompressed, whatever the server's default is, unless the request names a
+        compression: shared memory saves nothing by it. It reads files, so it belongs on a worker
+        thread. Raises `SplitArrowError` as `ServedDataset.open` does.
         """
         copy = copy or self._copy
-        store = self.vortex_store if isinstance(dataset, VortexDataset) else self.store
-        return open_region_source(
-            store, dataset, request, copy=copy, trust=self.trust, budget=self._budget
+        request = replace(
+            request,
+            compression=request.compression or "none",
+            version=request.version or dataset.version,
         )
+        source = dataset.open(request, Encoding(regions=not copy, budget=self._budget))
+        if not copy and self._are_regions(source.region_files):
+            return RegionSource(iter(source), blocking=source.blocking, close=source.close)
+        return self._open_copy(dataset, request, source)
+
+    def _open_copy(self, dataset: ServedDataset, request: Request, source: Source) -> RegionSource:
+        """Open a dataset whose bodies are copied to sealed memory; `source` may do that."""
+        unused = [source]
+
+        def open_source() -> Source:
+            if unused:
+                return unused.pop()
+            return dataset.open(request, Encoding(budget=self._budget))
+
+        is_vortex = isinstance(dataset, VortexDataset)
+        store = self.vortex_store if is_vortex else self.store
+        owner = dataset.described if is_vortex else dataset
+        # A file with writers may change without a new version, so no other reader gets this copy.
+        is_shared = owner.writers is not Writers.ALLOWED
+        key = request if is_shared else (request, object())
+        stream = store.acquire(owner, key, open_source, f"dataset {request.dataset!r}")
+
+        def release() -> None:
+            if not is_shared:
+                store.forget(stream)
+            store.release(stream)
+
+        copied = _CopyReader(stream, unused)
+        return RegionSource(copied.groups(), blocking=True, close=copied.close, release=release)
 
     def open_at_once(
-        self, dataset: Dataset, request: Request, *, copy: bool = False
+        self, dataset: ServedDataset, request: Request, *, copy: bool = False
     ) -> RegionSource | None:
-        """Open a dataset as `open` does, if that takes no time; otherwise return None."""
-        if copy or self._copy:
+        """Open a file that is its own region, as `open` does, if that reads nothing.
+
+        Return None if it may take time; see `FileDataset.open_at_once`.
+        """
+        if copy or self._copy or not isinstance(dataset, FileDataset):
             return None
-        return open_region_at_once(dataset, request, trust=self.trust, budget=self._budget)
+        request = replace(request, compression=request.compression or "none")
+        source = dataset.open_at_once(request, Encoding(regions=True, budget=self._budget))
+        if source is None:
+            return None
+        if not self._are_regions(source.region_files):
+            source.close()
+            return None
+        opened = RegionSource(iter(source), blocking=source.blocking, close=source.close)
+        opened.region = source.region
+        return opened
+
+    def _are_regions(self, paths: Sequence[Path]) -> bool:
+        """Return whether bodies are regions of these files, which can be shared."""
+        return bool(paths) and (self.trust or _can_guard(paths))
 
     def report_freed(self) -> None:
         """Wake the streams that wait until their readers have freed offsets."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from splitarrow.formats.arrow.message import HeaderType, encapsulate, read_message_info
 from splitarrow.protocol.request import Request
 from splitarrow.protocol.splitter import SourceMessage
-from splitarrow.server.catalog.dataset import GROUP_BYTES, Dataset, Encoding, Source
+from splitarrow.server.catalog.dataset import GROUP_BYTES, Encoding, ServedDataset, Source
 from splitarrow.transport.memory.files import FileSpan
 
 DEFAULTS = Encoding()
@@ -90,7 +90,9 @@ def _bytes(part: Any) -> bytes:
     return bytes(part)
 
 
-def read_dataset(dataset: Dataset, encoding: Encoding = DEFAULTS, **fields: Any) -> StreamContents:
+def read_dataset(
+    dataset: ServedDataset, encoding: Encoding = DEFAULTS, **fields: Any
+) -> StreamContents:
     """Open a dataset with the given fields of a request, and read it to its end."""
     return read_source(dataset.open(Request("name", **fields), encoding))
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from helpers.files import write_file, write_parquet, write_stream
 from splitarrow.server.catalog.catalog import open_dataset
-from splitarrow.server.catalog.dataset import Dataset
+from splitarrow.server.catalog.dataset import ServedDataset
 
 DATASET_TYPES = ["file", "stream", "parquet", "table", "arrow directory", "parquet directory"]
 ROWS, BATCH_ROWS = 1000, 250
@@ -36,7 +36,7 @@ def make_table(rows: int = ROWS) -> pa.Table:
     )
 
 
-def make_dataset(dataset_type: str, folder: Path, data: pa.Table | None = None) -> Dataset:
+def make_dataset(dataset_type: str, folder: Path, data: pa.Table | None = None) -> ServedDataset:
     """Return a table as a dataset whose batches, row groups or files have BATCH_ROWS rows."""
     data = make_table() if data is None else data
     batches = data.to_batches(max_chunksize=BATCH_ROWS)

@@ -8,7 +8,7 @@ decodes them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ import pyarrow as pa
 from ....errors import InvalidDataError, ProtocolError
 from ....formats.arrow.checker import MessageChecker
 from ....formats.arrow.custom_metadata import make_schema_message
+from ....formats.arrow.data_types import has_unions
 from ....formats.arrow.file import (
     BLOCK,
     HEAD_BYTES,
@@ -40,13 +41,21 @@ from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
 from ..messages.message_index import MessageIndex
-from ..messages.plan import choose_included_fields
 from ..messages.reencoding import Batches
 from ..selection import Selection, select_fields
 from .file_dataset import FileContents, FileDataset
-from .origins import map_read_errors, open_handle
+from .origins import map_read_errors, open_handle, open_with_arrow
 
+_IPC_FILE = "an Arrow IPC file"
+_IPC_STREAM = "an Arrow IPC stream"
+_FEATHER_FILE = "a Feather file of version 1"
 _I64 = struct.Struct("<q")
+_MAX_FOOTER_BYTES = 1 << 20
+"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
+
+They limit schema messages."""
+_PAIR_BYTES = 128
+"""An upper bound for what a key and its value take besides their bytes."""
 
 
 class FileMessageChecker:
@@ -110,15 +119,6 @@ def read_fields(
             yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), custom_metadata
 
 
-_IPC_FILE = "an Arrow IPC file"
-_MAX_FOOTER_BYTES = 1 << 20
-"""The largest size of a footer, and of its custom metadata, in a schema message that readers get.
-
-They limit schema messages."""
-_PAIR_BYTES = 128
-"""An upper bound for what a key and its value take besides their bytes."""
-
-
 class ArrowFileDataset(FileDataset):
     """A dataset in an Arrow IPC file."""
 
@@ -163,9 +163,8 @@ class ArrowFileDataset(FileDataset):
         if contents.fields:
             yield from read_fields(partial(self.read_batches, file), contents, selection)
             return
-        included = choose_included_fields(selection, contents.schema)
-        with map_read_errors(file.path, _IPC_FILE), closing(open_handle(file)) as handle:
-            options = pa.ipc.IpcReadOptions(included_fields=included)
+        with open_with_arrow(file, _IPC_FILE) as handle:
+            options = _choose_options(selection, contents.schema)
             reader = pa.ipc.open_file(handle, options=options)
             count = reader.num_record_batches
             numbers = range(count)[selection.first_batch : selection.end_batch]
@@ -181,6 +180,13 @@ class ArrowFileDataset(FileDataset):
                 batch, custom_metadata = reader.get_batch_with_custom_metadata(number)
                 file.check()
                 yield selection.reorder(batch), custom_metadata
+
+
+def _choose_options(selection: Selection, schema: pa.Schema) -> Any:
+    """Return the options with which pyarrow reads the columns of a selection."""
+    # pyarrow miscounts the buffers of unions that it skips. An empty list means all columns.
+    columns = None if has_unions(schema) else selection.sorted_columns
+    return pa.ipc.IpcReadOptions(included_fields=columns or [])
 
 
 def _limit_size(
@@ -234,8 +240,8 @@ def _check_dictionaries(file: SourceFile, blocks: Blocks) -> str | None:
 def _read_schema_metadata(file: SourceFile, end: int) -> bytes | None:
     """Return the FlatBuffer of the schema message at the beginning of the file.
 
-    `end` is the offset of the first message after the schema, in bytes. Return None if there is no
-    such message, which the file format does not need.
+    `end` is the offset of the next message. None if there is no schema message, which the file
+    format does not need.
     """
     if end < HEAD_BYTES + 8:
         return None
@@ -263,9 +269,6 @@ def _matches_footer(
         return False
 
 
-_IPC_STREAM = "an Arrow IPC stream"
-
-
 class ArrowStreamDataset(FileDataset):
     """A dataset in a file with an Arrow IPC stream."""
 
@@ -274,82 +277,63 @@ class ArrowStreamDataset(FileDataset):
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file. The index is built by reading all metadata."""
         with map_read_errors(file.path, _IPC_STREAM):
-            scanner = _StreamScanner(file)
-            metadata = scanner.read_schema_metadata()
-            schema = read_schema(metadata)
-            blocks, codec = scanner.read_blocks()
-        dictionaries = None if scanner.has_dictionaries else 0
-        index = MessageIndex(schema, metadata, blocks, codec, dictionaries)
+            reader = MessageReader(file.read, file.size)
+            message = reader.next_message()
+            if message is None:
+                raise InvalidDataError("the stream has no schema")
+            if message.header_type is not HeaderType.SCHEMA:
+                raise InvalidDataError(
+                    f"the stream begins with a {message.header_type.name} message; expected a "
+                    "schema"
+                )
+            schema = read_schema(message.metadata)
+            blocks, codec, has_dictionaries = _read_blocks(reader)
+            check_trailing_bytes(file.read, reader.offset, file.size)
+        dictionaries = None if has_dictionaries else 0
+        index = MessageIndex(schema, message.metadata, blocks, codec, dictionaries)
         return FileContents(file.version, schema, file.size, index=index)
 
     def read_batches(
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        included = choose_included_fields(selection, contents.schema)
-        with map_read_errors(file.path, _IPC_STREAM), closing(open_handle(file)) as handle:
-            options = pa.ipc.IpcReadOptions(included_fields=included)
+        with open_with_arrow(file, _IPC_STREAM) as handle:
+            options = _choose_options(selection, contents.schema)
             with pa.ipc.open_stream(handle, options=options) as reader:
-                batches = _read_checked(reader, file, contents.index)
-                for batch, custom_metadata in islice(
-                    batches, selection.first_batch, selection.end_batch
-                ):
+                index = contents.index
+                assert index is not None
+                checker = FileMessageChecker(file, index)
+                batches = (
+                    reader.read_next_batch_with_custom_metadata()
+                    for number in range(len(index.blocks))
+                    if checker.check(number)
+                )
+                selected = islice(batches, selection.first_batch, selection.end_batch)
+                for batch, custom_metadata in selected:
                     file.check()
                     yield selection.reorder(batch), custom_metadata
 
 
-def _read_checked(reader: Any, file: SourceFile, index: MessageIndex | None) -> Iterator[Any]:
-    """Yield the record batches of a stream, each after a check of its messages."""
-    if index is None:
-        yield from reader.iter_batches_with_custom_metadata()
-        return
-    checker = FileMessageChecker(file, index)
-    for number in range(len(index.blocks)):
-        if checker.check(number):
-            yield reader.read_next_batch_with_custom_metadata()
+def _read_blocks(reader: MessageReader) -> tuple[Blocks, str | None, bool]:
+    """Return the blocks of the other messages, their compression, and whether any is a dictionary.
 
-
-class _StreamScanner:
-    """Builds the index of a stream."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._reader = MessageReader(file.read, file.size)
-        self.has_dictionaries = False
-        """Whether `read_blocks` found dictionary batches."""
-
-    def read_schema_metadata(self) -> bytes:
-        """Return the FlatBuffer of the first message, which must be the schema."""
-        message = self._reader.next_message()
-        if message is None:
-            raise InvalidDataError("the stream has no schema")
-        if message.header_type is not HeaderType.SCHEMA:
+    The compression is that of the first record batch.
+    """
+    packed = bytearray()
+    codec, is_codec_known, has_dictionaries = None, False, False
+    while (message := reader.next_message()) is not None:
+        header_type = message.header_type
+        if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
             raise InvalidDataError(
-                f"the stream begins with a {message.header_type.name} message; expected a schema"
+                f"the message at byte {message.offset} is a {header_type.name} message; "
+                "expected a record batch or a dictionary batch"
             )
-        return message.metadata
-
-    def read_blocks(self) -> tuple[Blocks, str | None]:
-        """Return the blocks of the messages after the schema, and the compression of the bodies."""
-        packed = bytearray()
-        codec, is_codec_known = None, False
-        while (message := self._reader.next_message()) is not None:
-            header_type = message.header_type
-            if header_type not in (HeaderType.RECORD_BATCH, HeaderType.DICTIONARY_BATCH):
-                raise InvalidDataError(
-                    f"the message at byte {message.offset} is a {header_type.name} message; "
-                    "expected a record batch or a dictionary batch"
-                )
-            self.has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
-            if not is_codec_known:
-                codec = read_batch_header(message.metadata).codec
-                is_codec_known = header_type is HeaderType.RECORD_BATCH
-            packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
-        check_trailing_bytes(self._file.read, self._reader.offset, self._file.size)
-        return Blocks(bytes(packed)), codec
-
-
-_FEATHER_FILE = "a Feather file of version 1"
+        has_dictionaries |= header_type is HeaderType.DICTIONARY_BATCH
+        if not is_codec_known:
+            codec = read_batch_header(message.metadata).codec
+            is_codec_known = header_type is HeaderType.RECORD_BATCH
+        packed += BLOCK.pack(message.offset, message.metadata_length, message.body_length)
+    return Blocks(bytes(packed)), codec, has_dictionaries
 
 
 class FeatherDataset(FileDataset):
@@ -368,15 +352,12 @@ class FeatherDataset(FileDataset):
         """Yield the record batches; see `FileDataset.read_batches`."""
         table = _read_table(file)
         file.check()
-        if selection.columns is not None:
-            table = table.select(list(selection.columns))
         for batch in table.to_batches()[selection.first_batch : selection.end_batch]:
-            yield batch, None
+            yield selection.select_columns(batch), None
 
 
 def _read_table(file: SourceFile) -> pa.Table:
     from pyarrow import feather  # takes a twentieth of a second
 
-    with map_read_errors(file.path, _FEATHER_FILE), closing(open_handle(file)) as handle:
-        source: Any = handle
-        return feather.read_table(source, memory_map=False)
+    with open_with_arrow(file, _FEATHER_FILE) as handle:
+        return feather.read_table(handle, memory_map=False)

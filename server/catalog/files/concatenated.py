@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from ....formats.parquet.variant.arrow_fields import (
 )
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
-from ..dataset import Encoding, GeneratorSource, MessageGroups
+from ..dataset import Encoding, GeneratorSource, MessageGroups, check_batches
 from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import allows_passthrough
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import Selection, add_fields, check_batches
-from .file_dataset import FileDataset
+from ..selection import Selection, add_fields
+from .file_dataset import FileContents, FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
 from .origins import Identity
 
@@ -45,16 +45,23 @@ class FileEntry:
     end_batch: int | None = None
     """The one after the last to read. None means all."""
 
+    @contextmanager
+    def open(self) -> Generator[tuple[SourceFile, FileContents]]:
+        """Open the file; raise `DatasetError` if it has changed since it was listed."""
+        with closing(self.dataset.open_file()) as file:
+            if file.version != self.identity:
+                raise DatasetError(f"{self.dataset.path} changed while the directory was read")
+            yield file, self.dataset.load_contents(file)
+
     def list_batch_rows(self) -> list[int]:
         """Return the rows of each stored record batch or row group to read."""
-        with closing(_open_entry(self)) as file:
-            contents = self.dataset.load_contents(file)
+        with self.open() as (file, contents):
             return self.dataset.list_batch_rows(file, contents)[self.first_batch : self.end_batch]
 
     def count_batches(self) -> int:
         """Return the number of stored record batches or row groups in the file."""
-        with closing(_open_entry(self)) as file:
-            return self.dataset.count_batches(file, self.dataset.load_contents(file))
+        with self.open() as (file, contents):
+            return self.dataset.count_batches(file, contents)
 
     @property
     def rows(self) -> int | None:
@@ -89,8 +96,8 @@ class ConcatenatedFiles:
         file_schema: pa.Schema,
         partitions: Partitions | None = None,
     ) -> ConcatenatedFiles:
-        """Concatenate files that have the same schema; there is at least one."""
-        index = datasets[0].index
+        """Concatenate files that have the same schema."""
+        index = datasets[0].index if datasets else None
         if index is not None and not all(
             index.has_schema_message_of(d.index) and not d.origin.is_remote for d in datasets
         ):
@@ -112,13 +119,6 @@ class ConcatenatedFiles:
             codecs=frozenset(d.index.codec or "none" for d in datasets if d.index is not None),
         )
 
-    @classmethod
-    def of_schema(cls, datasets: Sequence[FileDataset], schema: pa.Schema) -> ConcatenatedFiles:
-        """Concatenate files that are decoded; there may be none."""
-        if datasets:
-            return cls.of(datasets, schema)
-        return cls((), schema, schema, index=None, codecs=frozenset())
-
     @property
     def reads_fields(self) -> bool:
         """Whether readers can name the fields of Variants."""
@@ -137,10 +137,9 @@ class ConcatenatedFiles:
         )
 
     def open(self, request: Request, encoding: Encoding, label: str) -> GeneratorSource:
-        """Open the files for one reader. The reader has one file open at a time.
+        """Open the files for one reader, one file at a time; see `ServedDataset.open`.
 
-        `request`: the caller has dealt with its version and its shard. Raises `SplitArrowError` as
-        `Dataset.open` does.
+        The caller has dealt with the version and the shard of the request.
         """
         files, request = self._add_fields(request)
         selection = Selection.resolve(request, encoding, files.schema)
@@ -160,9 +159,9 @@ class ConcatenatedFiles:
         return GeneratorSource(groups, blocking=True)
 
     def count_rows(self, request: Request, encoding: Encoding, label: str) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`.
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`.
 
-        `request`: the caller has dealt with its version and its shard.
+        The caller has dealt with the version and the shard of the request.
         """
         rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
         if request.filter is None:
@@ -199,8 +198,7 @@ class ConcatenatedFiles:
         for number, entry in enumerate(self.entries):
             rows = entry.rows
             if rows is None or offset < rows:
-                with closing(_open_entry(entry)) as file:
-                    contents = entry.dataset.load_contents(file)
+                with entry.open() as (file, contents):
                     in_file = Selection(
                         self.file_schema,
                         offset=offset,
@@ -217,8 +215,8 @@ class ConcatenatedFiles:
     def _passthrough_groups(self, first: MessageIndex, *, regions: bool) -> MessageGroups:
         yield [first.schema_message()]
         for entry in self.entries:
-            with closing(_open_entry(entry)) as file:
-                index = entry.dataset.load_contents(file).index
+            with entry.open() as (file, contents):
+                index = contents.index
                 if index is None or not first.has_schema_message_of(index):
                     raise DatasetError(f"{entry.dataset.path} changed while it was read")
                 if entry.first_batch or entry.end_batch is not None:
@@ -231,19 +229,10 @@ class ConcatenatedFiles:
         in_file = select_from_file(selection, schema, partitions)
         for entry in self.entries:
             in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
-            with closing(_open_entry(entry)) as file:
-                contents = entry.dataset.load_contents(file).with_fields(self.fields)
+            with entry.open() as (file, contents):
+                contents = contents.with_fields(self.fields)
                 with closing(entry.dataset.read_batches(file, contents, in_file)) as batches:
                     for batch, custom_metadata in batches:
                         values = entry.partition_values
                         batch = add_partition_columns(batch, values, selection, partitions)
                         yield batch, custom_metadata
-
-
-def _open_entry(entry: FileEntry) -> SourceFile:
-    """Open a file; raise `DatasetError` if it has changed since it was listed."""
-    file = entry.dataset.open_file()
-    if file.version != entry.identity:
-        file.close()
-        raise DatasetError(f"{entry.dataset.path} changed while the directory was read")
-    return file

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import pyarrow as pa
 
-from ....errors import DatasetError, exhausted_error
+from ....errors import DatasetError
 from ....formats.arrow.schema import describe_difference
 from ....formats.arrow.tensors.labels import Labels
 from ....formats.arrow.tensors.layout import AnyLayout
@@ -25,55 +26,55 @@ from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
 from ....publication.storage import ObjectStorage
-from ..dataset import Encoding, GeneratorSource, Shard, Writers
-from ..selection import check_version, hash_version, select_shards
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    ServedDataset,
+    Shard,
+    Writers,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from .concatenated import ConcatenatedFiles
 from .file_dataset import FileDataset
 from .file_types import SUPPORTED_TYPES, open_file
 from .hive import Partitions
-from .origins import FileOrigin, LocalOrigin, ObjectOrigin
+from .origins import FileOrigin, LocalOrigin, ObjectOrigin, make_read_error
 from .parquet import ParquetDataset
 from .tensor_files import TensorFileDataset, open_tensor_files
 
 _LISTING_SECONDS = 1.0
 """The shortest time between two listings of an object store, in seconds."""
+_REQUESTS = 16
+"""The number of objects that are inspected at a time."""
 
 
-class Listing(Protocol):
+class Listing(ABC):
     """The files of a dataset, as they are now."""
 
-    @property
-    def location(self) -> str:
-        """The path, URL or pattern, as it was given."""
-        ...
+    noun: ClassVar[str]
+    """The noun for all files together, for the type of the dataset."""
+    absence: ClassVar[str]
+    """The predicate that states that there are no files, for errors."""
+    location: str
+    """The path, URL or pattern, as it was given."""
 
-    @property
-    def noun(self) -> str:
-        """The noun for all files together, for the type of the dataset: ``directory``."""
-        ...
-
-    @property
-    def absence(self) -> str:
-        """The predicate that states that there are no files, for errors."""
-        ...
-
+    @abstractmethod
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files, sorted by name, folder by folder.
 
         Files and folders whose names begin with ``.`` or ``_`` are ignored, except for folders
-        that define a partition, such as ``_day=1``.
-
-        Raises `DatasetError` if a folder or the object store cannot be read.
+        that define a partition, such as ``_day=1``. Raises `DatasetError` if a folder or the object
+        store cannot be read.
         """
-        ...
 
-    def expire(self) -> None:
+    def expire(self) -> None:  # noqa: B027
         """Let the next call of `list_files` return the current files, not those of a moment ago."""
-        ...
 
 
-class FolderListing:
-    """The files in a local folder and its subfolders. See `Listing`."""
+class FolderListing(Listing):
+    """The files in a local folder and its subfolders."""
 
     noun = "directory"
     absence = "is a directory without files"
@@ -86,12 +87,9 @@ class FolderListing:
         """Return the files; see `Listing.list_files`."""
         return [_relate(path, self._path) for path in _walk(self._path, ())]
 
-    def expire(self) -> None:
-        """Do nothing: each listing is new."""
 
-
-class PatternListing:
-    """The local files that match a pattern, and those in folders that match it. See `Listing`."""
+class PatternListing(Listing):
+    """The local files that match a pattern, and those in folders that match it."""
 
     noun = "files"
     absence = "matches no file"
@@ -111,12 +109,9 @@ class PatternListing:
                     found.setdefault(file, _relate(file, self._root))
         return list(found.values())
 
-    def expire(self) -> None:
-        """Do nothing: each listing is new."""
 
-
-class ObjectListing:
-    """The objects below a prefix of an object store, or those that match a pattern. See `Listing`.
+class ObjectListing(Listing):
+    """The objects below a prefix of an object store, or those that match a pattern.
 
     The store is listed at most once a second, except after `expire`.
 
@@ -199,8 +194,7 @@ def _walk(folder: Path, ancestors: tuple[tuple[int, int], ...]) -> Iterator[Path
         with os.scandir(folder) as entries:
             names = sorted((entry.name, entry.is_dir()) for entry in entries)
     except OSError as error:
-        problem = f"cannot read {folder}: {error.strerror}"
-        raise exhausted_error(error) or DatasetError(problem) from None
+        raise make_read_error(folder, error) from None
     for name, is_folder in names:
         if is_hidden(f"{name}/x" if is_folder else name):
             continue
@@ -210,12 +204,8 @@ def _walk(folder: Path, ancestors: tuple[tuple[int, int], ...]) -> Iterator[Path
             yield folder / name
 
 
-_REQUESTS = 16
-"""The number of objects that are inspected at a time."""
-
-
-class DirectoryDataset:
-    """The files of a listing as one dataset. See `Dataset`.
+class DirectoryDataset(ServedDataset):
+    """The files of a listing as one dataset.
 
     All files must have a supported type and the columns of the first file. The custom metadata of
     the schema is that of the first file. Each new reader gets the files that are there at that
@@ -253,7 +243,7 @@ class DirectoryDataset:
 
     @property
     def reads_fields(self) -> bool:
-        """Whether readers can name the fields of Variants; see `FileDataset.reads_fields`."""
+        """See `FileDataset.reads_fields`."""
         return self._files.reads_fields
 
     @property
@@ -300,14 +290,14 @@ class DirectoryDataset:
         return tuple(entry.dataset.shards[0] for entry in self._files.entries)
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the directory for one reader; see `Dataset.open`."""
+        """Open the directory for one reader; see `ServedDataset.open`."""
         files = self._find_files(request)
         if (tensor_files := _find_tensor_files(files)) is not None:
             return open_tensor_files(tensor_files, request, encoding)
         return files.open(request, encoding, self.location)
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
         files = self._find_files(request)
         return files.count_rows(request, encoding, self.location)
 
@@ -315,9 +305,6 @@ class DirectoryDataset:
         """Return the layout and the labels of each tensor; empty if there are none."""
         files = _find_tensor_files(self._files) or []
         return [pair for dataset in files for pair in dataset.list_tensors()]
-
-    def close(self) -> None:
-        """Do nothing: no file is open between readers."""
 
     def _find_files(self, request: Request) -> ConcatenatedFiles:
         """Return the files that a request is for, in the version that it names."""
@@ -370,8 +357,7 @@ class DirectoryDataset:
             try:
                 identity = origin.read_identity()
             except OSError as error:
-                problem = f"cannot read {origin.path}: {error.strerror}"
-                raise exhausted_error(error) or DatasetError(problem) from None
+                raise make_read_error(origin.path, error) from None
             if identity == known.identity:
                 return known
         return open_file(origin, keep_index=False, refuse_writers=self._refuse_writers)

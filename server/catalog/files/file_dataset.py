@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -20,19 +20,21 @@ from ....formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
-from ..dataset import Encoding, GeneratorSource, Shard, Writers
-from ..messages.message_index import MessageIndex
-from ..messages.passthrough import PassthroughMessages
-from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
-from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import (
-    Selection,
-    add_fields,
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    ServedDataset,
+    Writers,
     check_batches,
     check_version,
     hash_version,
     select_shards,
 )
+from ..messages.message_index import MessageIndex
+from ..messages.passthrough import PassthroughMessages
+from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
+from ..messages.reencoding import Batches, count_matches, encode_groups
+from ..selection import Selection, add_fields
 from .origins import FileOrigin, Identity, LocalOrigin
 
 _SMALL_INDEX = 256
@@ -71,17 +73,17 @@ class FileContents:
         return replace(self, schema=extend_schema(self.schema, fields), fields=fields)
 
 
-class FileDataset(ABC):
+class FileDataset(ServedDataset):
     """A dataset in one file. A subclass implements one type of file.
 
-    `keep_index`: It grows with the file. An index of few messages is kept in any case. Raises
+    An index grows with the file. One of few messages is kept even without `keep_index`. Raises
     `DatasetError` if the file cannot be read, is truncated or is malformed, or is open for writing.
     """
 
-    _kind: ClassVar[str]
-
     decodes_batches: ClassVar[bool] = False
     """Whether pyarrow builds the batches from another format, which makes them valid."""
+    states_batch_rows: ClassVar[bool] = False
+    """Whether `list_batch_rows` decodes nothing, even without an index."""
     reads_fields: ClassVar[bool] = False
     """Whether `read_batches` can return the fields of Variants that the schema describes."""
 
@@ -126,11 +128,6 @@ class FileDataset(ABC):
         return str(self.path)
 
     @property
-    def kind(self) -> str:
-        """The type of the file: ``arrow file``, ``parquet file``."""
-        return self._kind
-
-    @property
     def schema(self) -> pa.Schema:
         """The schema of all batches."""
         return self._contents.schema
@@ -159,11 +156,6 @@ class FileDataset(ABC):
             return hash_version(self.identity)
 
     @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The file as a single shard; see `Dataset.shards`."""
-        return (Shard(self.rows, self.nbytes),)
-
-    @property
     def rows(self) -> int | None:
         """The number of rows; None if it is unknown until the file is decoded.
 
@@ -180,7 +172,7 @@ class FileDataset(ABC):
                 index = self.load_contents(file).index
                 if index is None:
                     return self._contents.rows
-                counted = self._counted_rows = (file.version, index.count_rows(file).total)
+                counted = self._counted_rows = (file.version, sum(index.list_rows(file)))
             return counted[1]
 
     @property
@@ -225,13 +217,18 @@ class FileDataset(ABC):
 
         Raises `DatasetError` if the file cannot be read or does not match its index.
         """
-        if not selection.offset or selection.filter is not None or contents.index is None:
+        states_rows = self.states_batch_rows or contents.index is not None
+        if not selection.offset or selection.filter is not None or not states_rows:
             return selection
-        first, index = selection.first_batch, contents.index
-        if selection.selects_batches:
-            index = index.select_batches(file, first, selection.end_batch)
-        batch, row = index.find_row(file, selection.offset)
-        return replace(selection, first_batch=first + batch, offset=row)
+        offset, first = selection.offset, selection.first_batch
+        for rows in self.list_batch_rows(file, contents)[first : selection.end_batch]:
+            if offset < rows or not offset:
+                break
+            offset -= rows
+            first += 1
+        else:
+            offset = 0
+        return replace(selection, first_batch=first, offset=offset)
 
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each stored record batch or row group.
@@ -250,7 +247,7 @@ class FileDataset(ABC):
         return len(self.list_batch_rows(file, contents))
 
     def count_rows(self, request: Request, encoding: Encoding) -> list[int]:
-        """Return the rows that each stored batch contributes; see `Dataset.count_rows`."""
+        """Return the rows that each stored batch contributes; see `ServedDataset.count_rows`."""
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
@@ -265,7 +262,7 @@ class FileDataset(ABC):
             return rows
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the file for one reader; see `Dataset.open`."""
+        """Open the file for one reader; see `ServedDataset.open`."""
         return self._open_file(self.open_file(), None, request, encoding)
 
     def open_at_once(self, request: Request, encoding: Encoding) -> GeneratorSource | None:
@@ -318,22 +315,21 @@ class FileDataset(ABC):
         if not self.origin.is_remote and not contents.fields:
             messages = plan_file(selection, contents.index, file, regions=encoding.regions)
         if messages is None:
-            batches = self.read_batches(file, contents, selection.for_reading(contents.schema))
-            is_valid = self.decodes_batches
-            index = contents.index
             groups = encode_groups(
                 selection,
-                batches,
+                self.read_batches(file, contents, selection.for_reading(contents.schema)),
                 str(self.path),
-                is_valid=is_valid,
-                schema_metadata=None if index is None else index.schema_metadata,
+                is_valid=self.decodes_batches,
+                schema_metadata=None if contents.index is None else contents.index.schema_metadata,
             )
-            return GeneratorSource(add_footer(groups, contents.footer_metadata), blocking=True)
-        sends_regions = isinstance(messages, PassthroughMessages) and messages.regions
-        region_files = (Path(self.path),) if sends_regions else ()
-        groups = add_footer(file_groups(file, messages), contents.footer_metadata)
-        source = GeneratorSource(groups, blocking=False, region_files=region_files)
-        source.region = file if sends_regions else None
+        else:
+            groups = file_groups(file, messages)
+        if contents.footer_metadata is not None:
+            groups = add_footer(groups, contents.footer_metadata)
+        source = GeneratorSource(groups, blocking=messages is None)
+        if isinstance(messages, PassthroughMessages) and messages.regions:
+            source.region_files = (Path(self.path),)
+            source.region = file
         return source
 
     def _load_columns(self, file: SourceFile, request: Request) -> tuple[FileContents, Request]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from ....transport.memory.files import SourceFile
 from ..messages.reencoding import Batches
 from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
-from .origins import map_read_errors, open_handle
-
-_FILE_TYPE = "an ORC file"
+from .origins import open_with_arrow
 
 
 class OrcDataset(FileDataset):
@@ -35,14 +33,12 @@ class OrcDataset(FileDataset):
             for stripe in stripes:
                 batch = orc.read_stripe(stripe)
                 file.check()
-                if selection.columns is not None:
-                    batch = batch.select(list(selection.columns))
-                yield batch, None
+                yield selection.select_columns(batch), None
 
 
 @contextmanager
 def _open_orc(file: SourceFile) -> Generator[Any]:
     from pyarrow import orc
 
-    with map_read_errors(file.path, _FILE_TYPE), closing(open_handle(file)) as handle:
+    with open_with_arrow(file, "an ORC file") as handle:
         yield orc.ORCFile(handle)

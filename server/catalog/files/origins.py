@@ -9,18 +9,32 @@ import io
 import os
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from ....errors import DatasetError, MissingExtraError, ProtocolError, exhausted_error
+from ....errors import (
+    DatasetError,
+    MissingExtraError,
+    ProtocolError,
+    SplitArrowError,
+    exhausted_error,
+)
 from ....publication.storage import ObjectStorage, StoredObject
 from ....transport.memory.files import SourceFile
 
+Identity = tuple[int | str, ...]
+"""The values that identify the state of a file; see `SourceFile.version`."""
+
 _FIRST_WINDOW = 64 << 10
 _LAST_WINDOW = 8 << 20
+
+
+def identify_object(entry: StoredObject) -> Identity:
+    """Return the identity of the state of an object."""
+    return (entry.name, entry.etag or "", entry.nbytes)
 
 
 class ObjectFile(SourceFile):
@@ -118,19 +132,22 @@ class _Handle(io.RawIOBase):
         return data
 
 
-def identify_object(entry: StoredObject) -> tuple[int | str, ...]:
-    """Return the identity of the state of an object."""
-    return (entry.name, entry.etag or "", entry.nbytes)
-
-
-Identity = tuple[int | str, ...]
-"""The values that identify the state of a file; see `SourceFile.version`."""
+def make_read_error(path: Path | str, error: OSError) -> SplitArrowError:
+    """Return the error for a file or folder that cannot be read."""
+    return exhausted_error(error) or DatasetError(f"cannot read {path}: {error.strerror}")
 
 
 def read_identity(path: Path) -> Identity:
     """Return the identity of a file's current state; raise `OSError` if it does not exist."""
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@contextmanager
+def open_with_arrow(file: SourceFile, file_type: str) -> Generator[Any]:
+    """Yield a handle of pyarrow, and turn the errors of libraries into a `DatasetError`."""
+    with map_read_errors(file.path, file_type), closing(open_handle(file)) as handle:
+        yield handle
 
 
 def open_handle(file: SourceFile) -> pa.NativeFile:
@@ -160,59 +177,32 @@ def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
         raise DatasetError(f"cannot read {path} as {file_type}: {reason}") from None
 
 
-class FileOrigin(Protocol):
-    """A file that may belong to a dataset."""
+class LocalOrigin:
+    """A file of a file system that may belong to a dataset. It is named after itself by default."""
 
-    @property
-    def name(self) -> str:
-        """The path below the folder or prefix of the dataset. ``/`` separates its components."""
-        ...
+    is_remote = False
+    """Whether it is an object in an object store."""
 
-    @property
-    def path(self) -> Path | str:
-        """The path, or the URL of an object."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is an object in an object store."""
-        ...
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path = Path(path)
+        """The path."""
+        self.name = name or self.path.name
+        """The path below the folder of the dataset. ``/`` separates its components."""
 
     def read_identity(self) -> Identity:
         """Return the identity of the current state; raise `OSError` if the file is missing."""
-        ...
+        return read_identity(self.path)
 
     def open(self, *, refuse_writers: bool) -> SourceFile:
         """Open the file for reading.
 
         Raises `DatasetError` if it cannot be read, or is open for writing.
         """
-        ...
-
-
-class LocalOrigin:
-    """A file of a file system. See `FileOrigin`.
-
-    `name`: Default: the name of the file.
-    """
-
-    is_remote = False
-
-    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        self.path = Path(path)
-        self.name = name or self.path.name
-
-    def read_identity(self) -> Identity:
-        """Return the identity of the current state; see `FileOrigin.read_identity`."""
-        return read_identity(self.path)
-
-    def open(self, *, refuse_writers: bool) -> SourceFile:
-        """Open the file for reading; see `FileOrigin.open`."""
         return SourceFile(self.path, refuse_writers=refuse_writers)
 
 
 class ObjectOrigin:
-    """An object of an object store, in the state of a listing. See `FileOrigin`."""
+    """An object of an object store, in the state of a listing. See `LocalOrigin`."""
 
     is_remote = True
 
@@ -229,3 +219,7 @@ class ObjectOrigin:
     def open(self, *, refuse_writers: bool) -> SourceFile:
         """Open the object for reading. A writer replaces it, and never changes it."""
         return ObjectFile(self._storage, self._entry)
+
+
+FileOrigin = LocalOrigin | ObjectOrigin
+"""A file that may belong to a dataset."""

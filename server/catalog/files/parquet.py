@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -44,6 +44,14 @@ from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
 
+BATCH_BYTES = 8 << 20
+"""The decoded size of a batch in bytes, if the request leaves the batch size open."""
+MAX_BATCH_ROWS = 128 << 10
+"""The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
+_FILE_TYPE = "a Parquet file"
+_VARIABLE_WIDTH_BYTES = 16
+_COLUMN_BUFFER = 1 << 20
+_TAIL_READ = 64 << 10
 _HEADER_BYTES = 256
 _PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
 _FIXED = "FIXED_LEN_BYTE_ARRAY"
@@ -52,14 +60,12 @@ _FIXED = "FIXED_LEN_BYTE_ARRAY"
 def check_row_groups(
     file: SourceFile, parquet: Any, groups: list[int], names: list[str] | None, limit: int
 ) -> None:
-    """Check some columns of some row groups.
+    """Check some top-level columns of some row groups; `names` is None for all columns.
 
-    `names` is the top-level columns to read; None for all. `limit` is the largest decoded size of a
-    column in a row group, in bytes. Raises `ExhaustedError` if a column in a row group is larger
-    than `limit` bytes. A page or even a value may be as large as its column in a row group, and
-    pyarrow decodes a page in one go. Raises `InvalidDataError` if a column does not have a value
-    for each row, or a dictionary has another size than its values. Repeated columns may have any
-    number of values.
+    Raises `ExhaustedError` if the decoded size of a column in a row group exceeds `limit` bytes: a
+    page or even a value may be as large, and pyarrow decodes a page in one go. Raises
+    `InvalidDataError` if a column does not have a value for each row, or a dictionary has another
+    size than its values. Repeated columns may have any number of values.
     """
     schema = parquet.schema
     selected = [
@@ -108,10 +114,6 @@ def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
         )
 
 
-_COLUMN_BUFFER = 1 << 20
-_TAIL_READ = 64 << 10
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetPlan:
     """How to read a file."""
@@ -122,56 +124,54 @@ class ParquetPlan:
     """The schema that pyarrow reads; None if it is that of the file."""
 
 
-def inspect_parquet(file: SourceFile) -> tuple[ParquetPlan, Any]:
-    """Return the plan to read a file, and a ``pyarrow.parquet.ParquetFile`` to close.
+@contextmanager
+def inspect_parquet(file: SourceFile) -> Generator[tuple[ParquetPlan, Any]]:
+    """Open a file, and yield the plan to read it and a ``pyarrow.parquet.ParquetFile``.
 
-    Raises `ProtocolError` if the footer is malformed. Raises `pyarrow.ArrowException` if pyarrow
+    Raises `ProtocolError` if the footer is malformed, and `pyarrow.ArrowException` if pyarrow
     refuses the file.
     """
     data = _read_footer(file)
     footer = Footer.parse(data)
     elements = correct_schema(footer)
     malformed = find_malformed_statistics(data, footer.root)
-    parquet = _open(file, None if elements is None else (footer, elements))
-    try:
+    with _open(file, None if elements is None else (footer, elements)) as parquet:
         key_values = parquet.metadata.metadata or {}
         columns = plan_columns(footer.root, parquet.schema_arrow, key_values, malformed)
-    except BaseException:
-        parquet.close()
-        raise
-    return ParquetPlan(columns, elements), parquet
+        yield ParquetPlan(columns, elements), parquet
 
 
 @contextmanager
 def open_parquet(file: SourceFile, plan: ParquetPlan) -> Generator[Any]:
-    """Open a file as ``pyarrow.parquet.ParquetFile`` while the context lasts.
+    """Open a file as ``pyarrow.parquet.ParquetFile``, and map the errors while it is read.
 
     Its batches have the types of pyarrow; see `Columns.convert`.
     """
-    corrected = None
-    if plan.elements is not None:
-        corrected = (Footer.parse(_read_footer(file)), plan.elements)
-    with closing(_open(file, corrected)) as parquet:
-        yield parquet
+    with map_read_errors(file.path, _FILE_TYPE):
+        corrected = None
+        if plan.elements is not None:
+            corrected = (Footer.parse(_read_footer(file)), plan.elements)
+        with _open(file, corrected) as parquet:
+            yield parquet
 
 
 @contextmanager
 def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch], int]]:
     """Open a local file, and yield its schema, its batches and its number of rows.
 
-    Raises `DatasetError` if the file cannot be opened. Raises `ProtocolError` if the footer is
-    malformed; also while the batches are read, if a value is invalid. Raises
-    `pyarrow.ArrowException` if pyarrow refuses the file; also while the batches are read.
+    Raises `DatasetError` if the file cannot be opened. `ProtocolError` and `pyarrow.ArrowException`
+    are raised if the file is malformed; also while the batches are read.
     """
-    with closing(SourceFile(path, refuse_writers=False)) as file:
-        plan, parquet = inspect_parquet(file)
+    with (
+        closing(SourceFile(path, refuse_writers=False)) as file,
+        inspect_parquet(file) as (plan, parquet),
+    ):
         columns = plan.columns
-        with closing(parquet):
-            batches = (
-                columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
-                for batch in parquet.iter_batches()
-            )
-            yield columns.schema, batches, parquet.metadata.num_rows
+        batches = (
+            columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
+            for batch in parquet.iter_batches()
+        )
+        yield columns.schema, batches, parquet.metadata.num_rows
 
 
 def select_row_groups(
@@ -241,8 +241,7 @@ def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
         return False
     if not row_filter.may_hold_for_nan:
         return True
-    types = [columns.schema.field(index).type for index in used]
-    return not any(_has_nan(each) for each in types)
+    return not any(_has_nan(columns.schema.field(index).type) for index in used)
 
 
 def _has_nan(data_type: Any) -> bool:
@@ -251,7 +250,8 @@ def _has_nan(data_type: Any) -> bool:
     return any(_has_nan(data_type.field(index).type) for index in range(data_type.num_fields))
 
 
-def _open(file: SourceFile, corrected: tuple[Footer, tuple[Struct, ...]] | None) -> Any:
+@contextmanager
+def _open(file: SourceFile, corrected: tuple[Footer, tuple[Struct, ...]] | None) -> Generator[Any]:
     import pyarrow.parquet as pq  # takes a tenth of a second
 
     metadata = None
@@ -259,37 +259,17 @@ def _open(file: SourceFile, corrected: tuple[Footer, tuple[Struct, ...]] | None)
         footer, elements = corrected
         data = hide_extension(footer.with_elements(elements))
         metadata = pq.read_metadata(pa.BufferReader(wrap_footer(data)))
-    handle = open_handle(file)
-    try:
-        # Without a buffer size, pyarrow reads a whole column of a row group before decoding it.
-        # From an object store, it reads the columns of a row group in few large requests.
-        is_remote = isinstance(file, ObjectFile)
-        parquet: Any = pq.ParquetFile(
+    # Without a buffer size, pyarrow reads a whole column of a row group before decoding it.
+    # From an object store, it reads the columns of a row group in few large requests.
+    is_remote = isinstance(file, ObjectFile)
+    with closing(open_handle(file)) as handle:
+        yield pq.ParquetFile(
             handle,
             metadata=metadata,
             pre_buffer=is_remote,
             buffer_size=0 if is_remote else _COLUMN_BUFFER,
             page_checksum_verification=True,
         )
-    except BaseException:
-        handle.close()
-        raise
-    return _Closing(parquet, handle)
-
-
-class _Closing:
-    """A ``ParquetFile`` that closes its handle, too."""
-
-    def __init__(self, parquet: Any, handle: pa.NativeFile) -> None:
-        self._parquet = parquet
-        self._handle = handle
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parquet, name)
-
-    def close(self) -> None:
-        self._parquet.close()
-        self._handle.close()
 
 
 def _read_footer(file: SourceFile) -> bytes:
@@ -303,24 +283,8 @@ def _read_footer(file: SourceFile) -> bytes:
     return bytes(file.read(file.size - TAIL_BYTES - size, size))
 
 
-def selects_fields(contents: FileContents, selection: Selection) -> bool:
-    """Return whether a selection has fields of Variants."""
-    own = len(contents.schema) - len(contents.fields)
-    if selection.columns is None:
-        return bool(contents.fields)
-    return any(index >= own for index in selection.columns)
-
-
 class FieldReader:
-    """Reads some columns and some fields of Variants of a file.
-
-    Attributes
-    ----------
-    physical_names : list of str
-        The names by which pyarrow reads what is needed.
-    column_names : list of str
-        The columns of the file that have it.
-    """
+    """Reads some columns and some fields of Variants of a file."""
 
     def __init__(self, contents: FileContents, selection: Selection) -> None:
         self._columns: Columns = contents.plan.columns
@@ -334,7 +298,9 @@ class FieldReader:
         fields = [self._fields[name] for name in self._names if name in self._fields]
         parts = [path for each in fields if each.column not in own for path in physical_names(each)]
         self.physical_names = list(dict.fromkeys([*own, *parts]))
+        """The names by which pyarrow reads what is needed."""
         self.column_names = list(dict.fromkeys([*own, *(each.column for each in fields)]))
+        """The columns of the file that have it."""
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected columns of a batch that pyarrow has read.
@@ -452,50 +418,27 @@ def _is_always_null(column: Any) -> bool:
     return bool(statistics.has_min_max and statistics.min == statistics.max == b"\0")
 
 
-BATCH_BYTES = 8 << 20
-"""The decoded size of a batch in bytes, if the request leaves the batch size open."""
-MAX_BATCH_ROWS = 128 << 10
-"""The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
-_FILE_TYPE = "a Parquet file"
-_VARIABLE_WIDTH_BYTES = 16
-
-
 class ParquetDataset(FileDataset):
     """A dataset in a Parquet file."""
 
     _kind = "parquet file"
     decodes_batches = True
+    states_batch_rows = True
     reads_fields = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its footer."""
-        with map_read_errors(file.path, _FILE_TYPE):
-            plan, parquet = inspect_parquet(file)
-            with closing(parquet):
-                rows = parquet.metadata.num_rows
-                schema = plan.columns.schema
-                batch_rows = _choose_batch_rows(parquet.metadata, schema)
+        with map_read_errors(file.path, _FILE_TYPE), inspect_parquet(file) as (plan, parquet):
+            rows = parquet.metadata.num_rows
+            schema = plan.columns.schema
+            batch_rows = _choose_batch_rows(parquet.metadata, schema)
         return FileContents(
             file.version, schema, file.size, rows=rows, batch_rows=batch_rows, plan=plan
         )
 
-    def skip_rows(
-        self, file: SourceFile, contents: FileContents, selection: Selection
-    ) -> Selection:
-        """Return an equal selection that skips whole row groups; see `FileDataset.skip_rows`."""
-        offset, first = selection.offset, selection.first_batch
-        if not offset or selection.filter is not None:
-            return selection
-        for rows in self.list_batch_rows(file, contents)[first : selection.end_batch]:
-            if offset < rows:
-                break
-            offset -= rows
-            first += 1
-        return replace(selection, first_batch=first, offset=offset)
-
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each row group."""
-        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
+        with open_parquet(file, contents.plan) as parquet:
             metadata = parquet.metadata
             return [metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
 
@@ -506,11 +449,13 @@ class ParquetDataset(FileDataset):
         rows = selection.batch_rows or contents.batch_rows or 1
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
-        if selects_fields(contents, selection):
+        width = len(contents.schema)
+        indices = range(width) if selection.columns is None else selection.columns
+        if any(index >= width - len(contents.fields) for index in indices):
             yield from self._read_fields(file, contents, selection, rows)
             return
         names = _select_names(contents.plan.columns.schema, selection)
-        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
+        with open_parquet(file, contents.plan) as parquet:
             columns: Columns = contents.plan.columns
             options = selection.budget.parquet_options
             groups = select_row_groups(file, parquet, contents.plan, selection)
@@ -534,7 +479,7 @@ class ParquetDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
     ) -> Batches:
         """Yield batches with fields of Variants; see `read_batches`."""
-        with map_read_errors(file.path, _FILE_TYPE), open_parquet(file, contents.plan) as parquet:
+        with open_parquet(file, contents.plan) as parquet:
             reader = FieldReader(contents, selection)
             groups = reader.select_row_groups(parquet.metadata)
             limit = selection.budget.parquet_bytes

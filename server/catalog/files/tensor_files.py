@@ -10,41 +10,31 @@ from typing import NamedTuple
 
 from ....errors import DatasetError, InvalidDataError
 from ....formats.arrow.tensors.encoding import add_name, encode_metadata
-from ....formats.arrow.tensors.files import MAX_HEADER_BYTES, read_npy_header, scan_tensors
+from ....formats.arrow.tensors.files import (
+    MAX_HEADER_BYTES,
+    TensorMessage,
+    read_npy_header,
+    scan_tensors,
+)
 from ....formats.arrow.tensors.labels import TENSOR_SCHEMA, Labels
 from ....formats.arrow.tensors.layout import AnyLayout
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
-from ..dataset import Encoding, GeneratorSource, MessageGroups
+from ..dataset import (
+    Encoding,
+    GeneratorSource,
+    MessageGroups,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from ..messages.message_index import REGION_BYTES
 from ..messages.reencoding import Batches
-from ..selection import Selection, check_version, hash_version, select_shards
+from ..selection import Selection
 from ..tensors import check_tensor_request, make_schema_message, refuse_counting, select_tensors
 from .file_dataset import FileContents, FileDataset
 from .origins import Identity, map_read_errors
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a file."""
-
-    layout: AnyLayout
-    """The layout of the tensor."""
-    labels: Labels
-    """The labels of the tensor."""
-    metadata: bytes
-    """The metadata of its message."""
-    body_offset: int
-    """The offset of its body in the file, in bytes."""
-
-
-class TensorContents(NamedTuple):
-    """The tensors in a file."""
-
-    tensors: list[StoredTensor]
-    """The tensors, in the order of the file."""
-    is_big_endian: bool
-    """Whether their values are big-endian."""
 
 
 class TensorFileDataset(FileDataset):
@@ -53,27 +43,22 @@ class TensorFileDataset(FileDataset):
     _kind = "tensor file"
     _file_type = "a file with tensors"
 
-    def read_tensors(self, file: SourceFile) -> TensorContents:
+    def read_tensors(self, file: SourceFile) -> list[TensorMessage]:
         """Return the tensors in the file; raise `ProtocolError` if it is malformed."""
         found = list(scan_tensors(file.read, file.size))
-        tensors = [
-            StoredTensor(each.layout, each.labels, each.metadata, each.body_offset)
-            for each in found
-        ]
-        if len(tensors) == 1 and tensors[0].labels.name is None:
-            name = self._file_name()
-            layout, labels, metadata, _ = tensors[0]
-            metadata, labels = add_name(metadata, layout, labels, name)
-            tensors = [tensors[0]._replace(metadata=metadata, labels=labels)]
-        return TensorContents(tensors, any(each.is_big_endian for each in found))
+        if len(found) == 1 and found[0].labels.name is None:
+            only = found[0]
+            metadata, labels = add_name(only.metadata, only.layout, only.labels, self._file_name())
+            return [only._replace(metadata=metadata, labels=labels)]
+        return found
 
     def inspect(self, file: SourceFile) -> FileContents:
-        """Return the contents of the file. Their plan is `TensorContents`."""
+        """Return the contents of the file. Their plan is the list of its tensors."""
         if self.origin.is_remote:
             raise DatasetError(f"{self.path}: tensors in object stores are not supported")
         with map_read_errors(file.path, self._file_type):
-            contents = self.read_tensors(file)
-        return FileContents(file.version, TENSOR_SCHEMA, file.size, plan=contents)
+            tensors = self.read_tensors(file)
+        return FileContents(file.version, TENSOR_SCHEMA, file.size, plan=tensors)
 
     def read_batches(
         self, file: SourceFile, contents: FileContents, selection: Selection
@@ -88,11 +73,11 @@ class TensorFileDataset(FileDataset):
 
     def list_tensors(self) -> list[tuple[AnyLayout, Labels]]:
         """Return the layout and the labels of each tensor."""
-        contents: TensorContents = self._contents.plan
-        return [(tensor.layout, tensor.labels) for tensor in contents.tensors]
+        tensors: list[TensorMessage] = self._contents.plan
+        return [(tensor.layout, tensor.labels) for tensor in tensors]
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
-        """Open the file for one reader; see `Dataset.open`."""
+        """Open the file for one reader; see `ServedDataset.open`."""
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
         select_shards(request, (self,))
@@ -113,7 +98,7 @@ class NpyDataset(TensorFileDataset):
     _kind = "npy file"
     _file_type = "an array of NumPy"
 
-    def read_tensors(self, file: SourceFile) -> TensorContents:
+    def read_tensors(self, file: SourceFile) -> list[TensorMessage]:
         """Return the array as a tensor, whose body is the rest of the file."""
         header = read_npy_header(file.read(0, min(file.size, MAX_HEADER_BYTES)))
         size = header.data_offset + header.layout.body_length
@@ -124,14 +109,14 @@ class NpyDataset(TensorFileDataset):
             )
         labels = Labels(self._file_name(), header.label)
         metadata = encode_metadata(header.layout, labels)
-        tensor = StoredTensor(header.layout, labels, metadata, header.data_offset)
-        return TensorContents([tensor], header.is_big_endian)
+        place = (header.data_offset, header.is_big_endian)
+        return [TensorMessage(0, metadata, header.layout, labels, *place)]
 
 
 def open_tensor_files(
     datasets: Sequence[TensorFileDataset], request: Request, encoding: Encoding
 ) -> GeneratorSource:
-    """Open the tensors of several files for one reader, in order; see `Dataset.open`.
+    """Open the tensors of several files for one reader, in order; see `ServedDataset.open`.
 
     The caller has checked the version and the shard of the request.
 
@@ -140,20 +125,20 @@ def open_tensor_files(
     """
     check_tensor_request(request)
     places: list[_Place] = []
-    order: TensorContents | None = None
+    is_big_endian: bool | None = None
     for dataset in datasets:
         with closing(dataset.open_file()) as file:
-            contents: TensorContents = dataset.load_contents(file).plan
-            order = order or contents
-            if contents.is_big_endian != order.is_big_endian:
+            tensors: list[TensorMessage] = dataset.load_contents(file).plan
+            order = any(tensor.is_big_endian for tensor in tensors)
+            is_big_endian = order if is_big_endian is None else is_big_endian
+            if order != is_big_endian:
                 raise DatasetError(
                     f"{dataset.path} has another byte order than {datasets[0].path}; serve them as "
                     "datasets of their own"
                 )
-            places += [_Place(dataset, file.version, tensor) for tensor in contents.tensors]
+            places += [_Place(dataset, file.version, tensor) for tensor in tensors]
     selected = select_tensors(request, places)
-    is_big_endian = order is not None and order.is_big_endian
-    groups = _read_groups(selected, regions=encoding.regions, is_big_endian=is_big_endian)
+    groups = _read_groups(selected, regions=encoding.regions, is_big_endian=bool(is_big_endian))
     paths = dict.fromkeys(Path(place.dataset.path) for place in selected)
     return GeneratorSource(
         groups, blocking=False, region_files=list(paths) if encoding.regions else ()
@@ -165,7 +150,7 @@ class _Place(NamedTuple):
 
     dataset: TensorFileDataset
     identity: Identity
-    tensor: StoredTensor
+    tensor: TensorMessage
 
 
 def _read_groups(places: Sequence[_Place], *, regions: bool, is_big_endian: bool) -> MessageGroups:
@@ -179,7 +164,7 @@ def _read_groups(places: Sequence[_Place], *, regions: bool, is_big_endian: bool
                 file.check()
 
 
-def _read_message(file: SourceFile, tensor: StoredTensor, *, regions: bool) -> SourceMessage:
+def _read_message(file: SourceFile, tensor: TensorMessage, *, regions: bool) -> SourceMessage:
     """Return the message of a tensor. A large body stays in the file, and so does any region."""
     begin, nbytes = tensor.body_offset, tensor.layout.body_length
     is_span = regions or nbytes >= REGION_BYTES

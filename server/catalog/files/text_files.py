@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from ....transport.memory.files import SourceFile
 from ..messages.reencoding import Batches
 from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
-from .origins import map_read_errors, open_handle
+from .origins import open_with_arrow
 
 _BLOCK_BYTES = 8 << 20
 """The size of the text that becomes one record batch, in bytes. A longer line is an error."""
@@ -27,7 +26,7 @@ class _TextDataset(FileDataset):
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Read the whole file, and return its contents."""
-        with map_read_errors(file.path, self._file_type), closing(open_handle(file)) as handle:
+        with open_with_arrow(file, self._file_type) as handle:
             table = self._read_all(handle)
         return FileContents(file.version, table.schema, file.size, rows=table.num_rows)
 
@@ -35,13 +34,11 @@ class _TextDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        with map_read_errors(file.path, self._file_type), closing(open_handle(file)) as handle:
+        with open_with_arrow(file, self._file_type) as handle:
             batches = self._open(handle, contents.schema)
             for batch in islice(batches, selection.first_batch, selection.end_batch):
                 file.check()
-                if selection.columns is not None:
-                    batch = batch.select(list(selection.columns))
-                yield batch, None
+                yield selection.select_columns(batch), None
 
     def _read_all(self, handle: Any) -> pa.Table:
         raise NotImplementedError

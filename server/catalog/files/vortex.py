@@ -6,9 +6,7 @@ are sent as they are stored, or decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +22,22 @@ from ....protocol.messages import MetadataType
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import FileSpan, SourceFile
-from ..dataset import GeneratorSource, MessageGroups
+from ..dataset import (
+    GeneratorSource,
+    MessageGroups,
+    check_batches,
+    check_version,
+    hash_version,
+    select_shards,
+)
 from ..messages.reencoding import Batches
-from ..selection import Selection, check_batches, check_version, hash_version, select_shards
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import map_read_errors
 
 _VORTEX_FILE = "a Vortex file"
+_VORTEX_STREAM = "a Vortex stream"
+_GROUP_MESSAGES = 64
 
 
 class VortexPlan(NamedTuple):
@@ -46,6 +53,7 @@ class VortexFileDataset(FileDataset):
     """A dataset in a Vortex file. Each chunk of its layout is a stored record batch."""
 
     _kind = "vortex file"
+    states_batch_rows = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its footer."""
@@ -62,20 +70,6 @@ class VortexFileDataset(FileDataset):
     def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
         """Return the rows of each chunk."""
         return [end - begin for begin, end in contents.plan.splits]
-
-    def skip_rows(
-        self, file: SourceFile, contents: FileContents, selection: Selection
-    ) -> Selection:
-        """Return an equal selection that skips whole chunks; see `FileDataset.skip_rows`."""
-        offset, first = selection.offset, selection.first_batch
-        if not offset or selection.filter is not None:
-            return selection
-        for begin, end in contents.plan.splits[first : selection.end_batch]:
-            if offset < end - begin:
-                break
-            offset -= end - begin
-            first += 1
-        return replace(selection, first_batch=first, offset=offset)
 
     def read_batches(
         self, file: SourceFile, contents: FileContents, selection: Selection
@@ -98,9 +92,7 @@ class VortexFileDataset(FileDataset):
                 array = _read_rows(scan, begin, end, data_type)
                 file.check()
                 batch = restore_rows(array, schema)
-                if not by_name and selection.columns is not None:
-                    batch = batch.select(list(selection.columns))
-                yield batch, None
+                yield batch if by_name else selection.select_columns(batch), None
                 if left == 0:
                     return
 
@@ -153,10 +145,6 @@ class _FileReader:
         return self._file.read(offset, min(length, max(self._file.size - offset, 0)))
 
 
-_VORTEX_STREAM = "a Vortex stream"
-_GROUP_MESSAGES = 64
-
-
 class VortexMessages(NamedTuple):
     """The messages of a stream."""
 
@@ -170,6 +158,7 @@ class VortexStreamDataset(FileDataset):
     """A dataset in a file of Vortex IPC messages."""
 
     _kind = "vortex stream"
+    states_batch_rows = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its headers and its first array."""
@@ -198,16 +187,12 @@ class VortexStreamDataset(FileDataset):
             for place in plan.arrays[selection.first_batch : selection.end_batch]:
                 array = decoder.decode_arrow(_read_message(file, place), data_type)
                 file.check()
-                batch = restore_rows(array, contents.schema)
-                if selection.columns is not None:
-                    batch = batch.select(list(selection.columns))
-                yield batch, None
+                yield selection.select_columns(restore_rows(array, contents.schema)), None
 
     def open_arrays(self, request: Request, *, regions: bool) -> GeneratorSource | None:
-        """Open the messages as they are stored.
+        """Open the messages as they are stored; None if the request selects parts of arrays.
 
-        `request`: its compression does not apply to arrays. Return None if the request selects
-        anything but whole arrays.
+        The compression of the request does not apply to arrays.
         """
         changes = (request.columns, request.filter, request.limit, request.offset, request.rows)
         if any(change is not None for change in (*changes, request.batch_rows)):
@@ -258,7 +243,7 @@ def is_vortex_stream(file: SourceFile) -> bool:
 
 
 def _read_headers(file: SourceFile) -> VortexMessages:
-    places = list(_iterate(HeaderReader(file.read, file.size)))
+    places = list(iter(HeaderReader(file.read, file.size).next_header, None))
     for place in places[1:]:
         if place.header.kind is not MessageKind.ARRAY:
             raise InvalidDataError(
@@ -266,11 +251,6 @@ def _read_headers(file: SourceFile) -> VortexMessages:
                 "which is not part of any array"
             )
     return VortexMessages(places[0], tuple(places[1:]))
-
-
-def _iterate(reader: HeaderReader) -> Iterator[FramedHeader]:
-    while (place := reader.next_header()) is not None:
-        yield place
 
 
 def _read_message(file: SourceFile, place: FramedHeader) -> Message:

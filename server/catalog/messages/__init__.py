@@ -10,5 +10,4 @@ There are three methods, from the cheapest to the most general:
   batch size, compression) and encodes new messages.
 
 `plan` chooses the method for a request. `message_index` finds the messages in a file.
-`generator_source` makes a `Source` of the result.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,37 +25,15 @@ _MAX_GAP = 4 << 10
 _NOT_A_RECORD_BATCH = -1
 
 
-class RowCounts(NamedTuple):
-    """The number of rows in the record batches of a file."""
-
-    total: int
-    """The rows of all record batches."""
-    largest: int
-    """The rows of the largest record batch."""
-
-
-class RowPosition(NamedTuple):
-    """The position of a row in a file."""
-
-    batch: int
-    """The index of its record batch."""
-    row: int
-    """The index of the row in that record batch."""
-
-
 class MessageIndex:
     """The messages of a stream in a file.
 
-    `codec` is the compression of the bodies: ``lz4``, ``zstd`` or None. `dictionaries`: None if
-    that is unknown.
+    `codec` is the compression of the bodies: ``lz4``, ``zstd`` or None. `dictionaries` is the
+    number of dictionary batches, all before the first record batch; None if it is unknown.
 
-    Attributes
-    ----------
-    group_ends : array of int
-        For each group of messages, the index in `blocks` after its last message. A group has at
-        most GROUP_BYTES or a single message, is contiguous in the file apart from small gaps, and
-        has either small bodies or bodies of at least REGION_BYTES. The first record batch ends a
-        group, because a reader waits for it.
+    A group of messages has at most GROUP_BYTES or a single message, is contiguous in the file apart
+    from small gaps, and has either small bodies or bodies of at least REGION_BYTES. The first
+    record batch ends a group, because a reader waits for it.
     """
 
     __slots__ = (
@@ -83,6 +60,7 @@ class MessageIndex:
         self.blocks = blocks
         self.codec = codec
         self.group_ends = _find_group_ends(blocks, (dictionaries or 0) + 1)
+        """For each group, the index in `blocks` after its last message."""
         self._dictionaries = dictionaries
         self._row_counts: array[int] | None = None
         self.row_layout: RowCountLayout | None = None
@@ -100,47 +78,23 @@ class MessageIndex:
         """Return an index with the schema and the codec, whose size does not depend on the file."""
         return MessageIndex(self.schema, self.schema_metadata, Blocks(), self.codec)
 
-    def count_rows(self, file: SourceFile) -> RowCounts:
-        """Count the rows of the record batches. The first call reads the metadata of all messages.
-
-        Raises `DatasetError` if the file cannot be read or does not match the index.
-        """
-        counts = self._count_rows(file)
-        return RowCounts(sum(max(rows, 0) for rows in counts), max((0, *counts)))
-
-    def find_row(self, file: SourceFile, row: int) -> RowPosition:
-        """Return the position of a row. The first call reads the metadata of all messages.
-
-        `row`: if it is not in the file, the position is after the last record batch. Raises
-        `DatasetError` if the file cannot be read or does not match the index.
-        """
-        batch = 0
-        for rows in self._count_rows(file):
-            if rows == _NOT_A_RECORD_BATCH:
-                continue
-            if row < rows or not row:
-                break
-            row -= rows
-            batch += 1
-        else:
-            row = 0
-        return RowPosition(batch, row)
-
     def count_batches(self, file: SourceFile) -> int:
-        """Return the number of record batches; raises as `count_rows` does."""
+        """Return the number of record batches; raises as `list_rows` does."""
         if self._dictionaries is not None:
             return len(self.blocks) - self._dictionaries
         return len(self.list_rows(file))
 
     def list_rows(self, file: SourceFile) -> list[int]:
-        """Return the rows of each record batch; raises as `count_rows` does."""
+        """Return the rows of each record batch. The first call reads the metadata of all messages.
+
+        Raises `DatasetError` if the file cannot be read or does not match the index.
+        """
         return [rows for rows in self._count_rows(file) if rows != _NOT_A_RECORD_BATCH]
 
     def select_batches(self, file: SourceFile, first: int, end: int | None) -> MessageIndex:
         """Return an index of some record batches and the dictionary batches that they need.
 
-        `first`, `end`: the first record batch, and the one after the last. An `end` of None means
-        all. Raises `DatasetError` if the file cannot be read or does not match the index.
+        `end` is the one after the last; None means all. Raises as `list_rows` does.
         """
         if self._dictionaries is None:
             return self._select_mixed(file, first, end)
@@ -148,7 +102,7 @@ class MessageIndex:
         begin = leading + first
         stop = len(self.blocks) if end is None else leading + end
         blocks = self.blocks.select(0, leading) + self.blocks.select(begin, stop)
-        selected = self._with_blocks(blocks, leading)
+        selected = MessageIndex(self.schema, self.schema_metadata, blocks, self.codec, leading)
         counts = self._row_counts
         if counts is not None:
             selected._row_counts = counts[:leading] + counts[begin:stop]
@@ -169,12 +123,10 @@ class MessageIndex:
                     continue
             packed += BLOCK.pack(*block)
             counts.append(rows)
-        selected = self._with_blocks(Blocks(bytes(packed)), None)
+        blocks = Blocks(bytes(packed))
+        selected = MessageIndex(self.schema, self.schema_metadata, blocks, self.codec)
         selected._row_counts = counts
         return selected
-
-    def _with_blocks(self, blocks: Blocks, dictionaries: int | None) -> MessageIndex:
-        return MessageIndex(self.schema, self.schema_metadata, blocks, self.codec, dictionaries)
 
     def _count_rows(self, file: SourceFile) -> array[int]:
         """Return the rows of each message, with -1 for messages that are not record batches."""

@@ -23,6 +23,13 @@ from .message_index import REGION_BYTES, MessageIndex
 
 MAX_BODY_BYTES = REGION_BYTES - 1
 """The largest body of a run, in bytes. Larger bodies are sent as regions of the file."""
+READAHEAD_BYTES = 16 << 20
+"""The distance that the kernel reads ahead of the stream, in bytes."""
+_STEP = 1 << 20
+_CONTINUATION_BYTE = 0xFF
+_REGION_GROUP_MESSAGES = 64
+_MAX_COMPARED_BYTES = 16 << 10
+"""The largest body that is read only to compare the metadata around it, in bytes."""
 _MIN_MESSAGES = 8
 _MIN_BYTES = 64 << 10
 """The smallest run in messages or in bytes, whichever it reaches first. It has two messages at
@@ -32,11 +39,7 @@ _FEW_MESSAGES = 32
 
 
 class RegionRun(SourceRun):
-    """A run whose bodies are at equal distances in a file.
-
-    `offsets` is the offsets of the bodies in the file, in bytes. `body_bytes` is the size of each
-    body in bytes; at least 1.
-    """
+    """A run whose bodies have the same positive size, and equal distances in a file, in bytes."""
 
     __slots__ = ("body_bytes", "file", "offsets")
 
@@ -72,10 +75,9 @@ def split_runs(
 ) -> Iterator[tuple[int, int, NDArray[np.uint8] | None]]:
     """Split consecutive messages into runs and other messages.
 
-    `begin`, `end`: the first message, and the one after the last. `data` is the part of the file
-    from the first of these messages to the end of the last. Some messages, in order. Yield the
-    bytes of the messages of a run, with the shape (messages, bytes). Return None for messages that
-    form no run.
+    `data` is the part of the file from message `begin` to the end of message `end` - 1. Yield the
+    first message and the one after the last of each run or other part, in order; for a run, with
+    the bytes of its messages, of the shape (messages, bytes).
     """
     if end - begin < _MIN_MESSAGES and len(data) <= _MIN_BYTES // 2:
         yield begin, end, None  # Equal ones among them reach neither minimum.
@@ -150,11 +152,6 @@ def _find_true(links: NDArray[np.bool_], least: int) -> Iterator[tuple[int, int]
         yield int(starts[index]), int(stops[index])
 
 
-READAHEAD_BYTES = 16 << 20
-"""The distance that the kernel reads ahead of the stream, in bytes."""
-_STEP = 1 << 20
-
-
 class Readahead:
     """Keeps the kernel's readahead in front of a stream that reads a file in order.
 
@@ -168,10 +165,7 @@ class Readahead:
         self._byte = [bytearray(1)]
 
     def advance(self, position: int) -> None:
-        """Request the bytes after a position.
-
-        `position` is the offset in bytes that the stream reads next.
-        """
+        """Request the bytes after `position`, which the stream reads next."""
         file, requested = self._file, self._requested
         if not requested - READAHEAD_BYTES - _STEP <= position <= requested:
             requested = position  # the stream jumped
@@ -189,12 +183,6 @@ class Readahead:
             return False  # not cached, or the file system cannot say
 
 
-_CONTINUATION_BYTE = 0xFF
-_REGION_GROUP_MESSAGES = 64
-_MAX_COMPARED_BYTES = 16 << 10
-"""The largest body that is read only to compare the metadata around it, in bytes."""
-
-
 class PassthroughMessages:
     """The messages of a file, unchanged."""
 
@@ -203,16 +191,14 @@ class PassthroughMessages:
         """The messages."""
         self.regions = regions
         """Whether every body is one region of the file."""
-
-    def schema_message(self) -> SourceMessage:
-        """Return the schema message, which begins the stream."""
-        return self.index.schema_message()
+        self.schema_message = index.schema_message()
+        """The schema message, which begins the stream."""
 
     def groups(self, file: SourceFile) -> Iterator[Sequence[SourceMessage]]:
         """Yield the messages after the schema in groups.
 
-        `file`: the caller closes it. Raises `DatasetError` if the file cannot be read, has changed
-        since it was opened, or does not match the index.
+        Raises `DatasetError` if the file cannot be read, has changed since it was opened, or does
+        not match the index.
         """
         row_reader = RowCountReader(self.index.row_layout)
         groups = (self._region_groups if self.regions else self._mixed_groups)(file, row_reader)

@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import closing
 
-import pyarrow as pa
-
 from ....formats.arrow.custom_metadata import add_footer_metadata
-from ....formats.arrow.data_types import has_unions
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
 from ....transport.memory.files import SourceFile
@@ -29,11 +26,10 @@ from .projection import ProjectedMessages
 def plan_file(
     selection: Selection, index: MessageIndex | None, file: SourceFile, *, regions: bool
 ) -> PassthroughMessages | ProjectedMessages | None:
-    """Choose how to send the messages of one file.
+    """Return the messages of a file to send without decoding them; None to re-encode.
 
-    `index` is the messages of the file; None if it has none that can be sent. `file`: its metadata
-    is read where the decision depends on it. Return None means re-encoding. Raises `DatasetError`
-    if the file cannot be read.
+    The metadata of the file is read where the decision depends on it. Raises `DatasetError` if it
+    cannot be read.
     """
     if index is None or selection.filter is not None or selection.offset:
         return None
@@ -60,13 +56,6 @@ def allows_passthrough(selection: Selection, codecs: Collection[str]) -> bool:
     )
 
 
-def choose_included_fields(selection: Selection, schema: pa.Schema) -> list[int]:
-    """Return the columns that pyarrow reads from an IPC file. Empty means all."""
-    if has_unions(schema):
-        return []  # pyarrow miscounts the buffers of unions that it skips
-    return selection.sorted_columns or []
-
-
 def keeps_messages(request: Request, encoding: Encoding) -> bool:
     """Return whether a request leaves every message of an Arrow file as it is stored."""
     changes = (request.columns, request.filter, request.limit, request.offset, request.rows)
@@ -81,10 +70,10 @@ def _keeps_boundaries(selection: Selection, index: MessageIndex, file: SourceFil
     """Return whether limit and batch size leave every record batch whole."""
     if selection.limit is None and selection.batch_rows is None:
         return True
-    total, largest = index.count_rows(file)
-    within_limit = selection.limit is None or selection.limit >= total
-    within_batch_rows = selection.batch_rows is None or selection.batch_rows >= largest
-    return within_limit and within_batch_rows
+    rows = index.list_rows(file)
+    if selection.limit is not None and selection.limit < sum(rows):
+        return False
+    return selection.batch_rows is None or selection.batch_rows >= max(rows, default=0)
 
 
 def file_groups(
@@ -95,16 +84,12 @@ def file_groups(
     The first group follows the schema at once, so that the reader gets both together.
     """
     groups = messages.groups(file)
-    yield [messages.schema_message(), *next(groups, ())]
+    yield [messages.schema_message, *next(groups, ())]
     yield from groups
 
 
-def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes] | None) -> MessageGroups:
-    """Return groups whose schema message carries the custom metadata of the footer, if any."""
-    return groups if footer is None else _add_pairs(groups, footer)
-
-
-def _add_pairs(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+def add_footer(groups: MessageGroups, footer: Mapping[bytes, bytes]) -> MessageGroups:
+    """Yield groups whose schema message carries the custom metadata of the footer."""
     with closing(groups):
         (schema, *_), *others = next(groups)
         yield [SourceMessage(add_footer_metadata(bytes(schema), footer), None), *others]

@@ -24,10 +24,7 @@ _READ_BYTES = 256 << 10
 
 
 class ProjectedMessages:
-    """The messages of a file with some of their columns.
-
-    `selection`: `plan` checks that they can be projected.
-    """
+    """The messages of a file with some of their columns; see `plan`."""
 
     def __init__(self, index: MessageIndex, selection: Selection) -> None:
         self._index = index
@@ -36,7 +33,8 @@ class ProjectedMessages:
         encoded = encoder.schema_message.metadata
         encoder.close()
         schema = adopt_schema(index.schema_metadata, encoded, selection.columns)
-        self._schema_message = SourceMessage(schema, None)
+        self.schema_message = SourceMessage(schema, None)
+        """The schema message, which begins the stream."""
 
     @classmethod
     def plan(
@@ -60,15 +58,11 @@ class ProjectedMessages:
             return None
         return projected
 
-    def schema_message(self) -> SourceMessage:
-        """Return the schema message, which begins the stream."""
-        return self._schema_message
-
     def groups(self, file: SourceFile) -> Iterator[list[SourceMessage]]:
         """Yield the messages after the schema in groups. The first is alone: a reader waits for it.
 
-        `file`: the caller closes it. Raises `DatasetError` if the file cannot be read, has changed
-        since it was opened, or does not match the index.
+        Raises `DatasetError` if the file cannot be read, has changed since it was opened, or does
+        not match the index.
         """
         group: list[SourceMessage] = []
         nbytes = metadata_bytes = most = 0
@@ -99,10 +93,9 @@ class ProjectedMessages:
     def _project(
         self, file: SourceFile, offset: int, metadata: int, body: int
     ) -> SourceMessage | None:
-        """Return a message with the selected columns; None if it is not a record batch.
+        """Return the message at `offset` with the selected columns; None if it is no record batch.
 
-        `offset`, `metadata`, `body`: the position of the message, and the length of its metadata
-        and body, in bytes.
+        `metadata` and `body` are lengths in bytes.
         """
         is_small = body < _REGION_BYTES
         data = memoryview(file.read(offset, metadata + body if is_small else metadata))
@@ -132,10 +125,7 @@ def _strip_prefix(data: bytes | memoryview) -> memoryview:
 def _body_parts(
     file: SourceFile, body_offset: int, projected: ProjectedMessage, body: memoryview | None
 ) -> list[Any]:
-    """Return the parts of a projected body.
-
-    `body_offset` is the offset of the original body in the file, in bytes.
-    """
+    """Return the parts of a projected body, whose original is at `body_offset` in the file."""
     parts: list[Any] = []
     for offset, nbytes, padding in projected.body:
         if body is not None:

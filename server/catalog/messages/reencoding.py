@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -40,13 +40,11 @@ def encode_groups(
     """Yield a group with the schema message, and then groups of the messages of the batches.
 
     A group ends at GROUP_BYTES, or when it took 10 ms to make, so that the batches of a slow source
-    are sent as they come.
-
-    `batches`: This generator closes it. `is_valid`: if not, they are validated before they are cut,
-    because Arrow follows invalid offsets out of bounds. Raises `DatasetError` if a batch is not
-    valid or cannot be encoded.
+    are sent as they come. Batches that may be invalid are validated before they are cut, because
+    Arrow follows invalid offsets out of bounds. This generator closes `batches`. Raises
+    `DatasetError` if a batch is not valid or cannot be encoded.
     """
-    try:
+    with closing(batches), _map_errors(label):
         encoder = MessageEncoder(selection.schema, selection.codec)
         schema_message = encoder.schema_message
         if schema_metadata is not None:
@@ -66,13 +64,18 @@ def encode_groups(
         if group:
             yield group
         encoder.close()
+
+
+@contextmanager
+def _map_errors(label: str) -> Generator[None]:
+    """Turn the errors of Arrow into a `DatasetError` of one line."""
+    try:
+        yield
     except ProtocolError as error:
         raise DatasetError(f"{label}: {error.message}") from None
     except (pa.ArrowException, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DatasetError(f"{label} has invalid data: {reason}") from None
-    finally:
-        batches.close()
 
 
 def count_matches(
@@ -85,28 +88,25 @@ def count_matches(
 ) -> list[int]:
     """Return the number of rows of each stored batch that pass a filter.
 
-    `read_batches`: It may divide the rows into other batches than the stored ones. Raises
-    `DatasetError` if a batch is not valid, or the number of rows differs from `stored_rows`.
+    The batches that are read may be others than the stored ones. Raises `DatasetError` if one is
+    not valid, or the number of rows differs from `stored_rows`.
     """
     counts = [0] * len(stored_rows)
     ends = list(accumulate(stored_rows))
     number = row = 0
-    try:
-        with closing(read_batches(replace(selection, filter=None))) as batches:
-            for batch, _ in batches:
-                if not is_valid:
-                    _validate_filtered_columns(selection, batch)
-                begin, end = row, row + batch.num_rows
-                while row < end:
-                    number = bisect_right(ends, row, number)
-                    if number == len(ends):
-                        raise DatasetError(f"{label} has more rows than its metadata states")
-                    part = batch.slice(row - begin, min(end, ends[number]) - row)
-                    counts[number] += selection.apply_filter(part).num_rows
-                    row += part.num_rows
-    except (pa.ArrowException, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DatasetError(f"{label} has invalid data: {reason}") from None
+    unfiltered = read_batches(replace(selection, filter=None))
+    with _map_errors(label), closing(unfiltered) as batches:
+        for batch, _ in batches:
+            if not is_valid:
+                _validate_filtered_columns(selection, batch)
+            begin, end = row, row + batch.num_rows
+            while row < end:
+                number = bisect_right(ends, row, number)
+                if number == len(ends):
+                    raise DatasetError(f"{label} has more rows than its metadata states")
+                part = batch.slice(row - begin, min(end, ends[number]) - row)
+                counts[number] += selection.apply_filter(part).num_rows
+                row += part.num_rows
     if ends and row != ends[-1]:
         raise DatasetError(f"{label} has fewer rows than its metadata states")
     return counts

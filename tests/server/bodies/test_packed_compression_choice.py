@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from splitarrow.server.bodies.packed import WINDOW_BYTES, CompressionChoice, Sample
+from splitarrow.server.bodies.packed import WINDOW_BYTES, CodecSample, CompressionChoice
 
-LZ4 = Sample("lz4", ratio=0.4, bytes_per_second=600e6)
-ZSTD = Sample("zstd", ratio=0.25, bytes_per_second=300e6)
-NOISE = [Sample("lz4", 1.0, 900e6), Sample("zstd", 1.0, 500e6)]
+LZ4 = CodecSample("lz4", ratio=0.4, bytes_per_second=600e6)
+ZSTD = CodecSample("zstd", ratio=0.25, bytes_per_second=300e6)
+NOISE = [CodecSample("lz4", 1.0, 900e6), CodecSample("zstd", 1.0, 500e6)]
 
 
 class Link:
     """A link of some speed, and a reader that takes data at some rate."""
 
-    def __init__(self, rate: float, reader: float = 1e12, samples: list[Sample] | None = None):
+    def __init__(self, rate: float, reader: float = 1e12, samples: list[CodecSample] | None = None):
         self.rate, self.reader = rate, reader
         self.samples = [LZ4, ZSTD] if samples is None else samples
         self.choice = CompressionChoice()

@@ -19,7 +19,7 @@ from splitarrow.memory.pool import BlockPool, wrap_block
 from splitarrow.protocol.memory import DeviceSpan
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog import device_table
-from splitarrow.server.catalog.catalog import find_device_type, open_dataset
+from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Encoding
 from splitarrow.transport.ucx import channel, sending
 from splitarrow.transport.ucx import memory as device_memory
@@ -102,7 +102,7 @@ def test_every_type_is_served_or_refused(memory: TrapMemory, name: str) -> None:
             open_dataset(moved)
         return
     dataset = open_dataset(moved)
-    assert find_device_type(dataset) == TRAP
+    assert dataset.device_type == TRAP
     assert read_all(move(batch, memory)).to_batches() == [batch]
 
 

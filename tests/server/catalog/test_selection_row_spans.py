@@ -14,7 +14,7 @@ from helpers.sources import BATCH_ROWS, DATASET_TYPES, ROWS, encode_filter, make
 from splitarrow.errors import InvalidRequestError, RemoteError
 from splitarrow.protocol.request import Request
 from splitarrow.server.catalog.catalog import open_dataset
-from splitarrow.server.catalog.dataset import Dataset, Encoding
+from splitarrow.server.catalog.dataset import Encoding, ServedDataset
 from splitarrow.server.catalog.selection import resolve_rows
 
 SPANS = [
@@ -29,11 +29,11 @@ SPANS = [
 ]
 
 
-def resolve(dataset: Dataset, **fields: Any) -> Request:
+def resolve(dataset: ServedDataset, **fields: Any) -> Request:
     return resolve_rows(dataset, Request("data", **fields), Encoding())
 
 
-def read(dataset: Dataset, **fields: Any) -> pa.Table:
+def read(dataset: ServedDataset, **fields: Any) -> pa.Table:
     request = resolve(dataset, **fields)
     names = ("batches", "rows", "filter", "offset", "limit", "columns", "shard", "version")
     return read_dataset(dataset, **{name: getattr(request, name) for name in names}).table

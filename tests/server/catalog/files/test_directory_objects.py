@@ -19,8 +19,8 @@ from helpers.waiting import wait_until
 from splitarrow.errors import DatasetError, RemoteError, UsageError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.storage import ObjectStorage
-from splitarrow.server.catalog.catalog import Catalog, find_writers, open_dataset
-from splitarrow.server.catalog.dataset import Dataset
+from splitarrow.server.catalog.catalog import Catalog, open_dataset
+from splitarrow.server.catalog.dataset import ServedDataset
 from splitarrow.server.catalog.files import directory
 from splitarrow.server.catalog.files.directory import DirectoryDataset, ObjectListing
 from splitarrow.server.catalog.files.origins import ObjectFile
@@ -74,7 +74,7 @@ def _rows(table: pa.Table) -> list[tuple[Any, Any]]:
     return list(zip(table["n"].to_pylist(), table["t"].to_pylist(), strict=True))
 
 
-def open_objects(location: str) -> Dataset:
+def open_objects(location: str) -> ServedDataset:
     return DirectoryDataset(ObjectListing(location))
 
 
@@ -94,7 +94,7 @@ def test_objects_of_every_type_are_read_in_the_order_of_their_names(
     expected = pa.concat_tables([texts(0), texts(100), texts(200)])
     assert dataset.kind.endswith(" objects")
     assert len(dataset.shards) == 3
-    assert find_writers(dataset) is None
+    assert dataset.writers is None
     assert read_dataset(dataset).table == expected
     assert read_dataset(dataset, shard=1).table == texts(100)
     wanted = read_dataset(

@@ -23,7 +23,6 @@ from splitarrow.errors import DatasetError, NotFoundError, UsageError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
 from splitarrow.server.catalog.files.file_types import open_file
-from splitarrow.server.catalog.files.parquet import FieldReader
 
 OTHERS: list[Any] = ["text", None, {"a": 1}, {"a": {"b": "not a number"}}]
 ROWS: list[Any] = [
@@ -322,16 +321,8 @@ def test_a_shredded_field_is_read_without_the_rest(tmp_path: Path) -> None:
     ids=str,
 )
 def test_filters_on_shredded_fields_skip_row_groups(
-    tmp_path: Path, condition: Any, rows: Any, groups: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, condition: Any, rows: Any, groups: list[int], selected: list[list[int]]
 ) -> None:
-    selected: list[list[int]] = []
-    original = FieldReader.select_row_groups
-
-    def record(reader: FieldReader, metadata: Any) -> list[int]:
-        selected.append(original(reader, metadata))
-        return selected[-1]
-
-    monkeypatch.setattr(FieldReader, "select_row_groups", record)
     path = _events(tmp_path / "v.parquet")
     with splitarrow.serve({"v": path}, control="grpc://127.0.0.1:0") as server:
         assert server.control_uri is not None
