@@ -177,7 +177,9 @@ class Configuration:
             raise ConfigError("; ".join(problems))
 
         class Loaded(Settings):
-            model_config = SettingsConfigDict(toml_file=self.file, title=Settings.__name__)
+            model_config = SettingsConfigDict(
+                title=Settings.__name__, toml_file=self.file, use_attribute_docstrings=False
+            )
 
         try:
             loaded = Loaded(**self._given())

@@ -163,7 +163,7 @@ def test_the_exported_names_are_unique() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), (
-        "run: python -m splitarrow.server.documentation > docs/metrics.md"
+        "run: python -m splitarrow.server.documentation metrics > docs/metrics.md"
     )
 
 
