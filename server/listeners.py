@@ -24,6 +24,7 @@ from ..transport.base import Channel, Listener, ListenOptions
 from ..transport.log_limiter import LogLimiter
 from ..transport.registry import find_transport
 from ..transport.tls_options import TlsServerOptions
+from .addresses import ANY_INTERFACE
 from .auth.access_control import AccessControl
 from .config import DEFAULT_LISTEN, Settings
 from .config.settings import listener_uri
@@ -101,7 +102,6 @@ class Descriptors:
 
 _MAX_FRAME_BYTES = 1 << 20
 """The largest frame of a reader: a ticket, or the offsets that it frees."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def bind_listeners(
@@ -178,7 +178,7 @@ def select_listener(
         requested = [scheme or "any transport", *([f"stream={stream}"] if stream else [])]
         raise UsageError(f"the server does not listen on {' with '.join(requested)}")
     matches.sort(key=lambda uri: uri.stream is not Streams.BOTH)
-    return matches[0].replace(host=_LOOPBACK.get(matches[0].host, matches[0].host))
+    return matches[0].replace(host=ANY_INTERFACE.get(matches[0].host, matches[0].host))
 
 
 def schemes_of(uris: Sequence[DataUri]) -> list[str]:

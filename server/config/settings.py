@@ -21,7 +21,7 @@ from pydantic_settings import (
 
 from ...errors import UriError
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
-from ...protocol.uri import DataUri
+from ...protocol.uri import TCP_PORT, DataUri
 from .declaration import (
     ENVIRONMENT_PREFIX,
     Count,
@@ -65,7 +65,7 @@ def listener_uri(text: str, *, traced: bool = False) -> DataUri:
     return uri.replace(**tags)
 
 
-DEFAULT_LISTEN = ("tcp://127.0.0.1:8816", "shm://")
+DEFAULT_LISTEN = (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
 """The default listeners. A server leaves ``shm://`` out if this host cannot share memory."""
 
 

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import anyio
 import grpc.aio
@@ -19,15 +17,19 @@ from ...errors import (
     ExhaustedError,
     InvalidRequestError,
     NotFoundError,
+    ProtocolError,
     UnavailableError,
 )
+from ...formats.flight_data import iter_protobuf_fields
 from ...protocol.request import Request
+from ..addresses import parse_peer
 from ..auth.principal import ALL_DATASETS, ANYONE, Permission, Principal
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Dataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
 from ..report import is_operator
+from ..usage import KeyedCounter
 
 if TYPE_CHECKING:
     from ..spans import CallSpan
@@ -50,7 +52,7 @@ class AddressCalls:
 
     def __init__(self, get_limit: Callable[[], int]) -> None:
         self._get_limit = get_limit
-        self._running = Counter[str]()
+        self._running = KeyedCounter()
 
     @contextmanager
     def count(self, peer: str) -> Generator[None]:
@@ -58,21 +60,17 @@ class AddressCalls:
 
         Raises `ExhaustedError` if the address has reached its limit.
         """
-        address = unquote(peer.partition(":")[2].rpartition(":")[0])
-        limit = self._get_limit()
-        if self._running[address] >= limit:
+        address, limit = str(parse_peer(peer) or ""), self._get_limit()
+        if not self._running.take(address, limit):
             calls = "call" if limit == 1 else "calls"
             raise ExhaustedError(
                 f"the address {address} has reached its limit of {limit} concurrent {calls}; "
                 "retry later"
             )
-        self._running[address] += 1
         try:
             yield
         finally:
-            self._running[address] -= 1
-            if not self._running[address]:
-                del self._running[address]
+            self._running.release(address)
 
 
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
@@ -212,3 +210,18 @@ def parse_message(message_type: Any, data: bytes) -> Any:
             raise
         name = message_type.DESCRIPTOR.name
         raise InvalidRequestError(f"the message is not a valid {name}") from None
+
+
+def read_field(message: bytes, field: int) -> bytes:
+    """Return the last value of a protobuf field of bytes or text; empty if it is missing.
+
+    Raises `InvalidRequestError` if the message is malformed.
+    """
+    found = b""
+    try:
+        for number, value in iter_protobuf_fields(message):
+            if number == field and not isinstance(value, int):
+                found = bytes(value)
+    except ProtocolError as error:
+        raise InvalidRequestError(error.message) from None
+    return found

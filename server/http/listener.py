@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ...protocol.uri import DataUri
 from ...transport.tcp import bind_socket
 from ...transport.tls_options import TlsServerOptions, load_server_context
-from ..addresses import HostNames, is_exposed, requires_token
+from ..addresses import HostNames, is_exposed
 from ..config import Settings
 from ..context import ServerContext
 from ..logs import get_logger
@@ -150,7 +150,7 @@ class HttpListener:
         tls = _load_tls(settings) if uri.scheme == "https" else None
         self.application = Application(
             HostNames.of(settings, uri),
-            checks_names=not requires_token(settings),
+            checks_names=not settings.requires_token,
             requires_certificate=tls is not None and settings.tls_client_ca is not None,
         )
         """Answers the requests."""
@@ -158,7 +158,7 @@ class HttpListener:
         self.uri = uri.replace(port=self._socket.getsockname()[1])
         """The bound address."""
         self._server = _Server(self.application, tls)
-        if requires_token(settings) and tls is None and is_exposed(uri):
+        if settings.requires_token and tls is None and is_exposed(uri):
             get_logger("http").warning("tokens cross the network unencrypted", http=uri.address)
         self._thread = threading.Thread(target=self._run, name="splitarrow-http", daemon=True)
         self._thread.start()

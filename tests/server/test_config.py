@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
 from splitarrow.protocol.tags import WANT_DATA
+from splitarrow.protocol.uri import TCP_PORT
 from splitarrow.server.addresses import control_uri
 from splitarrow.server.config import (
     Configuration,
@@ -25,14 +26,13 @@ from splitarrow.server.config.configuration import find_line
 from splitarrow.server.config.declaration import Count
 from splitarrow.server.config.settings import ServeArguments, listener_uri
 from splitarrow.server.documentation import settings_page
-from splitarrow.transport.early_connections import DEFAULT_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_defaults_serve_this_host_only() -> None:
     settings = load_settings()
-    assert settings.listen == (f"tcp://127.0.0.1:{DEFAULT_PORT}", "shm://")
+    assert settings.listen == (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
     assert settings.control is None
     assert settings.workers == 1
 
