@@ -36,17 +36,18 @@ from .refusals import RefusalLog
 from .reload import Reloader
 from .report import (
     MAIN,
-    DaemonReporter,
     ProcessReport,
     StreamReport,
+    call_in_time,
     has_free_descriptors,
     measure_process,
+    responds,
 )
 from .session import Session, StallWatch, yield_to_writers
 from .shm.regions import SharedRegions
 from .streams import FilterSlots, StreamRegistry
 from .tracing import open_tracer
-from .usage import LocalUsage, Usage
+from .usage import Usage
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
@@ -80,10 +81,8 @@ _WORKER_THREADS = 16
 class Daemon:
     """Serves a catalog over the listeners that its settings name.
 
-    Call `bind`, then `run`. While it runs, `drain` and `cut` end it.
-
-    `catalog`: They may change while the daemon runs. `access`: By default, it is built from the
-    settings. `usage`: By default, it is the only process.
+    Call `bind`, then `run`. While it runs, `drain` and `cut` end it. It is the `Reporter` of a
+    server with one process. The access control is built from the settings by default.
 
     Attributes
     ----------
@@ -119,7 +118,7 @@ class Daemon:
     ) -> None:
         self.catalog = catalog
         self.process = process
-        usage = LocalUsage() if usage is None else usage
+        usage = Usage() if usage is None else usage
         self.regions = SharedRegions(settings, usage.processes)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
@@ -148,7 +147,7 @@ class Daemon:
             leased_by=self._leased_by,
             filter_slots=FilterSlots(max(1, settings.filter_threads // usage.processes)),
             usage=usage,
-            reporter=DaemonReporter(self),
+            reporter=self,
             tracer=open_tracer(settings, process),
         )
         self.reloader = Reloader(self._context, configuration)
@@ -193,7 +192,7 @@ class Daemon:
             async with anyio.create_task_group() as background:
                 background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
-                background.start_soon(yield_to_writers, lambda: list(self._sessions))
+                background.start_soon(yield_to_writers, self._sessions)
                 background.start_soon(StallWatch(self._context, self._sessions).run)
                 await self._serve(control, task_status)
                 background.cancel_scope.cancel()
@@ -286,10 +285,32 @@ class Daemon:
         """The state that the daemon shares with its sessions."""
         return self._context
 
+    # What a `Reporter` does. The event loop runs on another thread.
+
     @property
-    def is_draining(self) -> bool:
+    def draining(self) -> bool:
         """Whether the daemon refuses new reads. It has to run, or have run."""
         return self._context.draining.is_set()
+
+    def responds(self) -> bool:
+        """Return whether the event loop runs."""
+        return responds(self.loop)
+
+    def reports(self, *, streams: bool = False) -> list[ProcessReport]:
+        """Return the report of this process."""
+        return [self.report(streams=streams)]
+
+    def cancel(self, process: str, number: int, owner: str | None) -> bool:
+        """Cancel a stream, and return whether it exists."""
+        return process == self.process and self.cancel_number(number, owner)
+
+    def cancel_number(self, number: int, owner: str | None) -> bool:
+        """Cancel a stream, and return whether it exists."""
+        return bool(call_in_time(self.loop, lambda: self.streams.cancel(number, owner)))
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
+        return bool(call_in_time(self.loop, lambda: self.streams.cancel_ticket(ticket, principal)))
 
     def report(self, *, streams: bool) -> ProcessReport:
         """Return what this process does now. Any thread may call this."""
@@ -343,10 +364,9 @@ class Daemon:
         }
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
-        """Return the URI of a dataset, with a ticket.
+        """Return the URI of a dataset, with a ticket; see `select_listener`.
 
-        `stream`: By default, both are preferred. Raises `NotFoundError` if the dataset does not
-        exist. Raises `UsageError` if the server has no such listener.
+        Raises `NotFoundError` if the dataset does not exist.
         """
         self.catalog.lookup(name)
         ticket = self.access.issue_ticket(Request(name))

@@ -24,6 +24,7 @@ from .catalog.catalog import Catalog, open_catalog
 from .config import Configuration, Settings
 from .daemon import Daemon, open_http_listener
 from .logs import configure_logs, get_logger
+from .refusals import flatten_errors
 from .signals import Drainable, run_until_signalled
 from .usage import SharedUsage, UsageTable
 from .workers import Supervisor, WorkerPool, bind_shared_sockets
@@ -198,7 +199,5 @@ def _unwrapped_errors() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        found: BaseException | None = group.subgroup(SplitArrowError)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        raise group if found is None else found from None
+        ours = (one for one in flatten_errors(group) if isinstance(one, SplitArrowError))
+        raise next(ours, group) from None

@@ -22,7 +22,7 @@ from anyio import CapacityLimiter
 from ..errors import ExhaustedError
 from ..protocol.request import Request
 from .metrics import LabelCap, Labelled, Metrics
-from .usage import LocalUsage, Usage
+from .usage import Usage
 
 
 class ReaderWaits:
@@ -178,7 +178,7 @@ class StreamRegistry:
         self._metrics = metrics
         self._labels = LabelCap(MAX_DATASETS)
         self._max_per_principal = max_per_principal
-        self._usage = LocalUsage() if usage is None else usage
+        self._usage = Usage() if usage is None else usage
         self._streams: dict[int, RunningStream] = {}
         metrics.add_collector(self._collect)
 

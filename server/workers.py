@@ -29,7 +29,7 @@ from .config.settings import listener_uri
 from .daemon import Daemon
 from .logs import get_logger
 from .metrics import MetricType, Sample, merge_samples
-from .report import MAIN, DaemonReporter, ProcessReport, responds
+from .report import MAIN, ProcessReport
 from .usage import UsageTable
 from .worker_process import (
     RESPONSE_SECONDS,
@@ -94,7 +94,6 @@ class WorkerPool:
 
     def __init__(self, daemon: Daemon, sockets: Mapping[str, socket], usage: UsageTable) -> None:
         self._daemon = daemon
-        self._main = DaemonReporter(daemon)
         self._sockets = dict(sockets)
         self._usage = usage
         self._settings = settings_of_worker(daemon.settings, tuple(sockets))
@@ -184,7 +183,7 @@ class WorkerPool:
 
     def responds(self) -> bool:
         """Return whether the event loop of this process runs."""
-        return responds(self.loop)
+        return self._daemon.responds()
 
     def reports(self, *, streams: bool = False) -> list[ProcessReport]:
         """Return the reports of this process and of the workers that respond; see `Reporter`.
@@ -204,14 +203,14 @@ class WorkerPool:
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
         """Cancel a stream of a process, and return whether it exists."""
         links = [link for link in list(self._workers.values()) if link.name == process]
-        return self._main.cancel(process, number, owner) or any(
+        return self._daemon.cancel(process, number, owner) or any(
             _ask_all(links, CancelRequest(number, owner))
         )
 
     def cancel_number(self, number: int, owner: str | None) -> bool:
         """Cancel a stream of any process, and return whether it exists."""
         links = list(self._workers.values())
-        return self._main.cancel_number(number, owner) or any(
+        return self._daemon.cancel_number(number, owner) or any(
             _ask_all(links, CancelRequest(number, owner))
         )
 
@@ -219,7 +218,7 @@ class WorkerPool:
         """Cancel a principal's streams of one signed ticket, and return whether there are any."""
         links = list(self._workers.values())
         found = _ask_all(links, CancelTicketRequest(ticket, principal))
-        return self._main.cancel_ticket(ticket, principal) or any(found)
+        return self._daemon.cancel_ticket(ticket, principal) or any(found)
 
     # The end
 

@@ -195,10 +195,7 @@ async def _send_chunks(
 
 
 class _Chunk:
-    """FlightData messages that a worker thread prepares together.
-
-    `full_bytes` is the size at which it is full, in bytes.
-    """
+    """FlightData messages that a worker thread prepares together, up to a number of bytes."""
 
     __slots__ = ("_full_bytes", "_nbytes", "_started", "messages", "rows")
 

@@ -26,10 +26,7 @@ from .call import NO_UPLOADS, Call, parse_message
 
 
 class DoPutHandler:
-    """Serves DoPut.
-
-    `store`: `None` refuses them.
-    """
+    """Serves DoPut. Without a store, it refuses uploads."""
 
     def __init__(self, store: UploadStore | None, max_uploads: int) -> None:
         self._store = store

@@ -6,7 +6,7 @@ It authenticates the caller, limits and counts calls, and turns errors into gRPC
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from ...errors import (
 from ..auth.principal import ANYONE
 from ..context import ServerContext
 from ..logs import get_logger
-from ..refusals import describe_for_reader
+from ..refusals import describe_for_reader, flatten_errors
 from .call import AddressCalls, Call, Context
 
 _MAX_MESSAGE_CHARACTERS = 1000
@@ -37,7 +37,7 @@ def grpc_status(
 ) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message for an error.
 
-    `subject`: the message names it. `location`: the message does not name it.
+    The message names the subject, a dataset, but not the location of its data.
     """
     if isinstance(error, ClosedError):
         code = "UNAVAILABLE"
@@ -51,15 +51,6 @@ def grpc_status(
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = text[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
     return getattr(grpc.StatusCode, code, grpc.StatusCode.UNKNOWN), text
-
-
-def flatten_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, or the errors in a group and in the groups within it."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from flatten_errors(inner)
-    else:
-        yield error
 
 
 UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
@@ -97,7 +88,7 @@ class CallInterceptor:
     def unary(self, name: str, method: UnaryMethod, *, for_reads: bool = False) -> NamedHandler:
         """Return gRPC's handler for a method with one request and one response, and its name.
 
-        `for_reads`: It then calls `Call.check_draining`.
+        A method for reads runs while the server drains: it calls `Call.check_draining`.
         """
 
         async def serve(request: bytes, context: Context) -> bytes:

@@ -6,6 +6,7 @@ It reads its certificates again after their files have changed.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,16 @@ from ..addresses import control_uri, list_unencrypted_addresses
 from ..context import ServerContext
 from ..listeners import Descriptors
 from ..logs import get_logger
+from ..reload import ReloadReport
 from ..uploads.quota import Quota
 from ..uploads.store import UploadStore
-from .actions import ActionHandler, Reload
+from .actions import ActionHandler
 from .call import AddressCalls
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
 from .health import HEALTH_SERVICE, HealthService
-from .info import FlightInfoBuilder
 from .interceptor import CallInterceptor
-from .service import FLIGHT_SERVICE, FlightService, HandshakeHandler
+from .service import FLIGHT_SERVICE, FlightService
 
 
 class CertificateProvider:
@@ -116,13 +117,12 @@ _CHANNEL_OPTIONS = {
 
 
 class ControlPlane:
-    """The Flight service of a daemon.
+    """The Flight service of a daemon whose setting `control` is not None.
 
-    `context`: its setting `control` must not be None. `reload`: Serves the action ``reload``, on a
-    worker thread.
+    The action ``reload`` calls `reload` on a worker thread.
     """
 
-    def __init__(self, context: ServerContext, reload: Reload) -> None:
+    def __init__(self, context: ServerContext, reload: Callable[[], ReloadReport]) -> None:
         self._context = context
         self._settings = context.settings
         self._reload = reload
@@ -226,10 +226,8 @@ class ControlPlane:
     def _build_server(self) -> Any:
         limits, settings = self._context.limits, self._settings
         service = FlightService(
-            FlightInfoBuilder(settings.advertise),
             DoGetHandler(),
             DoPutHandler(self._store, limits.uploads),
-            HandshakeHandler(),
             ActionHandler(self._store, self._reload),
         )
         max_bytes = _SMALL_MESSAGE_BYTES if self._store is None else limits.upload_message_bytes
