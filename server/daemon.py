@@ -29,9 +29,9 @@ from .catalog.published import VersionWatcher
 from .config import Configuration, Settings
 from .context import ServerContext
 from .drain import ReadsInProgress
-from .listeners import Acceptor, bind_listeners, schemes_of, select_listener
+from .listeners import Acceptor, bind_listeners, select_listener
 from .logs import get_logger
-from .metrics import DaemonMetrics, Labelled, Metrics
+from .metrics import DaemonMetrics, Labelled, Metrics, list_stats
 from .refusals import RefusalLog
 from .reload import Reloader
 from .report import (
@@ -83,27 +83,6 @@ class Daemon:
 
     Call `bind`, then `run`. While it runs, `drain` and `cut` end it. It is the `Reporter` of a
     server with one process. The access control is built from the settings by default.
-
-    Attributes
-    ----------
-    process : str
-        The name of this process in metrics.
-    loop : AbstractEventLoop
-        The event loop. It exists once the daemon runs.
-    control_uri : str or None
-        The URI of the control plane, once it is bound.
-    http_uri : str or None
-        The URI of the HTTP listener, if there is one.
-    metrics : Metrics
-        The metrics of this process.
-    daemon_metrics : DaemonMetrics
-        The metrics of the daemon as a whole.
-    streams : StreamRegistry
-        The running streams.
-    refusals : RefusalLog
-        The requests that were refused.
-    reloader : Reloader
-        Applies a changed configuration.
     """
 
     def __init__(
@@ -118,6 +97,7 @@ class Daemon:
     ) -> None:
         self.catalog = catalog
         self.process = process
+        """The name of this process in metrics."""
         usage = Usage() if usage is None else usage
         self.regions = SharedRegions(settings, usage.processes)
         self.metrics = Metrics()
@@ -129,8 +109,11 @@ class Daemon:
         self.refusals = RefusalLog(self.metrics, catalog)
         self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
+        """The URI of the control plane, once it is bound."""
         self.http_uri: str | None = None
-        self._context = ServerContext(
+        self.loop: asyncio.AbstractEventLoop
+        """The event loop, once the daemon runs."""
+        self.context = ServerContext(
             catalog=catalog,
             settings=settings,
             limits=limits,
@@ -150,7 +133,7 @@ class Daemon:
             reporter=self,
             tracer=open_tracer(settings, process),
         )
-        self.reloader = Reloader(self._context, configuration)
+        self.reloader = Reloader(self.context, configuration)
         self._listeners: list[Listener] = []
         self._leaves_shared = False
         self._sessions: set[Session] = set()
@@ -160,22 +143,22 @@ class Daemon:
     @property
     def settings(self) -> Settings:
         """The settings. A reload replaces them."""
-        return self._context.settings
+        return self.context.settings
 
     @property
     def uris(self) -> list[DataUri]:
         """The URIs that are bound."""
-        return self._context.uris
+        return self.context.uris
 
     def bind(
         self, sockets: Mapping[str, socket] | None = None, *, leaves_shared: bool = False
     ) -> None:
         """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
-        traced = self._context.tracer is not None
+        traced = self.context.tracer is not None
         self._listeners = bind_listeners(
             self.settings, self.access, self.regions, sockets, traced=traced
         )
-        self._context.uris = [listener.uri for listener in self._listeners]
+        self.context.uris = [listener.uri for listener in self._listeners]
         self._leaves_shared = leaves_shared
 
     async def run(
@@ -183,8 +166,8 @@ class Daemon:
     ) -> None:
         """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
         self.loop = asyncio.get_running_loop()
-        self._context.draining = anyio.Event()
-        self._context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
+        self.context.draining = anyio.Event()
+        self.context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         seconds, versions = self.settings.poll_seconds, self.settings.keep_versions
         watcher = VersionWatcher(self.catalog.datasets, seconds, versions)
         try:
@@ -193,7 +176,7 @@ class Daemon:
                 background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
                 background.start_soon(yield_to_writers, self._sessions)
-                background.start_soon(StallWatch(self._context, self._sessions).run)
+                background.start_soon(StallWatch(self.context, self._sessions).run)
                 await self._serve(control, task_status)
                 background.cancel_scope.cancel()
         finally:
@@ -209,7 +192,7 @@ class Daemon:
             return None
         from .control.plane import ControlPlane  # gRPC takes time to import
 
-        control = ControlPlane(self._context, self.reloader.reload)
+        control = ControlPlane(self.context, self.reloader.reload)
         self.control_uri = str(await control.bind())
         return control
 
@@ -223,12 +206,12 @@ class Daemon:
                 await sessions.start(control.run)
             async with anyio.create_task_group() as acceptors:
                 listeners = self._list_accepting()
-                self._acceptor = Acceptor(listeners, self._context, self._run_session)
+                self._acceptor = Acceptor(listeners, self.context, self._run_session)
                 acceptors.start_soon(self._acceptor.run, sessions)
                 task_status.started(self.uris)
-                await self._context.draining.wait()
+                await self.context.draining.wait()
                 sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
-                await self._context.reads.wait_idle()
+                await self.context.reads.wait_idle()
                 for session in list(self._sessions):
                     session.end_unless_streaming()
                 acceptors.cancel_scope.cancel()
@@ -236,9 +219,9 @@ class Daemon:
 
     async def _close_tracer(self) -> None:
         """Export the last spans."""
-        if self._context.tracer is not None:
+        if self.context.tracer is not None:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._context.tracer.close)
+                await to_thread.run_sync(self.context.tracer.close)
 
     def _list_accepting(self) -> list[Listener]:
         """Return the listeners whose connections this process accepts."""
@@ -258,7 +241,7 @@ class Daemon:
         metrics.connections_total += 1
         if not admitted:
             self.refusals.record_connection(listener.uri.scheme)
-        session = Session(channel, listener, self._context, admitted=admitted)
+        session = Session(channel, listener, self.context, admitted=admitted)
         self._sessions.add(session)
         try:
             await session.run()
@@ -270,27 +253,22 @@ class Daemon:
 
     def drain(self) -> None:
         """Refuse new reads. `run` returns when those in progress have ended."""
-        self._context.draining.set()
+        self.context.draining.set()
 
     def cut(self) -> None:
         """End every stream now. Readers see broken connections."""
-        self._context.draining.set()
+        self.context.draining.set()
         self._scope.cancel()
 
     def _leased_by(self, user: int | None) -> int:
         return sum(s.lease_table.held_bytes for s in list(self._sessions) if s.user == user)
-
-    @property
-    def context(self) -> ServerContext:
-        """The state that the daemon shares with its sessions."""
-        return self._context
 
     # What a `Reporter` does. The event loop runs on another thread.
 
     @property
     def draining(self) -> bool:
         """Whether the daemon refuses new reads. It has to run, or have run."""
-        return self._context.draining.is_set()
+        return self.context.draining.is_set()
 
     def responds(self) -> bool:
         """Return whether the event loop runs."""
@@ -328,7 +306,7 @@ class Daemon:
 
     def stats(self) -> dict[str, int]:
         """Return current values and totals since the start, by name. Any thread may call this."""
-        return self.metrics.stats()
+        return list_stats(self.metrics.samples())
 
     def _collect(self) -> dict[str, float | Labelled]:
         """Return the values that sessions keep, for the metrics."""
@@ -385,7 +363,7 @@ class Daemon:
 
     def ready(self, pid: int) -> dict[str, Any]:
         """Return the contents of the ready file: the process, its URIs and its datasets."""
-        schemes = schemes_of(self.uris)
+        schemes = list(dict.fromkeys(uri.scheme for uri in self.uris))
         return {
             "pid": pid,
             "control": self.control_uri,

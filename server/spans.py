@@ -149,8 +149,7 @@ class Tracer:
     The standard variables of OpenTelemetry apply: ``OTEL_SERVICE_NAME``,
     ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_TRACES_SAMPLER``, ``OTEL_EXPORTER_OTLP_HEADERS``,
     ``OTEL_BSP_…`` and so on. By default a trace is recorded unless its caller does not record it.
-
-    `url`: None lets the exporter read the variables.
+    Without a URL, the exporter reads it from the variables.
     """
 
     def __init__(self, url: str | None, process: str) -> None:

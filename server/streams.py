@@ -192,9 +192,7 @@ class StreamRegistry:
         cancel: Callable[[], None],
         signed_ticket: bytes | None = None,
     ) -> RunningStream:
-        """Register a stream; see `RunningStream` for the parameters.
-
-        `signed_ticket` is None for an unsigned ticket. The registry keeps its digest only.
+        """Register a stream; see `RunningStream`. It keeps only the digest of a signed ticket.
 
         Raises `ExhaustedError` if the principal of a signed ticket reads too many streams.
         """
@@ -258,10 +256,7 @@ class StreamRegistry:
         return iter(list(self._streams.values()))
 
     def cancel(self, number: int, principal: str | None) -> bool:
-        """Cancel a stream, and return whether it exists.
-
-        `principal` is the principal that must own it. None accepts any.
-        """
+        """Cancel a stream, and return whether it exists and belongs to the principal, if given."""
         stream = self._streams.get(number)
         if stream is None or principal not in (None, stream.principal):
             return False

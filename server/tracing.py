@@ -63,7 +63,7 @@ def find_endpoint(settings: Settings) -> tuple[Endpoint | None, str | None]:
     Without the setting, the variables of OpenTelemetry decide. They often apply to all programs of
     a host, so what this server cannot do is no error.
 
-    Raises `ConfigError`: See `check_endpoint`.
+    Raises `ConfigError` as `check_endpoint` does.
     """
     url = check_endpoint(settings)
     if _variable("OTEL_SDK_DISABLED").lower() == "true":

@@ -136,7 +136,7 @@ class WorkerPool:
 
         A worker that does not respond in time is replaced.
 
-        Raises `RemoteError`: With the code UNAVAILABLE, if a worker cannot serve a dataset. The
+        Raises `RemoteError` with the code UNAVAILABLE if a worker cannot serve a dataset. The
         others then do not serve it either.
         """
         paths = {name: os.fspath(source) for name, source in sources.items()}

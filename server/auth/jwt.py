@@ -34,7 +34,7 @@ class KeySource(Protocol):
     @property
     def refresh_due(self) -> bool:
         """Whether to call `refresh`."""
-        ...
+        return False
 
     def current(self) -> Any:
         """Return the keys, without blocking."""
@@ -42,11 +42,9 @@ class KeySource(Protocol):
 
     def report_unknown_key(self) -> None:
         """Record that a token names a key that is missing, so that a refresh is due earlier."""
-        ...
 
     def refresh(self) -> None:
         """Load the keys again, which can take seconds. After a failure, keep the old ones."""
-        ...
 
 
 def open_key_source(location: str) -> KeySource:
@@ -57,13 +55,11 @@ def open_key_source(location: str) -> KeySource:
     return UrlKeys(location) if "://" in location else FileKeys(Path(location))
 
 
-class FileKeys:
+class FileKeys(KeySource):
     """The keys of a file. It is read again after a change.
 
     Raises `ConfigError` if the file cannot be read, or holds no key.
     """
-
-    refresh_due = False
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         def read() -> Any:
@@ -79,21 +75,14 @@ class FileKeys:
         """Return the keys."""
         return self._file.current()
 
-    def report_unknown_key(self) -> None:
-        """Do nothing: `current` notices a change of the file."""
 
-    def refresh(self) -> None:
-        """Do nothing: `current` notices a change of the file."""
-
-
-class UrlKeys:
+class UrlKeys(KeySource):
     """Keys that are fetched from a URL.
 
     A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
     token named an unknown key.
 
-    `url`: ``http`` is allowed for this host only. `clock`: returns the time in seconds, from any
-    epoch. Raises `ConfigError` if the URL is refused, or the keys cannot be fetched.
+    Raises `ConfigError` if the URL is refused, or the keys cannot be fetched.
     """
 
     def __init__(
@@ -259,11 +248,10 @@ class JwtVerifier:
     grants, each a list of globs or a string of globs separated by spaces. A missing claim grants
     nothing.
 
-    `audience`: It rejects tokens that the issuer made for other services. `leeway_seconds`: how
-    long a token is accepted after its expiry and before its claims ``nbf`` and ``iat``, in seconds.
-    It allows for clocks that differ. `clock`: returns the time in seconds since 1970. Raises
-    `ConfigError` if the issuer or the audience is empty. Raises `MissingExtraError` if joserfc is
-    not installed.
+    The audience rejects tokens that the issuer made for other services. The leeway, in seconds,
+    allows for clocks that differ: it applies to the expiry and the claims ``nbf`` and ``iat``.
+    Raises `ConfigError` if the issuer or the audience is empty. Raises `MissingExtraError` if
+    joserfc is not installed.
     """
 
     def __init__(
@@ -297,8 +285,7 @@ class JwtVerifier:
     def verify(self, token: str) -> Principal:
         """Return the principal of a token.
 
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is invalid. The error
-        never quotes it.
+        Raises `DeniedError` with the code UNAUTHENTICATED if it is invalid, and never quotes it.
         """
         try:
             claims = self._decode(token, self.keys.current(), algorithms=ALGORITHMS).claims

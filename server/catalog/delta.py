@@ -371,7 +371,7 @@ class DeltaDataset:
     def resolve_version(self, request: Request) -> DeltaVersion:
         """Return the version that a request is for, or the newest.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the table does not have the
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the table does not have the
         version any more. Raises `DatasetError` if the log cannot be read.
         """
         newest = self._find_newest(strict=True)

@@ -231,7 +231,7 @@ class PublishedDataset:
 
         The version is not pruned for `GRACE_SECONDS`, so that a reader can start on it.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the version does not exist any
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the version does not exist any
         more.
         """
         version = self._find_version(request)

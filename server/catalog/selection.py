@@ -43,7 +43,7 @@ def hash_version(*identities: Iterable[int | str]) -> str:
 def check_version(request: Request, version: str) -> None:
     """Check that a request is for a version, or for any version.
 
-    Raises `RemoteError`: With the code FAILED_PRECONDITION, if it is for another version.
+    Raises `RemoteError` with the code FAILED_PRECONDITION if it is for another version.
     """
     if request.version not in (None, version):
         raise remote_error(

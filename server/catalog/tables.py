@@ -107,7 +107,7 @@ class ReaderDataset:
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
         """Open the reader for the only time; see `Dataset.open`.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the reader was opened before or
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the reader was opened before or
         is closed.
         """
         check_version(request, self.version)

@@ -267,7 +267,7 @@ class VortexDataset:
     def open(self, request: Request, encoding: Encoding) -> Source:
         """Open the dataset for one reader; see `Dataset.open`.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the server lacks the extra
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the server lacks the extra
         ``vortex``.
         """
         stored = self.open_stored(request, regions=encoding.regions)

@@ -246,10 +246,5 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def load_settings(config: Path | None = None, **arguments: Any) -> Settings:
-    """Return the settings of a server; see `Configuration`.
-
-    `config`: its keys are the fields of `Settings`. `arguments`: None is an argument that was not
-    given. Raises `ConfigError` if the file cannot be read, or a setting is unknown, has an invalid
-    value or has no effect.
-    """
+    """Return the settings of a server, from a file and arguments; see `Configuration`."""
     return Configuration(config, arguments).load()

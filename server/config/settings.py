@@ -22,6 +22,7 @@ from pydantic_settings import (
 from ...errors import UriError
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
 from ...protocol.uri import TCP_PORT, DataUri
+from ...transport.tls_options import TlsServerOptions
 from .declaration import (
     ENVIRONMENT_PREFIX,
     Count,
@@ -303,6 +304,13 @@ class Settings(BaseSettings):
     def principal_limit(self) -> int:
         """The number of streams that one principal reads at a time."""
         return self.max_streams_per_principal or -(-self.max_connections // 2)
+
+    @property
+    def tls(self) -> TlsServerOptions | None:
+        """The certificate of the server, and the clients that it accepts; None without one."""
+        if self.tls_cert is None:
+            return None
+        return TlsServerOptions(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def requires_token(self) -> bool:

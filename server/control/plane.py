@@ -196,8 +196,7 @@ class ControlPlane:
     async def close(self, grace: float | None = None) -> None:
         """End all calls, and release the port and the directory of uploads. Idempotent.
 
-        `grace` is the time for running calls to end by themselves, in seconds. New calls are
-        refused.
+        Running calls may end by themselves for `grace` seconds. New ones are refused.
         """
         server, self._server = self._server, None
         if server is not None:
@@ -252,10 +251,9 @@ class ControlPlane:
         host = uri.host or "::"
         address = f"[{host}]:{uri.port}" if ":" in host else f"{host}:{uri.port}"
         try:
-            if uri.scheme != "grpc+tls" or settings.tls_cert is None:
+            if uri.scheme != "grpc+tls" or settings.tls is None:
                 return self._server.add_insecure_port(address)
-            options = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            credentials = CertificateProvider(options).credentials()
+            credentials = CertificateProvider(settings.tls).credentials()
             return self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ConfigError(

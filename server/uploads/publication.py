@@ -207,7 +207,7 @@ class PublishedFolder:
     gets no response and uploads the shard again. The file without a record is replaced then, or
     removed with the staging folder.
 
-    `path`: It need not exist.
+    The folder need not exist.
     """
 
     def __init__(self, dataset: str, path: Path) -> None:
@@ -276,7 +276,7 @@ class PublishedFolder:
     def commit(self, request: PublishRequest) -> Manifest:
         """Commit the staged shards of a job as a version.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing or schemas
+        Raises `RemoteError` with the code FAILED_PRECONDITION if a shard is missing or schemas
         differ.
         """
         records = self._load_records(request)
@@ -293,7 +293,7 @@ class PublishedFolder:
     def load_committed(self, request: PublishRequest, version: int) -> Manifest:
         """Return the version that a job has committed, if a repeated request asks for the same.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the request asks for something
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the request asks for something
         else, or a later version has replaced the shards of the job.
         """
         manifest = self._store.load(version)
@@ -322,7 +322,7 @@ class PublishedFolder:
     def find_committed_shard(self, key: ShardKey, version: int, sha256: str) -> ShardEntry:
         """Return the shard of a committed job that has the contents of a repeated upload.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the job has no such shard.
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the job has no such shard.
         """
         manifest = self._store.load(version)
         if manifest is not None:

@@ -132,7 +132,7 @@ class PublicationStore:
 
         A repeated request returns the version that the job has committed.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing, schemas
+        Raises `RemoteError` with the code FAILED_PRECONDITION if a shard is missing, schemas
         differ, or the job is already published in another form.
         """
         dataset, job = request.dataset, request.job
@@ -243,10 +243,10 @@ def _name_committed_owner(dataset: str) -> tuple[str, str]:
 class UploadStore:
     """The directory of uploads. Safe to use from several threads.
 
-    One server at a time uses a directory; a lock on it ends with the process. The methods block.
+    One server at a time uses a directory; a lock on it ends with the process. The directory is
+    created if only its last part is missing. The methods block.
 
-    `directory`: It is created if only its last part is missing. `quota`: By default, they are not
-    limited. Raises `ConfigError` if the directory cannot be used, or another server uses it.
+    Raises `ConfigError` if the directory cannot be used, or another server uses it.
     """
 
     def __init__(self, directory: Path, catalog: Catalog, quota: Quota | None = None) -> None:
@@ -280,8 +280,8 @@ class UploadStore:
     def drop(self, dataset: str) -> None:
         """Remove an uploaded or published dataset. Running streams continue.
 
-        Raises `NotFoundError` if the dataset does not exist. Raises `RemoteError`: With the code
-        FAILED_PRECONDITION, if it belongs to the configuration.
+        Raises `NotFoundError` if the dataset does not exist. Raises `RemoteError` with the code
+        FAILED_PRECONDITION if it belongs to the configuration.
         """
         with self._lock:
             if self.publications.drop(dataset):

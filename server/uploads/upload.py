@@ -39,14 +39,7 @@ class DecodedBatch(NamedTuple):
 class UploadDecoder:
     """Decodes the messages of one upload, in order. One thread at a time may use it.
 
-    Raises `ProtocolError` if the message is not a schema, or cannot be decoded.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The schema of the upload.
-    has_dictionaries : bool
-        Whether a column is dictionary-encoded.
+    Raises `ProtocolError` if the first message is not a schema, or cannot be decoded.
     """
 
     def __init__(self, schema_metadata: bytes, limits: Limits) -> None:
@@ -56,6 +49,7 @@ class UploadDecoder:
         )
         types = read_dictionary_types(schema_metadata, schema)
         self.has_dictionaries = bool(types)
+        """Whether a column is dictionary-encoded."""
         self._checker = MessageChecker(
             schema,
             types,
@@ -120,11 +114,9 @@ class Upload:
     The upload owns the file, and the quota for it, until `finish` hands both to `commit`. `close`
     removes a file that no caller has taken.
 
-    The methods block. Any thread may call them, one at a time.
-
-    `path`: It must not exist. `commit`: if it raises, it must leave the file or remove it.
-    `as_file`: That format refuses dictionaries that are replaced; by default, such data becomes an
-    Arrow IPC stream.
+    The methods block. Any thread may call them, one at a time. The file must not exist yet. If
+    `commit` raises, it must leave the file or remove it. Data with dictionaries becomes an Arrow
+    IPC stream, unless it has to be a file: that format refuses dictionaries that are replaced.
     """
 
     def __init__(
