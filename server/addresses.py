@@ -123,11 +123,7 @@ def list_unencrypted_addresses(listeners: Iterable[DataUri], control: DataUri | 
 
 
 def control_uri(settings: Settings) -> DataUri | None:
-    """Return the URI of the control plane's listener; None if the server has no control plane.
-
-    Raises `ConfigError` if the URI is not that of a gRPC listener, or the settings that it needs
-    are missing. Raises `UriError` if the URI is malformed.
-    """
+    """Return the URI of the control plane's listener; None if the server has no control plane."""
     if settings.control is None:
         return None
     uri = DataUri.parse(settings.control)
@@ -137,11 +133,7 @@ def control_uri(settings: Settings) -> DataUri | None:
 
 
 def http_uri(settings: Settings) -> DataUri | None:
-    """Return the URI of the HTTP listener; None if the server has none.
-
-    Raises `ConfigError` if it is not the URI of an HTTP listener, if settings that it needs are
-    missing, or if other machines could use it without a token.
-    """
+    """Return the URI of the HTTP listener; None if the server has none."""
     if settings.http is None:
         return None
     expected = "http://host:port or https://host:port"

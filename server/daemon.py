@@ -55,11 +55,7 @@ if TYPE_CHECKING:
 
 
 def open_http_listener(settings: Settings) -> HttpListener | None:
-    """Return the HTTP listener of a server, which serves already; None if it has none.
-
-    Raises `ConfigError` if its address cannot be used. Raises `MissingExtraError` if the extra
-    ``http`` is not installed.
-    """
+    """Return the HTTP listener of a server, which serves already; None if it has none."""
     uri = http_uri(settings)
     if uri is None:
         return None
@@ -342,10 +338,7 @@ class Daemon:
         }
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
-        """Return the URI of a dataset, with a ticket; see `select_listener`.
-
-        Raises `NotFoundError` if the dataset does not exist.
-        """
+        """Return the URI of a dataset, with a ticket; see `select_listener`."""
         self.catalog.lookup(name)
         ticket = self.access.issue_ticket(Request(name))
         return str(select_listener(self.uris, scheme, stream).replace(ticket=ticket))

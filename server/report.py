@@ -27,30 +27,22 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """A running stream."""
+    """The figures of a `RunningStream` at one moment."""
 
     process: str
     """The process that sends it."""
     number: int
-    """Identifies the stream while the server runs, in all of its processes."""
     dataset: str
-    """The dataset's name."""
     principal: str
-    """The name of the principal that its ticket was issued to."""
     peer: str
-    """The reader's address."""
     transport: str
-    """The scheme of the transport; ``flight`` for DoGet."""
     rows: int
-    """Rows sent so far."""
     nbytes: int
-    """Bytes sent so far, and bytes of bodies that the reader mapped."""
     seconds: float
     """The age of the stream, in seconds."""
     waited_seconds: float
     """The time that it waited for its reader, in seconds."""
     compression: str | None
-    """What the compression ``auto`` has chosen for now."""
 
     @classmethod
     def of(cls, stream: RunningStream, process: str) -> StreamReport:
@@ -85,9 +77,7 @@ class ProcessReport:
     """What one process of a server does now. Processes send it to each other."""
 
     process: str
-    """Its name."""
     samples: list[Sample]
-    """Its metrics."""
     serves: bool
     """Whether it serves data."""
     has_room: bool

@@ -170,7 +170,6 @@ class WorkerStart:
     number: int
     """The number of the worker, from 1."""
     settings: Settings
-    """The settings of the worker."""
     datasets: Mapping[str, str]
     """The datasets beside those of the settings, and the paths of their data."""
     sockets: Mapping[str, socket]

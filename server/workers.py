@@ -57,10 +57,7 @@ _DATASET_SECONDS = 10.0
 
 
 def bind_shared_sockets(settings: Settings) -> dict[str, socket]:
-    """Bind a socket for each listener that processes can share, for all workers to accept on.
-
-    Raises `ConfigError` if an address cannot be bound, or no transport can share a socket.
-    """
+    """Bind a socket for each listener that processes can share, for all workers to accept on."""
     shared = [
         text for text in settings.listen if find_transport(listener_uri(text)).traits.shares_socket
     ]

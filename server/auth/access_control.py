@@ -28,10 +28,7 @@ Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 
 
 class Authenticator:
-    """Finds the principal of a token, in a token file or by the signature of the token's issuer.
-
-    Raises `ConfigError` if both are missing.
-    """
+    """Finds the principal of a token, in a token file or by the signature of the token's issuer."""
 
     def __init__(
         self, tokens: TokenFile | None = None, jwt_verifier: JwtVerifier | None = None
@@ -56,10 +53,7 @@ class Authenticator:
         return self._find_principal(token, name)
 
     def exchange_password(self, username: str, password: str) -> str:
-        """Return the token for a user name, which may be empty, and a password: the token.
-
-        Raises `DeniedError` as for `authenticate`.
-        """
+        """Return the token for a user name, which may be empty, and a password: the token."""
         self._find_principal(_check_token(password), username)
         return password
 
@@ -147,7 +141,7 @@ class AccessControl:
     knowing its reader: the ticket proves that its principal may read its request.
 
     Without an authenticator, every caller is `ANYONE`. Without a signer, tickets are plain text
-    that everybody can write. Raises `ConfigError` if there is an authenticator but no signer.
+    that everybody can write.
     """
 
     def __init__(
@@ -186,11 +180,7 @@ class AccessControl:
         return await to_thread.run_sync(self._authenticator.authenticate, headers)
 
     async def exchange_password(self, username: str, password: str) -> str:
-        """Return the bearer token for a user name and password.
-
-        Raises `DeniedError` with the code UNAUTHENTICATED if they are wrong or the server requires
-        no token.
-        """
+        """Return the bearer token for a user name and password."""
         if self._authenticator is None:
             raise unauthenticated("this server has no passwords: it requires no token")
         return await to_thread.run_sync(self._authenticator.exchange_password, username, password)
@@ -199,8 +189,6 @@ class AccessControl:
         """Return a ticket for reading a request, signed if readers need that.
 
         The caller must have checked that the principal may read the dataset.
-
-        Raises `InvalidRequestError` if the ticket would be too large.
         """
         return request.ticket() if self.signer is None else self.signer.sign(request, principal)
 
@@ -240,8 +228,6 @@ class AccessControl:
         """Read the tokens and keys that settings name, and return a function that applies them.
 
         Whether tokens and signed tickets are required does not change.
-
-        Raises `ConfigError`, `MissingExtraError` as for `from_settings`.
         """
         authenticator = _build_authenticator(settings)
         path = settings.ticket_key_file

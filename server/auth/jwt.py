@@ -48,18 +48,12 @@ class KeySource(Protocol):
 
 
 def open_key_source(location: str) -> KeySource:
-    """Return the key source for a URL or for the path of a file.
-
-    Raises `ConfigError` if the keys cannot be read or fetched.
-    """
+    """Return the key source for a URL or for the path of a file."""
     return UrlKeys(location) if "://" in location else FileKeys(Path(location))
 
 
 class FileKeys(KeySource):
-    """The keys of a file. It is read again after a change.
-
-    Raises `ConfigError` if the file cannot be read, or holds no key.
-    """
+    """The keys of a file. It is read again after a change."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         def read() -> Any:
@@ -81,8 +75,6 @@ class UrlKeys(KeySource):
 
     A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
     token named an unknown key.
-
-    Raises `ConfigError` if the URL is refused, or the keys cannot be fetched.
     """
 
     def __init__(
@@ -136,10 +128,7 @@ def _log_failed_reload(reason: str) -> None:
 
 
 def import_joserfc(module: str) -> Any:
-    """Import a module of joserfc.
-
-    Raises `MissingExtraError` if joserfc is not installed.
-    """
+    """Import a module of joserfc, from the extra ``jwt``."""
     try:
         return import_module(f"joserfc.{module}")
     except ModuleNotFoundError:
@@ -149,11 +138,7 @@ def import_joserfc(module: str) -> Any:
 
 
 def parse_key_set(data: bytes, source: str) -> Any:
-    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out.
-
-    Raises `ConfigError` if the data is malformed, too large, or has no key that can verify a
-    signature.
-    """
+    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out."""
     jwk = import_joserfc("jwk")
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{source}: the JSON Web Key Set has more than {MAX_BYTES} bytes")
@@ -176,10 +161,7 @@ def parse_key_set(data: bytes, source: str) -> Any:
 
 
 def check_url(url: str) -> None:
-    """Raise unless a URL is safe to fetch keys from: ``https``, or on this host.
-
-    Raises `ConfigError` if it is not.
-    """
+    """Raise `ConfigError` unless a URL is safe to fetch keys from: ``https``, or on this host."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -193,11 +175,7 @@ def check_url(url: str) -> None:
 
 
 def fetch_url(url: str) -> bytes:
-    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`.
-
-    Raises `ConfigError` if the server does not answer within five seconds, or answers with an
-    error.
-    """
+    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -250,8 +228,6 @@ class JwtVerifier:
 
     The audience rejects tokens that the issuer made for other services. The leeway, in seconds,
     allows for clocks that differ: it applies to the expiry and the claims ``nbf`` and ``iat``.
-    Raises `ConfigError` if the issuer or the audience is empty. Raises `MissingExtraError` if
-    joserfc is not installed.
     """
 
     def __init__(

@@ -137,8 +137,6 @@ class TicketKeys:
     The first key signs. All keys verify. They come from a file, which is read again after a change
     (see `read_keys`), from the arguments, or there is one random key.
 
-    Raises `ConfigError` if a key is too short or not random, or the file cannot be read.
-
     Notes
     -----
     Keys pickle only as arguments of a ``multiprocessing.Process`` that is being started, so that
@@ -289,9 +287,6 @@ class TicketSigner:
     To rotate keys, add the new key in front, and remove the old one after the lifetime of a ticket,
     `ttl_seconds`. A stream that began in time may take longer.
 
-    Raises `ConfigError` if a key is too short or not random. Raises `UsageError` if `ttl_seconds`
-    is not positive and finite.
-
     Notes
     -----
     A signer pickles only for a worker process that is being started. The two then share the keys
@@ -330,9 +325,6 @@ class TicketSigner:
         """Return a ticket for reading a request once.
 
         The caller must have checked that the principal may read the dataset.
-
-        Raises `InvalidRequestError` if the ticket would be too large. Raises `UsageError` if the
-        principal's name is too long or not printable.
         """
         if not is_principal_name(principal):
             raise UsageError("the name of a principal must be short printable text")

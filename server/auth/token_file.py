@@ -49,10 +49,7 @@ class TokenEntry:
 
 
 class TokenFile:
-    """The tokens of a file, which is read again after a change. Memory has only their digests.
-
-    Raises `ConfigError` if the file cannot be read or is malformed. The error never quotes a value.
-    """
+    """The tokens of a file, which is read again after a change. Memory has only their digests."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -96,10 +93,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 
 
 def parse_tokens(values: dict[str, Any], path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of the contents of a token file.
-
-    Raises `ConfigError` if they are malformed. The error names the file, and never quotes a value.
-    """
+    """Return the entries of the contents of a token file."""
     items = values.get("tokens")
     if set(values) != {"tokens"} or not isinstance(items, list) or not items:
         raise ConfigError(f"{path}: a token file has one or more [[tokens]] and nothing else")

@@ -149,10 +149,7 @@ class ActionHandler:
             await call.write(action.SerializeToString())
 
     async def do_action(self, call: Call, message: bytes) -> None:
-        """Run an action and send its result.
-
-        Raises `SplitArrowError` if the action does not exist or fails.
-        """
+        """Run an action and send its result."""
         action = parse_message(flight.Action, message)
         try:
             _, run = self._actions[action.type]

@@ -56,10 +56,7 @@ class AddressCalls:
 
     @contextmanager
     def count(self, peer: str) -> Generator[None]:
-        """Count a call while the context lasts.
-
-        Raises `ExhaustedError` if the address has reached its limit.
-        """
+        """Count a call while the context lasts. Refuse it beyond the limit of its address."""
         address, limit = str(parse_peer(peer) or ""), self._get_limit()
         if not self._running.take(address, limit):
             calls = "call" if limit == 1 else "calls"
@@ -154,26 +151,17 @@ class Call:
         return is_operator(self.principal)
 
     def require_operator(self) -> None:
-        """Check that the caller may act on the whole server.
-
-        Raises `DeniedError` if it may not write every dataset.
-        """
+        """Check that the caller may act on the whole server."""
         self.principal.require(Permission.WRITE, ALL_DATASETS)
 
     def authorize_ticket(self, claims: TicketClaims) -> None:
-        """Check that a ticket was issued to the caller. Without tokens, all callers are one.
-
-        Raises `DeniedError` if it was issued to another principal.
-        """
+        """Check that a ticket was issued to the caller. Without tokens, all callers are one."""
         self.subject = claims.request.dataset
         if self.principal is not ANYONE and claims.principal != self.principal.name:
             raise DeniedError("the ticket was issued to another principal", stream=self.subject)
 
     def check_draining(self, request: Request) -> None:
-        """Check that the server does not drain, or that the request continues a read in progress.
-
-        Raises `UnavailableError` if the request would begin a read.
-        """
+        """Check that the server does not drain, unless the request continues a read in progress."""
         server = self.server
         if server.draining.is_set() and not server.reads.includes(request):
             raise UnavailableError("the server is draining", stream=request.dataset)
@@ -199,10 +187,7 @@ class Call:
 
 
 def parse_message(message_type: Any, data: bytes) -> Any:
-    """Return a protobuf message.
-
-    Raises `InvalidRequestError` if the bytes are malformed.
-    """
+    """Parse a protobuf message, which a client has sent."""
     try:
         return message_type.FromString(data)
     except Exception as error:
@@ -213,10 +198,7 @@ def parse_message(message_type: Any, data: bytes) -> Any:
 
 
 def read_field(message: bytes, field: int) -> bytes:
-    """Return the last value of a protobuf field of bytes or text; empty if it is missing.
-
-    Raises `InvalidRequestError` if the message is malformed.
-    """
+    """Return the last value of a protobuf field of bytes or text; empty if it is missing."""
     found = b""
     try:
         for number, value in iter_protobuf_fields(message):

@@ -90,10 +90,7 @@ class DoGetHandler:
         self._read_ahead = ReadAhead()
 
     async def do_get(self, call: Call, message: bytes) -> None:
-        """Send the data of a ticket.
-
-        Raises `SplitArrowError` if the ticket is invalid, or the dataset cannot be read to its end.
-        """
+        """Send the data of a ticket."""
         ticket: bytes = parse_message(flight.Ticket, message).ticket
         max_bytes = call.server.limits.ticket_bytes
         if len(ticket) > max_bytes:

@@ -134,11 +134,7 @@ class _Part:
 
 
 def build_schema(call: Call, request: Request) -> bytes:
-    """Return the schema of a request's result, as an encapsulated message.
-
-    Raises `SplitArrowError` if the dataset or a column does not exist, or the caller may not
-    read the dataset.
-    """
+    """Return the schema of a request's result, as an encapsulated message."""
     dataset = call.find_dataset(request.dataset)
     if isinstance(dataset, (DeltaDataset, PublishedDataset)):
         dataset = dataset.resolve_version(request)
@@ -148,11 +144,7 @@ def build_schema(call: Call, request: Request) -> bytes:
 def build_info(
     call: Call, request: Request, descriptor: flight.FlightDescriptor
 ) -> flight.FlightInfo:
-    """Return the description of a request's result, with endpoints to read it from.
-
-    Raises `SplitArrowError` if the dataset or a column does not exist, the caller may not read
-    the dataset, or it cannot be read any more.
-    """
+    """Return the description of a request's result, with endpoints to read it from."""
     return _build(call, request, call.find_dataset(request.dataset), descriptor)
 
 

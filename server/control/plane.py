@@ -42,8 +42,6 @@ from .service import FLIGHT_SERVICE, FlightService
 class CertificateProvider:
     """Provides gRPC with the server's certificate, its key and the authorities of clients.
 
-    Raises `ConfigError` if a file cannot be used. The error names it.
-
     Notes
     -----
     gRPC uses TLS 1.3 if the client supports it. It has no setting that refuses TLS 1.2.
@@ -137,12 +135,7 @@ class ControlPlane:
         return self._uri
 
     async def bind(self) -> DataUri:
-        """Bind the port and open the directory of uploads. No call is served yet.
-
-        Raises `ConfigError` if the port, the certificates or the directory cannot be used, or if
-        other machines could call without a token. Raises `MissingExtraError` if reflection is
-        enabled and its package is not installed.
-        """
+        """Bind the port and open the directory of uploads. No call is served yet."""
         settings, access = self._settings, self._context.access
         uri = control_uri(settings)
         assert uri is not None

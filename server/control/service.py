@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from fnmatch import translate
+from functools import partial
 from typing import Any
 
 import anyio
@@ -36,8 +37,6 @@ def parse_descriptor(descriptor: flight.FlightDescriptor) -> Request:
     A PATH has one element, the name of a dataset. A CMD is such a name in UTF-8, or a JSON object
     with the fields of `Request`. Clients of Flight SQL, such as ADBC, send either as the text of
     a query.
-
-    Raises `InvalidRequestError` if the descriptor is malformed.
     """
     if descriptor.type == flight.FlightDescriptor.PATH:
         if len(descriptor.path) != 1:
@@ -74,8 +73,6 @@ def _parse_request(data: bytes, source: str) -> Request:
 def compile_criteria(expression: bytes) -> re.Pattern[str]:
     """Return a pattern that matches the names to list; every name for an empty expression.
 
-    Raises `InvalidRequestError` if the expression is not UTF-8, or too long.
-
     Examples
     --------
     >>> bool(compile_criteria(b"fl*").match("flights")), bool(compile_criteria(b"").match("trips"))
@@ -92,17 +89,14 @@ def compile_criteria(expression: bytes) -> re.Pattern[str]:
     return re.compile(translate(glob or "*"))
 
 
-async def handshake(call: Call) -> None:
+async def handshake(call: Call, requests: object) -> None:
     """Serve Handshake, in the two forms that Flight clients use.
 
     - With HTTP basic authentication in the headers of the call, the response has a bearer token
       in its headers.
     - With a token as the payload of the first message, the response repeats the token.
-
-    Raises `DeniedError` if the token or password is wrong. Raises `InvalidRequestError` if the
-    message or the header is malformed. Raises `UnavailableError` if the client sends no message
-    in time.
     """
+    del requests  # `Call.read` returns them
     scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         await _exchange_password(call, credentials)
@@ -150,19 +144,20 @@ class FlightService:
 
     def handler(self, interceptor: CallInterceptor) -> Any:
         """Return gRPC's handler for the service."""
-        unary, bidirectional = interceptor.unary, interceptor.bidirectional
-        streaming = interceptor.server_streaming
+        unary = partial(interceptor.handler, kind=grpc.unary_unary_rpc_method_handler)
+        streaming = partial(interceptor.handler, kind=grpc.unary_stream_rpc_method_handler)
+        bidirectional = partial(interceptor.handler, kind=grpc.stream_stream_rpc_method_handler)
         handlers = [
-            bidirectional("Handshake", handshake, authenticates=True),
-            streaming("ListFlights", self._list_flights),
-            unary("GetFlightInfo", self._get_flight_info, for_reads=True),
-            unary("PollFlightInfo", self._poll_flight_info),
-            unary("GetSchema", self._get_schema),
-            streaming("DoGet", self._do_get.do_get, for_reads=True),
-            bidirectional("DoPut", self._do_put.do_put),
-            bidirectional("DoExchange", self._do_exchange),
-            streaming("DoAction", self._actions.do_action),
-            streaming("ListActions", self._actions.list_actions),
+            bidirectional("Handshake", method=handshake, authenticates=True),
+            streaming("ListFlights", method=self._list_flights),
+            unary("GetFlightInfo", method=self._get_flight_info, for_reads=True),
+            unary("PollFlightInfo", method=self._poll_flight_info),
+            unary("GetSchema", method=self._get_schema),
+            streaming("DoGet", method=self._do_get.do_get, for_reads=True),
+            bidirectional("DoPut", method=self._do_put.do_put),
+            bidirectional("DoExchange", method=self._do_exchange),
+            streaming("DoAction", method=self._actions.do_action),
+            streaming("ListActions", method=self._actions.list_actions),
         ]
         return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, dict(handlers))
 
@@ -192,8 +187,8 @@ class FlightService:
         schema = await to_thread.run_sync(build_schema, call, request)
         return flight.SchemaResult(schema=schema).SerializeToString()
 
-    async def _do_exchange(self, call: Call) -> None:
-        del call
+    async def _do_exchange(self, call: Call, requests: object) -> None:
+        del call, requests
         raise remote_error(
             "UNIMPLEMENTED",
             "this server does not support DoExchange: read with DoGet, write with DoPut",

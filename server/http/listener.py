@@ -141,8 +141,6 @@ class HttpListener:
     """Serves metrics, health checks and the status page, from the moment that it is created.
 
     A context manager: leaving the context closes it.
-
-    Raises `ConfigError` if the address cannot be bound, or the certificate cannot be used.
     """
 
     def __init__(self, settings: Settings, uri: DataUri) -> None:

@@ -23,10 +23,7 @@ class Quota:
         self._measures: dict[Hashable, Callable[[], int]] = {}
 
     def reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
-        """Count an upload with its bytes so far, in place of its earlier reservation.
-
-        Raises `ExhaustedError` if a limit would be exceeded.
-        """
+        """Count an upload with its bytes so far, in place of its earlier reservation."""
         try:
             self._reserve(owner, nbytes, dataset)
         except ExhaustedError:

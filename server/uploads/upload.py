@@ -37,10 +37,7 @@ class DecodedBatch(NamedTuple):
 
 
 class UploadDecoder:
-    """Decodes the messages of one upload, in order. One thread at a time may use it.
-
-    Raises `ProtocolError` if the first message is not a schema, or cannot be decoded.
-    """
+    """Decodes the messages of one upload, in order. One thread at a time may use it."""
 
     def __init__(self, schema_metadata: bytes, limits: Limits) -> None:
         self._limits = limits
@@ -68,11 +65,7 @@ class UploadDecoder:
         self.schema: pa.Schema = self._reader.schema
 
     def decode(self, metadata: memoryview, body: pa.Buffer) -> DecodedBatch | None:
-        """Return the record batch of a message; None for a dictionary batch, which is kept.
-
-        Raises `InvalidDataError` if the message is of another type, is malformed, or does not
-        validate. Raises `LimitError` if it exceeds the limits.
-        """
+        """Return the record batch of a message; None for a dictionary batch, which is kept."""
         if len(metadata) > self._limits.metadata_bytes:
             raise LimitError(
                 f"the metadata of a message has {len(metadata)} bytes; "
@@ -146,11 +139,7 @@ class Upload:
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, data: FlightData) -> None:
-        """Write one message. The first one with a header must be a schema.
-
-        Raises `ProtocolError` if the message is malformed, or not allowed in an upload. Raises
-        `ExhaustedError` if the quota is exceeded or the disk is full.
-        """
+        """Write one message. The first one with a header must be a schema."""
         if not len(data.header):
             self._read_declared_rows(data.app_metadata)
         elif self._decoder is None:
@@ -161,11 +150,7 @@ class Upload:
                 self._write_batch(self._decoder, batch)
 
     def finish(self) -> None:
-        """Complete the file, make it durable, and commit it.
-
-        Raises `InvalidDataError` if there was no schema, or fewer or more rows than the client
-        declared. Raises `ExhaustedError` if the quota is exceeded or the disk is full.
-        """
+        """Complete the file, make it durable, and commit it."""
         if self._decoder is None:
             raise InvalidDataError("the upload has no schema")
         if self._declared_rows is not None and self._declared_rows != self._rows:
