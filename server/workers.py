@@ -6,7 +6,6 @@ daemon of the parent.
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import signal
@@ -82,11 +81,6 @@ class WorkerPool:
 
     The daemon of this process has the control plane, the uploads, and the listeners that processes
     cannot share. The pool makes the changes of its catalog at the workers too.
-
-    Attributes
-    ----------
-    loop : AbstractEventLoop
-        The event loop. It exists once the pool runs.
     """
 
     def __init__(self, daemon: Daemon, sockets: Mapping[str, socket], usage: UsageTable) -> None:
@@ -107,7 +101,6 @@ class WorkerPool:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Start the workers. Return when they have ended after `drain`."""
-        self.loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as background:
             async with anyio.create_task_group() as keepers:
                 for number in range(1, self._settings.workers + 1):

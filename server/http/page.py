@@ -235,7 +235,7 @@ def _list_settings(settings: Settings) -> Iterator[tuple[str, list[tuple[str, st
     groups: dict[str, list[tuple[str, str, bool]]] = {}
     for declaration in declarations(Settings):
         value = getattr(settings, declaration.name)
-        changed = value != Settings.model_fields[declaration.name].default
+        changed = value != declaration.default
         text = describe_setting(declaration, value)
         groups.setdefault(declaration.setting.group.value, []).append(
             (declaration.name, text, changed)
