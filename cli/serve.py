@@ -42,14 +42,13 @@ def _parameter(name: str, value_type: Any, declaration: Any) -> Parameter:
 
 
 def _datasets_argument(declaration: Declaration) -> Any:
-    setting = declaration.setting
-    return typer.Argument(help=as_markup(setting.help), metavar=setting.metavar)
+    return typer.Argument(help=as_markup(declaration.help), metavar=declaration.metavar)
 
 
 def _setting_option(declaration: Declaration) -> Any:
     flag, setting = declaration.flag, declaration.setting
     panel = None if setting.group is Group.GENERAL else setting.group.value
-    help = as_markup(setting.help)
+    help = as_markup(declaration.help)
     if declaration.is_flag:
         names = f"{flag}/--no-{flag.removeprefix('--')}" if setting.negatable else flag
         return option(names, help=help, metavar="", panel=panel)
@@ -57,7 +56,7 @@ def _setting_option(declaration: Declaration) -> Any:
         flag,
         help=help,
         default=declaration.default_text,
-        metavar=setting.metavar or None,
+        metavar=declaration.metavar or None,
         min=declaration.minimum,
         panel=panel,
     )

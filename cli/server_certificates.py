@@ -7,12 +7,13 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConnectError, UsageError
+from ..protocol.uri import CONTROL_PORT, TCP_PORT
 from .certificates import import_cryptography
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-_PORTS = {"grpc+tls": 8815, "tcp+tls": 8816, "https": 443}
+_PORTS = {"grpc+tls": CONTROL_PORT, "tcp+tls": TCP_PORT, "https": 443}
 """The schemes with certificates, and their default ports."""
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from ..errors import InvalidRequestError, UriError, UsageError
 from ..protocol.request import SIGNED_PREFIX, Request
 from ..protocol.tags import FREE_DATA, KEEP_ALIVE, WANT_DATA
-from ..protocol.uri import DataUri, Streams
+from ..protocol.uri import CONTROL_PORT, DataUri, Streams
 
 UNKNOWN_NAME = "?"
 """The name of a dataset that only a ticket names."""
@@ -162,7 +162,6 @@ def read_dataset_name(ticket: bytes) -> str:
 _BARE_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]+(/.*)?|\[[0-9A-Fa-f:.]+\]:[0-9]+(/.*)?")
 """Matches ``host:8815`` and ``host:8815/flights``."""
 SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
-DEFAULT_PORT = 8815
 _EXPECTED = "expected grpc://host:port or grpc+tls://host:port"
 
 
@@ -227,7 +226,7 @@ def parse_control_uri(uri: str | DataUri) -> DataUri:
         )
     if parsed.want_data is not None or parsed.extra:
         raise UriError(f"{parsed.address} has a path or parameters; {_EXPECTED}")
-    return parsed.replace(port=parsed.port or DEFAULT_PORT, path="")
+    return parsed.replace(port=parsed.port or CONTROL_PORT, path="")
 
 
 def parse_control_uris(uris: str | DataUri | Sequence[str | DataUri]) -> list[DataUri]:

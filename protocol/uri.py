@@ -16,6 +16,8 @@ from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
 from ..errors import UriError
 
+CONTROL_PORT, TCP_PORT, UCX_PORT, HTTP_PORT = 8815, 8816, 8817, 9816
+"""The default ports: of the control plane, of TCP with and without TLS, of UCX and of HTTP."""
 _TAGS = ("want_data", "free_data", "keep_alive", "trace")
 _KNOWN = (*_TAGS, "remote_handle", "stream", "ticket")
 _SECRET = ("ticket", "remote_handle")

@@ -5,22 +5,50 @@ The server refuses an address that other machines can reach if nothing protects 
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import unquote
 
 from ..errors import ConfigError, UriError
-from ..protocol.uri import DataUri
+from ..protocol.uri import CONTROL_PORT, HTTP_PORT, DataUri
 from ..transport.base import Traits
 from ..transport.registry import find_transport
 from .config import Settings
 
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The addresses that listen on all interfaces, and the loopback address that reaches each."""
 _SERVICE_SCHEMES = {
     "grpc": Traits(),
+    "grpc+tcp": Traits(),
     "grpc+tls": Traits(encrypted=True),
     "http": Traits(),
     "https": Traits(encrypted=True),
 }
+
+
+def parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address of a host, without its zone; None if it is a name.
+
+    An IPv6 address may be in brackets. If it stands for an IPv4 address, that is returned.
+    """
+    try:
+        address = ip_address(host.removeprefix("[").removesuffix("]").partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def parse_peer(peer: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address of a peer, as gRPC or a channel writes it; None without one.
+
+    Examples
+    --------
+    >>> parse_peer("ipv6:%5B::1%5D:1234"), parse_peer("10.0.0.7:80"), parse_peer("unix:/run/a")
+    (IPv6Address('::1'), IPv4Address('10.0.0.7'), None)
+    """
+    address = peer.removeprefix("ipv4:").removeprefix("ipv6:")
+    return parse_address(unquote(address).rpartition(":")[0])
 
 
 def is_loopback(host: str) -> bool:
@@ -33,12 +61,8 @@ def is_loopback(host: str) -> bool:
     """
     if host.lower().rstrip(".") == "localhost":
         return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = parse_address(host)
+    return address is not None and address.is_loopback
 
 
 def is_exposed(uri: DataUri) -> bool:
@@ -66,8 +90,8 @@ def check_exposure(
 ) -> None:
     """Raise if other machines could read without a token, a signed ticket or a certificate.
 
-    `signs_tickets`: By default, `requires_token`. Raises `ConfigError`: The error names the
-    unprotected addresses.
+    A signed ticket protects a listener for readers; `signs_tickets` is `requires_token` by default.
+    Raises `ConfigError`, which names the unprotected addresses.
     """
     if insecure:
         return
@@ -98,72 +122,48 @@ def list_unencrypted_addresses(listeners: Iterable[DataUri], control: DataUri | 
     ]
 
 
-CONTROL_PORT = 8815
-_CONTROL_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
-
-
 def control_uri(settings: Settings) -> DataUri | None:
-    """Return the URI of the control plane's listener; None if the server has no control plane.
-
-    Raises `ConfigError` if the URI is not that of a gRPC listener, or the settings that it needs
-    are missing. Raises `UriError` if the URI is malformed.
-    """
+    """Return the URI of the control plane's listener; None if the server has no control plane."""
     if settings.control is None:
         return None
     uri = DataUri.parse(settings.control)
-    if uri.scheme not in _CONTROL_SCHEMES:
-        raise ConfigError(
-            f"control: {uri.address} has the scheme {uri.scheme!r}; "
-            "expected grpc://host:port or grpc+tls://host:port"
-        )
-    if uri.path not in ("", "/") or uri.want_data is not None or uri.extra or uri.ticket:
-        raise ConfigError(f"control: {uri.address} must have a host and a port only")
-    if uri.scheme == "grpc+tls" and settings.tls_cert is None:
-        raise ConfigError("control: grpc+tls:// needs tls_cert")
+    schemes = ("grpc", "grpc+tcp", "grpc+tls")
+    _check_service(uri, "control", schemes, "grpc://host:port or grpc+tls://host:port", settings)
     return uri.replace(port=CONTROL_PORT if uri.port is None else uri.port, path="")
 
 
-HTTP_PORT = 9816
-_HTTP_SCHEMES = ("http", "https")
-
-
 def http_uri(settings: Settings) -> DataUri | None:
-    """Return the URI of the HTTP listener; None if the server has none.
-
-    Raises `ConfigError` if it is not the URI of an HTTP listener, if settings that it needs are
-    missing, or if other machines could use it without a token.
-    """
+    """Return the URI of the HTTP listener; None if the server has none."""
     if settings.http is None:
         return None
+    expected = "http://host:port or https://host:port"
     try:
         uri = DataUri.parse(settings.http)
     except UriError:
-        raise ConfigError(
-            f"http: {settings.http!r} is not a URI; expected http://host:port or https://host:port"
-        ) from None
-    if uri.scheme not in _HTTP_SCHEMES:
-        raise ConfigError(
-            f"http: {uri.address} has the scheme {uri.scheme!r}; "
-            "expected http://host:port or https://host:port"
-        )
-    if uri.path not in ("", "/") or uri.want_data is not None or uri.extra or uri.ticket:
-        raise ConfigError(f"http: {uri.address} must have a host and a port only")
-    if uri.scheme == "https" and settings.tls_cert is None:
-        raise ConfigError("http: https:// needs tls_cert")
+        raise ConfigError(f"http: {settings.http!r} is not a URI; expected {expected}") from None
+    _check_service(uri, "http", ("http", "https"), expected, settings)
     uri = uri.replace(port=HTTP_PORT if uri.port is None else uri.port, path="")
     check_exposure(
         (),
         uri,
-        requires_token=requires_token(settings),
+        requires_token=settings.requires_token,
         client_certificates=settings.tls_client_ca is not None,
         insecure=settings.insecure,
     )
     return uri
 
 
-def requires_token(settings: Settings) -> bool:
-    """Return whether the settings name tokens."""
-    return settings.token_file is not None or settings.jwks is not None
+def _check_service(
+    uri: DataUri, name: str, schemes: tuple[str, ...], expected: str, settings: Settings
+) -> None:
+    if uri.scheme not in schemes:
+        raise ConfigError(
+            f"{name}: {uri.address} has the scheme {uri.scheme!r}; expected {expected}"
+        )
+    if uri.path not in ("", "/") or uri.want_data is not None or uri.extra or uri.ticket:
+        raise ConfigError(f"{name}: {uri.address} must have a host and a port only")
+    if _find_traits(uri).encrypted and settings.tls_cert is None:
+        raise ConfigError(f"{name}: {uri.scheme}:// needs tls_cert")
 
 
 class HostNames:
@@ -193,17 +193,9 @@ class HostNames:
         """Return whether a request with the header ``Host`` is for this server."""
         name = host.rpartition(":")[0] if _has_port(host) else host
         name = name.removeprefix("[").removesuffix("]").lower().rstrip(".")
-        return name in self._names or _is_address(name)
+        return name in self._names or parse_address(name) is not None
 
 
 def _has_port(host: str) -> bool:
     _, separator, port = host.rpartition(":")
     return bool(separator) and port.isdecimal() and (host.count(":") == 1 or "]:" in host)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

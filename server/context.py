@@ -28,25 +28,19 @@ class ServerContext:
     """The state that a daemon shares with its sessions and its control plane."""
 
     catalog: Catalog
-    """The datasets."""
     settings: Settings
-    """The settings."""
+    """The settings. A reload replaces them."""
     limits: Limits
     """Limits on what readers and clients send."""
     access: AccessControl
-    """Authenticates callers, and issues and redeems tickets."""
     encoding: Encoding
     """The defaults for the messages of packed streams."""
     regions: SharedRegions
-    """The regions that the server shares."""
     metrics: Metrics
-    """The metrics of this process."""
     daemon_metrics: DaemonMetrics
-    """The metrics of the daemon as a whole."""
     streams: StreamRegistry
     """The streams that the server is sending."""
     refusals: RefusalLog
-    """The requests that the server has refused."""
     reads: ReadsInProgress
     """The reads of several parts, which the server finishes before it ends."""
     leased_by: Callable[[int | None], int]

@@ -29,24 +29,25 @@ from .catalog.published import VersionWatcher
 from .config import Configuration, Settings
 from .context import ServerContext
 from .drain import ReadsInProgress
-from .listeners import Acceptor, bind_listeners, schemes_of, select_listener
+from .listeners import Acceptor, bind_listeners, select_listener
 from .logs import get_logger
-from .metrics import DaemonMetrics, Labelled, Metrics
+from .metrics import DaemonMetrics, Labelled, Metrics, list_stats
 from .refusals import RefusalLog
 from .reload import Reloader
 from .report import (
     MAIN,
-    DaemonReporter,
     ProcessReport,
     StreamReport,
+    call_in_time,
     has_free_descriptors,
     measure_process,
+    responds,
 )
 from .session import Session, StallWatch, yield_to_writers
 from .shm.regions import SharedRegions
 from .streams import FilterSlots, StreamRegistry
 from .tracing import open_tracer
-from .usage import LocalUsage, Usage
+from .usage import Usage
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
@@ -54,11 +55,7 @@ if TYPE_CHECKING:
 
 
 def open_http_listener(settings: Settings) -> HttpListener | None:
-    """Return the HTTP listener of a server, which serves already; None if it has none.
-
-    Raises `ConfigError` if its address cannot be used. Raises `MissingExtraError` if the extra
-    ``http`` is not installed.
-    """
+    """Return the HTTP listener of a server, which serves already; None if it has none."""
     uri = http_uri(settings)
     if uri is None:
         return None
@@ -80,31 +77,8 @@ _WORKER_THREADS = 16
 class Daemon:
     """Serves a catalog over the listeners that its settings name.
 
-    Call `bind`, then `run`. While it runs, `drain` and `cut` end it.
-
-    `catalog`: They may change while the daemon runs. `access`: By default, it is built from the
-    settings. `usage`: By default, it is the only process.
-
-    Attributes
-    ----------
-    process : str
-        The name of this process in metrics.
-    loop : AbstractEventLoop
-        The event loop. It exists once the daemon runs.
-    control_uri : str or None
-        The URI of the control plane, once it is bound.
-    http_uri : str or None
-        The URI of the HTTP listener, if there is one.
-    metrics : Metrics
-        The metrics of this process.
-    daemon_metrics : DaemonMetrics
-        The metrics of the daemon as a whole.
-    streams : StreamRegistry
-        The running streams.
-    refusals : RefusalLog
-        The requests that were refused.
-    reloader : Reloader
-        Applies a changed configuration.
+    Call `bind`, then `run`. While it runs, `drain` and `cut` end it. It is the `Reporter` of a
+    server with one process. The access control is built from the settings by default.
     """
 
     def __init__(
@@ -119,7 +93,8 @@ class Daemon:
     ) -> None:
         self.catalog = catalog
         self.process = process
-        usage = LocalUsage() if usage is None else usage
+        """The name of this process in metrics."""
+        usage = Usage() if usage is None else usage
         self.regions = SharedRegions(settings, usage.processes)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
@@ -130,8 +105,11 @@ class Daemon:
         self.refusals = RefusalLog(self.metrics, catalog)
         self.access = AccessControl.from_settings(settings) if access is None else access
         self.control_uri: str | None = None
+        """The URI of the control plane, once it is bound."""
         self.http_uri: str | None = None
-        self._context = ServerContext(
+        self.loop: asyncio.AbstractEventLoop
+        """The event loop, once the daemon runs."""
+        self.context = ServerContext(
             catalog=catalog,
             settings=settings,
             limits=limits,
@@ -148,10 +126,10 @@ class Daemon:
             leased_by=self._leased_by,
             filter_slots=FilterSlots(max(1, settings.filter_threads // usage.processes)),
             usage=usage,
-            reporter=DaemonReporter(self),
+            reporter=self,
             tracer=open_tracer(settings, process),
         )
-        self.reloader = Reloader(self._context, configuration)
+        self.reloader = Reloader(self.context, configuration)
         self._listeners: list[Listener] = []
         self._leaves_shared = False
         self._sessions: set[Session] = set()
@@ -161,22 +139,22 @@ class Daemon:
     @property
     def settings(self) -> Settings:
         """The settings. A reload replaces them."""
-        return self._context.settings
+        return self.context.settings
 
     @property
     def uris(self) -> list[DataUri]:
         """The URIs that are bound."""
-        return self._context.uris
+        return self.context.uris
 
     def bind(
         self, sockets: Mapping[str, socket] | None = None, *, leaves_shared: bool = False
     ) -> None:
         """Bind the listeners for readers; see `bind_listeners` for parameters and errors."""
-        traced = self._context.tracer is not None
+        traced = self.context.tracer is not None
         self._listeners = bind_listeners(
             self.settings, self.access, self.regions, sockets, traced=traced
         )
-        self._context.uris = [listener.uri for listener in self._listeners]
+        self.context.uris = [listener.uri for listener in self._listeners]
         self._leaves_shared = leaves_shared
 
     async def run(
@@ -184,8 +162,8 @@ class Daemon:
     ) -> None:
         """Serve until `drain` or `cut` is called, and return when the last stream has ended."""
         self.loop = asyncio.get_running_loop()
-        self._context.draining = anyio.Event()
-        self._context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
+        self.context.draining = anyio.Event()
+        self.context.threads = anyio.CapacityLimiter(_WORKER_THREADS)
         seconds, versions = self.settings.poll_seconds, self.settings.keep_versions
         watcher = VersionWatcher(self.catalog.datasets, seconds, versions)
         try:
@@ -193,8 +171,8 @@ class Daemon:
             async with anyio.create_task_group() as background:
                 background.start_soon(self.regions.run)
                 background.start_soon(watcher.run)
-                background.start_soon(yield_to_writers, lambda: list(self._sessions))
-                background.start_soon(StallWatch(self._context, self._sessions).run)
+                background.start_soon(yield_to_writers, self._sessions)
+                background.start_soon(StallWatch(self.context, self._sessions).run)
                 await self._serve(control, task_status)
                 background.cancel_scope.cancel()
         finally:
@@ -210,7 +188,7 @@ class Daemon:
             return None
         from .control.plane import ControlPlane  # gRPC takes time to import
 
-        control = ControlPlane(self._context, self.reloader.reload)
+        control = ControlPlane(self.context, self.reloader.reload)
         self.control_uri = str(await control.bind())
         return control
 
@@ -224,12 +202,12 @@ class Daemon:
                 await sessions.start(control.run)
             async with anyio.create_task_group() as acceptors:
                 listeners = self._list_accepting()
-                self._acceptor = Acceptor(listeners, self._context, self._run_session)
+                self._acceptor = Acceptor(listeners, self.context, self._run_session)
                 acceptors.start_soon(self._acceptor.run, sessions)
                 task_status.started(self.uris)
-                await self._context.draining.wait()
+                await self.context.draining.wait()
                 sessions.cancel_scope.deadline = anyio.current_time() + self.settings.drain_seconds
-                await self._context.reads.wait_idle()
+                await self.context.reads.wait_idle()
                 for session in list(self._sessions):
                     session.end_unless_streaming()
                 acceptors.cancel_scope.cancel()
@@ -237,9 +215,9 @@ class Daemon:
 
     async def _close_tracer(self) -> None:
         """Export the last spans."""
-        if self._context.tracer is not None:
+        if self.context.tracer is not None:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._context.tracer.close)
+                await to_thread.run_sync(self.context.tracer.close)
 
     def _list_accepting(self) -> list[Listener]:
         """Return the listeners whose connections this process accepts."""
@@ -259,7 +237,7 @@ class Daemon:
         metrics.connections_total += 1
         if not admitted:
             self.refusals.record_connection(listener.uri.scheme)
-        session = Session(channel, listener, self._context, admitted=admitted)
+        session = Session(channel, listener, self.context, admitted=admitted)
         self._sessions.add(session)
         try:
             await session.run()
@@ -271,25 +249,42 @@ class Daemon:
 
     def drain(self) -> None:
         """Refuse new reads. `run` returns when those in progress have ended."""
-        self._context.draining.set()
+        self.context.draining.set()
 
     def cut(self) -> None:
         """End every stream now. Readers see broken connections."""
-        self._context.draining.set()
+        self.context.draining.set()
         self._scope.cancel()
 
     def _leased_by(self, user: int | None) -> int:
         return sum(s.lease_table.held_bytes for s in list(self._sessions) if s.user == user)
 
-    @property
-    def context(self) -> ServerContext:
-        """The state that the daemon shares with its sessions."""
-        return self._context
+    # What a `Reporter` does. The event loop runs on another thread.
 
     @property
-    def is_draining(self) -> bool:
+    def draining(self) -> bool:
         """Whether the daemon refuses new reads. It has to run, or have run."""
-        return self._context.draining.is_set()
+        return self.context.draining.is_set()
+
+    def responds(self) -> bool:
+        """Return whether the event loop runs."""
+        return responds(self.loop)
+
+    def reports(self, *, streams: bool = False) -> list[ProcessReport]:
+        """Return the report of this process."""
+        return [self.report(streams=streams)]
+
+    def cancel(self, process: str, number: int, owner: str | None) -> bool:
+        """Cancel a stream, and return whether it exists."""
+        return process == self.process and self.cancel_number(number, owner)
+
+    def cancel_number(self, number: int, owner: str | None) -> bool:
+        """Cancel a stream, and return whether it exists."""
+        return bool(call_in_time(self.loop, lambda: self.streams.cancel(number, owner)))
+
+    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
+        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
+        return bool(call_in_time(self.loop, lambda: self.streams.cancel_ticket(ticket, principal)))
 
     def report(self, *, streams: bool) -> ProcessReport:
         """Return what this process does now. Any thread may call this."""
@@ -307,7 +302,7 @@ class Daemon:
 
     def stats(self) -> dict[str, int]:
         """Return current values and totals since the start, by name. Any thread may call this."""
-        return self.metrics.stats()
+        return list_stats(self.metrics.samples())
 
     def _collect(self) -> dict[str, float | Labelled]:
         """Return the values that sessions keep, for the metrics."""
@@ -343,11 +338,7 @@ class Daemon:
         }
 
     def uri(self, name: str, scheme: str | None = None, stream: str | None = None) -> str:
-        """Return the URI of a dataset, with a ticket.
-
-        `stream`: By default, both are preferred. Raises `NotFoundError` if the dataset does not
-        exist. Raises `UsageError` if the server has no such listener.
-        """
+        """Return the URI of a dataset, with a ticket; see `select_listener`."""
         self.catalog.lookup(name)
         ticket = self.access.issue_ticket(Request(name))
         return str(select_listener(self.uris, scheme, stream).replace(ticket=ticket))
@@ -365,7 +356,7 @@ class Daemon:
 
     def ready(self, pid: int) -> dict[str, Any]:
         """Return the contents of the ready file: the process, its URIs and its datasets."""
-        schemes = schemes_of(self.uris)
+        schemes = list(dict.fromkeys(uri.scheme for uri in self.uris))
         return {
             "pid": pid,
             "control": self.control_uri,

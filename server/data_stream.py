@@ -49,8 +49,8 @@ _CANCEL_SECONDS = 0.2
 class DataStream:
     """One data stream of a connection.
 
-    `tasks`: It has to outlive the stream. `keep_alive_seconds`: how long the stream may have
-    nothing to send before it sends a keep-alive, in seconds. None sends none.
+    The task group has to outlive the stream. If the stream has nothing to send for
+    `keep_alive_seconds`, it sends a keep-alive.
     """
 
     def __init__(
@@ -83,10 +83,9 @@ class DataStream:
         self._log = get_logger("session").bind(peer=connection.channel.peer)
 
     async def run(self, ticket: bytes, admit: Callable[[bytes], TicketClaims]) -> bool:
-        """Send the stream, or the reason why it cannot be sent.
+        """Send the stream, or the reason why it cannot be sent, and return whether it was sent.
 
-        `admit`: an error that it raises is reported to the reader. Raises `ConnectionLostError`,
-        `ProtocolError` if the connection has to end. Raises `SplitArrowError` if the stream failed
+        Raises `SplitArrowError` if the connection has to end: it is lost, or the stream failed
         within a frame, so that no other frame can follow.
         """
         tracer = self._context.tracer

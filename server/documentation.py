@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import groupby
 
-from .config.declaration import Declaration, Reload, Setting, declarations
-from .config.settings import Settings
+from .config import Declaration, Reload, Settings, declarations
 from .metrics import DaemonMetrics, Metric, Metrics, Registry
 
 _SETTINGS_INTRODUCTION = """\
@@ -52,33 +52,25 @@ def settings_page() -> str:
 
 
 def _settings_row(declaration: Declaration) -> str:
-    setting = declaration.setting
     cells = (
         f"`{declaration.name}`",
         _value(declaration),
         "false" if declaration.is_flag else declaration.default_text or "",
-        _description(setting),
-        _RELOAD[setting.reload],
+        _describe(declaration),
+        _RELOAD[declaration.setting.reload],
     )
     return " | ".join(["", *(cell.replace("|", r"\|") for cell in cells), ""]).strip() + "\n"
 
 
-def _description(setting: Setting) -> str:
-    if not setting.needs:
-        return setting.help
-    return f"{setting.help} Needs {' or '.join(f'`{name}`' for name in setting.needs)}."
+def _describe(declaration: Declaration) -> str:
+    needs = " or ".join(f"`{name}`" for name in declaration.setting.needs)
+    return f"{declaration.help} Needs {needs}." if needs else declaration.help
 
 
 def _value(declaration: Declaration) -> str:
     if declaration.is_flag:
         return "`true` or `false`"
-    if declaration.choices:
-        return ", ".join(f"`{choice}`" for choice in declaration.choices)
-    return f"`{declaration.setting.metavar}`"
-
-
-if __name__ == "__main__":
-    print(settings_page(), end="")  # noqa: T201
+    return ", ".join(f"`{value}`" for value in declaration.choices or (declaration.metavar,))
 
 
 _METRICS_INTRODUCTION = """\
@@ -149,4 +141,5 @@ def _metrics_row(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
-    print(metrics_page(), end="")  # noqa: T201
+    pages = {"settings": settings_page, "metrics": metrics_page}
+    print(pages[sys.argv[1]](), end="")  # noqa: T201

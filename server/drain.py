@@ -11,28 +11,25 @@ parent. While the server drains, the processes exchange the datasets that each o
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 
 import anyio
 
 from ..protocol.request import Request
+from .usage import KeyedCounter
 
 LINGER_SECONDS = 1.0
 """How long a read without a hold may take to start its next part."""
 
 
 class ReadsInProgress:
-    """The datasets of which parts are being read.
-
-    `clock`: returns the time in seconds, from any start.
-    """
+    """The datasets of which parts are being read. The clock returns seconds, from any start."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._holds = Counter[str]()
-        self._running = Counter[str]()
+        self._holds = KeyedCounter()
+        self._running = KeyedCounter()
         self._ended: dict[str, float] = {}
         """When the last part of a dataset without holds ended. It has few, recent entries."""
         self._elsewhere: frozenset[str] = frozenset()
@@ -94,14 +91,12 @@ class ReadsInProgress:
                 self._ended[request.dataset] = self._clock()
 
     @contextmanager
-    def _count(self, counter: Counter[str], dataset: str) -> Generator[None]:
-        counter[dataset] += 1
+    def _count(self, counter: KeyedCounter, dataset: str) -> Generator[None]:
+        counter.take(dataset)
         try:
             yield
         finally:
-            counter[dataset] -= 1
-            if not counter[dataset]:
-                del counter[dataset]
+            counter.release(dataset)
             if self._changed is not None:
                 self._changed.set()
 

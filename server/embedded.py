@@ -45,7 +45,7 @@ class Server:
             )
             self._result, _ = self._portal.start_task(daemon.run)
             if http is not None:
-                http.attach(daemon.context, daemon.context.reporter)
+                http.attach(daemon.context)
         except BaseException:
             self._stack.close()
             raise

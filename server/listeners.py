@@ -23,7 +23,7 @@ from ..protocol.uri import DataUri, Streams
 from ..transport.base import Channel, Listener, ListenOptions
 from ..transport.log_limiter import LogLimiter
 from ..transport.registry import find_transport
-from ..transport.tls_options import TlsServerOptions
+from .addresses import ANY_INTERFACE
 from .auth.access_control import AccessControl
 from .config import DEFAULT_LISTEN, Settings
 from .config.settings import listener_uri
@@ -101,7 +101,6 @@ class Descriptors:
 
 _MAX_FRAME_BYTES = 1 << 20
 """The largest frame of a reader: a ticket, or the offsets that it frees."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def bind_listeners(
@@ -112,10 +111,9 @@ def bind_listeners(
     *,
     traced: bool = False,
 ) -> list[Listener]:
-    """Bind every listener of the settings, or none if one of them fails.
+    """Bind every listener of the settings that has no socket yet, or none if one of them fails.
 
-    `sockets`: Other listeners are bound here. Raises `ConfigError` if an address cannot be bound,
-    or would be open to other machines.
+    Raises `ConfigError` if an address cannot be bound, or would be open to other machines.
     """
     uris = [listener_uri(text, traced=traced) for text in settings.listen]
     access.check_exposure(
@@ -148,14 +146,11 @@ def _bind(
     uri: DataUri, settings: Settings, regions: SharedRegions, sock: socket | None
 ) -> Listener:
     limits = Limits(body_bytes=_MAX_FRAME_BYTES, metadata_bytes=_MAX_FRAME_BYTES)
-    tls = None
-    if settings.tls_cert is not None:
-        tls = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     options = ListenOptions(
         limits=limits,
         socket=sock,
         users=frozenset(settings.shm_users),
-        tls=tls,
+        tls=settings.tls,
         map_file=regions.mappings.map,
         handshake_seconds=settings.handshake_seconds,
         max_waiting=reserved_share(Descriptors().capacity, count_listeners(settings)),
@@ -168,8 +163,8 @@ def select_listener(
 ) -> DataUri:
     """Return the URI of the first listener of a scheme that carries a stream.
 
-    `scheme`: None accepts any. `stream`: None prefers both. Raises `UsageError` if there is no such
-    listener.
+    By default, any scheme will do, and a listener for both streams is preferred. Raises
+    `UsageError` if there is no such listener.
     """
     matches = [
         uri for uri in uris if scheme in (None, uri.scheme) and stream in (None, uri.stream.value)
@@ -178,12 +173,7 @@ def select_listener(
         requested = [scheme or "any transport", *([f"stream={stream}"] if stream else [])]
         raise UsageError(f"the server does not listen on {' with '.join(requested)}")
     matches.sort(key=lambda uri: uri.stream is not Streams.BOTH)
-    return matches[0].replace(host=_LOOPBACK.get(matches[0].host, matches[0].host))
-
-
-def schemes_of(uris: Sequence[DataUri]) -> list[str]:
-    """Return the schemes of listeners, each once, in order."""
-    return list(dict.fromkeys(uri.scheme for uri in uris))
+    return matches[0].replace(host=ANY_INTERFACE.get(matches[0].host, matches[0].host))
 
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)

@@ -53,10 +53,7 @@ def get_logger(name: str) -> Any:
 
 
 def configure_logs(level: str, style: str) -> None:
-    """Write the events of this process to standard error.
-
-    `style`: ``auto`` is ``console`` on a terminal and ``json`` elsewhere.
-    """
+    """Write the events of this process to standard error; see the setting ``log_format``."""
     is_terminal = sys.stderr.isatty()
     console = style == "console" or (style == "auto" and is_terminal)
     before: list[Any] = [
@@ -86,12 +83,10 @@ def configure_logs(level: str, style: str) -> None:
 
 
 class EventFilter(logging.Filter):
-    """Leaves out events that come too often.
+    """Leaves out events that come too often. The next one has their number, ``left_out``.
 
     Events for debugging, and those of the daemon itself, always pass: no peer can cause a flood of
     them.
-
-    The next one that is logged has the field ``left_out``: the number of those in between.
     """
 
     def __init__(self, limit: int = _MAX_EQUAL_EVENTS) -> None:

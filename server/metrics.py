@@ -71,9 +71,8 @@ class Metric:
     """The declaration of a metric."""
 
     name: str
-    """Its name, which is also the attribute of the registry."""
+    """The name of the attribute of the registry."""
     type: MetricType
-    """Its type."""
     help: str
     """Its description, in one sentence."""
     unit: str
@@ -84,7 +83,6 @@ class Metric:
     """Its name for Prometheus, without the prefix ``splitarrow_`` and without the suffix ``_total``
     of counters. None keeps it out of the exported metrics."""
     merge: Merge
-    """How the values of several processes become one."""
 
     @property
     def exported_name(self) -> str | None:
@@ -96,16 +94,7 @@ class Metric:
 
 
 class Histogram:
-    """A distribution of observed values.
-
-    `bounds`: a last bucket has no bound.
-
-    Attributes
-    ----------
-    counts : list of int
-        The number of values in each bucket, the unbounded one included.
-    sum : float
-        The sum of all values.
+    """A distribution of observed values, in buckets with upper bounds and one without.
 
     Examples
     --------
@@ -121,6 +110,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
+        """The number of values in each bucket."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -142,11 +132,9 @@ class Sample(NamedTuple):
     """The value of a metric at one moment."""
 
     metric: Metric
-    """The metric."""
     labels: tuple[str, ...]
     """The values of its labels, in the order of their names."""
     value: float | Histogram
-    """The value."""
 
     def relabel(self, name: str, change: Callable[[str], str]) -> Sample:
         """Return the sample with another value of a label, if it has that label."""
@@ -161,12 +149,10 @@ class Sample(NamedTuple):
 def counter(
     help: str, *, unit: str = "", labels: Sequence[str] = (), export: str | None = _SAME
 ) -> Any:
-    """Declare a counter.
+    """Declare a counter, which is exported under the name of its attribute by default.
 
     With labels, the attribute is a mapping from label values to totals: count with
     ``metrics.NAME[value1, value2] += n``.
-
-    `export`: By default, the name of the attribute.
     """
     return _declare(MetricType.COUNTER, help, unit, labels, int, export)
 
@@ -236,10 +222,7 @@ class Registry:
         self._collectors.append(collect)
 
     def moving(self) -> threading.Lock:
-        """Return a lock to hold while an amount moves from a collector to the counted values.
-
-        `samples` thereby has it once.
-        """
+        """Return a lock to hold while a collector's amount is counted: `samples` has it once."""
         return self._lock
 
     @classmethod
@@ -248,10 +231,7 @@ class Registry:
         return [one.metadata[_METRIC](one.name) for one in fields(cls)]
 
     def samples(self, *collectors: Collector) -> Iterator[Sample]:
-        """Yield the value of each metric, and of each combination of its labels so far.
-
-        It may be called from any thread.
-        """
+        """Yield the values of all metrics, for all their labels. Any thread may call this."""
         with self._lock:
             collected = [collect() for collect in (*self._collectors, *collectors)]
             counted: list[Any] = [getattr(self, one.name) for one in self.declarations()]
@@ -294,7 +274,6 @@ def _merge_pair(one: Sample, other: Sample) -> Sample:
 
 
 # ruff: noqa: RUF009
-
 
 _DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _STREAM_DURATIONS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
@@ -393,10 +372,6 @@ class Metrics(Registry):
     process_cpu_seconds: Counts = counter(
         "Processor time that a process has used.", unit="seconds", labels=("process",)
     )
-
-    def stats(self) -> dict[str, int]:
-        """Return the counters and gauges without labels by name."""
-        return list_stats(self.samples())
 
 
 @dataclass(eq=False)

@@ -18,13 +18,10 @@ _T = TypeVar("_T")
 class Prefetch(Generic[_T]):
     """An asynchronous iterator over the items of a blocking iterator; a context manager.
 
-    A worker thread prepares one item ahead of the consumer.
-
-    `items`: No item is None. `close`: called once, when the worker has finished: after the last
-    item, after an error, or after the context was left. It releases the iterator's resources.
-    `tasks` is the task group that waits for the worker thread. It may outlive the context. `slot`:
-    It can be entered again. `idle_seconds`: how long the consumer waits for an item before each
-    call of `on_idle`, in seconds.
+    A worker thread prepares one item ahead of the consumer, while it holds the slot. No item is
+    None. `close` is called once, when the thread has finished: after the last item, after an
+    error, or after the context was left. The task group waits for that, so it may outlive the
+    context. Each time the consumer has waited for `idle_seconds`, `on_idle` is called.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -24,6 +24,7 @@ from .catalog.catalog import Catalog, open_catalog
 from .config import Configuration, Settings
 from .daemon import Daemon, open_http_listener
 from .logs import configure_logs, get_logger
+from .refusals import flatten_errors
 from .signals import Drainable, run_until_signalled
 from .usage import SharedUsage, UsageTable
 from .workers import Supervisor, WorkerPool, bind_shared_sockets
@@ -100,7 +101,7 @@ def serve_process(configuration: Configuration, on_ready: OnReady | None = None)
             server: Drainable = daemon
         else:
             daemon, server = _make_supervisor(catalog, settings, configuration)
-        anyio.run(_run, server, _Announcement(daemon, http, on_ready))
+        anyio.run(_run, server, daemon, http, on_ready)
     return 0
 
 
@@ -124,20 +125,13 @@ def _make_supervisor(
     return daemon, Supervisor(daemon, pool)
 
 
-class _Announcement(NamedTuple):
-    """What learns that the daemon is ready."""
-
-    daemon: Daemon
-    http: HttpListener | None
-    on_ready: OnReady | None
-
-
-async def _run(server: Drainable, announcement: _Announcement) -> None:
-    daemon = announcement.daemon
+async def _run(
+    server: Drainable, daemon: Daemon, http: HttpListener | None, on_ready: OnReady | None
+) -> None:
     with ExitStack() as stack:
 
         def announce(tasks: TaskGroup) -> None:
-            stack.enter_context(_announced(announcement))
+            stack.enter_context(_announced(daemon, http, on_ready))
             tasks.start_soon(_feed_watchdog)
 
         async def reload() -> None:
@@ -151,12 +145,13 @@ async def _run(server: Drainable, announcement: _Announcement) -> None:
 
 
 @contextmanager
-def _announced(announcement: _Announcement) -> Generator[None]:
+def _announced(
+    daemon: Daemon, http: HttpListener | None, on_ready: OnReady | None
+) -> Generator[None]:
     """Report that the daemon is ready; remove the ready file when it has ended."""
-    daemon, http, on_ready = announcement
     ready_file = daemon.settings.ready_file
     if http is not None:
-        http.attach(daemon.context, daemon.context.reporter)
+        http.attach(daemon.context)
         daemon.http_uri = http.uri.address
     if ready_file is not None:
         _write_ready_file(ready_file, daemon)
@@ -198,7 +193,5 @@ def _unwrapped_errors() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        found: BaseException | None = group.subgroup(SplitArrowError)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        raise group if found is None else found from None
+        ours = (one for one in flatten_errors(group) if isinstance(one, SplitArrowError))
+        raise next(ours, group) from None

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ..errors import DatasetError, ExhaustedError, LimitError, SplitArrowError
@@ -26,9 +26,7 @@ def describe_for_reader(error: SplitArrowError, dataset: str | None, location: s
     """Return the text of an error without paths of the server.
 
     A file in the folder of the dataset keeps its path within the folder, other files keep their
-    names.
-
-    `dataset`: the text names it.
+    names. The text names the dataset.
 
     Examples
     --------
@@ -45,6 +43,15 @@ def describe_for_reader(error: SplitArrowError, dataset: str | None, location: s
             text = re.sub(rf"{_BEFORE}(['\"]?){root}\1{_AFTER}", lambda _: f"dataset {name}", text)
         text = _LOCATION.sub(r"\1", text)
     return text if dataset is None or name in text else f"{text} (dataset {name})"
+
+
+def flatten_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, or the errors in a group and in the groups within it."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from flatten_errors(inner)
+    else:
+        yield error
 
 
 _MAX_KINDS = 50

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError, SplitArrowError
 from ..transport.credential_files import check_files_now
-from ..transport.tls_options import TlsServerOptions, build_server_context
+from ..transport.tls_options import build_server_context
 from .addresses import control_uri, http_uri
 from .auth.access_control import AccessControl
 from .catalog.catalog import open_dataset
@@ -28,11 +28,10 @@ from .tracing import check_endpoint
 
 
 def check_configuration(configuration: Configuration) -> tuple[Settings | None, list[str]]:
-    """Return the settings, and every problem that a server would meet when it starts.
+    """Return the settings, and a sentence for each problem that a server would meet at its start.
 
-    It opens the datasets and reads the tokens, keys and certificates. It binds no address.
-
-    Return the settings, or None if they cannot be loaded; and one sentence for each problem.
+    It opens the datasets and reads the tokens, keys and certificates. It binds no address. The
+    settings are None if they cannot be loaded.
     """
     try:
         settings = configuration.load()
@@ -44,14 +43,11 @@ def check_configuration(configuration: Configuration) -> tuple[Settings | None, 
 def check_services(settings: Settings) -> None:
     """Read the tokens, keys and certificates, and check that the addresses are protected.
 
-    Raises `ConfigError`, `UriError`, `MissingExtraError` if something that the settings name cannot
-    be used.
+    Raises `SplitArrowError` if something that the settings name cannot be used.
     """
     with closing(AccessControl.from_settings(settings)) as access:
-        if settings.tls_cert is not None:
-            build_server_context(
-                TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            )
+        if settings.tls is not None:
+            build_server_context(settings.tls)
         access.check_exposure(
             [listener_uri(text) for text in settings.listen],
             control_uri(settings),
@@ -108,10 +104,9 @@ class ReloadReport:
 
 
 class Reloader:
-    """Applies changed settings to a running daemon, all of them or none.
+    """Applies changed settings to the context of a running daemon, all of them or none.
 
-    `context`: its settings are replaced. `configuration`: Without it, the settings stay the same,
-    and only datasets and files are read again.
+    Without a configuration, the settings stay the same, and only datasets and files are read again.
     """
 
     def __init__(self, context: ServerContext, configuration: Configuration | None = None) -> None:
@@ -154,11 +149,7 @@ class Reloader:
             metrics.last_reload_success_timestamp_seconds = time.time()
 
     def apply(self, settings: Settings) -> ReloadReport:
-        """Apply other settings; see `reload`.
-
-        Raises `ConfigError`, `DatasetError`, `UsageError`, `MissingExtraError` if something is
-        wrong. Everything then stays as it was.
-        """
+        """Apply other settings. Raises `SplitArrowError` if something is wrong; see `reload`."""
         with self._lock:
             return self._apply(settings)
 

@@ -1,7 +1,7 @@
 """What the processes of a server do now: their metrics, running streams and refusals.
 
-The control plane and the HTTP listener ask a `Reporter`. `DaemonReporter` is that of a single
-process.
+The control plane and the HTTP listener ask a `Reporter`: a `Daemon`, or the `WorkerPool` of a
+server with several processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from .auth.principal import ALL_DATASETS, Permission, Principal
 from .metrics import Labelled, Sample
 from .refusals import Refusals
-from .streams import RunningStream, StreamRegistry
+from .streams import RunningStream
 
 MAIN = "main"
 """The name of the process that was started; the others are its workers."""
@@ -27,30 +27,22 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """A running stream."""
+    """The figures of a `RunningStream` at one moment."""
 
     process: str
     """The process that sends it."""
     number: int
-    """Identifies the stream while the server runs, in all of its processes."""
     dataset: str
-    """The dataset's name."""
     principal: str
-    """The name of the principal that its ticket was issued to."""
     peer: str
-    """The reader's address."""
     transport: str
-    """The scheme of the transport; ``flight`` for DoGet."""
     rows: int
-    """Rows sent so far."""
     nbytes: int
-    """Bytes sent so far, and bytes of bodies that the reader mapped."""
     seconds: float
     """The age of the stream, in seconds."""
     waited_seconds: float
     """The time that it waited for its reader, in seconds."""
     compression: str | None
-    """What the compression ``auto`` has chosen for now."""
 
     @classmethod
     def of(cls, stream: RunningStream, process: str) -> StreamReport:
@@ -85,9 +77,7 @@ class ProcessReport:
     """What one process of a server does now. Processes send it to each other."""
 
     process: str
-    """Its name."""
     samples: list[Sample]
-    """Its metrics."""
     serves: bool
     """Whether it serves data."""
     has_room: bool
@@ -118,10 +108,7 @@ class Reporter(Protocol):
         ...
 
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
-        """Cancel a stream of a process, and return whether it exists.
-
-        `owner`: None allows any.
-        """
+        """Cancel a stream of a process, and return whether it exists. None allows any owner."""
         ...
 
     def cancel_number(self, number: int, owner: str | None) -> bool:
@@ -175,71 +162,15 @@ _RESPONSE_SECONDS = 5.0
 _T = TypeVar("_T")
 
 
-class ReportingDaemon(Protocol):
-    """A daemon, as its reporter sees it; see `Daemon`."""
-
-    process: str
-    loop: AbstractEventLoop
-    streams: StreamRegistry
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the daemon refuses new reads."""
-        ...
-
-    def report(self, *, streams: bool) -> ProcessReport:
-        """Return what the process does now."""
-        ...
-
-
-class DaemonReporter:
-    """Reports on a daemon whose event loop runs on another thread; see `Reporter`.
-
-    `daemon`: It runs.
-    """
-
-    def __init__(self, daemon: ReportingDaemon) -> None:
-        self._daemon = daemon
-
-    @property
-    def draining(self) -> bool:
-        """Whether the daemon refuses new reads."""
-        return self._daemon.is_draining
-
-    def responds(self) -> bool:
-        """Return whether the event loop runs."""
-        return responds(self._daemon.loop)
-
-    def reports(self, *, streams: bool = False) -> list[ProcessReport]:
-        """Return the report of the daemon."""
-        return [self._daemon.report(streams=streams)]
-
-    def cancel(self, process: str, number: int, owner: str | None) -> bool:
-        """Cancel a stream, and return whether it exists."""
-        return process == self._daemon.process and self.cancel_number(number, owner)
-
-    def cancel_number(self, number: int, owner: str | None) -> bool:
-        """Cancel a stream, and return whether it exists."""
-        daemon = self._daemon
-        return bool(call_in_time(daemon.loop, lambda: daemon.streams.cancel(number, owner)))
-
-    def cancel_ticket(self, ticket: bytes, principal: str) -> bool:
-        """Cancel a principal's streams of one signed ticket, and return whether there are any."""
-        daemon = self._daemon
-        return bool(
-            call_in_time(daemon.loop, lambda: daemon.streams.cancel_ticket(ticket, principal))
-        )
-
-
 def responds(loop: AbstractEventLoop) -> bool:
     """Return whether an event loop runs."""
     return call_in_time(loop, lambda: True) is not None
 
 
 def call_in_time(loop: AbstractEventLoop, function: Callable[[], _T]) -> _T | None:
-    """Return the result of a function that an event loop calls; None if it does not do so soon.
+    """Return the result of a function that another thread's event loop calls; None if it is late.
 
-    `loop` is the event loop, which runs on another thread. `function`: It raises nothing.
+    The function must not raise.
     """
 
     async def call() -> _T:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn, Protocol
+from collections.abc import Iterable
+from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -39,56 +39,23 @@ from .bodies import Connection, ConnectionLeases, FrameWriter
 from .context import ServerContext
 from .data_stream import DataStream
 from .logs import bind_trace, get_logger
-
-_POLL_SECONDS = 0.1
-_GRACE_SECONDS = 2.0
-
-
-class FileSender(Protocol):
-    """A session, as this module sees it."""
-
-    @property
-    def delays_writer(self) -> bool:
-        """Whether a process waits to write to a file that the reader may not have read yet."""
-        ...
-
-    def reset(self) -> None:
-        """Reset the connection."""
-        ...
-
-
-async def yield_to_writers(list_senders: Callable[[], Iterable[FileSender]]) -> None:
-    """Let waiting processes write to served files, until cancelled."""
-    log = get_logger("files")
-    deadlines: dict[FileSender, float] = {}
-    while True:
-        await anyio.sleep(_POLL_SECONDS)
-        is_delayed = False
-        for file in list_leased_files():
-            file.yield_to_writers()
-            is_delayed = is_delayed or file.delays_writer
-        if not is_delayed:
-            deadlines.clear()
-            continue
-        now = anyio.current_time()
-        delaying = [sender for sender in list_senders() if sender.delays_writer]
-        deadlines = {sender: deadlines.get(sender, now + _GRACE_SECONDS) for sender in delaying}
-        for sender, deadline in deadlines.items():
-            if now >= deadline:
-                log.warning("connection reset: another process waits to write to a file it reads")
-                sender.reset()
-
+from .refusals import flatten_errors
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
+_WRITER_POLL_SECONDS = 0.1
+_WRITER_GRACE_SECONDS = 2.0
+"""The time in which a session takes its reader past a file that another process waits to write."""
+_CHECKS_PER_LIMIT = 4
+_MAX_CHECK_SECONDS = 10.0
 _MAX_EARLY_FRAMES = 3
 """The frames of a next request: an interval of keep-alives, a trace, and the request."""
 
 
 class Session:
-    """Serves the data streams of one connection, one after another.
+    """Serves the data streams of one connection, one after another, and closes its channel.
 
-    `channel`: the session closes it. `admitted`: if not, every request is refused.
+    If it is not admitted, every request is refused.
     """
 
     def __init__(
@@ -160,7 +127,7 @@ class Session:
                     frames = await self._handshake()
                     await self._receive(frames, tasks)
         except* (TransportError, ProtocolError, DatasetError) as errors:
-            for error in _leaves(errors):
+            for error in flatten_errors(errors):
                 self._record(error)
         finally:
             self._close()
@@ -171,10 +138,9 @@ class Session:
             self._scope.cancel()
 
     def check_progress(self, now: float, seconds: float) -> None:
-        """Disconnect the reader if it has taken nothing of a stream for a time.
+        """Disconnect the reader if it has taken nothing of a stream for a number of seconds.
 
-        `now` is the time of the event loop, in seconds. `seconds` is the longest time without
-        progress, in seconds.
+        `now` is the time of the event loop.
         """
         # All of a stream may be sent, and its leases held, before the reader takes any of it.
         is_leased = self._machine.state is ServerState.LEASED
@@ -350,17 +316,28 @@ def _draining() -> UnavailableError:
     return UnavailableError("the server is draining; connect to another one")
 
 
-def _leaves(errors: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the errors of a group and of the groups inside it."""
-    for error in errors.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
-
-
-_CHECKS_PER_LIMIT = 4
-_MAX_INTERVAL_SECONDS = 10.0
+async def yield_to_writers(sessions: Iterable[Session]) -> None:
+    """Let waiting processes write to served files, until cancelled."""
+    log = get_logger("files")
+    deadlines: dict[Session, float] = {}
+    while True:
+        await anyio.sleep(_WRITER_POLL_SECONDS)
+        is_delayed = False
+        for file in list_leased_files():
+            file.yield_to_writers()
+            is_delayed = is_delayed or file.delays_writer
+        if not is_delayed:
+            deadlines.clear()
+            continue
+        now = anyio.current_time()
+        delaying = [session for session in list(sessions) if session.delays_writer]
+        deadlines = {
+            session: deadlines.get(session, now + _WRITER_GRACE_SECONDS) for session in delaying
+        }
+        for session, deadline in deadlines.items():
+            if now >= deadline:
+                log.warning("connection reset: another process waits to write to a file it reads")
+                session.reset()
 
 
 class StallWatch:
@@ -379,7 +356,7 @@ class StallWatch:
         """Check all streams from time to time, until cancelled."""
         while True:
             seconds = self._context.settings.stall_seconds
-            await anyio.sleep(min(seconds / _CHECKS_PER_LIMIT, _MAX_INTERVAL_SECONDS))
+            await anyio.sleep(min(seconds / _CHECKS_PER_LIMIT, _MAX_CHECK_SECONDS))
             for session in list(self._sessions):
                 session.check_progress(anyio.current_time(), seconds)
             self._check_calls(seconds)

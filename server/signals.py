@@ -38,8 +38,8 @@ async def run_until_signalled(
 ) -> None:
     """Run a server. The first signal drains it, and the second one cuts its streams.
 
-    `on_hangup`: Signals that arrive meanwhile lead to one more call. A SIGHUP because the terminal
-    has gone drains instead.
+    SIGHUP calls `on_hangup`; those that arrive meanwhile lead to one more call. If the terminal has
+    gone, SIGHUP drains instead.
     """
     async with anyio.create_task_group() as background:
         async with anyio.create_task_group() as serving:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import threading
 import time
@@ -10,7 +9,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -33,11 +31,10 @@ from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
 from ..errors import SplitArrowError, status_name
 from ..protocol.trace_context import TraceContext, parse_headers
+from .addresses import parse_peer
 from .logs import bind_trace, get_logger
 from .report import package_version
 from .streams import Outcome, RunningStream
-
-_GRPC_SCHEMES = ("ipv4:", "ipv6:")
 
 
 class _BoundSpan:
@@ -49,9 +46,9 @@ class _BoundSpan:
         self._context = set_span_in_context(span, Context())
         self.error: str | None = None
         """What failed, as the name of a status or of an exception."""
-        address = _parse_address(peer)
+        address = parse_peer(peer)
         if address is not None:
-            span.set_attribute("client.address", address)
+            span.set_attribute("client.address", str(address))
 
     def __enter__(self) -> Self:
         bind_trace(format_trace_id(self._span.get_span_context().trace_id))
@@ -140,23 +137,6 @@ class StreamSpan(_BoundSpan):
             self._tracer.start_span(name, self._context, start_time=start).end(max(start, end))
 
 
-def _parse_address(peer: str) -> str | None:
-    """Return the IP address of a peer, or None if it has none: it is then on this host.
-
-    Examples
-    --------
-    >>> _parse_address("ipv6:%5B::1%5D:1234"), _parse_address("10.0.0.7:80")
-    ('::1', '10.0.0.7')
-    """
-    for scheme in _GRPC_SCHEMES:
-        peer = peer.removeprefix(scheme)
-    host = unquote(peer).rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-
-
 FLUSH_SECONDS = 5.0
 """The longest time in which a server that ends waits for the collector."""
 
@@ -169,8 +149,7 @@ class Tracer:
     The standard variables of OpenTelemetry apply: ``OTEL_SERVICE_NAME``,
     ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_TRACES_SAMPLER``, ``OTEL_EXPORTER_OTLP_HEADERS``,
     ``OTEL_BSP_…`` and so on. By default a trace is recorded unless its caller does not record it.
-
-    `url`: None lets the exporter read the variables.
+    Without a URL, the exporter reads it from the variables.
     """
 
     def __init__(self, url: str | None, process: str) -> None:

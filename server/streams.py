@@ -22,7 +22,7 @@ from anyio import CapacityLimiter
 from ..errors import ExhaustedError
 from ..protocol.request import Request
 from .metrics import LabelCap, Labelled, Metrics
-from .usage import LocalUsage, Usage
+from .usage import Usage
 
 
 class ReaderWaits:
@@ -178,7 +178,7 @@ class StreamRegistry:
         self._metrics = metrics
         self._labels = LabelCap(MAX_DATASETS)
         self._max_per_principal = max_per_principal
-        self._usage = LocalUsage() if usage is None else usage
+        self._usage = Usage() if usage is None else usage
         self._streams: dict[int, RunningStream] = {}
         metrics.add_collector(self._collect)
 
@@ -192,9 +192,7 @@ class StreamRegistry:
         cancel: Callable[[], None],
         signed_ticket: bytes | None = None,
     ) -> RunningStream:
-        """Register a stream; see `RunningStream` for the parameters.
-
-        `signed_ticket` is None for an unsigned ticket. The registry keeps its digest only.
+        """Register a stream; see `RunningStream`. It keeps only the digest of a signed ticket.
 
         Raises `ExhaustedError` if the principal of a signed ticket reads too many streams.
         """
@@ -258,10 +256,7 @@ class StreamRegistry:
         return iter(list(self._streams.values()))
 
     def cancel(self, number: int, principal: str | None) -> bool:
-        """Cancel a stream, and return whether it exists.
-
-        `principal` is the principal that must own it. None accepts any.
-        """
+        """Cancel a stream, and return whether it exists and belongs to the principal, if given."""
         stream = self._streams.get(number)
         if stream is None or principal not in (None, stream.principal):
             return False

@@ -33,8 +33,6 @@ def check_endpoint(settings: Settings) -> str | None:
     """Return the URL that spans go to by the settings; None if they name none.
 
     As for OpenTelemetry's own variable, ``/v1/traces`` is added to the path.
-
-    Raises `ConfigError` if the setting is not the URL of a collector.
     """
     text = settings.otlp
     if text is None:
@@ -62,8 +60,6 @@ def find_endpoint(settings: Settings) -> tuple[Endpoint | None, str | None]:
 
     Without the setting, the variables of OpenTelemetry decide. They often apply to all programs of
     a host, so what this server cannot do is no error.
-
-    Raises `ConfigError`: See `check_endpoint`.
     """
     url = check_endpoint(settings)
     if _variable("OTEL_SDK_DISABLED").lower() == "true":
@@ -93,11 +89,7 @@ else:
 
 
 def open_tracer(settings: Settings, process: str) -> Tracer | None:
-    """Return the tracer of a process; None if the server records no traces.
-
-    Raises `ConfigError` if the setting is not the URL of a collector. Raises `MissingExtraError` if
-    the setting is given and the extra ``otel`` is not installed.
-    """
+    """Return the tracer of a process; None if the server records no traces."""
     endpoint, reason = find_endpoint(settings)
     if reason is not None:
         get_logger("daemon").warning("no traces are recorded", reason=reason)

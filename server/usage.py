@@ -1,84 +1,39 @@
 """What a process of a server uses of the limits that all of its processes share.
 
-`SharedUsage` keeps the numbers in memory that the processes share. `LocalUsage` is for a server
-with one process.
+`Usage` is for a server with one process. `SharedUsage` keeps the numbers in memory that the
+processes share.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import threading
-from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import count
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 
-class Counts(Protocol):
+class KeyedCounter:
     """Numbers of things in use, by a key: the streams of a principal, for example."""
 
-    def take(self, key: str, limit: float) -> bool:
-        """Count one more, and return whether it is within a limit. If not, it is not counted."""
-        ...
-
-    def release(self, key: str) -> None:
-        """Count one less."""
-        ...
-
-
-class Usage(Protocol):
-    """What a process uses, beside the other processes of the server if it has any."""
-
-    @property
-    def processes(self) -> int:
-        """The number of processes of the server. They divide its memory for caches."""
-        ...
-
-    @property
-    def streams(self) -> Counts:
-        """The streams with signed tickets, by principal."""
-        ...
-
-    @property
-    def addresses(self) -> Counts:
-        """The connections of readers, by address."""
-        ...
-
-    def make_number(self) -> int:
-        """Return the number of a new stream, which no other process of the server uses."""
-        ...
-
-    def set_load(self, connections: int | None) -> None:
-        """Let the other processes know how many connections this one serves; None: no new ones."""
-        ...
-
-    @property
-    def is_busier(self) -> bool:
-        """Whether another process that accepts connections serves fewer of them."""
-        ...
-
-
-class LocalCounts:
-    """The counts of a server with one process; see `Counts`."""
-
     def __init__(self) -> None:
-        self._counts = Counter[str]()
+        self._counts: dict[str, int] = {}
 
-    def take(self, key: str, limit: float) -> bool:
-        """Count one more; see `Counts.take`."""
-        if self._counts[key] >= limit:
-            if not self._counts[key]:
-                del self._counts[key]
+    def take(self, key: str, limit: float = math.inf) -> bool:
+        """Count one more, and return whether it is within a limit. If not, it is not counted."""
+        count = self._counts.get(key, 0)
+        if count >= limit:
             return False
-        self._counts[key] += 1
+        self._counts[key] = count + 1
         return True
 
     def release(self, key: str) -> None:
@@ -87,24 +42,38 @@ class LocalCounts:
         if not self._counts[key]:
             del self._counts[key]
 
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of what is in use."""
+        return iter(self._counts)
 
-class LocalUsage:
-    """The usage of a server with one process; see `Usage`."""
+    def __contains__(self, key: str) -> bool:
+        return key in self._counts
 
-    is_busier = False
-    processes = 1
+
+class Usage:
+    """What the only process of a server uses of its limits."""
+
+    processes: int = 1
+    """The number of processes of the server. They divide its memory for caches."""
 
     def __init__(self) -> None:
-        self.streams = LocalCounts()
-        self.addresses = LocalCounts()
+        self.streams: KeyedCounter | SharedCounter = KeyedCounter()
+        """The streams with signed tickets, by principal."""
+        self.addresses: KeyedCounter | SharedCounter = KeyedCounter()
+        """The connections of readers, by address."""
         self._numbers = count(1)
 
     def make_number(self) -> int:
-        """Return the number of a new stream."""
+        """Return the number of a new stream, which no other process of the server uses."""
         return next(self._numbers)
 
     def set_load(self, connections: int | None) -> None:
-        """Do nothing: there is no other process."""
+        """Let the other processes know how many connections this one serves; None: no new ones."""
+
+    @property
+    def is_busier(self) -> bool:
+        """Whether another process that accepts connections serves fewer of them."""
+        return False
 
 
 _BUCKET_ROWS = 64
@@ -117,10 +86,8 @@ class UsageTable:
     """The usage of all processes of a server, in an anonymous memory file.
 
     The kernel allocates only the pages that were written. A process that dies at any point leaves
-    the table consistent; `clear` then removes what it used.
-
-    `processes`: an index below it identifies one. `capacity`: the table can be full a little
-    earlier, when one of its buckets is.
+    the table consistent; `clear` then removes what it used. The table can be full a little before
+    its `capacity`, when one of its buckets is.
 
     Notes
     -----
@@ -157,7 +124,7 @@ class UsageTable:
             return int(self._header["number"][0])
 
     def take(self, key: bytes, process: int, limit: float) -> bool:
-        """Count one more for a key; see `Counts.take`. A full table refuses."""
+        """Count one more for a key; see `KeyedCounter.take`. A full table refuses."""
         digest = _hash(key)
         with self._locked():
             rows = self._find_bucket(digest)
@@ -217,8 +184,8 @@ class UsageTable:
         return _unpickle, (self.processes, self._capacity, DupFd(self._descriptor))
 
 
-class SharedCounts:
-    """The counts of one kind, as one process uses them; see `Counts`."""
+class SharedCounter:
+    """The numbers of one kind, as one process counts them in the table; see `KeyedCounter`."""
 
     def __init__(self, table: UsageTable, kind: bytes, process: int) -> None:
         self._table = table
@@ -226,7 +193,7 @@ class SharedCounts:
         self._process = process
 
     def take(self, key: str, limit: float) -> bool:
-        """Count one more; see `Counts.take`."""
+        """Count one more; see `KeyedCounter.take`."""
         return self._table.take(self._kind + key.encode(), self._process, limit)
 
     def release(self, key: str) -> None:
@@ -234,18 +201,15 @@ class SharedCounts:
         self._table.release(self._kind + key.encode(), self._process)
 
 
-class SharedUsage:
-    """The usage of one of several processes; see `Usage`.
-
-    `process`: That of the parent is 0: it shares no listener with the others.
-    """
+class SharedUsage(Usage):
+    """What one of several processes uses. The parent has the number 0, and shares no listener."""
 
     def __init__(self, table: UsageTable, process: int) -> None:
         self._table = table
         self._process = process
         self.processes = table.processes
-        self.streams = SharedCounts(table, b"stream ", process)
-        self.addresses = SharedCounts(table, b"address ", process)
+        self.streams = SharedCounter(table, b"stream ", process)
+        self.addresses = SharedCounter(table, b"address ", process)
 
     def make_number(self) -> int:
         """Return the number of a new stream."""

@@ -170,7 +170,6 @@ class WorkerStart:
     number: int
     """The number of the worker, from 1."""
     settings: Settings
-    """The settings of the worker."""
     datasets: Mapping[str, str]
     """The datasets beside those of the settings, and the paths of their data."""
     sockets: Mapping[str, socket]
@@ -184,8 +183,8 @@ class WorkerStart:
 def run_worker(start: WorkerStart, parent: Connection) -> None:
     """Run a daemon in this worker process.
 
-    `parent`: the worker writes `READY` to it once it is ready, responds to the requests that it
-    receives from it, and ends when the parent is gone and its running streams have been sent.
+    It sends `READY` to its parent once it is ready, and responds to the parent's requests. It ends
+    when the parent is gone and its running streams have been sent.
     """
     # A terminal sends SIGINT and SIGHUP to all processes of the group. The parent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

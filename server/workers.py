@@ -6,7 +6,6 @@ daemon of the parent.
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import signal
@@ -29,7 +28,7 @@ from .config.settings import listener_uri
 from .daemon import Daemon
 from .logs import get_logger
 from .metrics import MetricType, Sample, merge_samples
-from .report import MAIN, DaemonReporter, ProcessReport, responds
+from .report import MAIN, ProcessReport
 from .usage import UsageTable
 from .worker_process import (
     RESPONSE_SECONDS,
@@ -57,10 +56,7 @@ _DATASET_SECONDS = 10.0
 
 
 def bind_shared_sockets(settings: Settings) -> dict[str, socket]:
-    """Bind a socket for each listener that processes can share, for all workers to accept on.
-
-    Raises `ConfigError` if an address cannot be bound, or no transport can share a socket.
-    """
+    """Bind a socket for each listener that processes can share, for all workers to accept on."""
     shared = [
         text for text in settings.listen if find_transport(listener_uri(text)).traits.shares_socket
     ]
@@ -85,16 +81,10 @@ class WorkerPool:
 
     The daemon of this process has the control plane, the uploads, and the listeners that processes
     cannot share. The pool makes the changes of its catalog at the workers too.
-
-    Attributes
-    ----------
-    loop : AbstractEventLoop
-        The event loop. It exists once the pool runs.
     """
 
     def __init__(self, daemon: Daemon, sockets: Mapping[str, socket], usage: UsageTable) -> None:
         self._daemon = daemon
-        self._main = DaemonReporter(daemon)
         self._sockets = dict(sockets)
         self._usage = usage
         self._settings = settings_of_worker(daemon.settings, tuple(sockets))
@@ -111,7 +101,6 @@ class WorkerPool:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Start the workers. Return when they have ended after `drain`."""
-        self.loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as background:
             async with anyio.create_task_group() as keepers:
                 for number in range(1, self._settings.workers + 1):
@@ -137,7 +126,7 @@ class WorkerPool:
 
         A worker that does not respond in time is replaced.
 
-        Raises `RemoteError`: With the code UNAVAILABLE, if a worker cannot serve a dataset. The
+        Raises `RemoteError` with the code UNAVAILABLE if a worker cannot serve a dataset. The
         others then do not serve it either.
         """
         paths = {name: os.fspath(source) for name, source in sources.items()}
@@ -184,7 +173,7 @@ class WorkerPool:
 
     def responds(self) -> bool:
         """Return whether the event loop of this process runs."""
-        return responds(self.loop)
+        return self._daemon.responds()
 
     def reports(self, *, streams: bool = False) -> list[ProcessReport]:
         """Return the reports of this process and of the workers that respond; see `Reporter`.
@@ -204,14 +193,14 @@ class WorkerPool:
     def cancel(self, process: str, number: int, owner: str | None) -> bool:
         """Cancel a stream of a process, and return whether it exists."""
         links = [link for link in list(self._workers.values()) if link.name == process]
-        return self._main.cancel(process, number, owner) or any(
+        return self._daemon.cancel(process, number, owner) or any(
             _ask_all(links, CancelRequest(number, owner))
         )
 
     def cancel_number(self, number: int, owner: str | None) -> bool:
         """Cancel a stream of any process, and return whether it exists."""
         links = list(self._workers.values())
-        return self._main.cancel_number(number, owner) or any(
+        return self._daemon.cancel_number(number, owner) or any(
             _ask_all(links, CancelRequest(number, owner))
         )
 
@@ -219,7 +208,7 @@ class WorkerPool:
         """Cancel a principal's streams of one signed ticket, and return whether there are any."""
         links = list(self._workers.values())
         found = _ask_all(links, CancelTicketRequest(ticket, principal))
-        return self._main.cancel_ticket(ticket, principal) or any(found)
+        return self._daemon.cancel_ticket(ticket, principal) or any(found)
 
     # The end
 

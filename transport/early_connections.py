@@ -11,9 +11,7 @@ import socket
 from collections.abc import Generator
 
 from ..errors import ConnectError, UriError
-from ..protocol.uri import DataUri
-
-DEFAULT_PORT = 8816
+from ..protocol.uri import TCP_PORT, DataUri
 
 _early: dict[tuple[str, int], socket.socket] = {}
 
@@ -52,4 +50,4 @@ def connected_early(uri: DataUri, timeout: float) -> Generator[None]:
 
 
 def _address_of(uri: DataUri) -> tuple[str, int]:
-    return uri.host, DEFAULT_PORT if uri.port is None else uri.port
+    return uri.host, TCP_PORT if uri.port is None else uri.port

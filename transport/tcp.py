@@ -8,9 +8,9 @@ import socket
 
 from ..errors import ConfigError, ConnectError, UriError
 from ..protocol.limits import Limits
-from ..protocol.uri import DataUri, Streams
+from ..protocol.uri import TCP_PORT, DataUri, Streams
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
-from .early_connections import DEFAULT_PORT, open_socket
+from .early_connections import open_socket
 from .socket_channel import RESET, SocketChannel
 
 _BACKLOG = 1024
@@ -134,7 +134,7 @@ class TcpListener:
 def bind_socket(uri: DataUri) -> socket.socket:
     """Return a socket that listens at the address of a URI; raise `ConfigError` if it cannot."""
     host = uri.host or "127.0.0.1"
-    port = DEFAULT_PORT if uri.port is None else uri.port
+    port = TCP_PORT if uri.port is None else uri.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -180,7 +180,7 @@ class TcpTransport:
     """The scheme ``tcp``."""
 
     scheme = "tcp"
-    traits = Traits(default_port=DEFAULT_PORT, shares_socket=True, location_rank=30)
+    traits = Traits(default_port=TCP_PORT, shares_socket=True, location_rank=30)
 
     def listen(self, uri: DataUri, options: ListenOptions) -> TcpListener:
         """Bind an address; see `Transport.listen` and `TcpListener`."""

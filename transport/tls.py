@@ -24,13 +24,12 @@ from ..errors import (
 from ..protocol.frames import IncomingFrame
 from ..protocol.limits import Limits
 from ..protocol.memory import DEFAULT_ALLOCATOR, Allocator
-from ..protocol.uri import DataUri
+from ..protocol.uri import TCP_PORT, DataUri
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from .framing import PREFACE
 from .memory.files import FileSpan
 from .socket_channel import MAX_RECEIVE_BYTES, TURN_BYTES, SocketChannel
 from .tcp import (
-    DEFAULT_PORT,
     SERVER_STAGING,
     TcpListener,
     check_address,
@@ -417,7 +416,7 @@ class TlsTransport:
     """The scheme ``tcp+tls``."""
 
     scheme = SCHEME
-    traits = Traits(default_port=DEFAULT_PORT, encrypted=True, shares_socket=True, location_rank=20)
+    traits = Traits(default_port=TCP_PORT, encrypted=True, shares_socket=True, location_rank=20)
 
     def listen(self, uri: DataUri, options: ListenOptions) -> TlsListener:
         """Bind an address; see `Transport.listen` and `TlsListener`."""

@@ -24,7 +24,7 @@ from ...client.dataset.requests import pin_version
 from ...client.rpc.info import DatasetInfo, Endpoint
 from ...errors import DatasetError, SplitArrowError, UsageError
 from ...protocol.request import Request
-from ...protocol.uri import DataUri, Streams
+from ...protocol.uri import TCP_PORT, DataUri, Streams
 from ...publication.layout import format_shard_name
 from ...publication.manifest import ShardEntry
 from ...publication.storage import is_object_url
@@ -83,7 +83,6 @@ def _read_manifests(store: VersionStore, versions: set[str]) -> dict[str, ShardE
 
 
 _TRANSPORTS = ("tcp", "tcp+tls")
-_DEFAULT_PORT = 8816
 _MEMORY_LIMIT = 1 << 30
 """The default of the option ``memory_limit``, in bytes."""
 
@@ -298,7 +297,7 @@ def _addresses(endpoint: Endpoint, dataset: RemoteDataset) -> Iterator[dict[str,
         if uri.stream is Streams.BOTH and uri.want_data is not None:
             yield {
                 "host": uri.host,
-                "port": uri.port or _DEFAULT_PORT,
+                "port": uri.port or TCP_PORT,
                 "want_data": str(uri.want_data),
                 "keep_alive": None if uri.keep_alive is None else str(uri.keep_alive),
                 "tls": _encode_tls(dataset.tls) if uri.scheme != "tcp" else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
@@ -18,22 +17,18 @@ from ..config import Settings
 from .jwt import JwtVerifier, open_key_source
 from .principal import ANYONE, Principal, unauthenticated
 from .tickets import TicketClaims, TicketKeys, TicketSigner, is_signed
-from .token_file import TokenFile
+from .token_file import TOKEN, TokenFile
 
 HEADER = "authorization"
 MAX_TOKEN_CHARACTERS = 16 << 10
 """The longest token, in characters."""
-_TOKEN = re.compile(r"[!-~]+")
 
 Headers = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
 """The headers of a call. Names may be in any case."""
 
 
 class Authenticator:
-    """Finds the principal that a token belongs to.
-
-    Raises `ConfigError` if both are missing.
-    """
+    """Finds the principal of a token, in a token file or by the signature of the token's issuer."""
 
     def __init__(
         self, tokens: TokenFile | None = None, jwt_verifier: JwtVerifier | None = None
@@ -51,18 +46,14 @@ class Authenticator:
 
         Fetching an issuer's keys can take seconds: call this on a worker thread.
 
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is missing or invalid. The
+        Raises `DeniedError` with the code UNAUTHENTICATED if the token is missing or invalid. The
         error never quotes the token.
         """
         token, name = _read_token(headers)
         return self._find_principal(token, name)
 
     def exchange_password(self, username: str, password: str) -> str:
-        """Return the bearer token for a user name and password. The password is the token.
-
-        `username` is the principal's name, or an empty string. Raises `DeniedError` as for
-        `authenticate`.
-        """
+        """Return the token for a user name, which may be empty, and a password: the token."""
         self._find_principal(_check_token(password), username)
         return password
 
@@ -124,7 +115,7 @@ def _check_token(token: str) -> str:
         raise unauthenticated(
             f"the token has {len(token)} characters; the limit is {MAX_TOKEN_CHARACTERS}"
         )
-    if not _TOKEN.fullmatch(token):
+    if not TOKEN.fullmatch(token):
         raise unauthenticated("the token must be printable ASCII without spaces")
     return token
 
@@ -149,9 +140,8 @@ class AccessControl:
     tickets for the data that the caller may read. A data listener redeems such a ticket without
     knowing its reader: the ticket proves that its principal may read its request.
 
-    `authenticator`: By default, every caller is `ANYONE`. `signer`: By default, tickets are
-    unsigned: plain text that everybody can write. Raises `ConfigError` if there is an authenticator
-    but no signer.
+    Without an authenticator, every caller is `ANYONE`. Without a signer, tickets are plain text
+    that everybody can write.
     """
 
     def __init__(
@@ -165,11 +155,10 @@ class AccessControl:
 
     @classmethod
     def from_settings(cls, settings: Settings, signer: TicketSigner | None = None) -> AccessControl:
-        """Return the access control for the server's settings.
+        """Return the access control for the server's settings, by default with a new signer.
 
-        `signer`: By default, a new one. Raises `ConfigError` if a file cannot be read, or settings
-        that belong together are incomplete. Raises `MissingExtraError` if the settings require
-        joserfc and it is not installed.
+        Raises `ConfigError` if a file cannot be read, or settings that belong together are
+        incomplete. Raises `MissingExtraError` if joserfc is needed and not installed.
         """
         authenticator = _build_authenticator(settings)
         return cls(authenticator, _build_signer(settings) if signer is None else signer)
@@ -185,20 +174,13 @@ class AccessControl:
         return self.signer is not None
 
     async def authenticate(self, headers: Headers) -> Principal:
-        """Return the principal that sent a call to the control plane.
-
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is missing or invalid.
-        """
+        """Return the principal that sent a call; see `Authenticator.authenticate`."""
         if self._authenticator is None:
             return ANYONE
         return await to_thread.run_sync(self._authenticator.authenticate, headers)
 
     async def exchange_password(self, username: str, password: str) -> str:
-        """Return the bearer token for a user name and password.
-
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if they are wrong or the server
-        requires no token.
-        """
+        """Return the bearer token for a user name and password."""
         if self._authenticator is None:
             raise unauthenticated("this server has no passwords: it requires no token")
         return await to_thread.run_sync(self._authenticator.exchange_password, username, password)
@@ -207,16 +189,14 @@ class AccessControl:
         """Return a ticket for reading a request, signed if readers need that.
 
         The caller must have checked that the principal may read the dataset.
-
-        Raises `InvalidRequestError` if the ticket would be too large.
         """
         return request.ticket() if self.signer is None else self.signer.sign(request, principal)
 
     def redeem_ticket(self, ticket: bytes, stream: Streams) -> TicketClaims:
         """Return the contents of a ticket. A signed ticket is then used up for the stream.
 
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if a signed ticket is invalid, expired
-        or used, or if the ticket is signed and the server uses unsigned ones. Raises
+        Raises `DeniedError` with the code UNAUTHENTICATED if a signed ticket is invalid, expired or
+        used, or if the ticket is signed and the server uses unsigned ones. Raises
         `InvalidRequestError` if an unsigned ticket is malformed. Raises `ExhaustedError` if the
         server cannot remember more used tickets.
         """
@@ -234,10 +214,7 @@ class AccessControl:
         client_certificates: bool = False,
         insecure: bool = False,
     ) -> None:
-        """Raise if other machines could read without a token; see `exposure.check_exposure`.
-
-        Raises `ConfigError`: The error names the unprotected addresses.
-        """
+        """Raise `ConfigError` if other machines could read without a token; see `addresses`."""
         check_exposure(
             listeners,
             control,
@@ -251,8 +228,6 @@ class AccessControl:
         """Read the tokens and keys that settings name, and return a function that applies them.
 
         Whether tokens and signed tickets are required does not change.
-
-        Raises `ConfigError`, `MissingExtraError` as for `from_settings`.
         """
         authenticator = _build_authenticator(settings)
         path = settings.ticket_key_file

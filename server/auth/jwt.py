@@ -34,7 +34,7 @@ class KeySource(Protocol):
     @property
     def refresh_due(self) -> bool:
         """Whether to call `refresh`."""
-        ...
+        return False
 
     def current(self) -> Any:
         """Return the keys, without blocking."""
@@ -42,28 +42,18 @@ class KeySource(Protocol):
 
     def report_unknown_key(self) -> None:
         """Record that a token names a key that is missing, so that a refresh is due earlier."""
-        ...
 
     def refresh(self) -> None:
         """Load the keys again, which can take seconds. After a failure, keep the old ones."""
-        ...
 
 
 def open_key_source(location: str) -> KeySource:
-    """Return the key source for a URL or for the path of a file.
-
-    Raises `ConfigError` if the keys cannot be read or fetched.
-    """
+    """Return the key source for a URL or for the path of a file."""
     return UrlKeys(location) if "://" in location else FileKeys(Path(location))
 
 
-class FileKeys:
-    """The keys of a file. It is read again after a change.
-
-    Raises `ConfigError` if the file cannot be read, or holds no key.
-    """
-
-    refresh_due = False
+class FileKeys(KeySource):
+    """The keys of a file. It is read again after a change."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         def read() -> Any:
@@ -79,21 +69,12 @@ class FileKeys:
         """Return the keys."""
         return self._file.current()
 
-    def report_unknown_key(self) -> None:
-        """Do nothing: `current` notices a change of the file."""
 
-    def refresh(self) -> None:
-        """Do nothing: `current` notices a change of the file."""
-
-
-class UrlKeys:
+class UrlKeys(KeySource):
     """Keys that are fetched from a URL.
 
     A refresh is due when the keys are five minutes old, or ten seconds after the last fetch if a
     token named an unknown key.
-
-    `url`: ``http`` is allowed for this host only. `clock`: returns the time in seconds, from any
-    epoch. Raises `ConfigError` if the URL is refused, or the keys cannot be fetched.
     """
 
     def __init__(
@@ -147,10 +128,7 @@ def _log_failed_reload(reason: str) -> None:
 
 
 def import_joserfc(module: str) -> Any:
-    """Import a module of joserfc.
-
-    Raises `MissingExtraError` if joserfc is not installed.
-    """
+    """Import a module of joserfc, from the extra ``jwt``."""
     try:
         return import_module(f"joserfc.{module}")
     except ModuleNotFoundError:
@@ -160,11 +138,7 @@ def import_joserfc(module: str) -> Any:
 
 
 def parse_key_set(data: bytes, source: str) -> Any:
-    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out.
-
-    Raises `ConfigError` if the data is malformed, too large, or has no key that can verify a
-    signature.
-    """
+    """Return the public keys of a JSON Web Key Set. Symmetric keys are left out."""
     jwk = import_joserfc("jwk")
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{source}: the JSON Web Key Set has more than {MAX_BYTES} bytes")
@@ -187,10 +161,7 @@ def parse_key_set(data: bytes, source: str) -> Any:
 
 
 def check_url(url: str) -> None:
-    """Raise unless a URL is safe to fetch keys from: ``https``, or on this host.
-
-    Raises `ConfigError` if it is not.
-    """
+    """Raise `ConfigError` unless a URL is safe to fetch keys from: ``https``, or on this host."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -204,11 +175,7 @@ def check_url(url: str) -> None:
 
 
 def fetch_url(url: str) -> bytes:
-    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`.
-
-    Raises `ConfigError` if the server does not answer within five seconds, or answers with an
-    error.
-    """
+    """Return the first bytes of the content of a URL, up to one more than `MAX_BYTES`."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -259,11 +226,8 @@ class JwtVerifier:
     grants, each a list of globs or a string of globs separated by spaces. A missing claim grants
     nothing.
 
-    `audience`: It rejects tokens that the issuer made for other services. `leeway_seconds`: how
-    long a token is accepted after its expiry and before its claims ``nbf`` and ``iat``, in seconds.
-    It allows for clocks that differ. `clock`: returns the time in seconds since 1970. Raises
-    `ConfigError` if the issuer or the audience is empty. Raises `MissingExtraError` if joserfc is
-    not installed.
+    The audience rejects tokens that the issuer made for other services. The leeway, in seconds,
+    allows for clocks that differ: it applies to the expiry and the claims ``nbf`` and ``iat``.
     """
 
     def __init__(
@@ -297,8 +261,7 @@ class JwtVerifier:
     def verify(self, token: str) -> Principal:
         """Return the principal of a token.
 
-        Raises `DeniedError`: With the code UNAUTHENTICATED, if the token is invalid. The error
-        never quotes it.
+        Raises `DeniedError` with the code UNAUTHENTICATED if it is invalid, and never quotes it.
         """
         try:
             claims = self._decode(token, self.keys.current(), algorithms=ALGORITHMS).claims

@@ -65,10 +65,7 @@ class Principal:
         return self.grants.allow(permission, dataset)
 
     def require(self, permission: Permission, dataset: str) -> None:
-        """Raise unless the principal has a permission for a dataset, which need not exist.
-
-        Raises `DeniedError`: With the code PERMISSION_DENIED.
-        """
+        """Raise `DeniedError` unless the principal may use a dataset, which need not exist."""
         if not self.may(permission, dataset):
             raise DeniedError(f"{self.name!r} may not {permission} {dataset!r}", stream=dataset)
 

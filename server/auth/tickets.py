@@ -47,10 +47,9 @@ class ReplayCache:
     """Remembers used tickets until they expire.
 
     The table is an anonymous memory file. The kernel allocates only the pages that were written.
-    A process that dies at any point leaves the table consistent.
-
-    `capacity`: the table can be full a little earlier, when one of its buckets is. It never forgets
-    a ticket that has not expired.
+    A process that dies at any point leaves the table consistent. The table can be full a little
+    before its `capacity`, when one of its buckets is. It never forgets a ticket that has not
+    expired.
 
     Notes
     -----
@@ -73,10 +72,8 @@ class ReplayCache:
     def add(self, nonce: bytes, stream: Streams, expires: int, now: float) -> bool:
         """Record the use of a ticket, and return whether this is its first use for the stream.
 
-        `stream`: ``BOTH`` uses the ticket for the metadata and for the body stream. `expires` is
-        the time at which to forget the ticket, in seconds. `now` is the current time on the same
-        clock, in seconds. Raises `ExhaustedError` if the table is full. Raises `UnavailableError`:
-        After `close`.
+        The ticket is forgotten once it expires, in seconds on the clock of `now`. Raises
+        `ExhaustedError` if the table is full, and `UnavailableError` after `close`.
         """
         bits = _STREAM_BITS[stream]
         bucket = int.from_bytes(nonce[:8], "little") % self._buckets
@@ -137,11 +134,8 @@ _MAKE_ONE = "make one with: openssl rand -hex 32"
 class TicketKeys:
     """Signing keys of one server, or of several that accept each other's tickets.
 
-    The first key signs. All keys verify.
-
-    `keys`: By default, one random key. `path`: It is read again after a change; see `read_keys`.
-    `clock`: returns the time in seconds, from any epoch. Raises `ConfigError` if a key is too short
-    or not random, or the file cannot be read.
+    The first key signs. All keys verify. They come from a file, which is read again after a change
+    (see `read_keys`), from the arguments, or there is one random key.
 
     Notes
     -----
@@ -233,7 +227,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 def check_key(key: bytes, source: str) -> None:
     """Raise if a key is too short or has too few distinct bytes to be random.
 
-    Raises `ConfigError`: The error never quotes the key.
+    Raises `ConfigError`, which never quotes the key.
     """
     if len(key) < MIN_KEY_BYTES:
         raise ConfigError(
@@ -290,10 +284,8 @@ class TicketClaims:
 class TicketSigner:
     """Signs tickets, and redeems each of them once.
 
-    `keys`: To rotate keys, add the new key in front, and remove the old one after the lifetime of a
-    ticket. `ttl_seconds` is the lifetime of a ticket, in seconds. A stream that began in time may
-    take longer. `clock`: returns the time in seconds since 1970. Raises `ConfigError` if a key is
-    too short or not random. Raises `UsageError` if `ttl_seconds` is not positive and finite.
+    To rotate keys, add the new key in front, and remove the old one after the lifetime of a ticket,
+    `ttl_seconds`. A stream that began in time may take longer.
 
     Notes
     -----
@@ -333,9 +325,6 @@ class TicketSigner:
         """Return a ticket for reading a request once.
 
         The caller must have checked that the principal may read the dataset.
-
-        Raises `InvalidRequestError` if the ticket would be too large. Raises `UsageError` if the
-        principal's name is too long or not printable.
         """
         if not is_principal_name(principal):
             raise UsageError("the name of a principal must be short printable text")
@@ -356,10 +345,10 @@ class TicketSigner:
     def redeem(self, ticket: bytes, stream: Streams) -> TicketClaims:
         """Verify a ticket and record its use, so that it cannot be used again.
 
-        `stream`: a ticket is good once for each of the two streams. Raises `DeniedError`: With the
-        code UNAUTHENTICATED, if the ticket is forged, altered, signed with another key, expired or
-        used. The error never quotes the ticket. Raises `ExhaustedError` if the replay cache is
-        full. The ticket stays unused.
+        A ticket is good once for each of the two streams. Raises `DeniedError` with the code
+        UNAUTHENTICATED if the ticket is forged, altered, signed with another key, expired or used,
+        and never quotes it. Raises `ExhaustedError` if the replay cache is full; the ticket stays
+        unused.
         """
         values = self._verify(ticket)
         now = self._clock()

@@ -30,7 +30,8 @@ from .principal import Grants, Principal, is_principal_name, parse_globs
 MIN_TOKEN_CHARACTERS = 16
 """The shortest token, in characters."""
 _FIELDS = ("name", "token", "sha256", "datasets", "write")
-_TOKEN = re.compile(r"[!-~]+")
+TOKEN = re.compile(r"[!-~]+")
+"""Printable ASCII without spaces."""
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES = 16 << 20
 
@@ -48,14 +49,7 @@ class TokenEntry:
 
 
 class TokenFile:
-    """The tokens of a file. It is read again after a change.
-
-    Only digests are kept in memory, never a token.
-
-    `path`: the docstring of the module shows its format. `clock`: returns the time in seconds, from
-    any epoch. Raises `ConfigError` if the file cannot be read or is malformed. The error never
-    quotes a value.
-    """
+    """The tokens of a file, which is read again after a change. Memory has only their digests."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -99,10 +93,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 
 
 def parse_tokens(values: dict[str, Any], path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries of the contents of a token file.
-
-    Raises `ConfigError` if they are malformed. The error names the file, and never quotes a value.
-    """
+    """Return the entries of the contents of a token file."""
     items = values.get("tokens")
     if set(values) != {"tokens"} or not isinstance(items, list) or not items:
         raise ConfigError(f"{path}: a token file has one or more [[tokens]] and nothing else")
@@ -166,7 +157,7 @@ def _read_digest(item: dict[str, Any], source: str) -> bytes:
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise ConfigError(f"{source}: sha256 must have 64 hexadecimal digits")
         return bytes.fromhex(sha256)
-    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+    if not isinstance(token, str) or not TOKEN.fullmatch(token):
         raise ConfigError(f"{source}: the token must be printable ASCII without spaces")
     if len(token) < MIN_TOKEN_CHARACTERS:
         raise ConfigError(
@@ -184,10 +175,9 @@ def add_token(path: Path, name: str, datasets: Sequence[str], write: Sequence[st
     """Create a random token, and add its digest to a token file.
 
     The file is replaced at once, with the permissions and the owner that it had. A new file is
-    readable only by the user of this process.
+    readable only by the user of this process. Tokens may share a name. A token without datasets
+    can only ask for metrics and the state of the server.
 
-    `path`: It is created if it does not exist. `name`: Other tokens may have the same name.
-    `datasets`, `write`: Without any, it can only ask for metrics and the state of the server.
     Raises `UsageError` if the name or a glob is invalid. Raises `ConfigError` if the file is not a
     valid token file. Raises `OSError` if it cannot be written.
     """

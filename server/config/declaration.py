@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge
@@ -17,6 +18,8 @@ from pydantic_settings import BaseSettings
 from ...formats.text import format_size, parse_size
 
 ENVIRONMENT_PREFIX = "SPLITARROW_"
+_KEY = "setting"
+_METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", Path: "FILE"}
 
 
 def _size(value: Any) -> Any:
@@ -58,21 +61,34 @@ class Reload(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The documentation of a field of `Settings`. Annotate the field's type with it."""
+    """What `setting` declares of a field besides its type, default and description."""
 
-    help: str
-    """The description: plain text, with code in backticks."""
     group: Group
-    metavar: str = ""
-    """The value's name in help, which also shows its unit; empty for flags and choices."""
-    default: str | None = None
+    metavar: str
+    """The value's name in help, which also shows its unit; empty if it follows from the type."""
+    shown: str | None
     """The default in words, if the value itself does not show it."""
-    negatable: bool = False
+    negatable: bool
     """Whether a flag has the opposite ``--no-…`` too."""
-    reload: Reload = Reload.RESTART
-    """When a running daemon applies a change."""
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...]
     """The settings of which at least one must be set. Otherwise this setting has no effect."""
+    reload: Reload
+    """When a running daemon applies a change."""
+
+
+def setting(
+    default: Any,
+    group: Group,
+    *,
+    metavar: str = "",
+    shown: str | None = None,
+    negatable: bool = False,
+    needs: tuple[str, ...] = (),
+    reload: Reload = Reload.RESTART,
+) -> Any:
+    """Return a field of `Settings`; see `Setting`. The field's docstring is its description."""
+    declared: Any = Setting(group, metavar, shown, negatable, needs, reload)
+    return Field(default, json_schema_extra={_KEY: declared})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +97,9 @@ class Declaration:
 
     name: str
     """The field's name, which is also its TOML key."""
+    help: str
+    """The description: plain text, with code in backticks."""
     setting: Setting
-    """Its documentation."""
     type: Any
     """The type of a value, without None: ``bool``, ``int``, ``float``, ``str``, ``Path``, a
     ``Literal``, ``tuple`` or ``dict``. It is ``str`` for a size."""
@@ -91,7 +108,13 @@ class Declaration:
     minimum: float | None
     """The least value, if there is one that is itself allowed."""
     default: Any
-    """The default value."""
+
+    @property
+    def metavar(self) -> str:
+        """The value's name in help; empty for flags and choices."""
+        if self.is_size:
+            return "SIZE"
+        return self.setting.metavar or _METAVARS.get(self.type, "")
 
     @property
     def flag(self) -> str:
@@ -121,8 +144,8 @@ class Declaration:
     @property
     def default_text(self) -> str | None:
         """The default as text; None if there is nothing to show."""
-        if self.setting.default is not None or self.default is None or self.is_flag:
-            return self.setting.default
+        if self.setting.shown is not None or self.default is None or self.is_flag:
+            return self.setting.shown
         if self.is_size:
             return format_size(self.default)
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -142,27 +165,24 @@ def nearest(name: str, *known: str) -> str | None:
 def declarations(model: type[BaseSettings]) -> Iterator[Declaration]:
     """Yield the declaration of each field of a settings model.
 
-    Raises `TypeError` if a field has no `Setting`.
+    Raises `TypeError` if a field is not declared with `setting`.
     """
     for name, field in model.model_fields.items():
-        yield _declaration(name, field)
-
-
-def _declaration(name: str, field: FieldInfo) -> Declaration:
-    kind, metadata = _unwrap(field.annotation, field.metadata)
-    setting = next((one for one in metadata if isinstance(one, Setting)), None)
-    if setting is None:
-        raise TypeError(f"the setting {name} is not annotated with a Setting")
-    is_size = any(isinstance(one, BeforeValidator) for one in metadata)
-    minimum = next((one.ge for one in metadata if isinstance(one, Ge)), None)
-    return Declaration(
-        name=name,
-        setting=setting,
-        type=str if is_size else kind,
-        is_size=is_size,
-        minimum=None if is_size else minimum,  # pyright: ignore[reportArgumentType]
-        default=field.default,
-    )
+        extra: Any = field.json_schema_extra or {}
+        if _KEY not in extra:
+            raise TypeError(f"{name} is not declared with setting()")
+        kind, metadata = _unwrap(field.annotation, field.metadata)
+        is_size = any(isinstance(one, BeforeValidator) for one in metadata)
+        minimum: Any = next((one.ge for one in metadata if isinstance(one, Ge)), None)
+        yield Declaration(
+            name=name,
+            help=" ".join((field.description or "").split()),
+            setting=extra[_KEY],
+            type=str if is_size else kind,
+            is_size=is_size,
+            minimum=None if is_size else minimum,
+            default=field.default,
+        )
 
 
 def _unwrap(annotation: Any, metadata: list[Any]) -> tuple[Any, list[Any]]:

@@ -21,8 +21,8 @@ from pydantic_settings import (
 
 from ...errors import UriError
 from ...protocol.tags import FREE_DATA, KEEP_ALIVE, TRACE, WANT_DATA, is_request_tag
-from ...protocol.uri import DataUri
-from ...transport.registry import find_transport
+from ...protocol.uri import TCP_PORT, DataUri
+from ...transport.tls_options import TlsServerOptions
 from .declaration import (
     ENVIRONMENT_PREFIX,
     Count,
@@ -30,9 +30,9 @@ from .declaration import (
     PositiveSeconds,
     Reload,
     Seconds,
-    Setting,
     Size,
     SizeOrZero,
+    setting,
 )
 
 _DEFAULT_TAGS = (
@@ -46,9 +46,12 @@ _DEFAULT_TAGS = (
 def listener_uri(text: str, *, traced: bool = False) -> DataUri:
     """Return the URI of a listener for readers, with its tags filled in.
 
-    `traced`: Only then does the URI invite readers to send theirs. Raises `UriError` if the URI is
-    malformed, has an unknown scheme or a ticket, or has a tag that could be a body's tag.
+    If it is `traced`, the URI has the tag with which readers send the identifier of their trace.
+    Raises `UriError` if the URI is malformed, has an unknown scheme or a ticket, or has a tag that
+    could be a body's tag.
     """
+    from ...transport.registry import find_transport  # the help needs no transports
+
     uri = DataUri.parse(text)
     is_used = {"free_data": find_transport(uri).traits.leases_memory, "trace": traced}
     if uri.ticket is not None:
@@ -63,217 +66,217 @@ def listener_uri(text: str, *, traced: bool = False) -> DataUri:
     return uri.replace(**tags)
 
 
-DEFAULT_LISTEN = ("tcp://127.0.0.1:8816", "shm://")
+DEFAULT_LISTEN = (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
 """The default listeners. A server leaves ``shm://`` out if this host cannot share memory."""
 
 
-class ServiceSettings(BaseSettings):
-    """The datasets, the listeners, the control plane and the form of the data."""
+class Settings(BaseSettings):
+    """The settings of a server. They are valid once built.
 
-    datasets: Annotated[
-        dict[str, str],
-        Setting(
-            "What to serve: a name, and the path or URL of a file, a folder, a pattern such as "
-            "`'trips/*.parquet'`, a prefix in an object store, or a published dataset. Without "
-            "`NAME=`, the name is the file's name without its suffix.",
-            Group.GENERAL,
-            metavar="NAME=PATH",
-            default="none",
-            reload=Reload.RELOAD,
-        ),
-    ] = {}
-    listen: Annotated[
-        tuple[str, ...],
-        Setting(
-            "A URI to listen on for readers; may be given several times. Port 0 selects a free "
-            "port. `?stream=metadata` or `?stream=body` serves one of the two streams. "
-            "`shm:///PATH` is a Unix socket for readers on this host, which map the data.",
-            Group.GENERAL,
-            metavar="URI",
-            default=f"{DEFAULT_LISTEN[0]}, and shared memory for readers on this host",
-        ),
-    ] = DEFAULT_LISTEN
-    control: Annotated[
-        str | None,
-        Setting(
-            "The URI of the control plane, an Arrow Flight service: "
-            "`grpc://127.0.0.1:8815`, or `grpc+tls://…` with TLS.",
-            Group.GENERAL,
-            metavar="URI",
-            default="no control plane",
-        ),
-    ] = None
-    http: Annotated[
-        str | None,
-        Setting(
-            "The URI of the HTTP listener for metrics, health checks and the status page: "
-            "`http://127.0.0.1:9816`, or `https://…` with TLS.",
-            Group.GENERAL,
-            metavar="URI",
-            default="no HTTP listener",
-        ),
-    ] = None
-    otlp: Annotated[
-        str | None,
-        Setting(
-            "The URL of an OpenTelemetry collector, which gets traces by OTLP over HTTP: "
-            "`http://127.0.0.1:4318`. `OTEL_…` variables have further options.",
-            Group.GENERAL,
-            metavar="URL",
-            default="that of `OTEL_EXPORTER_OTLP_ENDPOINT`; without it, no traces",
-        ),
-    ] = None
-    ready_file: Annotated[
-        Path | None,
-        Setting(
-            "A file for one JSON object with the URI of every dataset. The server writes it once "
-            "every listener is bound.",
-            Group.GENERAL,
-            metavar="FILE",
-        ),
-    ] = None
-    workers: Annotated[
-        Count,
-        Setting(
-            "The number of processes that serve the readers of `tcp` and `tcp+tls`. If there are "
-            "several, the one that was started serves the control plane and all other readers.",
-            Group.GENERAL,
-            metavar="N",
-        ),
-    ] = 1
-    drain_seconds: Annotated[
-        Seconds,
-        Setting(
-            "The time that running streams get to finish after SIGTERM or Ctrl-C, in seconds. A "
-            "second signal cuts them.",
-            Group.GENERAL,
-            metavar="SECONDS",
-            reload=Reload.RELOAD,
-        ),
-    ] = 30.0
-    http_hosts: Annotated[
-        tuple[str, ...],
-        Setting(
-            "A further host name by which clients may address the HTTP listener, besides this "
-            "host's own names and all addresses; may be given several times. A server that "
-            "requires tokens accepts all names.",
-            Group.GENERAL,
-            metavar="NAME",
-            default="none",
-            needs=("http",),
-        ),
-    ] = ()
+    `load_settings` builds them from arguments, variables and a TOML file. In a subclass, the
+    configuration key ``toml_file`` names the file. The docstring of a field is its description in
+    the help of the command line and in the documentation: plain text, with code in backticks.
+    """
 
-    advertise: Annotated[
-        str | None,
-        Setting(
-            "The host in the locations that the control plane returns, if readers reach this "
-            "host by another name.",
-            Group.CONTROL,
-            metavar="HOST",
-            needs=("control",),
-        ),
-    ] = None
-    writable: Annotated[
-        Path | None,
-        Setting(
-            "A folder for uploads, created if it is missing. Without it, the server accepts none.",
-            Group.CONTROL,
-            metavar="FOLDER",
-            needs=("control",),
-        ),
-    ] = None
-    writable_bytes: Annotated[
-        Size | None,
-        Setting(
-            "The total size of all uploads, as in 100GiB.",
-            Group.CONTROL,
-            metavar="SIZE",
-            default="limited by the disk only",
-            needs=("writable",),
-        ),
-    ] = None
-    upload_bytes: Annotated[
-        Size | None,
-        Setting(
-            "The largest size of one upload, as in 10GiB.",
-            Group.CONTROL,
-            metavar="SIZE",
-            default="the total",
-            needs=("writable",),
-        ),
-    ] = None
-    reflection: Annotated[
-        bool,
-        Setting(
-            "Let gRPC tools list the services of the control plane.",
-            Group.CONTROL,
-            negatable=True,
-            needs=("control",),
-        ),
-    ] = False
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
 
-    compression: Annotated[
-        Literal["none", "lz4", "zstd", "auto"] | None,
-        Setting(
-            "The compression of bodies, unless the reader requests another. With `auto`, bodies "
-            "over TCP, TLS and UCX are compressed while that is faster on the link.",
-            Group.DATA,
-            default="unchanged",
-        ),
-    ] = None
-    batch_rows: Annotated[
-        Count | None,
-        Setting(
-            "The largest number of rows in a record batch.",
-            Group.DATA,
-            metavar="ROWS",
-            default="unchanged",
-        ),
-    ] = None
-    allow_writers: Annotated[
-        bool,
-        Setting(
-            "Serve files that another process has open for writing. A reader may then get a "
-            "mixture of two states of a file.",
-            Group.DATA,
-        ),
-    ] = False
+    datasets: dict[str, str] = setting(
+        {}, Group.GENERAL, metavar="NAME=PATH", shown="none", reload=Reload.RELOAD
+    )
+    """What to serve: a name, and the path or URL of a file, a folder, a pattern such as
+    `'trips/*.parquet'`, a prefix in an object store, or a published dataset. Without `NAME=`,
+    the name is the file's name without its suffix."""
+    listen: tuple[str, ...] = setting(
+        DEFAULT_LISTEN,
+        Group.GENERAL,
+        metavar="URI",
+        shown=f"{DEFAULT_LISTEN[0]}, and shared memory for readers on this host",
+    )
+    """A URI to listen on for readers; may be given several times. Port 0 selects a free port.
+    `?stream=metadata` or `?stream=body` serves one of the two streams. `shm:///PATH` is a Unix
+    socket for readers on this host, which map the data."""
+    control: str | None = setting(None, Group.GENERAL, metavar="URI", shown="no control plane")
+    """The URI of the control plane, an Arrow Flight service: `grpc://127.0.0.1:8815`, or
+    `grpc+tls://…` with TLS."""
+    http: str | None = setting(None, Group.GENERAL, metavar="URI", shown="no HTTP listener")
+    """The URI of the HTTP listener for metrics, health checks and the status page:
+    `http://127.0.0.1:9816`, or `https://…` with TLS."""
+    otlp: str | None = setting(
+        None,
+        Group.GENERAL,
+        metavar="URL",
+        shown="that of `OTEL_EXPORTER_OTLP_ENDPOINT`; without it, no traces",
+    )
+    """The URL of an OpenTelemetry collector, which gets traces by OTLP over HTTP:
+    `http://127.0.0.1:4318`. `OTEL_…` variables have further options."""
+    ready_file: Path | None = setting(None, Group.GENERAL)
+    """A file for one JSON object with the URI of every dataset. The server writes it once every
+    listener is bound."""
+    workers: Count = setting(1, Group.GENERAL)
+    """The number of processes that serve the readers of `tcp` and `tcp+tls`. If there are
+    several, the one that was started serves the control plane and all other readers."""
+    drain_seconds: Seconds = setting(30.0, Group.GENERAL, reload=Reload.RELOAD)
+    """The time that running streams get to finish after SIGTERM or Ctrl-C, in seconds. A second
+    signal cuts them."""
+    http_hosts: tuple[str, ...] = setting(
+        (), Group.GENERAL, metavar="NAME", shown="none", needs=("http",)
+    )
+    """A further host name by which clients may address the HTTP listener, besides this host's
+    own names and all addresses; may be given several times. A server that requires tokens
+    accepts all names."""
 
-    keep_versions: Annotated[
-        Count | None,
-        Setting(
-            "The number of versions of a dataset to keep. Once no reader uses an older version, "
-            "the server removes it, and the shards that no other version lists.",
-            Group.PUBLISHED,
-            metavar="N",
-            default="all",
-        ),
-    ] = None
-    poll_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The time between two checks for new versions in object stores and for old versions "
-            "to remove, in seconds.",
-            Group.PUBLISHED,
-            metavar="SECONDS",
-        ),
-    ] = 10.0
-    object_cache: Annotated[
-        Path | None,
-        Setting(
-            "A folder for copies of shards from object stores.",
-            Group.PUBLISHED,
-            metavar="FOLDER",
-            default="splitarrow/objects in the user's cache folder",
-        ),
-    ] = None
-    object_cache_bytes: Annotated[
-        Size,
-        Setting(
-            "The largest size of the object cache, as in 100GiB.", Group.PUBLISHED, metavar="SIZE"
-        ),
-    ] = 10 << 30
+    advertise: str | None = setting(None, Group.CONTROL, metavar="HOST", needs=("control",))
+    """The host in the locations that the control plane returns, if readers reach this host by
+    another name."""
+    writable: Path | None = setting(None, Group.CONTROL, metavar="FOLDER", needs=("control",))
+    """A folder for uploads, created if it is missing. Without it, the server accepts none."""
+    writable_bytes: Size | None = setting(
+        None, Group.CONTROL, shown="limited by the disk only", needs=("writable",)
+    )
+    """The total size of all uploads, as in 100GiB."""
+    upload_bytes: Size | None = setting(None, Group.CONTROL, shown="the total", needs=("writable",))
+    """The largest size of one upload, as in 10GiB."""
+    reflection: bool = setting(False, Group.CONTROL, negatable=True, needs=("control",))
+    """Let gRPC tools list the services of the control plane."""
+
+    compression: Literal["none", "lz4", "zstd", "auto"] | None = setting(
+        None, Group.DATA, shown="unchanged"
+    )
+    """The compression of bodies, unless the reader requests another. With `auto`, bodies over
+    TCP, TLS and UCX are compressed while that is faster on the link."""
+    batch_rows: Count | None = setting(None, Group.DATA, metavar="ROWS", shown="unchanged")
+    """The largest number of rows in a record batch."""
+    allow_writers: bool = setting(False, Group.DATA)
+    """Serve files that another process has open for writing. A reader may then get a mixture of
+    two states of a file."""
+
+    keep_versions: Count | None = setting(None, Group.PUBLISHED, shown="all")
+    """The number of versions of a dataset to keep. Once no reader uses an older version, the
+    server removes it, and the shards that no other version lists."""
+    poll_seconds: PositiveSeconds = setting(10.0, Group.PUBLISHED)
+    """The time between two checks for new versions in object stores and for old versions to
+    remove, in seconds."""
+    object_cache: Path | None = setting(
+        None,
+        Group.PUBLISHED,
+        metavar="FOLDER",
+        shown="splitarrow/objects in the user's cache folder",
+    )
+    """A folder for copies of shards from object stores."""
+    object_cache_bytes: Size = setting(10 << 30, Group.PUBLISHED)
+    """The largest size of the object cache, as in 100GiB."""
+
+    max_connections: Count = setting(4096, Group.LIMITS, reload=Reload.RELOAD)
+    """The number of connections that a process serves. It refuses more with
+    RESOURCE_EXHAUSTED."""
+    handshake_seconds: PositiveSeconds = setting(10.0, Group.LIMITS, reload=Reload.RELOAD)
+    """The time that a new connection has for its first request, and one whose request was
+    refused for the next, in seconds."""
+    idle_seconds: PositiveSeconds = setting(600.0, Group.LIMITS, reload=Reload.RELOAD)
+    """The time after which the server closes a connection that has no stream, in seconds."""
+    stall_seconds: PositiveSeconds = setting(600.0, Group.LIMITS, reload=Reload.RELOAD)
+    """The time after which the server disconnects a reader that takes nothing of its stream, in
+    seconds."""
+    max_connections_per_address: Count | None = setting(
+        None, Group.LIMITS, shown="half of `max_connections`", reload=Reload.RELOAD
+    )
+    """The number of connections from one address, to the listeners and to the control plane
+    each. More get RESOURCE_EXHAUSTED; the control plane closes them."""
+    max_calls_per_address: Count = setting(
+        2048, Group.LIMITS, needs=("control",), reload=Reload.RELOAD
+    )
+    """The number of calls of the control plane that run at a time for one address. More get
+    RESOURCE_EXHAUSTED."""
+    max_streams_per_principal: Count | None = setting(
+        None, Group.LIMITS, shown="half of `max_connections`", reload=Reload.RELOAD
+    )
+    """The number of streams that one principal reads at a time. More get RESOURCE_EXHAUSTED."""
+    filter_seconds: PositiveSeconds = setting(10.0, Group.LIMITS)
+    """The processor time that a filter may use in one stream, in seconds, in addition to a
+    second for each 10 million rows or GB. A filter that uses more gets RESOURCE_EXHAUSTED."""
+    filter_threads: Count = setting(8, Group.LIMITS)
+    """The number of filters that one principal, or all unauthenticated readers together,
+    evaluate at a time. The other streams with a filter wait."""
+    parquet_bytes: Size = setting(4 << 30, Group.LIMITS)
+    """The largest size of a column in a row group of a Parquet file, decoded, as in 8GiB. A
+    request for a larger one gets RESOURCE_EXHAUSTED."""
+    parquet_int96: Literal["microseconds", "exact"] = setting("microseconds", Group.LIMITS)
+    """How to read INT96 timestamps of Parquet: cut them to `microseconds`, or refuse those that
+    have more digits (`exact`)."""
+    parquet_keys: Literal["last", "keep"] = setting("last", Group.LIMITS)
+    """What to do with a key that a MAP of Parquet has twice: use the `last` value, or `keep`
+    all entries."""
+
+    shm_cache: SizeOrZero | None = setting(
+        None, Group.SHARED_MEMORY, shown="a quarter of this host's memory"
+    )
+    """The memory for copies of datasets that no reader maps, as in 4GiB."""
+    vortex_cache: SizeOrZero = setting(1 << 30, Group.SHARED_MEMORY)
+    """The memory for datasets that were compressed for readers in the format Vortex, as in
+    4GiB."""
+    shm_copy: bool = setting(False, Group.SHARED_MEMORY)
+    """Let readers map copies of files, never the files themselves."""
+    shm_trust: bool = setting(False, Group.SHARED_MEMORY)
+    """Let readers map files even if the server cannot guard them against changes."""
+    shm_users: tuple[Annotated[int, Field(ge=0)], ...] = setting(
+        (), Group.SHARED_MEMORY, metavar="UID", shown="none"
+    )
+    """The id of a user who may map data, besides root and the server's user; may be given
+    several times."""
+    max_leased: Size | None = setting(None, Group.SHARED_MEMORY, shown="unlimited")
+    """The size of all leases that one user may hold at a time, as in 2GiB."""
+    lease_seconds: Seconds = setting(10.0, Group.SHARED_MEMORY)
+    """The time that a stream at the limit `max_leased` waits for its reader to free leases, in
+    seconds."""
+
+    token_file: Path | None = setting(None, Group.SECURITY, reload=Reload.CHANGE)
+    """A TOML file with bearer tokens and the datasets that each may read and write."""
+    jwks: str | None = setting(None, Group.SECURITY, metavar="FILE|URL", reload=Reload.CHANGE)
+    """The public keys of the issuer of JSON Web Tokens."""
+    jwt_issuer: str | None = setting(None, Group.SECURITY, metavar="TEXT", reload=Reload.RELOAD)
+    """The required value of the claim `iss` in JSON Web Tokens."""
+    jwt_audience: str | None = setting(None, Group.SECURITY, metavar="TEXT", reload=Reload.RELOAD)
+    """The required value of the claim `aud` in JSON Web Tokens."""
+    jwt_leeway_seconds: Seconds = setting(
+        0.0, Group.SECURITY, needs=("jwks",), reload=Reload.RELOAD
+    )
+    """How long a JSON Web Token is accepted after it expires, in seconds. It allows for clocks
+    that differ."""
+    ticket_key_file: Path | None = setting(
+        None, Group.SECURITY, shown="a random key", reload=Reload.CHANGE
+    )
+    """The keys that sign tickets. Servers that share the file accept each other's tickets."""
+    ticket_seconds: PositiveSeconds = setting(
+        300.0, Group.SECURITY, needs=("token_file", "jwks", "ticket_key_file")
+    )
+    """The lifetime of a signed ticket, in seconds."""
+    tls_cert: Path | None = setting(None, Group.SECURITY, reload=Reload.CHANGE)
+    """The certificate chain of `tcp+tls` and `grpc+tls` listeners, in PEM."""
+    tls_key: Path | None = setting(
+        None, Group.SECURITY, shown="in the same file", needs=("tls_cert",), reload=Reload.CHANGE
+    )
+    """The key of the certificate, in PEM."""
+    tls_client_ca: Path | None = setting(
+        None, Group.SECURITY, needs=("tls_cert",), reload=Reload.CHANGE
+    )
+    """Certificate authorities, in PEM: require a client certificate that one of them issued."""
+    insecure: bool = setting(False, Group.SECURITY)
+    """Serve other machines without tokens or client certificates."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", Group.LOG, reload=Reload.RELOAD
+    )
+    """The least severe events to log."""
+    log_format: Literal["auto", "console", "json"] = setting(
+        "auto", Group.LOG, shown="auto: console on a terminal, json elsewhere"
+    )
+    """The format of the log on standard error: text for people, or one JSON object per line."""
 
     @field_validator("datasets")
     @classmethod
@@ -286,319 +289,11 @@ class ServiceSettings(BaseSettings):
     @field_validator("listen")
     @classmethod
     def _check_listeners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-
         if not value:
             raise ValueError("give at least one URI to listen on")
         for text in value:
             listener_uri(text)
         return value
-
-
-class Settings(ServiceSettings):
-    """The settings of a server. They are valid once built.
-
-    The fields here are its limits, shared memory, security and log. `ServiceSettings` has the
-    others. `load_settings` builds the settings from arguments, variables and a TOML file. In a
-    subclass, the configuration key ``toml_file`` names the file.
-    """
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, validate_default=True
-    )
-
-    max_connections: Annotated[
-        Count,
-        Setting(
-            "The number of connections that a process serves. It refuses more with "
-            "RESOURCE_EXHAUSTED.",
-            Group.LIMITS,
-            metavar="N",
-            reload=Reload.RELOAD,
-        ),
-    ] = 4096
-    handshake_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The time that a new connection has for its first request, and one whose request was "
-            "refused for the next, in seconds.",
-            Group.LIMITS,
-            metavar="SECONDS",
-            reload=Reload.RELOAD,
-        ),
-    ] = 10.0
-    idle_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The time after which the server closes a connection that has no stream, in seconds.",
-            Group.LIMITS,
-            metavar="SECONDS",
-            reload=Reload.RELOAD,
-        ),
-    ] = 600.0
-    stall_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The time after which the server disconnects a reader that takes nothing of its "
-            "stream, in seconds.",
-            Group.LIMITS,
-            metavar="SECONDS",
-            reload=Reload.RELOAD,
-        ),
-    ] = 600.0
-    max_connections_per_address: Annotated[
-        Count | None,
-        Setting(
-            "The number of connections from one address, to the listeners and to the control "
-            "plane each. More get RESOURCE_EXHAUSTED; the control plane closes them.",
-            Group.LIMITS,
-            metavar="N",
-            default="half of `max_connections`",
-            reload=Reload.RELOAD,
-        ),
-    ] = None
-    max_calls_per_address: Annotated[
-        Count,
-        Setting(
-            "The number of calls of the control plane that run at a time for one address. More "
-            "get RESOURCE_EXHAUSTED.",
-            Group.LIMITS,
-            metavar="N",
-            needs=("control",),
-            reload=Reload.RELOAD,
-        ),
-    ] = 2048
-    max_streams_per_principal: Annotated[
-        Count | None,
-        Setting(
-            "The number of streams that one principal reads at a time. More get "
-            "RESOURCE_EXHAUSTED.",
-            Group.LIMITS,
-            metavar="N",
-            default="half of `max_connections`",
-            reload=Reload.RELOAD,
-        ),
-    ] = None
-
-    filter_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The processor time that a filter may use in one stream, in seconds, in addition to a "
-            "second for each 10 million rows or GB. A filter that uses more gets "
-            "RESOURCE_EXHAUSTED.",
-            Group.LIMITS,
-            metavar="SECONDS",
-        ),
-    ] = 10.0
-    filter_threads: Annotated[
-        Count,
-        Setting(
-            "The number of filters that one principal, or all unauthenticated readers together, "
-            "evaluate at a time. The other streams with a filter wait.",
-            Group.LIMITS,
-            metavar="N",
-        ),
-    ] = 8
-    parquet_bytes: Annotated[
-        Size,
-        Setting(
-            "The largest size of a column in a row group of a Parquet file, decoded, as in 8GiB. "
-            "A request for a larger one gets RESOURCE_EXHAUSTED.",
-            Group.LIMITS,
-            metavar="SIZE",
-        ),
-    ] = 4 << 30
-    parquet_int96: Annotated[
-        Literal["microseconds", "exact"],
-        Setting(
-            "How to read INT96 timestamps of Parquet: cut them to `microseconds`, or refuse those "
-            "that have more digits (`exact`).",
-            Group.LIMITS,
-        ),
-    ] = "microseconds"
-    parquet_keys: Annotated[
-        Literal["last", "keep"],
-        Setting(
-            "What to do with a key that a MAP of Parquet has twice: use the `last` value, or "
-            "`keep` all entries.",
-            Group.LIMITS,
-        ),
-    ] = "last"
-
-    shm_cache: Annotated[
-        SizeOrZero | None,
-        Setting(
-            "The memory for copies of datasets that no reader maps, as in 4GiB.",
-            Group.SHARED_MEMORY,
-            metavar="SIZE",
-            default="a quarter of this host's memory",
-        ),
-    ] = None
-    vortex_cache: Annotated[
-        SizeOrZero,
-        Setting(
-            "The memory for datasets that were compressed for readers in the format Vortex, as in "
-            "4GiB.",
-            Group.SHARED_MEMORY,
-            metavar="SIZE",
-        ),
-    ] = 1 << 30
-    shm_copy: Annotated[
-        bool,
-        Setting(
-            "Let readers map copies of files, never the files themselves.", Group.SHARED_MEMORY
-        ),
-    ] = False
-    shm_trust: Annotated[
-        bool,
-        Setting(
-            "Let readers map files even if the server cannot guard them against changes.",
-            Group.SHARED_MEMORY,
-        ),
-    ] = False
-    shm_users: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...],
-        Setting(
-            "The id of a user who may map data, besides root and the server's user; may be given "
-            "several times.",
-            Group.SHARED_MEMORY,
-            metavar="UID",
-            default="none",
-        ),
-    ] = ()
-    max_leased: Annotated[
-        Size | None,
-        Setting(
-            "The size of all leases that one user may hold at a time, as in 2GiB.",
-            Group.SHARED_MEMORY,
-            metavar="SIZE",
-            default="unlimited",
-        ),
-    ] = None
-    lease_seconds: Annotated[
-        Seconds,
-        Setting(
-            "The time that a stream at the limit `max_leased` waits for its reader to free leases, "
-            "in seconds.",
-            Group.SHARED_MEMORY,
-            metavar="SECONDS",
-        ),
-    ] = 10.0
-
-    token_file: Annotated[
-        Path | None,
-        Setting(
-            "A TOML file with bearer tokens and the datasets that each may read and write.",
-            Group.SECURITY,
-            metavar="FILE",
-            reload=Reload.CHANGE,
-        ),
-    ] = None
-    jwks: Annotated[
-        str | None,
-        Setting(
-            "The public keys of the issuer of JSON Web Tokens.",
-            Group.SECURITY,
-            metavar="FILE|URL",
-            reload=Reload.CHANGE,
-        ),
-    ] = None
-    jwt_issuer: Annotated[
-        str | None,
-        Setting(
-            "The required value of the claim `iss` in JSON Web Tokens.",
-            Group.SECURITY,
-            metavar="TEXT",
-            reload=Reload.RELOAD,
-        ),
-    ] = None
-    jwt_audience: Annotated[
-        str | None,
-        Setting(
-            "The required value of the claim `aud` in JSON Web Tokens.",
-            Group.SECURITY,
-            metavar="TEXT",
-            reload=Reload.RELOAD,
-        ),
-    ] = None
-    jwt_leeway_seconds: Annotated[
-        Seconds,
-        Setting(
-            "How long a JSON Web Token is accepted after it expires, in seconds. It allows for "
-            "clocks that differ.",
-            Group.SECURITY,
-            metavar="SECONDS",
-            needs=("jwks",),
-            reload=Reload.RELOAD,
-        ),
-    ] = 0.0
-    ticket_key_file: Annotated[
-        Path | None,
-        Setting(
-            "The keys that sign tickets. Servers that share the file accept each other's tickets.",
-            Group.SECURITY,
-            metavar="FILE",
-            default="a random key",
-            reload=Reload.CHANGE,
-        ),
-    ] = None
-    ticket_seconds: Annotated[
-        PositiveSeconds,
-        Setting(
-            "The lifetime of a signed ticket, in seconds.",
-            Group.SECURITY,
-            metavar="SECONDS",
-            needs=("token_file", "jwks", "ticket_key_file"),
-        ),
-    ] = 300.0
-    tls_cert: Annotated[
-        Path | None,
-        Setting(
-            "The certificate chain of `tcp+tls` and `grpc+tls` listeners, in PEM.",
-            Group.SECURITY,
-            metavar="FILE",
-            reload=Reload.CHANGE,
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None,
-        Setting(
-            "The key of the certificate, in PEM.",
-            Group.SECURITY,
-            metavar="FILE",
-            default="in the same file",
-            reload=Reload.CHANGE,
-            needs=("tls_cert",),
-        ),
-    ] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        Setting(
-            "Certificate authorities, in PEM: require a client certificate that one of them "
-            "issued.",
-            Group.SECURITY,
-            metavar="FILE",
-            reload=Reload.CHANGE,
-            needs=("tls_cert",),
-        ),
-    ] = None
-    insecure: Annotated[
-        bool,
-        Setting("Serve other machines without tokens or client certificates.", Group.SECURITY),
-    ] = False
-
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Setting("The least severe events to log.", Group.LOG, reload=Reload.RELOAD),
-    ] = "info"
-    log_format: Annotated[
-        Literal["auto", "console", "json"],
-        Setting(
-            "The format of the log on standard error: text for people, or one JSON object per "
-            "line.",
-            Group.LOG,
-            default="auto: console on a terminal, json elsewhere",
-        ),
-    ] = "auto"
 
     @property
     def address_limit(self) -> int:
@@ -609,6 +304,18 @@ class Settings(ServiceSettings):
     def principal_limit(self) -> int:
         """The number of streams that one principal reads at a time."""
         return self.max_streams_per_principal or -(-self.max_connections // 2)
+
+    @property
+    def tls(self) -> TlsServerOptions | None:
+        """The certificate of the server, and the clients that it accepts; None without one."""
+        if self.tls_cert is None:
+            return None
+        return TlsServerOptions(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def requires_token(self) -> bool:
+        """Whether the settings name tokens."""
+        return self.token_file is not None or self.jwks is not None
 
     @classmethod
     def settings_customise_sources(

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -23,6 +23,7 @@ from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
 from ..logs import get_logger
 from ..metrics import Histogram, Sample, list_stats, merge_samples
+from ..reload import ReloadReport
 from ..report import StreamReport, package_version
 from ..uploads.publication import PublishRequest, check_job
 from ..uploads.store import UploadStore
@@ -42,9 +43,8 @@ _CACHES = {"cache_hits": "hits", "cache_misses": "misses"}
 def describe_status(call: Call, started: float) -> dict[str, Any]:
     """Return the state of the server, for JSON, as far as the caller may see it.
 
-    It asks all processes of the server: call it on a worker thread.
-
-    `started`: When the server started, in seconds on the monotonic clock.
+    It asks all processes of the server: call it on a worker thread. The time of the start is in
+    seconds on the monotonic clock.
     """
     server = call.server
     reports = server.reporter.reports(streams=True)
@@ -94,27 +94,16 @@ def _describe_stream(stream: StreamReport) -> dict[str, Any]:
     }
 
 
-class ReloadOutcome(Protocol):
-    """The outcome of a reload."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the response of the action."""
-        ...
-
-
-Reload = Callable[[], ReloadOutcome]
-"""Reads the configuration again. Raises `ConfigError` and changes nothing if it is wrong."""
 _Action = Callable[[Call, bytes], Awaitable[bytes]]
 
 
 class ActionHandler:
-    """Serves DoAction and ListActions.
+    """Serves DoAction and ListActions. Without a store, it refuses what changes datasets.
 
-    `store`: `None` refuses them. `reload`: Opens the datasets of the settings again, on a worker
-    thread.
+    It calls `reload` on a worker thread; see `Reloader.reload`.
     """
 
-    def __init__(self, store: UploadStore | None, reload: Reload) -> None:
+    def __init__(self, store: UploadStore | None, reload: Callable[[], ReloadReport]) -> None:
         self._store = store
         self._reload = reload
         self._started = time.monotonic()
@@ -160,10 +149,7 @@ class ActionHandler:
             await call.write(action.SerializeToString())
 
     async def do_action(self, call: Call, message: bytes) -> None:
-        """Run an action and send its result.
-
-        Raises `SplitArrowError` if the action does not exist or fails.
-        """
+        """Run an action and send its result."""
         action = parse_message(flight.Action, message)
         try:
             _, run = self._actions[action.type]

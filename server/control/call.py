@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import anyio
 import grpc.aio
@@ -19,15 +17,19 @@ from ...errors import (
     ExhaustedError,
     InvalidRequestError,
     NotFoundError,
+    ProtocolError,
     UnavailableError,
 )
+from ...formats.flight_data import iter_protobuf_fields
 from ...protocol.request import Request
+from ..addresses import parse_peer
 from ..auth.principal import ALL_DATASETS, ANYONE, Permission, Principal
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import ServedDataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
 from ..report import is_operator
+from ..usage import KeyedCounter
 
 if TYPE_CHECKING:
     from ..spans import CallSpan
@@ -50,29 +52,22 @@ class AddressCalls:
 
     def __init__(self, get_limit: Callable[[], int]) -> None:
         self._get_limit = get_limit
-        self._running = Counter[str]()
+        self._running = KeyedCounter()
 
     @contextmanager
     def count(self, peer: str) -> Generator[None]:
-        """Count a call while the context lasts.
-
-        Raises `ExhaustedError` if the address has reached its limit.
-        """
-        address = unquote(peer.partition(":")[2].rpartition(":")[0])
-        limit = self._get_limit()
-        if self._running[address] >= limit:
+        """Count a call while the context lasts. Refuse it beyond the limit of its address."""
+        address, limit = str(parse_peer(peer) or ""), self._get_limit()
+        if not self._running.take(address, limit):
             calls = "call" if limit == 1 else "calls"
             raise ExhaustedError(
                 f"the address {address} has reached its limit of {limit} concurrent {calls}; "
                 "retry later"
             )
-        self._running[address] += 1
         try:
             yield
         finally:
-            self._running[address] -= 1
-            if not self._running[address]:
-                del self._running[address]
+            self._running.release(address)
 
 
 Context = Any  # grpc.aio.ServicerContext is generic in types that are bytes here
@@ -156,26 +151,17 @@ class Call:
         return is_operator(self.principal)
 
     def require_operator(self) -> None:
-        """Check that the caller may act on the whole server.
-
-        Raises `DeniedError` if it may not write every dataset.
-        """
+        """Check that the caller may act on the whole server."""
         self.principal.require(Permission.WRITE, ALL_DATASETS)
 
     def authorize_ticket(self, claims: TicketClaims) -> None:
-        """Check that a ticket was issued to the caller. Without tokens, all callers are one.
-
-        Raises `DeniedError` if it was issued to another principal.
-        """
+        """Check that a ticket was issued to the caller. Without tokens, all callers are one."""
         self.subject = claims.request.dataset
         if self.principal is not ANYONE and claims.principal != self.principal.name:
             raise DeniedError("the ticket was issued to another principal", stream=self.subject)
 
     def check_draining(self, request: Request) -> None:
-        """Check that the server does not drain, or that the request continues a read in progress.
-
-        Raises `UnavailableError` if the request would begin a read.
-        """
+        """Check that the server does not drain, unless the request continues a read in progress."""
         server = self.server
         if server.draining.is_set() and not server.reads.includes(request):
             raise UnavailableError("the server is draining", stream=request.dataset)
@@ -201,10 +187,7 @@ class Call:
 
 
 def parse_message(message_type: Any, data: bytes) -> Any:
-    """Return a protobuf message.
-
-    Raises `InvalidRequestError` if the bytes are malformed.
-    """
+    """Parse a protobuf message, which a client has sent."""
     try:
         return message_type.FromString(data)
     except Exception as error:
@@ -212,3 +195,15 @@ def parse_message(message_type: Any, data: bytes) -> Any:
             raise
         name = message_type.DESCRIPTOR.name
         raise InvalidRequestError(f"the message is not a valid {name}") from None
+
+
+def read_field(message: bytes, field: int) -> bytes:
+    """Return the last value of a protobuf field of bytes or text; empty if it is missing."""
+    found = b""
+    try:
+        for number, value in iter_protobuf_fields(message):
+            if number == field and not isinstance(value, int):
+                found = bytes(value)
+    except ProtocolError as error:
+        raise InvalidRequestError(error.message) from None
+    return found

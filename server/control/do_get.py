@@ -91,10 +91,7 @@ class DoGetHandler:
         self._read_ahead = ReadAhead()
 
     async def do_get(self, call: Call, message: bytes) -> None:
-        """Send the data of a ticket.
-
-        Raises `SplitArrowError` if the ticket is invalid, or the dataset cannot be read to its end.
-        """
+        """Send the data of a ticket."""
         ticket: bytes = parse_message(flight.Ticket, message).ticket
         max_bytes = call.server.limits.ticket_bytes
         if len(ticket) > max_bytes:
@@ -196,10 +193,7 @@ async def _send_chunks(
 
 
 class _Chunk:
-    """FlightData messages that a worker thread prepares together.
-
-    `full_bytes` is the size at which it is full, in bytes.
-    """
+    """FlightData messages that a worker thread prepares together, up to a number of bytes."""
 
     __slots__ = ("_full_bytes", "_nbytes", "_started", "messages", "rows")
 

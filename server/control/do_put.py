@@ -26,10 +26,7 @@ from .call import NO_UPLOADS, Call, parse_message
 
 
 class DoPutHandler:
-    """Serves DoPut.
-
-    `store`: `None` refuses them.
-    """
+    """Serves DoPut. Without a store, it refuses uploads."""
 
     def __init__(self, store: UploadStore | None, max_uploads: int) -> None:
         self._store = store
@@ -37,12 +34,13 @@ class DoPutHandler:
         self._running = 0
         self._threads: anyio.CapacityLimiter | None = None
 
-    async def do_put(self, call: Call) -> None:
+    async def do_put(self, call: Call, requests: object) -> None:
         """Receive an upload. Respond when it is stored, and served if it is a dataset.
 
         Raises `SplitArrowError` if the upload is refused or cannot be stored. Nothing of it is kept
         then.
         """
+        del requests  # `Call.read` returns them
         if self._store is None:
             raise remote_error("UNIMPLEMENTED", NO_UPLOADS)
         first = await _receive(call)

@@ -7,9 +7,8 @@ from typing import Any
 import anyio
 import grpc
 
-from ...errors import ExhaustedError, SplitArrowError
-from ...formats.flight_data import iter_protobuf_fields
-from .call import AddressCalls, Context
+from ...errors import ExhaustedError, InvalidRequestError
+from .call import AddressCalls, Context, read_field
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE_FIELD = 1
@@ -17,10 +16,9 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
 
 class HealthService:
-    """Serves Check and Watch, without authentication.
+    """Serves Check and Watch, without authentication, for services and the server as a whole.
 
-    `services`: the empty name, for the whole server, is added. `address_calls`: It applies to
-    Watch: a Check ends at once.
+    Only watches count as calls of their address: a Check ends at once.
     """
 
     def __init__(self, services: tuple[str, ...], address_calls: AddressCalls) -> None:
@@ -68,13 +66,9 @@ class HealthService:
 
 
 async def _parse_service(request: bytes, context: Context) -> str:
-    name = b""
     try:
-        for number, value in iter_protobuf_fields(request):
-            if number == _SERVICE_FIELD and not isinstance(value, int):
-                name = bytes(value)
-        return name.decode()
-    except (SplitArrowError, UnicodeDecodeError):
+        return read_field(request, _SERVICE_FIELD).decode()
+    except (InvalidRequestError, UnicodeDecodeError):
         message = "the message is not a valid HealthCheckRequest"
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         raise AssertionError from None  # abort raises

@@ -1,6 +1,7 @@
 """FlightInfo: the description of a dataset, with the endpoints and locations to read it from.
 
-The locations are the data listeners, under addresses that clients can dial.
+The locations are the data listeners, under addresses that clients can dial. `build_schema`,
+`build_info` and `build_listing` read files: call them on a worker thread.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ import json
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from operator import itemgetter
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri, Streams
 from ...transport.registry import find_transport
+from ..addresses import ANY_INTERFACE, parse_peer
 from ..catalog.dataset import ServedDataset, check_version, select_shards
 from ..catalog.delta import DeltaDataset
 from ..catalog.files.directory import DirectoryDataset
@@ -35,11 +36,7 @@ REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
 HOST_HEADER = "splitarrow-host"
 """The header in which a client sends the host name that it dialled for the control plane."""
 
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The loopback addresses for the addresses of all interfaces."""
 _DISCARD_PORT = 9
-
-Address = IPv4Address | IPv6Address
 
 
 def list_locations(listeners: Iterable[DataUri], host: HostResolver) -> list[str]:
@@ -86,9 +83,9 @@ class HostResolver:
             return uri  # a path on this machine
         if self._advertised is not None:
             return uri.replace(host=self._advertised)
-        if uri.host not in _LOOPBACK:
+        if uri.host not in ANY_INTERFACE:
             return uri
-        host = self._dialled or _find_facing_host(_parse_peer(self._peer), uri.host)
+        host = self._dialled or _find_facing_host(parse_peer(self._peer), uri.host)
         return uri.replace(host=host)
 
 
@@ -99,23 +96,11 @@ def _parse_host(text: str) -> str | None:
     return host if plain.isascii() and plain.isalnum() and len(host) < 256 else None
 
 
-def _parse_peer(peer: str) -> Address | None:
-    family, _, rest = peer.partition(":")
-    if family not in ("ipv4", "ipv6"):
-        return None
-    host = unquote(rest.rpartition(":")[0]).removeprefix("[").removesuffix("]")
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def _find_facing_host(peer: Address | None, bound: str) -> str:
+def _find_facing_host(peer: IPv4Address | IPv6Address | None, bound: str) -> str:
     """Return our address on the route to a client, in the address family of `bound`."""
     version = 6 if ":" in bound else 4
     if peer is None or peer.is_loopback:
-        return _LOOPBACK[bound]
+        return ANY_INTERFACE[bound]
     if peer.version != version:
         return socket.gethostname()
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
@@ -147,104 +132,90 @@ class _Part:
     """The fields for the part in the endpoint's ``app_metadata``."""
 
 
-class FlightInfoBuilder:
-    """Builds FlightInfo messages. Its methods read files: call them on a worker thread."""
+def build_schema(call: Call, request: Request) -> bytes:
+    """Return the schema of a request's result, as an encapsulated message."""
+    dataset = call.find_dataset(request.dataset)
+    if isinstance(dataset, (DeltaDataset, PublishedDataset)):
+        dataset = dataset.resolve_version(request)
+    return _result_schema(call, request, dataset).serialize().to_pybytes()
 
-    def __init__(self, advertised_host: str | None) -> None:
-        self._advertised_host = advertised_host
 
-    def build_schema(self, call: Call, request: Request) -> bytes:
-        """Return the schema of a request's result, as an encapsulated message.
+def build_info(
+    call: Call, request: Request, descriptor: flight.FlightDescriptor
+) -> flight.FlightInfo:
+    """Return the description of a request's result, with endpoints to read it from."""
+    return _build(call, request, call.find_dataset(request.dataset), descriptor)
 
-        Raises `SplitArrowError` if the dataset or a column does not exist, or the caller may not
-        read the dataset.
-        """
-        dataset = call.find_dataset(request.dataset)
-        if isinstance(dataset, (DeltaDataset, PublishedDataset)):
-            dataset = dataset.resolve_version(request)
-        return _result_schema(call, request, dataset).serialize().to_pybytes()
 
-    def build_info(
-        self, call: Call, request: Request, descriptor: flight.FlightDescriptor
-    ) -> flight.FlightInfo:
-        """Return the description of a request's result, with endpoints to read it from.
+def build_listing(call: Call, name: str) -> flight.FlightInfo | None:
+    """Return the description of a dataset in a listing, or None if it was just removed.
 
-        Raises `SplitArrowError` if the dataset or a column does not exist, the caller may not read
-        the dataset, or it cannot be read any more.
-        """
-        return self._build(call, request, call.find_dataset(request.dataset), descriptor)
+    A dataset that cannot be read any more is listed too, without counts. Reading it raises
+    the reason.
+    """
+    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
+    try:
+        dataset = call.find_dataset(name)
+    except NotFoundError:
+        return None
+    try:
+        return _build(call, Request(name), dataset, descriptor)
+    except DatasetError:
+        return _build(call, Request(name), dataset, descriptor, counted=False)
 
-    def build_listing(self, call: Call, name: str) -> flight.FlightInfo | None:
-        """Return the description of a dataset in a listing, or None if it was just removed.
 
-        A dataset that cannot be read any more is listed too, without counts. Reading it raises
-        the reason.
-        """
-        descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
-        try:
-            dataset = call.find_dataset(name)
-        except NotFoundError:
-            return None
-        try:
-            return self._build(call, Request(name), dataset, descriptor)
-        except DatasetError:
-            return self._build(call, Request(name), dataset, descriptor, counted=False)
-
-    def _build(
-        self,
-        call: Call,
-        request: Request,
-        dataset: ServedDataset,
-        descriptor: flight.FlightDescriptor,
-        *,
-        counted: bool = True,
-    ) -> flight.FlightInfo:
-        access = call.server.access
-        published: PublishedVersion | None = None
-        if isinstance(dataset, PublishedDataset):
-            dataset = published = dataset.resolve_version(request)
-        elif isinstance(dataset, DeltaDataset):
-            dataset = dataset.resolve_version(request)
-            request = replace(request, version=dataset.version)
-        schema = _result_schema(call, request, dataset)
-        version = dataset.version
-        check_version(request, version)
-        if published is not None or access.signs_tickets:
-            # A reader gets the state that is described here. Elsewhere, tickets stay plain names.
-            request = replace(request, version=version)
-        parts = [_Part(request, None, None)]
-        if counted:
-            parts = _split_parts(request, dataset, published)
-        host = HostResolver(self._advertised_host, call.headers, call.peer)
-        locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
-        pair = list_stream_pair(call.server.uris, host)
-        writers = dataset.writers
-        app_metadata: dict[str, Any] = {
-            "dataset": request.dataset,
-            "version": version,
-            "kind": dataset.kind,
-            **({} if writers is None else {"writers": writers.value}),
-            **(published.app_metadata if published is not None else {}),
-            **describe_tensors(dataset),
-        }
-        return flight.FlightInfo(
-            schema=schema.serialize().to_pybytes(),
-            flight_descriptor=descriptor,
-            endpoint=[
-                flight.FlightEndpoint(
-                    ticket=flight.Ticket(
-                        ticket=access.issue_ticket(part.request, call.principal.name)
-                    ),
-                    location=locations,
-                    app_metadata=_encode_fields({**pair, **part.app_metadata}),
-                )
-                for part in parts
-            ],
-            total_records=_sum_known([_count_rows(part) for part in parts]),
-            total_bytes=_sum_known([_count_bytes(part) for part in parts]),
-            ordered=True,
-            app_metadata=json.dumps(app_metadata).encode(),
-        )
+def _build(
+    call: Call,
+    request: Request,
+    dataset: ServedDataset,
+    descriptor: flight.FlightDescriptor,
+    *,
+    counted: bool = True,
+) -> flight.FlightInfo:
+    access = call.server.access
+    published: PublishedVersion | None = None
+    if isinstance(dataset, PublishedDataset):
+        dataset = published = dataset.resolve_version(request)
+    elif isinstance(dataset, DeltaDataset):
+        dataset = dataset.resolve_version(request)
+        request = replace(request, version=dataset.version)
+    schema = _result_schema(call, request, dataset)
+    version = dataset.version
+    check_version(request, version)
+    if published is not None or access.signs_tickets:
+        # A reader gets the state that is described here. Elsewhere, tickets stay plain names.
+        request = replace(request, version=version)
+    parts = [_Part(request, None, None)]
+    if counted:
+        parts = _split_parts(request, dataset, published)
+    host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
+    locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
+    pair = list_stream_pair(call.server.uris, host)
+    writers = dataset.writers
+    app_metadata: dict[str, Any] = {
+        "dataset": request.dataset,
+        "version": version,
+        "kind": dataset.kind,
+        **({} if writers is None else {"writers": writers.value}),
+        **(published.app_metadata if published is not None else {}),
+        **describe_tensors(dataset),
+    }
+    return flight.FlightInfo(
+        schema=schema.serialize().to_pybytes(),
+        flight_descriptor=descriptor,
+        endpoint=[
+            flight.FlightEndpoint(
+                ticket=flight.Ticket(ticket=access.issue_ticket(part.request, call.principal.name)),
+                location=locations,
+                app_metadata=_encode_fields({**pair, **part.app_metadata}),
+            )
+            for part in parts
+        ],
+        total_records=_sum_known([_count_rows(part) for part in parts]),
+        total_bytes=_sum_known([_count_bytes(part) for part in parts]),
+        ordered=True,
+        app_metadata=json.dumps(app_metadata).encode(),
+    )
 
 
 def _result_schema(call: Call, request: Request, dataset: ServedDataset) -> pa.Schema:

@@ -6,7 +6,7 @@ It authenticates the caller, limits and counts calls, and turns errors into gRPC
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from ...errors import (
 from ..auth.principal import ANYONE
 from ..context import ServerContext
 from ..logs import get_logger
-from ..refusals import describe_for_reader
+from ..refusals import describe_for_reader, flatten_errors
 from .call import AddressCalls, Call, Context
 
 _MAX_MESSAGE_CHARACTERS = 1000
@@ -37,7 +37,7 @@ def grpc_status(
 ) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message for an error.
 
-    `subject`: the message names it. `location`: the message does not name it.
+    The message names the subject, a dataset, but not the location of its data.
     """
     if isinstance(error, ClosedError):
         code = "UNAVAILABLE"
@@ -53,27 +53,12 @@ def grpc_status(
     return getattr(grpc.StatusCode, code, grpc.StatusCode.UNKNOWN), text
 
 
-def flatten_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, or the errors in a group and in the groups within it."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from flatten_errors(inner)
-    else:
-        yield error
-
-
-UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
-"""A method with one request and one response."""
-ServerStreamingMethod = Callable[[Call, bytes], Awaitable[None]]
-"""A method with one request, which writes its responses to the call."""
-BidirectionalMethod = Callable[[Call], Awaitable[None]]
-"""A method that reads its requests from the call and writes its responses to it."""
+Method = Callable[[Call, Any], Awaitable[Any]]
+"""A method. It gets its request, or reads several from the call. It returns its response, or
+writes several to the call."""
 
 FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
 """The service whose methods are called."""
-NamedHandler = tuple[str, Any]
-"""The name of a method, and gRPC's handler for it."""
-
 _ARROW_TOKEN_HEADER = "auth-token-bin"
 """The header in which Flight clients send the token from a handshake."""
 
@@ -94,68 +79,36 @@ class CallInterceptor:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def unary(self, name: str, method: UnaryMethod, *, for_reads: bool = False) -> NamedHandler:
-        """Return gRPC's handler for a method with one request and one response, and its name.
-
-        `for_reads`: It then calls `Call.check_draining`.
-        """
-
-        async def serve(request: bytes, context: Context) -> bytes:
-            return await self._serve(
-                name, context, lambda call: method(call, request), for_reads=for_reads
-            )
-
-        return name, grpc.unary_unary_rpc_method_handler(serve)
-
-    def server_streaming(
-        self, name: str, method: ServerStreamingMethod, *, for_reads: bool = False
-    ) -> NamedHandler:
-        """Return gRPC's handler for a method with one request and many responses; see `unary`."""
-
-        async def serve(request: bytes, context: Context) -> None:
-            await self._serve(
-                name, context, lambda call: method(call, request), for_reads=for_reads
-            )
-
-        return name, grpc.unary_stream_rpc_method_handler(serve)
-
-    def bidirectional(
-        self, name: str, method: BidirectionalMethod, *, authenticates: bool = False
-    ) -> NamedHandler:
-        """Return gRPC's handler for a method with many requests and many responses; see `unary`."""
-
-        async def serve(requests: object, context: Context) -> None:
-            del requests
-            await self._serve(name, context, method, authenticates=authenticates)
-
-        return name, grpc.stream_stream_rpc_method_handler(serve)
-
-    async def _serve(
+    def handler(
         self,
         name: str,
-        context: Context,
-        method: Callable[[Call], Awaitable[Any]],
+        kind: Callable[[Any], Any],
+        method: Method,
         *,
         authenticates: bool = False,
         for_reads: bool = False,
-    ) -> Any:
-        call = Call(context, self._server, _read_headers(context), ANYONE)
-        run = partial(self._run, call, method, authenticates=authenticates, for_reads=for_reads)
-        tracer = self._server.tracer
-        if tracer is None:
-            return await run()
-        with tracer.call(f"{FLIGHT_SERVICE}/{name}", call.headers, call.peer) as call.span:
-            response = await run()
-            self._end_span(call, "OK")
-            return response
+    ) -> tuple[str, Any]:
+        """Return the name of a method, and gRPC's handler of one kind for it.
+
+        A method that authenticates needs no token. A method for reads also runs while the server
+        drains: it calls `Call.check_draining`.
+        """
+
+        async def serve(request: Any, context: Context) -> Any:
+            call = Call(context, self._server, _read_headers(context), ANYONE)
+            run = partial(self._run, call, method, request, authenticates, for_reads)
+            tracer = self._server.tracer
+            if tracer is None:
+                return await run()
+            with tracer.call(f"{FLIGHT_SERVICE}/{name}", call.headers, call.peer) as call.span:
+                response = await run()
+                self._end_span(call, "OK")
+                return response
+
+        return name, kind(serve)
 
     async def _run(
-        self,
-        call: Call,
-        method: Callable[[Call], Awaitable[Any]],
-        *,
-        authenticates: bool = False,
-        for_reads: bool = False,
+        self, call: Call, method: Method, request: Any, authenticates: bool, for_reads: bool
     ) -> Any:
         self._running += 1
         try:
@@ -164,7 +117,7 @@ class CallInterceptor:
                     raise UnavailableError("the server is draining")
                 if not authenticates:
                     call.principal = await self._server.access.authenticate(call.headers)
-                return await method(call)
+                return await method(call, request)
         except Exception as error:
             errors = list(flatten_errors(error))
         finally:

@@ -6,6 +6,7 @@ It reads its certificates again after their files have changed.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,20 @@ from ..addresses import control_uri, list_unencrypted_addresses
 from ..context import ServerContext
 from ..listeners import Descriptors
 from ..logs import get_logger
+from ..reload import ReloadReport
 from ..uploads.quota import Quota
 from ..uploads.store import UploadStore
-from .actions import ActionHandler, Reload
+from .actions import ActionHandler
 from .call import AddressCalls
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
 from .health import HEALTH_SERVICE, HealthService
-from .info import FlightInfoBuilder
 from .interceptor import CallInterceptor
-from .service import FLIGHT_SERVICE, FlightService, HandshakeHandler
+from .service import FLIGHT_SERVICE, FlightService
 
 
 class CertificateProvider:
     """Provides gRPC with the server's certificate, its key and the authorities of clients.
-
-    Raises `ConfigError` if a file cannot be used. The error names it.
 
     Notes
     -----
@@ -116,13 +115,12 @@ _CHANNEL_OPTIONS = {
 
 
 class ControlPlane:
-    """The Flight service of a daemon.
+    """The Flight service of a daemon whose setting `control` is not None.
 
-    `context`: its setting `control` must not be None. `reload`: Serves the action ``reload``, on a
-    worker thread.
+    The action ``reload`` calls `reload` on a worker thread.
     """
 
-    def __init__(self, context: ServerContext, reload: Reload) -> None:
+    def __init__(self, context: ServerContext, reload: Callable[[], ReloadReport]) -> None:
         self._context = context
         self._settings = context.settings
         self._reload = reload
@@ -137,12 +135,7 @@ class ControlPlane:
         return self._uri
 
     async def bind(self) -> DataUri:
-        """Bind the port and open the directory of uploads. No call is served yet.
-
-        Raises `ConfigError` if the port, the certificates or the directory cannot be used, or if
-        other machines could call without a token. Raises `MissingExtraError` if reflection is
-        enabled and its package is not installed.
-        """
+        """Bind the port and open the directory of uploads. No call is served yet."""
         settings, access = self._settings, self._context.access
         uri = control_uri(settings)
         assert uri is not None
@@ -196,8 +189,7 @@ class ControlPlane:
     async def close(self, grace: float | None = None) -> None:
         """End all calls, and release the port and the directory of uploads. Idempotent.
 
-        `grace` is the time for running calls to end by themselves, in seconds. New calls are
-        refused.
+        Running calls may end by themselves for `grace` seconds. New ones are refused.
         """
         server, self._server = self._server, None
         if server is not None:
@@ -226,10 +218,8 @@ class ControlPlane:
     def _build_server(self) -> Any:
         limits, settings = self._context.limits, self._settings
         service = FlightService(
-            FlightInfoBuilder(settings.advertise),
             DoGetHandler(),
             DoPutHandler(self._store, limits.uploads),
-            HandshakeHandler(),
             ActionHandler(self._store, self._reload),
         )
         max_bytes = _SMALL_MESSAGE_BYTES if self._store is None else limits.upload_message_bytes
@@ -254,10 +244,9 @@ class ControlPlane:
         host = uri.host or "::"
         address = f"[{host}]:{uri.port}" if ":" in host else f"{host}:{uri.port}"
         try:
-            if uri.scheme != "grpc+tls" or settings.tls_cert is None:
+            if uri.scheme != "grpc+tls" or settings.tls is None:
                 return self._server.add_insecure_port(address)
-            options = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            credentials = CertificateProvider(options).credentials()
+            credentials = CertificateProvider(settings.tls).credentials()
             return self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ConfigError(

@@ -6,22 +6,22 @@ import base64
 import binascii
 import re
 from fnmatch import translate
+from functools import partial
 from typing import Any
 
 import anyio
 import grpc
 from anyio import to_thread
 
-from ...errors import InvalidRequestError, ProtocolError, UnavailableError, remote_error
-from ...formats.flight_data import iter_protobuf_fields
+from ...errors import InvalidRequestError, UnavailableError, remote_error
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ..auth.principal import unauthenticated
 from .actions import ActionHandler
-from .call import Call, parse_message
+from .call import Call, parse_message, read_field
 from .do_get import DoGetHandler
 from .do_put import DoPutHandler
-from .info import FlightInfoBuilder
+from .info import build_info, build_listing, build_schema
 from .interceptor import FLIGHT_SERVICE, CallInterceptor
 
 _MAX_CRITERIA_CHARACTERS = 1024
@@ -37,8 +37,6 @@ def parse_descriptor(descriptor: flight.FlightDescriptor) -> Request:
     A PATH has one element, the name of a dataset. A CMD is such a name in UTF-8, or a JSON object
     with the fields of `Request`. Clients of Flight SQL, such as ADBC, send either as the text of
     a query.
-
-    Raises `InvalidRequestError` if the descriptor is malformed.
     """
     if descriptor.type == flight.FlightDescriptor.PATH:
         if len(descriptor.path) != 1:
@@ -56,20 +54,9 @@ def _unwrap_query(command: bytes) -> bytes:
     """Return the text of a Flight SQL query. Return any other command unchanged."""
     if not _ANY_START.match(command):
         return command
-    if _read_field(command, _ANY_TYPE) != _QUERY_TYPE:
+    if read_field(command, _ANY_TYPE) != _QUERY_TYPE:
         raise remote_error("UNIMPLEMENTED", "this server supports no Flight SQL except queries")
-    return _read_field(_read_field(command, _ANY_VALUE), _QUERY_TEXT)
-
-
-def _read_field(message: bytes, field: int) -> bytes:
-    found = b""
-    try:
-        for number, value in iter_protobuf_fields(message):
-            if number == field and not isinstance(value, int):
-                found = bytes(value)
-    except ProtocolError as error:
-        raise InvalidRequestError(error.message) from None
-    return found
+    return read_field(read_field(command, _ANY_VALUE), _QUERY_TEXT)
 
 
 def _parse_request(data: bytes, source: str) -> Request:
@@ -84,10 +71,7 @@ def _parse_request(data: bytes, source: str) -> Request:
 
 
 def compile_criteria(expression: bytes) -> re.Pattern[str]:
-    """Return a pattern that matches the names to list.
-
-    `expression`: an empty one matches every name. Raises `InvalidRequestError` if it is not UTF-8,
-    or too long.
+    """Return a pattern that matches the names to list; every name for an empty expression.
 
     Examples
     --------
@@ -105,91 +89,75 @@ def compile_criteria(expression: bytes) -> re.Pattern[str]:
     return re.compile(translate(glob or "*"))
 
 
-class HandshakeHandler:
-    """Serves Handshake, in the two forms that Flight clients use.
+async def handshake(call: Call, requests: object) -> None:
+    """Serve Handshake, in the two forms that Flight clients use.
 
     - With HTTP basic authentication in the headers of the call, the response has a bearer token
       in its headers.
     - With a token as the payload of the first message, the response repeats the token.
     """
-
-    async def handshake(self, call: Call) -> None:
-        """Serve one handshake.
-
-        Raises `DeniedError` if the token or password is wrong. Raises `InvalidRequestError` if the
-        message or the header is malformed. Raises `UnavailableError` if the client sends no message
-        in time.
-        """
-        scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "basic":
-            await self._handshake_basic(call, credentials)
-        else:
-            await self._handshake_token(call)
-
-    async def _handshake_basic(self, call: Call, credentials: str) -> None:
-        try:
-            decoded = base64.b64decode(credentials, validate=True).decode()
-        except (binascii.Error, ValueError):
-            raise InvalidRequestError("the Basic authorization header is malformed") from None
-        username, _, password = decoded.partition(":")
-        token = await call.server.access.exchange_password(username, password)
-        await call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
-
-    async def _handshake_token(self, call: Call) -> None:
-        message: bytes | None = None
-        seconds = call.server.settings.handshake_seconds
-        with anyio.move_on_after(seconds) as scope:
-            message = await call.read()
-        if scope.cancelled_caught:
-            raise UnavailableError(f"the client sent nothing for {seconds:g} s")
-        payload = b""
-        if message is not None:
-            payload = parse_message(flight.HandshakeRequest, message).payload
-        access = call.server.access
-        if access.requires_token:
-            await access.authenticate({"authorization": f"Bearer {_decode_token(payload)}"})
-        await call.write(flight.HandshakeResponse(payload=payload).SerializeToString())
+    del requests  # `Call.read` returns them
+    scheme, _, credentials = call.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        await _exchange_password(call, credentials)
+    else:
+        await _check_token(call)
 
 
-def _decode_token(payload: bytes) -> str:
+async def _exchange_password(call: Call, credentials: str) -> None:
     try:
-        return payload.decode("ascii")
-    except UnicodeDecodeError:
-        raise unauthenticated("the token in the handshake must be ASCII") from None
+        decoded = base64.b64decode(credentials, validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError("the Basic authorization header is malformed") from None
+    username, _, password = decoded.partition(":")
+    token = await call.server.access.exchange_password(username, password)
+    await call.context.send_initial_metadata((("authorization", f"Bearer {token}"),))
+
+
+async def _check_token(call: Call) -> None:
+    message: bytes | None = None
+    seconds = call.server.settings.handshake_seconds
+    with anyio.move_on_after(seconds) as scope:
+        message = await call.read()
+    if scope.cancelled_caught:
+        raise UnavailableError(f"the client sent nothing for {seconds:g} s")
+    payload = b""
+    if message is not None:
+        payload = parse_message(flight.HandshakeRequest, message).payload
+    access = call.server.access
+    if access.requires_token:
+        try:
+            token = payload.decode("ascii")
+        except UnicodeDecodeError:
+            raise unauthenticated("the token in the handshake must be ASCII") from None
+        await access.authenticate({"authorization": f"Bearer {token}"})
+    await call.write(flight.HandshakeResponse(payload=payload).SerializeToString())
 
 
 class FlightService:
     """Maps the methods of the service to their handlers."""
 
-    def __init__(
-        self,
-        infos: FlightInfoBuilder,
-        do_get: DoGetHandler,
-        do_put: DoPutHandler,
-        handshake: HandshakeHandler,
-        actions: ActionHandler,
-    ) -> None:
-        self._infos = infos
+    def __init__(self, do_get: DoGetHandler, do_put: DoPutHandler, actions: ActionHandler) -> None:
         self._do_get = do_get
         self._do_put = do_put
-        self._handshake = handshake
         self._actions = actions
 
     def handler(self, interceptor: CallInterceptor) -> Any:
         """Return gRPC's handler for the service."""
-        unary, bidirectional = interceptor.unary, interceptor.bidirectional
-        streaming = interceptor.server_streaming
+        unary = partial(interceptor.handler, kind=grpc.unary_unary_rpc_method_handler)
+        streaming = partial(interceptor.handler, kind=grpc.unary_stream_rpc_method_handler)
+        bidirectional = partial(interceptor.handler, kind=grpc.stream_stream_rpc_method_handler)
         handlers = [
-            bidirectional("Handshake", self._handshake.handshake, authenticates=True),
-            streaming("ListFlights", self._list_flights),
-            unary("GetFlightInfo", self._get_flight_info, for_reads=True),
-            unary("PollFlightInfo", self._poll_flight_info),
-            unary("GetSchema", self._get_schema),
-            streaming("DoGet", self._do_get.do_get, for_reads=True),
-            bidirectional("DoPut", self._do_put.do_put),
-            bidirectional("DoExchange", self._do_exchange),
-            streaming("DoAction", self._actions.do_action),
-            streaming("ListActions", self._actions.list_actions),
+            bidirectional("Handshake", method=handshake, authenticates=True),
+            streaming("ListFlights", method=self._list_flights),
+            unary("GetFlightInfo", method=self._get_flight_info, for_reads=True),
+            unary("PollFlightInfo", method=self._poll_flight_info),
+            unary("GetSchema", method=self._get_schema),
+            streaming("DoGet", method=self._do_get.do_get, for_reads=True),
+            bidirectional("DoPut", method=self._do_put.do_put),
+            bidirectional("DoExchange", method=self._do_exchange),
+            streaming("DoAction", method=self._actions.do_action),
+            streaming("ListActions", method=self._actions.list_actions),
         ]
         return grpc.method_handlers_generic_handler(FLIGHT_SERVICE, dict(handlers))
 
@@ -197,7 +165,7 @@ class FlightService:
         criteria = compile_criteria(parse_message(flight.Criteria, message).expression)
         for name in call.list_datasets():
             if criteria.match(name):
-                info = await to_thread.run_sync(self._infos.build_listing, call, name)
+                info = await to_thread.run_sync(build_listing, call, name)
                 if info is not None:
                     await call.write(info.SerializeToString())
 
@@ -212,15 +180,15 @@ class FlightService:
         descriptor = parse_message(flight.FlightDescriptor, message)
         request = parse_descriptor(descriptor)
         call.check_draining(request)
-        return await to_thread.run_sync(self._infos.build_info, call, request, descriptor)
+        return await to_thread.run_sync(build_info, call, request, descriptor)
 
     async def _get_schema(self, call: Call, message: bytes) -> bytes:
         request = parse_descriptor(parse_message(flight.FlightDescriptor, message))
-        schema = await to_thread.run_sync(self._infos.build_schema, call, request)
+        schema = await to_thread.run_sync(build_schema, call, request)
         return flight.SchemaResult(schema=schema).SerializeToString()
 
-    async def _do_exchange(self, call: Call) -> None:
-        del call
+    async def _do_exchange(self, call: Call, requests: object) -> None:
+        del call, requests
         raise remote_error(
             "UNIMPLEMENTED",
             "this server does not support DoExchange: read with DoGet, write with DoPut",

@@ -35,16 +35,16 @@ from ..auth.principal import ANYONE, Permission, Principal
 from ..logs import get_logger
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
 from ..report import StreamReport, is_operator
-from .page import History, Page, StreamChoice
+from .page import History, Page
 from .service import Service
 
 
 def render_metrics(
     samples: Iterable[Sample], accept: str, shows: Callable[[str], bool]
 ) -> tuple[bytes, str]:
-    """Return metrics as text, and its content type.
+    """Return metrics as text, and its content type, which a request accepts.
 
-    `accept`: It selects OpenMetrics or the older format. `shows`: the others become `OTHER`.
+    The names of datasets that are not shown become `OTHER`.
     """
     encode, content_type = choose_encoder(accept)
 
@@ -116,10 +116,9 @@ _Answer = Callable[[Service, Principal, Request], Awaitable[Response]]
 class Application:
     """Answers requests about a daemon.
 
-    Until `service` is set, the daemon is loading: only health checks get an answer then.
-
-    `checks_names`: a server that requires tokens need not. `requires_certificate`: Health checks
-    need none.
+    Until `service` is set, the daemon is loading: only health checks get an answer then. They need
+    neither the name of this server nor a certificate. A server that requires tokens need not check
+    names.
     """
 
     names: HostNames
@@ -270,8 +269,8 @@ class Application:
         for stream in streams:
             is_chosen = (stream.process, stream.number) == (process, number)
             if is_chosen and stream.may_be_cancelled_by(principal):
-                choice = StreamChoice(stream, self._make_form_token(principal))
-                return HTMLResponse(self._page.render_cancel(choice))
+                form_token = self._make_form_token(principal)
+                return HTMLResponse(self._page.render_cancel(stream, form_token))
         return RedirectResponse("/?notice=ended", 303)
 
     async def _cancel(self, service: Service, principal: Principal, request: Request) -> Response:

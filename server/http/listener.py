@@ -16,11 +16,10 @@ from ...errors import ConfigError
 from ...protocol.uri import DataUri
 from ...transport.tcp import bind_socket
 from ...transport.tls_options import TlsServerOptions, load_server_context
-from ..addresses import HostNames, is_exposed, requires_token
+from ..addresses import HostNames, is_exposed
 from ..config import Settings
 from ..context import ServerContext
 from ..logs import get_logger
-from ..report import Reporter
 from .application import HAS_CERTIFICATE, Application
 from .service import Service
 
@@ -43,7 +42,7 @@ class PatientTransport:
     Thousands of streams can use up the memory that the kernel has for TCP. It then resets each
     connection that is closed before its data has arrived, and a health check would fail.
 
-    `transport`: It does everything else.
+    The wrapped transport does everything else.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -142,15 +141,14 @@ class HttpListener:
     """Serves metrics, health checks and the status page, from the moment that it is created.
 
     A context manager: leaving the context closes it.
-
-    Raises `ConfigError` if the address cannot be bound, or the certificate cannot be used.
     """
 
     def __init__(self, settings: Settings, uri: DataUri) -> None:
-        tls = _load_tls(settings) if uri.scheme == "https" else None
+        options = settings.tls if uri.scheme == "https" else None
+        tls = None if options is None else _load_tls(options)
         self.application = Application(
             HostNames.of(settings, uri),
-            checks_names=not requires_token(settings),
+            checks_names=not settings.requires_token,
             requires_certificate=tls is not None and settings.tls_client_ca is not None,
         )
         """Answers the requests."""
@@ -158,14 +156,14 @@ class HttpListener:
         self.uri = uri.replace(port=self._socket.getsockname()[1])
         """The bound address."""
         self._server = _Server(self.application, tls)
-        if requires_token(settings) and tls is None and is_exposed(uri):
+        if settings.requires_token and tls is None and is_exposed(uri):
             get_logger("http").warning("tokens cross the network unencrypted", http=uri.address)
         self._thread = threading.Thread(target=self._run, name="splitarrow-http", daemon=True)
         self._thread.start()
 
-    def attach(self, context: ServerContext, reporter: Reporter) -> None:
+    def attach(self, context: ServerContext) -> None:
         """Answer requests about a daemon, which is ready now; see `Service`."""
-        self.application.service = Service(context, reporter)
+        self.application.service = Service(context)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
@@ -248,13 +246,12 @@ def _bind(uri: DataUri) -> socket:
         raise ConfigError(f"http: {error.message}") from None
 
 
-def _load_tls(settings: Settings) -> ssl.SSLContext:
+def _load_tls(options: TlsServerOptions) -> ssl.SSLContext:
     """Return a context that uses the current certificate in each handshake.
 
     A client without a certificate can connect, because health checks have none. `Application`
     refuses its other requests.
     """
-    options = TlsServerOptions(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     current = load_server_context(options)
 
     def use_current(connection: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:

@@ -43,9 +43,7 @@ class Sparkline:
 
 
 def draw_sparkline(values: Sequence[float], points: int) -> Sparkline:
-    """Return a sparkline of values, the last one at the right edge.
-
-    `values` is the values, none of which is negative, the oldest first.
+    """Return a sparkline of values that are not negative, the last one at the right edge.
 
     Examples
     --------
@@ -72,10 +70,7 @@ _BYTES = ("sent_bytes", "mapped_bytes")
 
 
 class History:
-    """The bytes per second of each dataset, one rate for each call of `record`.
-
-    `clock`: returns the time in seconds, from any start.
-    """
+    """The bytes per second of each dataset, one rate for each call of `record`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -133,15 +128,6 @@ _ADDRESSES = ("listen", "control", "http")
 """The settings that are URIs without secrets. Other text may be a path, or hold a password."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamChoice:
-    """A stream to cancel."""
-
-    stream: StreamReport
-    form_token: str
-    """What the form has to contain; see `Application`."""
-
-
 class Page:
     """Renders the pages."""
 
@@ -171,10 +157,7 @@ class Page:
         refreshes: bool,
         notice: str,
     ) -> str:
-        """Return the status page, as a principal may see it.
-
-        `notice`: Others are ignored.
-        """
+        """Return the status page, as a principal may see it, with one of `_NOTICES`."""
         streams, refusals = service.list_streams(principal)
         problem = service.find_problem()
         datasets = list(_list_datasets(service, principal, history))
@@ -200,25 +183,9 @@ class Page:
             notice=_NOTICES.get(notice),
         )
 
-    def render_cancel(self, choice: StreamChoice) -> str:
-        """Return the page that asks whether to cancel a stream."""
-        return self._cancel.render(stream=choice.stream, form_token=choice.form_token)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetView:
-    """A dataset on the page."""
-
-    name: str
-    kind: str
-    rows: int | None
-    nbytes: int | None
-    columns: int | None
-    version: int | None
-    streams: int
-    rate: float
-    """Bytes per second now."""
-    sparkline: Sparkline
+    def render_cancel(self, stream: StreamReport, form_token: str) -> str:
+        """Return the page that asks whether to cancel a stream, by a form with a token."""
+        return self._cancel.render(stream=stream, form_token=form_token)
 
 
 class _Figures:
@@ -251,21 +218,16 @@ def _describe_state(service: Service, problem: str | None) -> str:
 
 def _list_datasets(
     service: Service, principal: Principal, history: History
-) -> Iterator[DatasetView]:
+) -> Iterator[dict[str, Any]]:
     for facts in service.list_datasets(principal):
         label = service.context.streams.label_of(facts["name"])
         rates = history.rates(label) if label == facts["name"] else []
-        yield DatasetView(
-            name=facts["name"],
-            kind=facts["kind"],
-            rows=facts["rows"],
-            nbytes=facts["bytes"],
-            columns=facts["columns"],
-            version=facts["version"],
-            streams=facts["streams"] or 0,
-            rate=rates[-1] if rates else 0.0,
-            sparkline=draw_sparkline(rates, POINTS),
-        )
+        yield {
+            **facts,
+            "streams": facts["streams"] or 0,
+            "rate": rates[-1] if rates else 0.0,
+            "sparkline": draw_sparkline(rates, POINTS),
+        }
 
 
 def _list_settings(settings: Settings) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
@@ -273,7 +235,7 @@ def _list_settings(settings: Settings) -> Iterator[tuple[str, list[tuple[str, st
     groups: dict[str, list[tuple[str, str, bool]]] = {}
     for declaration in declarations(Settings):
         value = getattr(settings, declaration.name)
-        changed = value != Settings.model_fields[declaration.name].default
+        changed = value != declaration.default
         text = describe_setting(declaration, value)
         groups.setdefault(declaration.setting.group.value, []).append(
             (declaration.name, text, changed)

@@ -14,49 +14,36 @@ from ...transport.credential_files import Reloadable
 from ..auth.principal import Permission, Principal
 from ..catalog.dataset import ServedDataset
 from ..context import ServerContext
-from ..metrics import Collector, LabelCap, Labelled, MetricType, Sample, merge_samples
+from ..metrics import LabelCap, Labelled, MetricType, Sample, merge_samples
 from ..refusals import Refusals
-from ..report import ProcessReport, Reporter, StreamReport, package_version
+from ..report import ProcessReport, StreamReport, package_version
 from ..streams import MAX_DATASETS
 
 
-class CertificateExpiry:
-    """When a certificate expires. It is read again when its file changes.
-
-    `path`: the first certificate counts.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = Reloadable([path], lambda: _read_expiry(path), on_failure=_ignore)
-
-    def seconds(self) -> float:
-        """Return the time in seconds since 1970."""
-        return self._file.current()
-
-
 def _read_expiry(path: Path) -> float:
+    """Return when the first certificate of a file expires, in seconds since 1970."""
     try:
         return load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the certificate {path}: {error}") from None
 
 
-def _ignore(reason: str) -> None:
-    """Do nothing: the listener that uses the certificate logs the failure."""
-    del reason
-
-
 class Service:
     """The state of a daemon, over all of its processes. Call its methods on a thread."""
 
-    def __init__(self, context: ServerContext, reporter: Reporter) -> None:
+    def __init__(self, context: ServerContext) -> None:
         self.context = context
-        self.reporter = reporter
+        self.reporter = context.reporter
         self.started = time.time()
         """When the daemon became ready, in seconds since 1970."""
         certificate = context.settings.tls_cert
         self._names = LabelCap(MAX_DATASETS)
-        self._expiry = None if certificate is None else CertificateExpiry(certificate)
+        self._expiry: Reloadable[float] | None = None
+        if certificate is not None:
+            # The listener that uses the certificate logs failures.
+            self._expiry = Reloadable(
+                [certificate], lambda: _read_expiry(certificate), on_failure=lambda reason: None
+            )
 
     def find_problem(self, reports: list[ProcessReport] | None = None) -> str | None:
         """Return why the daemon is not ready for new readers, or None if it is."""
@@ -74,11 +61,9 @@ class Service:
         reports = self.reporter.reports()
         merged = merge_samples(report.samples for report in reports)
         if len(reports) > 1:  # each process has bounded the names by itself
-            merged = merge_samples([map(self._bound_name, merged)])
+            bound = (sample.relabel("dataset", self._names.find) for sample in merged)
+            merged = merge_samples([bound])
         return [*merged, *self._list_daemon_samples(reports)]
-
-    def _bound_name(self, sample: Sample) -> Sample:
-        return sample.relabel("dataset", self._names.find)
 
     def _list_daemon_samples(self, reports: list[ProcessReport]) -> Iterator[Sample]:
         metrics = self.context.daemon_metrics
@@ -91,9 +76,8 @@ class Service:
             "datasets": len(self.context.catalog),
         }
         if self._expiry is not None:
-            values["certificate_expiry_timestamp_seconds"] = {("server",): self._expiry.seconds()}
-        collector: Collector = lambda: values  # noqa: E731
-        return metrics.samples(collector)
+            values["certificate_expiry_timestamp_seconds"] = {("server",): self._expiry.current()}
+        return metrics.samples(lambda: values)
 
     def list_datasets(self, principal: Principal) -> list[dict[str, Any]]:
         """Return the datasets that a principal may read, for JSON."""

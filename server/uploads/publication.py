@@ -68,8 +68,6 @@ class ShardKey:
         """Return the key in the command of an upload.
 
         The command is ``{"dataset": NAME, "publish": {"job": JOB, "ordinal": N}}``.
-
-        Raises `InvalidRequestError` if the command is malformed.
         """
         values = _parse_object(command, "the command of the upload")
         publish: Any = values.get("publish")
@@ -105,10 +103,7 @@ class PublishRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> PublishRequest:
-        """Return the request in the body of the action ``publish``.
-
-        Raises `InvalidRequestError` if the body is malformed. The error names the field.
-        """
+        """Return the request in the body of the action ``publish``."""
         values = _parse_object(body, "the body of the action")
         unknown = set(values) - set(_FIELDS)
         if unknown:
@@ -145,10 +140,7 @@ class PublishRequest:
 
 
 def check_job(job: Any) -> str:
-    """Return the name of a publishing job.
-
-    Raises `InvalidRequestError` if it is not a valid name.
-    """
+    """Return the name of a publishing job, if it is valid."""
     if not isinstance(job, str):
         raise InvalidRequestError(f"the job is {str(job)[:80]!r}; it must be a string")
     try:
@@ -207,7 +199,7 @@ class PublishedFolder:
     gets no response and uploads the shard again. The file without a record is replaced then, or
     removed with the staging folder.
 
-    `path`: It need not exist.
+    The folder need not exist.
     """
 
     def __init__(self, dataset: str, path: Path) -> None:
@@ -274,11 +266,7 @@ class PublishedFolder:
         return jobs
 
     def commit(self, request: PublishRequest) -> Manifest:
-        """Commit the staged shards of a job as a version.
-
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing or schemas
-        differ.
-        """
+        """Commit the staged shards of a job as a version."""
         records = self._load_records(request)
         return self._store.commit(
             request.job,
@@ -293,7 +281,7 @@ class PublishedFolder:
     def load_committed(self, request: PublishRequest, version: int) -> Manifest:
         """Return the version that a job has committed, if a repeated request asks for the same.
 
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the request asks for something
+        Raises `RemoteError` with the code FAILED_PRECONDITION if the request asks for something
         else, or a later version has replaced the shards of the job.
         """
         manifest = self._store.load(version)
@@ -320,10 +308,7 @@ class PublishedFolder:
         return manifest
 
     def find_committed_shard(self, key: ShardKey, version: int, sha256: str) -> ShardEntry:
-        """Return the shard of a committed job that has the contents of a repeated upload.
-
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if the job has no such shard.
-        """
+        """Return the shard of a committed job that has the contents of a repeated upload."""
         manifest = self._store.load(version)
         if manifest is not None:
             for shard in _list_shards_of_job(manifest, key.job):

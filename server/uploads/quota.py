@@ -11,10 +11,8 @@ from ...errors import ExhaustedError
 class Quota:
     """Counts bytes by their owner. Safe to use from several threads.
 
-    Any hashable object can be an owner: a running upload, a dataset, a staged shard.
-
-    `total_bytes` is the limit for all owners together, in bytes. `None` disables it. `upload_bytes`
-    is the limit for one upload, in bytes. `None` disables it.
+    Any hashable object can be an owner: a running upload, a dataset, a staged shard. All of them
+    together may have `total_bytes`, and an upload `upload_bytes`. None disables a limit.
     """
 
     def __init__(self, total_bytes: int | None = None, upload_bytes: int | None = None) -> None:
@@ -25,11 +23,7 @@ class Quota:
         self._measures: dict[Hashable, Callable[[], int]] = {}
 
     def reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
-        """Count an upload with its bytes so far, in place of its earlier reservation.
-
-        `nbytes` is the size of the upload in bytes. Raises `ExhaustedError` if a limit would be
-        exceeded.
-        """
+        """Count an upload with its bytes so far, in place of its earlier reservation."""
         try:
             self._reserve(owner, nbytes, dataset)
         except ExhaustedError:
@@ -44,7 +38,7 @@ class Quota:
     def record_measured(self, owner: Hashable, measure: Callable[[], int]) -> None:
         """Count an owner that may shrink by itself, even if it exceeds a limit.
 
-        `measure`: returns its size in bytes. It is called now, and before an upload is refused.
+        `measure` returns its bytes. It is called now, and again before an upload is refused.
         """
         nbytes = measure()
         with self._lock:

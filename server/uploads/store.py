@@ -112,11 +112,7 @@ class PublicationStore:
                     )
 
     def begin_upload(self, key: ShardKey, limits: Limits) -> Upload:
-        """Return a new upload of a shard, which the caller must close.
-
-        Raises `InvalidRequestError` if the name of the dataset is not valid for a folder. Raises
-        `RemoteError`: With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
-        """
+        """Return a new upload of a shard, which the caller must close."""
         encode_name(key.dataset, FOLDER_SUFFIX)
         self._check_name(key.dataset)
 
@@ -131,9 +127,6 @@ class PublicationStore:
         """Commit the staged shards of a job as a version, and serve it.
 
         A repeated request returns the version that the job has committed.
-
-        Raises `RemoteError`: With the code FAILED_PRECONDITION, if a shard is missing, schemas
-        differ, or the job is already published in another form.
         """
         dataset, job = request.dataset, request.job
         folder = self._open_folder(dataset)
@@ -243,10 +236,10 @@ def _name_committed_owner(dataset: str) -> tuple[str, str]:
 class UploadStore:
     """The directory of uploads. Safe to use from several threads.
 
-    One server at a time uses a directory; a lock on it ends with the process. The methods block.
+    One server at a time uses a directory; a lock on it ends with the process. The directory is
+    created if only its last part is missing. The methods block.
 
-    `directory`: It is created if only its last part is missing. `quota`: By default, they are not
-    limited. Raises `ConfigError` if the directory cannot be used, or another server uses it.
+    Raises `ConfigError` if the directory cannot be used, or another server uses it.
     """
 
     def __init__(self, directory: Path, catalog: Catalog, quota: Quota | None = None) -> None:
@@ -267,22 +260,14 @@ class UploadStore:
             raise
 
     def begin_upload(self, dataset: str, limits: Limits) -> Upload:
-        """Return a new upload of a dataset, which the caller must close.
-
-        Raises `InvalidRequestError` if the name of the dataset is not valid for a file. Raises
-        `RemoteError`: With the code ALREADY_EXISTS, if the name belongs to another type of dataset.
-        """
+        """Return a new upload of a dataset, which the caller must close."""
         encode_name(dataset)
         self._check_name(dataset)
         path = make_incomplete_path(self._directory)
         return Upload(dataset, path, self._quota, self._commit, limits)
 
     def drop(self, dataset: str) -> None:
-        """Remove an uploaded or published dataset. Running streams continue.
-
-        Raises `NotFoundError` if the dataset does not exist. Raises `RemoteError`: With the code
-        FAILED_PRECONDITION, if it belongs to the configuration.
-        """
+        """Remove an uploaded or published dataset. Running streams continue."""
         with self._lock:
             if self.publications.drop(dataset):
                 os.fsync(self._descriptor)

@@ -36,17 +36,7 @@ class DecodedBatch(NamedTuple):
 
 
 class UploadDecoder:
-    """Decodes the messages of one upload, in order. One thread at a time may use it.
-
-    Raises `ProtocolError` if the message is not a schema, or cannot be decoded.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The schema of the upload.
-    has_dictionaries : bool
-        Whether a column is dictionary-encoded.
-    """
+    """Decodes the messages of one upload, in order. One thread at a time may use it."""
 
     def __init__(self, schema_metadata: bytes, limits: Limits) -> None:
         self._limits = limits
@@ -55,6 +45,7 @@ class UploadDecoder:
         )
         types = read_dictionary_types(schema_metadata, schema)
         self.has_dictionaries = bool(types)
+        """Whether a column is dictionary-encoded."""
         self._checker = MessageChecker(
             schema,
             types,
@@ -73,11 +64,7 @@ class UploadDecoder:
         self.schema: pa.Schema = self._reader.schema
 
     def decode(self, metadata: memoryview, body: pa.Buffer) -> DecodedBatch | None:
-        """Return the record batch of a message; None for a dictionary batch, which is kept.
-
-        Raises `InvalidDataError` if the message is of another type, is malformed, or does not
-        validate. Raises `LimitError` if it exceeds the limits.
-        """
+        """Return the record batch of a message; None for a dictionary batch, which is kept."""
         if len(metadata) > self._limits.metadata_bytes:
             raise LimitError(
                 f"the metadata of a message has {len(metadata)} bytes; "
@@ -119,11 +106,9 @@ class Upload:
     The upload owns the file, and the quota for it, until `finish` hands both to `commit`. `close`
     removes a file that no caller has taken.
 
-    The methods block. Any thread may call them, one at a time.
-
-    `path`: It must not exist. `commit`: if it raises, it must leave the file or remove it.
-    `as_file`: That format refuses dictionaries that are replaced; by default, such data becomes an
-    Arrow IPC stream.
+    The methods block. Any thread may call them, one at a time. The file must not exist yet. If
+    `commit` raises, it must leave the file or remove it. Data with dictionaries becomes an Arrow
+    IPC stream, unless it has to be a file: that format refuses dictionaries that are replaced.
     """
 
     def __init__(
@@ -153,11 +138,7 @@ class Upload:
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, data: FlightData) -> None:
-        """Write one message. The first one with a header must be a schema.
-
-        Raises `ProtocolError` if the message is malformed, or not allowed in an upload. Raises
-        `ExhaustedError` if the quota is exceeded or the disk is full.
-        """
+        """Write one message. The first one with a header must be a schema."""
         if not len(data.header):
             self._read_declared_rows(data.app_metadata)
         elif self._decoder is None:
@@ -168,11 +149,7 @@ class Upload:
                 self._write_batch(self._decoder, batch)
 
     def finish(self) -> None:
-        """Complete the file, make it durable, and commit it.
-
-        Raises `InvalidDataError` if there was no schema, or fewer or more rows than the client
-        declared. Raises `ExhaustedError` if the quota is exceeded or the disk is full.
-        """
+        """Complete the file, make it durable, and commit it."""
         if self._decoder is None:
             raise InvalidDataError("the upload has no schema")
         if self._declared_rows is not None and self._declared_rows != self._rows:

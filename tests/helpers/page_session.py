@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from helpers.package import ROOT
 from helpers.page_blocks import Block
 from helpers.terminal import TerminalCommand
+from splitarrow.protocol.uri import CONTROL_PORT, TCP_PORT
 from splitarrow.server.auth.token_file import TokenFile
 from splitarrow.testing import Daemon
 
@@ -37,7 +38,7 @@ _PROTECTED = re.compile(r"--(insecure|token-file|jwks|tls-client-ca)\b")
 _SERVE = re.compile(r"^splitarrow serve\b")
 _PROMPT = re.compile(r"^\$ ", re.MULTILINE)
 _QUANTITY = re.compile(r"\d[\d.,\\]* (?:µs|ms|s|[kMG]?B(?:/s)?)(?!\w)")
-_DEFAULT_PORTS = {"grpc": 8815, "tcp": 8816}
+_DEFAULT_PORTS = {"grpc": CONTROL_PORT, "tcp": TCP_PORT}
 
 
 class PageSession:

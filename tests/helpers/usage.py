@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from splitarrow.server.usage import Counts, SharedUsage, UsageTable
+from splitarrow.server.usage import KeyedCounter, SharedCounter, SharedUsage, UsageTable
 
 
-def fill(counts: Counts, key: str, limit: int) -> int:
+def fill(counts: KeyedCounter | SharedCounter, key: str, limit: int) -> int:
     """Take a key up to its limit; return how often that succeeded."""
     taken = 0
     while counts.take(key, limit):

@@ -26,10 +26,9 @@ from splitarrow.protocol.tags import (
     BodyType,
     is_request_tag,
 )
-from splitarrow.protocol.uri import DataUri
+from splitarrow.protocol.uri import TCP_PORT, DataUri
 from splitarrow.server.catalog.dataset import GROUP_BYTES
 from splitarrow.server.catalog.messages.message_index import REGION_BYTES
-from splitarrow.transport.early_connections import DEFAULT_PORT
 from splitarrow.transport.frame_decoder import DIRECT_BYTES, RUN_BYTES, FrameDecoder
 from splitarrow.transport.framing import HEADER, PREFACE, TAGGED, UNTAGGED
 
@@ -125,7 +124,7 @@ def test_masks_and_shift_are_those_of_the_code() -> None:
         f"up to {GROUP_BYTES >> 10} KiB, into one send",
         f"bodies of less than {REGION_BYTES >> 10} KiB",
         f"up to {RUN_BYTES >> 10} KiB of them into their final places",
-        f"The default port is {DEFAULT_PORT}.",
+        f"The default port is {TCP_PORT}.",
         "`compression` is " + ", ".join(f"`{c}`" for c in COMPRESSIONS[:-1]) + ", or `auto`",
     ],
 )

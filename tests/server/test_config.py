@@ -6,7 +6,7 @@ import inspect
 import pickle
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 from pydantic_settings import BaseSettings
@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
 from splitarrow.protocol.tags import WANT_DATA
+from splitarrow.protocol.uri import TCP_PORT
 from splitarrow.server.addresses import control_uri
 from splitarrow.server.config import (
     Configuration,
@@ -25,14 +26,13 @@ from splitarrow.server.config.configuration import find_line
 from splitarrow.server.config.declaration import Count
 from splitarrow.server.config.settings import ServeArguments, listener_uri
 from splitarrow.server.documentation import settings_page
-from splitarrow.transport.early_connections import DEFAULT_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_defaults_serve_this_host_only() -> None:
     settings = load_settings()
-    assert settings.listen == (f"tcp://127.0.0.1:{DEFAULT_PORT}", "shm://")
+    assert settings.listen == (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
     assert settings.control is None
     assert settings.workers == 1
 
@@ -188,10 +188,10 @@ def test_settings_reach_worker_processes_unchanged(tmp_path: Path) -> None:
 
 def test_every_setting_has_a_help_text_and_a_value_name() -> None:
     for declaration in declarations(Settings):
-        help = declaration.setting.help
+        help = declaration.help
         assert help.endswith("."), declaration.name
         assert help[0].isupper() or help[0] == "`", declaration.name
-        named = declaration.is_flag or declaration.choices or declaration.setting.metavar
+        named = declaration.is_flag or declaration.choices or declaration.metavar
         assert named, declaration.name
 
 
@@ -204,7 +204,7 @@ def test_every_setting_is_an_option_of_the_command_line() -> None:
 def test_the_settings_page_is_up_to_date() -> None:
     page = settings_page()
     assert (ROOT / "docs" / "settings.md").read_text() == page, (
-        "run: python -m splitarrow.server.documentation > docs/settings.md"
+        "run: python -m splitarrow.server.documentation settings > docs/settings.md"
     )
     for declaration in declarations(Settings):
         assert f"\n| `{declaration.name}` |" in page
@@ -217,9 +217,9 @@ def test_the_settings_of_a_group_are_declared_together() -> None:
 
 def test_a_setting_without_a_declaration_is_refused() -> None:
     class Incomplete(BaseSettings):
-        size: Annotated[Count, "no Setting"] = 1
+        size: Count = 1
 
-    with pytest.raises(TypeError, match="size is not annotated"):
+    with pytest.raises(TypeError, match="size is not declared"):
         list(declarations(Incomplete))
 
 

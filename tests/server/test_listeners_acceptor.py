@@ -24,7 +24,7 @@ from splitarrow.server.config import load_settings
 from splitarrow.server.listeners import Acceptor
 from splitarrow.server.metrics import Metrics
 from splitarrow.server.refusals import RefusalLog
-from splitarrow.server.usage import LocalUsage
+from splitarrow.server.usage import Usage
 from splitarrow.transport.base import Channel, Listener
 
 TABLE = pa.table({"n": [1, 2, 3]})
@@ -64,7 +64,7 @@ class Context:
     def __init__(self) -> None:
         self.settings = load_settings(listen=("tcp://127.0.0.1:1",))
         self.refusals = RefusalLog(Metrics(), ())
-        self.usage = LocalUsage()
+        self.usage = Usage()
 
 
 def test_without_descriptors_one_client_at_a_time_is_refused(

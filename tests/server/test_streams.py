@@ -16,7 +16,7 @@ from pyarrow import flight
 
 import splitarrow
 from splitarrow.errors import RemoteError
-from splitarrow.server.metrics import Metrics
+from splitarrow.server.metrics import Metrics, list_stats
 from splitarrow.server.streams import RunningStream, StreamRegistry
 
 BIG = pa.table({"x": pa.array(np.arange(8_000_000))})
@@ -76,12 +76,12 @@ def test_totals_never_decrease_when_streams_end() -> None:
     try:
         thread.start()
         while not ended.is_set():
-            totals.append(metrics.stats()["rows"])
+            totals.append(list_stats(metrics.samples())["rows"])
     finally:
         sys.setswitchinterval(interval)
         thread.join()
     assert totals == sorted(totals)
-    assert metrics.stats()["rows"] == 3_000_000
+    assert list_stats(metrics.samples())["rows"] == 3_000_000
 
 
 def test_the_figures_of_a_stream_come_from_its_source() -> None:

@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 
 from helpers.usage import fill, take_in_child
-from splitarrow.server.usage import LocalUsage, SharedUsage, UsageTable
+from splitarrow.server.usage import SharedUsage, Usage, UsageTable
 
 
 def make_pair() -> tuple[SharedUsage, SharedUsage]:
@@ -15,8 +15,8 @@ def make_pair() -> tuple[SharedUsage, SharedUsage]:
     return SharedUsage(table, 1), SharedUsage(table, 2)
 
 
-@pytest.mark.parametrize("usage", [LocalUsage(), make_pair()[0]])
-def test_a_key_is_taken_up_to_its_limit_and_released(usage: LocalUsage | SharedUsage) -> None:
+@pytest.mark.parametrize("usage", [Usage(), make_pair()[0]])
+def test_a_key_is_taken_up_to_its_limit_and_released(usage: Usage) -> None:
     assert fill(usage.streams, "a", 3) == 3
     assert fill(usage.streams, "b", 1) == 1
     assert fill(usage.addresses, "a", 2) == 2

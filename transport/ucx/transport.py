@@ -13,7 +13,7 @@ from ...errors import ConfigError, ConnectError, SplitArrowError, TransportError
 from ...protocol.devices import DeviceAllocator, StagingAllocator
 from ...protocol.limits import Limits
 from ...protocol.memory import Allocator
-from ...protocol.uri import DataUri, Streams
+from ...protocol.uri import UCX_PORT, DataUri, Streams
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from ..port_guard import Address, PortGuard, make_address
 from .channel import UcxReaderChannel, UcxServerChannel
@@ -43,7 +43,6 @@ from .uri import (
 )
 from .worker import Wakeup, Worker, on_connection_request
 
-DEFAULT_PORT = 8817
 _FIELD_SOCKADDR, _FIELD_HANDLER = 1, 1 << 2
 _QUERY_SOCKADDR = 1
 _QUERY_CLIENT = 1
@@ -77,7 +76,7 @@ class UcxListener:
         self._guard: PortGuard | None = None
         self._channels: WeakValueDictionary[Address, UcxServerChannel] = WeakValueDictionary()
         host = uri.host or "127.0.0.1"
-        port = DEFAULT_PORT if uri.port is None else uri.port
+        port = UCX_PORT if uri.port is None else uri.port
         failure = f"cannot listen on {uri.scheme}://{format_address(host, port)}"
         try:
             address = resolve_address(host, port)
@@ -241,7 +240,7 @@ class UcxTransport:
     """The scheme ``ucx``."""
 
     scheme = "ucx"
-    traits = Traits(default_port=DEFAULT_PORT, leases_memory=True, descriptors=18, location_rank=40)
+    traits = Traits(default_port=UCX_PORT, leases_memory=True, descriptors=18, location_rank=40)
 
     def diagnose(self) -> Diagnosis:
         """Return the version of UCX, the lanes of this host, and why faster ones are not used."""
@@ -288,7 +287,7 @@ class UcxTransport:
         if not uri.host:
             raise UriError(f"{uri.redacted()} has no host: a {uri.scheme} address needs one")
         failure = f"cannot connect to {uri.address}"
-        port = DEFAULT_PORT if uri.port is None else uri.port
+        port = UCX_PORT if uri.port is None else uri.port
         limits, parameters = options.limits, UcxOptions.from_uri(uri)
         created: Any = None
         try:
