@@ -32,11 +32,30 @@ import pyarrow as pa
 from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
 from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
-from .formats.parquet.variant.arrow_fields import describe_field, variant_field
+from .formats.parquet.variant.arrow_fields import EXTENSION_NAME, describe_field, variant_field
 from .formats.parquet.variant_columns import annotate_variants, find_variant_paths
 
 if TYPE_CHECKING:
-    pass
+    from .formats.parquet.variant.python_values import Timestamp
+
+__all__ = [
+    "EXTENSION_NAME",
+    "Timestamp",
+    "annotate",
+    "cast",
+    "field",
+    "from_json",
+    "from_python",
+    "get",
+    "infer_type",
+    "is_valid",
+    "parse_type",
+    "shred",
+    "to_json",
+    "to_python",
+    "unshred",
+    "write_parquet",
+]
 
 
 def write_parquet(

@@ -15,13 +15,11 @@ latency and memory of shared memory, and `spark` for the pipeline.
 """
 
 from .backends import backend_names
-from .comparison import comparison_table
-from .markdown import save_markdown
 from .options import Options
 from .plot import check_plot, save_plot
 from .report import Report
 from .runner import run
-from .tables import terminal_tables
+from .tables import comparison_table, save_markdown, terminal_tables
 
 __all__ = [
     "Options",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..errors import UsageError
-from .dataset import COLUMNS, ROW_BYTES
+from .datasets import COLUMNS, ROW_BYTES
 
 Consume = Literal["count", "sum", "numpy"]
 """The operation of a client on each batch: count its rows, sum each column, or make a NumPy array

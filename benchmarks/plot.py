@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import MissingExtraError, UsageError
 from .backends import BASELINE, REFERENCE
-from .formatting import format_size
 from .report import Report
+from .statistics import format_size
 
 _SUFFIXES = (".svg", ".png")
 _TEXT_COLOR = "#1f2933"

@@ -13,7 +13,7 @@ from ..formats.arrow.conversion import MessageConverter
 from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
 from ..formats.arrow.message import HeaderType, read_batch_header, read_message_info
 from ..transport.memory.files import FileSpan
-from .message_input import InputMessage
+from .local_input import InputMessage
 from .terminal import name_standard_output
 
 _CHUNK_BYTES = 4 << 20

@@ -1,28 +1,363 @@
-"""Checks of files and folders for ``splitarrow check``."""
+"""Checks of files, folders and published datasets for ``splitarrow check``, and their report."""
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from ..client.stream.decoders import Decoder, open_decoder
-from ..errors import MissingExtraError, ProtocolError, SplitArrowError
+from ..errors import InvalidDataError, MissingExtraError, ProtocolError, SplitArrowError
 from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.file import MAGIC
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
 from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
 from ..formats.arrow.tensors.decoding import check_tensor_message
 from ..formats.arrow.tensors.files import MAX_METADATA_BYTES, is_tensor_head, scan_tensors
+from ..formats.parquet.conversions import DEFAULT_OPTIONS
+from ..formats.vortex.array_body import LazyBytes, read_array_body
+from ..formats.vortex.checker import check_array
+from ..formats.vortex.dtype import DType, TypeKind, encode_dtype, read_dtype
+from ..formats.vortex.file import FileArray, FileFooter, list_arrays, read_file_footer
+from ..formats.vortex.message import Message as VortexMessage
+from ..formats.vortex.message import MessageHeader, MessageKind, build_header, build_message
+from ..formats.vortex.reader import FramedHeader, HeaderReader
 from ..protocol.limits import DEFAULT_LIMITS
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
 from ..protocol.tags import BodyType
+from ..publication.shard_files import hash_file
+from ..publication.version_store import VersionStore
+from ..server.catalog.files.parquet import inspect_parquet
 from ..transport.memory.files import SourceFile
-from .check_report import Progress, Report
-from .check_values import count_batches, find_reason
+from .formatting import escape_text, format_bytes, format_count
+
+MAX_DEFECTS = 1000
+"""The number of defects of one target that are kept. The others are counted."""
+
+Progress = Callable[[int, int], None]
+"""Receives the numbers of rows and bytes checked so far."""
+
+
+@dataclass
+class Report:
+    """The result of checking one file or dataset."""
+
+    target: str
+    """The path or URI."""
+    kind: str = "file"
+    """The type of the file or dataset."""
+    messages: int = 0
+    """The number of sound messages."""
+    dictionary_batches: int = 0
+    """The number of sound dictionary batches."""
+    record_batches: int = 0
+    """The number of sound record batches, row groups or tensors."""
+    rows: int | None = 0
+    """The number of rows in them; None if there are none, as in tensors."""
+    nbytes: int = 0
+    """The size of what was checked in bytes."""
+    columns: int | None = None
+    """The number of columns; None if it is unknown."""
+    batch_noun: str = "batch"
+    """The noun for `record_batches`, in the singular."""
+    defects: list[Defect] = field(default_factory=list[Defect])
+    """The defects."""
+    warnings: list[Defect] = field(default_factory=list[Defect])
+    """What a reader should know and can still read, such as values outside of their range."""
+    further_defects: int = 0
+    """The number of defects beyond those in `defects`."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there are no defects."""
+        return not self.defects
+
+    def add_defect(self, defect: Defect) -> None:
+        """Add a defect."""
+        if len(self.defects) < MAX_DEFECTS:
+            self.defects.append(defect)
+        else:
+            self.further_defects += 1
+
+    def add_warning(self, warning: Defect) -> None:
+        """Add a warning, if there are not too many."""
+        if len(self.warnings) < MAX_DEFECTS:
+            self.warnings.append(warning)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        description = asdict(self)
+        description["bytes"] = description.pop("nbytes")
+        del description["batch_noun"]
+        for name in ("defects", "warnings"):
+            description[name] = [_describe(defect) for defect in getattr(self, name)]
+        return {"target": self.target, "sound": self.is_sound, **description}
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        count = len(self.defects) + self.further_defects
+        verdict = "sound" if self.is_sound else format_count(count, "defect")
+        plural = "batches" if self.batch_noun == "batch" else f"{self.batch_noun}s"
+        noun = self.batch_noun if self.record_batches == 1 else plural
+        figures = [f"{self.record_batches:,} {noun}"]
+        if self.dictionary_batches:
+            noun = "dictionary batch" if self.dictionary_batches == 1 else "dictionary batches"
+            figures.append(f"{self.dictionary_batches:,} {noun}")
+        if self.rows is not None:
+            figures.append(format_count(self.rows, "row"))
+        if self.columns is not None:
+            figures.append(format_count(self.columns, "column"))
+        figures.append(format_bytes(self.nbytes))
+        lines = [f"{escape_text(self.target)}: {self.kind}, {verdict}: {', '.join(figures)}"]
+        lines += [f"  {_format(defect)}" for defect in self.defects]
+        if self.further_defects:
+            lines.append(f"  and {format_count(self.further_defects, 'further defect')}")
+        lines += [f"  warning: {_format(warning)}" for warning in self.warnings]
+        return lines
+
+
+def _describe(defect: Defect) -> dict[str, Any]:
+    found = {
+        "place": defect.place,
+        "offset": defect.offset,
+        "problem": defect.problem,
+        "bytes": defect.nbytes,
+        "rows": defect.rows,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _format(defect: Defect) -> str:
+    offset = "" if defect.offset is None else f" at byte {defect.offset}"
+    return escape_text(f"{defect.place}{offset}: {defect.problem}")
+
+
+def find_reason(data: Any) -> str:
+    """Return why pyarrow refuses values."""
+    try:
+        data.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def count_batches(batches: Iterator[pa.RecordBatch], report: Report, progress: Progress) -> None:
+    """Validate record batches, and count them."""
+    for batch in batches:
+        place = f"{report.batch_noun} {report.record_batches}"
+        if not validate_memory(batch):
+            reason = find_reason(batch)
+            report.add_warning(Defect(place, None, reason, rows=batch.num_rows))
+        report.record_batches += 1
+        report.rows = (report.rows or 0) + batch.num_rows
+        progress(report.rows, report.nbytes)
+
+
+_MAGIC_BYTES = 4
+
+
+def check_parquet(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+    """Check the footer of a Parquet file; with `full`, all pages and values, too.
+
+    Raises `ProtocolError`, `pyarrow.ArrowException` if the footer or, with `full`, a page cannot be
+    read.
+    """
+    report.batch_noun = "row group"
+    plan, parquet = inspect_parquet(file)
+    with closing(parquet):
+        metadata = parquet.metadata
+        report.columns = len(plan.columns.schema)
+        _check_row_groups(metadata, file.size, report)
+        groups = metadata.num_row_groups
+        if full and report.is_sound:
+            batches = (
+                plan.columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
+                for batch in parquet.iter_batches()
+            )
+            report.rows = 0
+            count_batches(batches, report, progress)
+            if report.rows != metadata.num_rows:
+                problem = f"it lists {metadata.num_rows} rows; the pages have {report.rows}"
+                report.add_defect(Defect("footer", None, problem))
+        report.record_batches, report.rows = groups, metadata.num_rows
+
+
+def _check_row_groups(metadata: Any, size: int, report: Report) -> None:
+    """Check the places and sizes of all column chunks."""
+    rows = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        rows += group.num_rows
+        if group.num_rows < 0:
+            problem = f"it declares {group.num_rows} rows"
+            report.add_defect(Defect(f"row group {number}", None, problem))
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            begin = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                begin = min(begin, chunk.dictionary_page_offset)
+            nbytes = chunk.total_compressed_size
+            if begin < _MAGIC_BYTES or nbytes < 0 or begin + nbytes > size:
+                problem = (
+                    f"column {chunk.path_in_schema} has {nbytes} bytes at byte {begin}, outside "
+                    f"the file of {size} bytes"
+                )
+                report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
+            if chunk.num_values < 0:
+                problem = f"column {chunk.path_in_schema} declares {chunk.num_values} values"
+                report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
+    if rows != metadata.num_rows:
+        problem = f"it lists {metadata.num_rows} rows; its row groups have {rows}"
+        report.add_defect(Defect("footer", None, problem))
+
+
+_MAX_ROWS = (1 << 32) - 1
+
+
+def check_stream(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+    """Check all messages of a stream; with `full`, decode the arrays in a child process, too."""
+    with _StreamCheck(file, report, full=full) as check:
+        reader = HeaderReader(file.read, file.size)
+        while True:
+            offset = reader.offset
+            try:
+                found = reader.next_header()
+            except ProtocolError as error:
+                problem = error.message.removeprefix(f"the message at byte {offset}: ")
+                report.add_defect(Defect(f"message {check.number}", offset, problem))
+                return
+            if found is None:
+                return
+            check.check_message(found)
+            progress(report.rows or 0, found.end)
+
+
+class _StreamCheck:
+    """The check of one stream. A defect of an array does not end it."""
+
+    def __init__(self, file: SourceFile, report: Report, *, full: bool) -> None:
+        self._file = file
+        self._report = report
+        self._full = full
+        self._dtype: DType | None = None
+        self._decoder: Any = None
+        self.number = 0
+        """The number of messages before the next one."""
+
+    def __enter__(self) -> _StreamCheck:
+        return self
+
+    def __exit__(self, *arguments: object) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
+
+    def check_message(self, found: FramedHeader) -> None:
+        """Check a message whose header is sound."""
+        rows = found.header.row_count
+        place = f"message {self.number}"
+        self.number += 1
+        try:
+            if found.header.kind is MessageKind.DTYPE:
+                self._open(found)
+            elif found.header.kind is MessageKind.ARRAY and self._dtype is not None:
+                self._check_array(found, place)
+            self._report.messages += 1
+        except ProtocolError as error:
+            nbytes = found.end - found.offset
+            self._report.add_defect(Defect(place, found.offset, error.message, nbytes, rows))
+
+    def _open(self, found: FramedHeader) -> None:
+        self._dtype = read_dtype(self._file.read(found.body_offset, found.header.body_size))
+        self._report.columns = count_columns(self._dtype)
+        if self._full:
+            from ..isolation.array_decoder import IsolatedDecoder
+
+            self._decoder = IsolatedDecoder(self._read(found))
+
+    def _check_array(self, found: FramedHeader, place: str) -> None:
+        header = found.header
+        assert self._dtype is not None
+        body = LazyBytes(self._file.read, found.body_offset, header.body_size)
+        check_array(header, body, self._dtype)
+        if self._decoder is not None:
+            array = self._decoder.decode_arrow(self._read(found))
+            _validate_array(array, place, found.offset, self._report)
+        self._report.record_batches += 1
+        self._report.rows = (self._report.rows or 0) + header.row_count
+
+    def _read(self, found: FramedHeader) -> VortexMessage:
+        body = self._file.read(found.body_offset, found.header.body_size)
+        return VortexMessage(found.metadata, found.header, (body,))
+
+
+def count_columns(dtype: DType | None) -> int | None:
+    """Return the number of columns of a type; None if it is no struct."""
+    return len(dtype.children) if dtype is not None and dtype.kind is TypeKind.STRUCT else None
+
+
+def check_vortex_file(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+    """Check the footer of a ``.vortex`` file and all arrays; with `full`, decode them, too."""
+    footer = read_file_footer(file.read, file.size)
+    report.columns, report.rows = count_columns(footer.dtype), footer.root.rows
+    for array in list_arrays(footer):
+        segment, rows = array.segment, array.layout.rows
+        try:
+            _check_segment(file, footer, array, report, full=full)
+            report.record_batches += 1
+        except ProtocolError as error:
+            problem = error.message
+            report.add_defect(Defect(_name(array), segment.offset, problem, segment.length, rows))
+        progress(report.rows, segment.offset + segment.length)
+
+
+def _check_segment(
+    file: SourceFile, footer: FileFooter, array: FileArray, report: Report, *, full: bool
+) -> None:
+    segment = array.segment
+    body = LazyBytes(file.read, segment.offset, segment.length)
+    if read_array_body(body, len(footer.encodings)).has_table_first:
+        raise InvalidDataError("the array does not end with its FlatBuffer and the length of that")
+    if array.dtype is None:
+        return
+    rows = min(array.layout.rows, _MAX_ROWS)
+    header = MessageHeader(MessageKind.ARRAY, segment.length, rows, footer.encodings)
+    check_array(header, body, array.dtype)
+    if full:
+        _decode_segment(file, header, array, report)
+
+
+def _name(array: FileArray) -> str:
+    return f"segment {array.layout.segments[0]} (layout {array.layout.path})"
+
+
+def _decode_segment(
+    file: SourceFile, header: MessageHeader, array: FileArray, report: Report
+) -> None:
+    """Decode an array of a file in a child process, and validate its values."""
+    from ..isolation.array_decoder import IsolatedDecoder
+
+    assert array.dtype is not None
+    decoder = IsolatedDecoder(build_message(MessageKind.DTYPE, [encode_dtype(array.dtype)]))
+    try:
+        body = file.read(array.segment.offset, array.segment.length)
+        found = decoder.decode_arrow(VortexMessage(build_header(header), header, (body,)))
+        _validate_array(found, _name(array), array.segment.offset, report)
+    finally:
+        decoder.close()
+
+
+def _validate_array(array: Any, place: str, offset: int, report: Report) -> None:
+    batch = pa.RecordBatch.from_arrays([array], [""])
+    if not validate_memory(batch):
+        report.add_warning(Defect(place, offset, find_reason(batch)))
+
 
 _PARQUET_MAGIC = b"PAR1"
 _VORTEX_MAGIC = b"VTXF"
@@ -56,8 +391,6 @@ def _check_open_file(
         report.kind = "Arrow IPC file"
         check_ipc(file, report, full=full, progress=progress)
     elif head.startswith(_PARQUET_MAGIC):
-        from .check_parquet import check_parquet
-
         report.kind = "Parquet file"
         check_parquet(file, report, full=full, progress=progress)
     elif head.startswith(_VORTEX_MAGIC) or _is_vortex_stream(file, head):
@@ -154,8 +487,6 @@ def _check_vortex(
     file: SourceFile, path: Path, head: bytes, report: Report, *, full: bool, progress: Progress
 ) -> None:
     """Check a Vortex file or stream."""
-    from .check_vortex import check_stream, check_vortex_file
-
     report.batch_noun = "array"
     if not head.startswith(_VORTEX_MAGIC):
         report.kind = "Vortex stream"
@@ -201,3 +532,67 @@ def _check_other(
         contents = dataset.load_contents(file)
         batches = dataset.read_batches(file, contents, Selection(contents.schema))
         count_batches((batch for batch, _ in batches), report, progress)
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether a folder is a published dataset."""
+    try:
+        return bool(VersionStore(folder).list_versions())
+    except SplitArrowError:
+        return False
+
+
+def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator[Report]:
+    """Check the newest version of a published dataset: its manifest and its shards.
+
+    With `full`, the SHA-256 of each shard is compared with the manifest, too.
+    """
+    report = Report(str(folder), "published dataset", batch_noun="shard")
+    try:
+        manifest = VersionStore(folder).load()
+    except SplitArrowError as error:
+        report.add_defect(Defect("manifest", None, error.message))
+        manifest = None
+    if manifest is None:
+        yield report
+        return
+    report.record_batches, report.rows = len(manifest.shards), manifest.rows
+    report.nbytes, report.columns = manifest.nbytes, len(manifest.schema)
+    yield report
+    for shard in manifest.shards:
+        path = folder / shard.path
+        found = check_file(path, full=full, progress=progress)
+        if found.nbytes != shard.nbytes:
+            problem = f"it has {found.nbytes} bytes; the manifest lists {shard.nbytes}"
+            found.add_defect(Defect("file", None, problem))
+        elif found.is_sound and found.rows != shard.rows:
+            problem = f"it has {found.rows} rows; the manifest lists {shard.rows}"
+            found.add_defect(Defect("file", None, problem))
+        elif full and hash_file(path) != shard.sha256:
+            found.add_defect(Defect("file", None, "its SHA-256 is not that in the manifest"))
+        yield found
+
+
+def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[Report]:
+    """Check a file, all files in a folder, or the newest version of a published dataset."""
+    if not path.is_dir():
+        yield check_file(path, full=full, progress=progress)
+        return
+    if is_published(path):
+        yield from check_published(path, full=full, progress=progress)
+        return
+    for found in _list_files(path):
+        yield check_file(found, full=full, progress=progress)
+
+
+def is_local(target: str) -> bool:
+    """Return whether a target is a path."""
+    return "://" not in target or os.path.exists(target)
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, sorted, as a dataset has them."""
+    from ..server.catalog.files.directory import FolderListing
+
+    for origin in FolderListing(folder).list_files():
+        yield Path(origin.path)

@@ -1,16 +1,62 @@
-"""A file that appears only once it is complete."""
+"""The file that a command writes: its suffix, its form, and its appearance once it is complete."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from ..errors import UsageError
+from ..formats.arrow.form import Form
 from ..publication.atomic_files import AtomicFile, sync_folder
-from . import signals
+from . import exit_status
+
+ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
+"""The suffixes of Arrow IPC, whose messages need no decoding."""
+TENSOR_SUFFIXES = (".tensor", ".npy")
+_KNOWN = (
+    *(".arrow", ".feather", ".arrows", ".parquet", ".csv", ".jsonl", ".ndjson"),
+    *(".vortex", ".vortexs"),
+    *TENSOR_SUFFIXES,
+)
+
+
+def parse_suffix(path: Path) -> str:
+    """Return the suffix of a path, in lower case, if it selects a format.
+
+    Raises `UsageError` if it does not.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _KNOWN:
+        raise UsageError(
+            f"{path}: the suffix selects the format; use one of {', '.join(_KNOWN)}, "
+            "or - for standard output"
+        )
+    return suffix
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """What to write."""
+
+    text_format: str | None = None
+    """``csv`` or ``jsonl`` on standard output, in place of an IPC stream."""
+    messages: Form = field(default_factory=Form)
+    """The form of Arrow IPC messages."""
+    legacy: bool = False
+    """Whether to write Arrow IPC with the framing before Arrow 0.15."""
+    shred: Mapping[str, Any] | None = None
+    """The Variant columns to shred in a Parquet file; see `ParquetSink`."""
+
+
+PLAIN = OutputForm()
+"""Arrow IPC messages as they arrive."""
 
 
 class OutputFile:
@@ -90,5 +136,5 @@ class OutputFile:
                 sync_folder(self._file.path.parent)
 
     def _discard(self) -> None:
-        with signals.ignore_signals(), suppress(OSError):
+        with exit_status.ignore_signals(), suppress(OSError):
             self._file.discard()

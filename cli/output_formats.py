@@ -1,9 +1,15 @@
-"""Write record batches to a file, in the format that its suffix selects."""
+"""Write record batches to a file, in the format that its suffix selects.
+
+This module writes CSV, JSON Lines and Arrow IPC from record batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import base64
+import json
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from io import IOBase
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,7 +19,126 @@ import pyarrow as pa
 from ..client.stream.batch_stream import find_metadata
 from ..errors import UsageError
 from .terminal import name_standard_output
-from .text_formats import CsvSink, JsonLinesSink
+
+
+class CsvSink:
+    """Writes CSV with a header line; see `Sink`.
+
+    `file`: the sink closes it. Raises `UsageError` if CSV has no form for a type.
+    """
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        from pyarrow import csv
+
+        self._file = file
+        self._schema = pa.schema([_plain_field(field) for field in schema])
+        try:
+            # The writer refuses a type only when it writes.
+            csv.write_csv(self._schema.empty_table(), pa.BufferOutputStream())
+            sink: Any = file
+            self._writer = csv.CSVWriter(sink, self._schema)
+        except pa.ArrowException as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(
+                f"a CSV file cannot store this data: {reason}; write to .jsonl or .parquet instead"
+            ) from None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        with _refusals("a CSV file"):
+            self._writer.write_batch(batch.cast(self._schema))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the incomplete file."""
+        with suppress(OSError, pa.ArrowException):
+            self._file.close()
+
+
+class JsonLinesSink:
+    """Writes JSON Lines: a line with one JSON object for each row; see `Sink`.
+
+    Binary data is base64, times are text, decimals are text with all digits, and numbers that JSON
+    lacks (NaN, infinity) are null.
+
+    `file`: the sink closes it.
+    """
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        self._file = file
+        self._schema = pa.schema([_readable_field(field) for field in schema])
+        self._has_floats = any(_has_floats(field.type) for field in schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        with _refusals("a JSON Lines file"):
+            rows: list[Any] = batch.cast(self._schema).to_pylist()
+        if self._has_floats:
+            rows = _without_nan(rows)
+        lines = [json.dumps(row, ensure_ascii=False, default=_as_text) for row in rows]
+        if lines:
+            self._file.write(("\n".join(lines) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the incomplete file."""
+        with suppress(OSError, pa.ArrowException):
+            self._file.close()
+
+
+@contextmanager
+def _refusals(output: str) -> Generator[None]:
+    """Convert errors of values that a format has no form for to `UsageError`."""
+    try:
+        yield
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{output} cannot store this data: {reason}; write to .arrow instead"
+        ) from None
+
+
+def _plain_field(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a field without dictionary encoding."""
+    if isinstance(field.type, pa.DictionaryType):
+        return field.with_type(field.type.value_type)
+    return field
+
+
+def _readable_field(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a field whose values Python reads exactly: times become text."""
+    plain = _plain_field(field)
+    types = pa.types
+    is_time = types.is_timestamp(plain.type) or types.is_time(plain.type)
+    return plain.with_type(pa.string()) if is_time else plain
+
+
+def _has_floats(data_type: pa.DataType) -> bool:
+    children = (data_type.field(index).type for index in range(data_type.num_fields))
+    return pa.types.is_floating(data_type) or any(map(_has_floats, children))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list) else value
+
+
+def _as_text(value: Any) -> str:
+    """Return the text of a value that JSON has no type for."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
 
 _BUFFER_BYTES = 1 << 20
 """Smaller writes are combined into one of this size."""
@@ -173,7 +298,7 @@ def open_sink(
         if suffix in (".vortex", ".vortexs"):
             return _open_vortex(suffix, path, file, schema)
         if open_format is None:
-            from .parquet_sink import ParquetSink
+            from .parquet_output import ParquetSink
 
             return ParquetSink(file, schema, path, shred)
         return open_format(file, schema)
@@ -183,7 +308,7 @@ def open_sink(
 
 
 def _open_vortex(suffix: str, path: Path, file: pa.NativeFile, schema: pa.Schema) -> Sink:
-    from .vortex_sink import VortexFileSink, VortexStreamSink
+    from .vortex_output import VortexFileSink, VortexStreamSink
 
     if suffix == ".vortexs":
         return VortexStreamSink(file, schema)

@@ -20,8 +20,7 @@ from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
 from ..protocol.tags import BodyType
 from ..transport.memory.files import SourceFile
-from .check_files import decode, open_scan_decoder
-from .check_report import Progress
+from .check_files import Progress, decode, open_scan_decoder
 from .formatting import format_bytes, format_count
 from .output_file import OutputFile
 

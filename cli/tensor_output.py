@@ -17,10 +17,8 @@ from ..formats.arrow.tensors import AnyTensor, Tensor, encode_tensor, write_mess
 from ..formats.arrow.tensors.files import write_npy_header
 from ..formats.arrow.tensors.tensor import format_shape
 from .formatting import escape_text, format_bytes, shorten
-from .progress import TransferProgress
-from .suffixes import TENSOR_SUFFIXES
-from .tables import make_console, make_table
-from .terminal import standard_output
+from .output_file import TENSOR_SUFFIXES
+from .terminal import TransferProgress, make_console, make_table, standard_output
 
 if TYPE_CHECKING:
     from .output_file import OutputFile

@@ -1,4 +1,4 @@
-"""Read a stream into a file, and show the progress."""
+"""Read a stream into a file or a preview, and show the progress."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from ..formats.arrow.message import HeaderType, read_message_info
 from ..formats.arrow.schema_rewriter import rewrite_schema
 from ..formats.arrow.tensors.labels import is_tensor_content
 from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open_arrow_file
-from .message_input import InputStream, read_messages, read_schema_metadata
-from .output_file import OutputFile
-from .output_form import PLAIN, OutputForm
+from .local_input import InputStream, read_messages, read_schema_metadata
+from .output_file import ARROW_SUFFIXES, PLAIN, OutputFile, OutputForm, parse_suffix
 from .output_formats import Sink, StandardOutputTextSink, open_sink
-from .preview import Preview
-from .progress import TransferProgress
-from .suffixes import ARROW_SUFFIXES, parse_suffix
+from .row_printer import Preview
 from .tensor_output import TensorPreview, check_table_suffix, copy_tensors
+from .terminal import TransferProgress
 
 _AnySink = TypeVar("_AnySink", bound=Sink | ArrowOutput)
 

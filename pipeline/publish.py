@@ -36,6 +36,7 @@ from .spark_errors import translate_errors
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+__all__ = ["PublishJob", "PublishJobResult", "publish"]
 
 FORMATS = ("parquet", "csv", "json", "orc", "table")
 """The formats of a source; ``table`` is a table of Spark's catalog."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from ...errors import UsageError
-from .base import Backend
-from .do_get import DoGetBackend
-from .flight import FlightBackend
-from .memcpy import MemcpyBackend
-from .raw_socket import RawSocketBackend
+from .backend import Backend
+from .peers import DoGetBackend, FlightBackend, MemcpyBackend, RawSocketBackend
 from .splitarrow_stream import SplitArrowBackend
 
 BASELINE = "flight"

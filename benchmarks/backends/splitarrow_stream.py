@@ -17,11 +17,9 @@ from ...protocol.uri import DataUri
 from ...server.config.settings import ServeArguments
 from ...transport.registry import find_transport
 from ...transport.tls_options import TlsOptions
-from ..consumer import Consumer
-from ..dataset import Dataset
+from ..datasets import Dataset
 from ..options import Validate
-from .certificates import CA_MARK, make_certificates, missing_package
-from .parquet_file import write_parquet
+from .backend import CA_MARK, Consumer, make_certificates, missing_package, write_parquet
 
 _DATASET = "benchmark"
 

@@ -1,44 +1,23 @@
 """Messages of a stream in the form that its readers need.
 
-A `Form` has a byte order, a metadata version and a compression. `BatchEncoder` encodes record
-batches under the schema message of another stream.
+`BatchEncoder` encodes record batches under the schema message of another stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
-from ...errors import UsageError
 from ...fbs import arrow_generated as fbs
 from .batch_rewriter import BatchRewriter, RewrittenMessage, read_layout
 from .encoder import MessageEncoder
+from .form import Form
 from .message import CODECS
 from .metadata_limits import survey_schema
 from .schema import Feature, read_features
 from .schema_rewriter import find_schema, rewrite_schema
-
-_CODECS = ("lz4", "zstd")
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The form of the messages of a stream. `None` keeps what the source has."""
-
-    endianness: Literal["little", "big"] | None = None
-    """The byte order."""
-    version: Literal["v4", "v5"] | None = None
-    """The metadata version."""
-    compression: Literal["none", "lz4", "zstd"] | None = None
-    """The compression of the bodies."""
-
-    def __post_init__(self) -> None:
-        if self.version == "v4" and self.compression in _CODECS:
-            raise UsageError("readers of the metadata version V4 know no compression")
-
 
 _ORDERS = {"little": fbs.Endianness.Little, "big": fbs.Endianness.Big}
 _VERSIONS = {"v4": fbs.MetadataVersion.V4, "v5": fbs.MetadataVersion.V5}

@@ -23,8 +23,7 @@ from helpers.cli import COMMAND, PATIENCE, Run, read_terminal
 from helpers.pki import Pki
 from helpers.signals import default_dispositions
 from splitarrow.cli.app import COMMANDS, load_command
-from splitarrow.cli.rates import Rates, Sample, compute_rates
-from splitarrow.cli.top_view import render
+from splitarrow.cli.status import Rates, Sample, compute_rates, render
 from splitarrow.errors import SplitArrowError
 
 
