@@ -17,6 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.text import Text
@@ -63,10 +64,7 @@ class CertificateReport:
 
 
 def import_cryptography(module: str) -> Any:
-    """Import a module of cryptography.
-
-    Raises `MissingExtraError` if it is not installed.
-    """
+    """Import a module of cryptography, or raise `MissingExtraError`."""
     try:
         return import_module(f"cryptography.{module}")
     except ModuleNotFoundError:
@@ -76,10 +74,7 @@ def import_cryptography(module: str) -> Any:
 
 
 def read_certificates(path: Path) -> list[Certificate]:
-    """Return the certificates of a PEM file.
-
-    Raises `ConfigError` if it has none. Raises `OSError` if it cannot be read.
-    """
+    """Return the certificates of a PEM file; raise `ConfigError` if it has none."""
     x509 = import_cryptography("x509")
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
@@ -98,8 +93,8 @@ def check_certificates(
 ) -> CertificateReport:
     """Return a report of a certificate and the intermediate ones that follow it.
 
-    `days`: how long each must still be valid. `names` is the hosts that the certificate must be
-    for. `authorities`: By default, the end of the chain is not checked.
+    Each must be valid for `days` more days, and the first one for all `names`. Without
+    `authorities`, the end of the chain is not checked.
     """
     leaf = certificates[0]
     now = now or datetime.now(UTC)
@@ -129,10 +124,7 @@ def check_certificates(
 
 
 def check_key(certificate: Certificate, path: Path) -> str | None:
-    """Return what is wrong with the private key of a certificate, or None.
-
-    Raises `OSError` if the file cannot be read.
-    """
+    """Return what is wrong with the private key of a certificate, or None."""
     serialization = import_cryptography("hazmat.primitives.serialization")
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -280,11 +272,8 @@ def is_server(target: str) -> bool:
 def fetch_certificates(uri: str, timeout: float) -> tuple[list[Certificate], str | None]:
     """Connect to a server and return its certificates, and why a client does not trust them.
 
-    The certificates of the client come from the ``SPLITARROW_TLS_…`` variables.
-
-    `timeout` is the longest time to connect, in seconds. Return the certificates, and a reason or
-    None. Raises `UsageError` if the scheme has no certificates. Raises `ConnectError` if the server
-    does not respond or does not use TLS.
+    The certificates of the client come from the ``SPLITARROW_TLS_…`` variables. Raises
+    `ConnectError` if the server does not respond or does not use TLS.
     """
     from ..transport.tls_options import TlsOptions, build_client_context
 
@@ -296,27 +285,21 @@ def fetch_certificates(uri: str, timeout: float) -> tuple[list[Certificate], str
         context.set_alpn_protocols(["h2", "http/1.1"] if scheme == "https" else ["h2"])
     problem = None
     try:
-        _present(context, host, port, name, timeout)
-    except ssl.SSLCertVerificationError as error:
-        problem = error.verify_message.rstrip(".")
+        try:
+            _present(context, host, port, name, timeout)
+        except ssl.SSLCertVerificationError as error:
+            problem = error.verify_message.rstrip(".")
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return _present(context, host, port, name, timeout), problem
+    except ssl.SSLError as error:
+        reason = f"it does not speak TLS 1.3 ({error.reason or error})"
     except OSError as error:
-        raise ConnectError(
-            f"cannot connect to {scheme}://{host}:{port}: {_reason(error)}"
-        ) from None
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        certificates = _present(context, host, port, name, timeout)
-    except OSError as error:
-        raise ConnectError(
-            f"cannot connect to {scheme}://{host}:{port}: {_reason(error)}"
-        ) from None
-    return certificates, problem
+        reason = error.strerror or str(error)
+    raise ConnectError(f"cannot connect to {scheme}://{host}:{port}: {reason}")
 
 
 def _split(uri: str) -> tuple[str, str, int]:
-    from urllib.parse import urlsplit
-
     parts = urlsplit(uri)
     if parts.scheme not in _PORTS:
         schemes = ", ".join(f"{scheme}://" for scheme in _PORTS)
@@ -341,15 +324,6 @@ def _present(
         get_chain: Any = getattr(tls, "get_unverified_chain", None)  # from Python 3.13 on
         chain = [tls.getpeercert(binary_form=True)] if get_chain is None else get_chain()
     return [x509.load_der_x509_certificate(each) for each in chain]
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"it does not speak TLS 1.3 ({error.reason or error})"
-    return error.strerror or str(error)
-
-
-_CA_VARIABLE = "SPLITARROW_TLS_CA"
 
 
 @with_tls_options
@@ -412,9 +386,8 @@ def check(
 
 
 def _check_file(path: Path, key: Path | None, names: list[str], days: int) -> CertificateReport:
-
     certificates = read_certificates(path)
-    ca = os.environ.get(_CA_VARIABLE)
+    ca = os.environ.get("SPLITARROW_TLS_CA")
     authorities = read_certificates(Path(ca)) if ca else None
     report = check_certificates(
         str(path), certificates, days=days, names=names, authorities=authorities
@@ -427,7 +400,6 @@ def _check_file(path: Path, key: Path | None, names: list[str], days: int) -> Ce
 
 
 def _check_server(uri: str, names: list[str], days: int, timeout: float) -> CertificateReport:
-
     certificates, distrust = fetch_certificates(uri, timeout)
     report = check_certificates(uri, certificates, days=days, names=names)
     if distrust:

@@ -3,85 +3,26 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InvalidValueWarning, SplitArrowError, UsageError
-from ..formats.arrow.file_scan import Defect
-from . import exit_status
-from .check_files import Progress, Report
+from ..errors import UsageError
 from .connection import (
     AsJson,
     ConnectTimeout,
     Quiet,
     Token,
-    is_control_uri,
-    open_client,
     with_tls_options,
 )
+from .exit_status import raise_on_signals
 from .options import flag, option
-from .terminal import standard_output
+from .terminal import TransferProgress, standard_output
 
 if TYPE_CHECKING:
-    from .check_files import Report
-
-
-def check_uri(
-    uri: str, *, full: bool, progress: Progress, token: str | None, connect_timeout: float
-) -> Iterator[Report]:
-    """Read a dataset of a server, or all of its datasets, and check each message.
-
-    Raises `UsageError` if the URI is malformed.
-    """
-    options: dict[str, Any] = {
-        "validate": "full" if full else "cheap",
-        "connect_timeout": connect_timeout,
-    }
-    if not is_control_uri(uri):
-        from ..client.stream.stream import open as open_stream
-        from ..client.uris import complete_uri
-
-        name = complete_uri(uri).redacted()
-        yield _read(name, partial(open_stream, uri, **options), progress)
-        return
-    from ..client.uris import split_dataset
-
-    address, name = split_dataset(uri)
-    with open_client(address, token, connect_timeout) as client:
-        for dataset in [name] if name else list(client):
-            target = f"{address}/{dataset}"
-            yield _read(target, partial(client.read, dataset, **options), progress)
-
-
-def _read(target: str, open_stream: Callable[[], Any], progress: Progress) -> Report:
-    report = Report(target, "dataset")
-    rows = 0
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", InvalidValueWarning)
-        try:
-            with open_stream() as stream:
-                report.columns = len(stream.schema)
-                for batch in stream:
-                    report.record_batches += 1
-                    report.messages += 1
-                    rows += batch.num_rows
-                    report.nbytes = stream.bytes_received
-                    progress(rows, report.nbytes)
-        except UsageError:
-            raise
-        except SplitArrowError as error:
-            place = "stream" if error.sequence is None else f"message {error.sequence}"
-            report.add_defect(Defect(place, None, error.message))
-    report.rows = rows
-    for warning in caught:
-        if issubclass(warning.category, InvalidValueWarning):
-            report.add_warning(Defect("stream", None, str(warning.message)))
-    return report
+    from .checks import CheckReport
 
 
 @with_tls_options
@@ -136,11 +77,10 @@ def check(
 
 def _check_all(
     targets: list[str], *, full: bool, token: str | None, connect_timeout: float, quiet: bool
-) -> Iterator[Report]:
-    from .check_files import check_path, is_local
-    from .terminal import TransferProgress
+) -> Iterator[CheckReport]:
+    from .checks import check_path, check_uri, is_local
 
-    with exit_status.raise_on_signals():
+    with raise_on_signals():
         for target in targets:
             progress = TransferProgress(target, enabled=not quiet)
             if is_local(target):
@@ -164,16 +104,15 @@ def _check_all(
 
 def _recover(targets: list[str], out: Path, *, full: bool, quiet: bool, as_json: bool) -> bool:
     """Recover a file, print the result, and return whether nothing was lost."""
-    from .check_files import is_local
+    from .checks import is_local
     from .recovery import recover
-    from .terminal import TransferProgress
 
     if len(targets) != 1 or not is_local(targets[0]):
         raise UsageError("--recover takes one file: splitarrow check --recover OUT FILE")
     if full:
         raise UsageError("--recover always decodes everything; leave --full out")
     with (
-        exit_status.raise_on_signals(),
+        raise_on_signals(),
         TransferProgress(targets[0], enabled=not quiet) as progress,
     ):
         result = recover(Path(targets[0]), out, progress.update)

@@ -82,8 +82,9 @@ def complete_uri(incomplete: str) -> list[str]:
 
 def _list_names(uri: str) -> list[str]:
     """List the datasets of a control plane; none after an error, which a shell cannot show."""
+    from ..client.uris import is_control_uri
     from ..errors import SplitArrowError
-    from .connection import is_control_uri, resolve_token
+    from .connection import resolve_token
 
     if not is_control_uri(uri):
         return []

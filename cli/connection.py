@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ..client.uris import parse_control_uris, split_dataset
 from ..errors import ConnectError, UriError, UsageError
 from ..protocol.uri import DataUri, Streams
 from .formatting import escape_text
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TLS_PANEL = "TLS"
-"""The heading of these options."""
 _PREFIX = "SPLITARROW_"
 _CERT, _KEY = "tls_cert", "tls_key"
 _OPTIONS = {
@@ -65,7 +64,7 @@ def with_tls_options(command: F) -> F:
 
 def _parameter(name: str) -> Parameter:
     metavar, help = _OPTIONS[name]
-    declaration = option(help=help, default=f"${_variable(name)}", metavar=metavar, panel=TLS_PANEL)
+    declaration = option(help=help, default=f"${_variable(name)}", metavar=metavar, panel="TLS")
     annotation = Annotated[str | None, declaration]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -76,10 +75,7 @@ def _variable(name: str) -> str:
 
 @contextmanager
 def _environment(given: Mapping[str, str | None]) -> Generator[None]:
-    """Set the variables of the options that are given, and restore them at the end.
-
-    Raises `UsageError` if there is a key without a certificate.
-    """
+    """Set the variables of the options that are given, and restore them at the end."""
     changed = {_variable(name): value for name, value in given.items() if value}
     cert, key = _variable(_CERT), _variable(_KEY)
     if key in changed and not (changed.get(cert) or os.environ.get(cert)):
@@ -107,12 +103,10 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 def connect_first(
     uris: list[str], ticket: str | None, timeout: float
 ) -> AbstractContextManager[None]:
-    """Return a context in which the reader of a URI finds its connection made.
+    """Connect to a server over TCP, for the reader of the URI in the returned context.
 
-    Over other transports than TCP, and for a pair of URIs, it does nothing. An invalid or
-    incomplete URI is left to the reader too.
-
-    Raises `ConnectError` if the connection fails.
+    The context does nothing for other transports, for a pair of URIs, and for an invalid or
+    incomplete URI. Raises `ConnectError` if the connection fails.
     """
     try:
         uri = DataUri.parse(uris[0])
@@ -133,14 +127,11 @@ def connect_first(
 
 
 def check_control_plane(uri: str, timeout: float) -> None:
-    """Check that something listens at the address of a control plane.
+    """Raise `ConnectError` if the address of a control plane refuses a connection.
 
     With several addresses, or behind a proxy, it does nothing.
-
-    Raises `ConnectError` if the connection is refused. Raises `UriError` if the URI is malformed.
     """
     from ..client.rpc.errors import explain_connect_failure
-    from ..client.uris import parse_control_uris
 
     addresses = parse_control_uris(uri)
     if len(addresses) > 1 or any(name in os.environ for name in _PROXIES) or timeout <= 0:
@@ -187,20 +178,8 @@ AsJson = Annotated[bool, flag("--json", help="Print JSON, for programs.")]
 Quiet = Annotated[bool, flag("-q", "--quiet", help="Show no progress and no summary.")]
 
 
-def is_control_uri(uri: str) -> bool:
-    """Return whether a URI is that of a control plane, or of a dataset of one."""
-    from ..client import uris
-
-    return uris.is_control_uri(uri)
-
-
 def locate(uri: str, name: str | None, command: str) -> tuple[str, str]:
-    """Return the control plane and the dataset, which the URI or the next argument names.
-
-    Raises `UsageError` if neither names a dataset, or both do.
-    """
-    from ..client.uris import split_dataset
-
+    """Return the control plane and the dataset, which the URI or `name` names, but not both."""
     address, found = split_dataset(uri)
     if name is not None and found is not None:
         raise UsageError(f"{uri} already names a dataset; leave {name!r} out")
@@ -217,9 +196,6 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
     """Connect to a control plane, or to several, while the context lasts.
 
     TLS uses the variables ``SPLITARROW_TLS_CA``, ``_CERT``, ``_KEY`` and ``_SERVER_NAME``.
-
-    Raises `UsageError` if the URI is not that of a control plane, or the timeout is not positive.
-    Raises `TransportError`, `RemoteError` if the connection fails.
     """
     from ..client.connect import connect
     from ..transport.tls_options import TlsOptions
@@ -233,10 +209,7 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
 
 @contextmanager
 def open_single_client(uri: str, token: str | None, connect_timeout: float) -> Generator[Client]:
-    """Connect to one control plane while the context lasts; see `open_client`.
-
-    Raises `UsageError` if the URI names several.
-    """
+    """Connect to one control plane while the context lasts; refuse a URI that names several."""
     with open_client(uri, token, connect_timeout) as client:
         from ..client.dataset.client import Client
 

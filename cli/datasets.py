@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import DatasetError, ProtocolError
-from ..formats.arrow.tensors.tensor import format_shape
-from . import exit_status
+from ..formats.text import format_bytes
 from .completion import complete_name
 from .connection import (
     AsJson,
@@ -33,9 +31,9 @@ from .connection import (
     report_unreachable,
     with_tls_options,
 )
+from .exit_status import raise_on_signals
 from .formatting import (
     escape_text,
-    format_bytes,
     format_count,
     format_duration,
     format_number,
@@ -51,6 +49,8 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..client.rpc.info import DatasetInfo, Endpoint
 
 
@@ -59,12 +59,13 @@ _MAGIC_BYTES = 8
 
 @contextmanager
 def open_upload(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | None]]:
-    """Open a file while the context lasts.
+    """Open a file; return its schema, its batches, and its rows, if the format stores them.
 
-    Its schema, its record batches, and its number of rows, or None if the format does not store it.
-    Raises `DatasetError` if the format is unknown or the file cannot be read; also while its
-    batches are read. Raises `OSError`: With ``filename`` set, if the file cannot be opened.
+    Raises `DatasetError` if the format is unknown or the file cannot be read, also while its
+    batches are read.
     """
+    import pyarrow as pa
+
     with path.open("rb") as file:
         magic = file.read(_MAGIC_BYTES)
     try:
@@ -97,6 +98,8 @@ def open_upload(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | N
 
 
 def _read_upload(path: Path, batches: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
     try:
         yield from batches
     except (pa.ArrowException, ValueError, OSError, ProtocolError) as error:
@@ -237,6 +240,8 @@ def _properties(dataset: DatasetInfo) -> Table:
 
 
 def _tensors(dataset: DatasetInfo) -> Table:
+    from ..formats.arrow.tensors.tensor import format_shape
+
     table = make_table()
     for heading in ("tensor", "kind", "type", "shape", "dimensions"):
         table.add_column(heading, overflow="fold")
@@ -285,7 +290,7 @@ def put(
     """
     started = time.perf_counter()
     with (
-        exit_status.raise_on_signals(),
+        raise_on_signals(),
         open_upload(file) as (schema, batches, rows),
         open_single_client(uri, token, connect_timeout) as client,
         TransferProgress(name, rows, enabled=not quiet) as progress,

@@ -13,24 +13,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pyarrow as pa
+from rich.console import Console
 
-from ..benchmarks.backends import Backend, find_backend
+from ..benchmarks.backends import Backend, available_backends, find_backend
 from ..benchmarks.backends.backend import Consumer
-from ..benchmarks.datasets import Dataset
-from ..benchmarks.worker import Handler, run_worker
+from ..benchmarks.datasets import TRIP_SCHEMA, Dataset, write_trips
+from ..benchmarks.worker import Handler, WorkerProcess, receive_replies, run_worker
 from ..errors import InvalidDataError
-from . import exit_status
-from .formatting import format_bytes, format_count, format_duration
+from ..formats.text import format_bytes
+from ..testing import Daemon
+from .exit_status import raise_on_signals
+from .formatting import format_count, format_duration
 from .options import option
 from .output_file import OutputFile
-from .terminal import standard_output
-
-if TYPE_CHECKING:
-    from ..benchmarks.worker import WorkerProcess
-
+from .terminal import make_table, standard_output
 
 _WORKER_MODULE = "splitarrow.cli.demo"
 _ROW_BYTES = 145
@@ -69,7 +68,7 @@ def demo(
     with the file. Then it times this read and the same read over Arrow Flight in turns. Both use
     the same file and machine, and each server and client is its own process. The median counts.
     """
-    with exit_status.raise_on_signals(), ExitStack() as stack:
+    with raise_on_signals(), ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="splitarrow-demo-")))
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
@@ -91,8 +90,6 @@ def _print(text: str) -> None:
 
 def _write_table(path: Path, rows: int, *, sync: bool) -> int:
     """Write the table, and return the size of the file in bytes."""
-    from ..benchmarks.datasets import TRIP_SCHEMA, write_trips
-
     needed, free = rows * _ROW_BYTES, shutil.disk_usage(path.parent).free
     if free < needed:
         problem = f"it needs {format_bytes(needed)}, but {format_bytes(free)} are free"
@@ -111,9 +108,6 @@ def _write_table(path: Path, rows: int, *, sync: bool) -> int:
 
 def _start(stack: ExitStack, path: Path) -> dict[str, WorkerProcess]:
     """Start every server and a reader for each, and return the readers by backend."""
-    from ..benchmarks.backends import available_backends
-    from ..benchmarks.worker import WorkerProcess, receive_replies
-    from ..testing import Daemon
 
     def start_worker(label: str, **job: str) -> WorkerProcess:
         return stack.enter_context(WorkerProcess(label, job, _WORKER_MODULE))
@@ -162,10 +156,6 @@ def _time(readers: dict[str, WorkerProcess], repeat: int) -> dict[str, float]:
 
 
 def _show(times: dict[str, float], nbytes: int, rows: int) -> None:
-    from rich.console import Console
-
-    from .terminal import make_table
-
     table = make_table()
     table.add_column("transport", no_wrap=True)
     for heading in ("GB/s", "million rows/s", "time", "× Flight"):
@@ -188,10 +178,7 @@ class Comparison(Consumer):
     """Compares each record batch with that of the file, value by value."""
 
     def consume_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Compare all batches.
-
-        Raises `InvalidDataError` if a batch differs, or the number of batches does.
-        """
+        """Raise `InvalidDataError` if a batch differs, or the number of batches does."""
         with pa.memory_map(self.dataset.path) as source:
             file = pa.ipc.open_file(source)
             for batch in batches:

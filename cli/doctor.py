@@ -19,8 +19,9 @@ from rich.text import Text
 
 from ..client.stream.format_choice import CHOOSER, choose_for_dataset
 from ..errors import MissingExtraError, SplitArrowError, UsageError
+from ..formats.text import format_bytes
 from .connection import AsJson, ConnectTimeout, Token, open_client, with_tls_options
-from .formatting import escape_text, format_bytes, format_duration
+from .formatting import escape_text, format_duration
 from .terminal import make_console, standard_output
 
 _PACKAGES = (
@@ -221,23 +222,18 @@ def check_vortex() -> dict[str, Any]:
         return {"available": False, "reason": error.message}
 
 
-def choose_format(client: Any, names: list[str]) -> dict[str, Any] | None:
-    """Return what ``format="auto"`` chooses for the first dataset of a server, and why.
-
-    Return None if the server has no dataset that can be read.
-    """
-    for name in names[:1]:
-        try:
-            choice = choose_for_dataset(client, name, transport="auto")
-        except SplitArrowError:
-            return None
-        return {
-            "dataset": name,
-            "choice": choice.format,
-            "reason": choice.reason,
-            "link_rate": None if choice.link_rate is None else round(choice.link_rate),
-        }
-    return None
+def choose_format(client: Any, name: str) -> dict[str, Any] | None:
+    """Return what ``format="auto"`` chooses for a dataset, and why; None if it cannot be read."""
+    try:
+        choice = choose_for_dataset(client, name, transport="auto")
+    except SplitArrowError:
+        return None
+    return {
+        "dataset": name,
+        "choice": choice.format,
+        "reason": choice.reason,
+        "link_rate": None if choice.link_rate is None else round(choice.link_rate),
+    }
 
 
 _REQUIRED = ("splitarrow", "python", "pyarrow", "anyio", "grpcio")
@@ -289,7 +285,7 @@ def _check_server(uri: str, token: str | None, connect_timeout: float) -> dict[s
             seconds = time.perf_counter() - started
             status = client.status()
             datasets = client.datasets()
-            choice = choose_format(client, [dataset.name for dataset in datasets])
+            choice = choose_format(client, datasets[0].name) if datasets else None
     except UsageError:
         raise
     except SplitArrowError as error:

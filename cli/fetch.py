@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..client.uris import is_control_uri
 from ..errors import UsageError
 from ..formats.arrow.form import Form
+from ..formats.text import format_bytes
 from .completion import complete_name, complete_uri
 from .connection import (
     PANEL,
     Quiet,
     Token,
     describe_schema,
-    is_control_uri,
     locate,
     with_tls_options,
 )
 from .exit_status import raise_on_signals
-from .formatting import escape_text, format_bytes, format_count, format_duration, format_rate
+from .formatting import escape_text, format_count, format_duration, format_rate
 from .inputs import Input, InputFormat, control_source, data_source, open_input, query_source
 from .options import flag, option, with_arguments
 from .output_file import ARROW_SUFFIXES, OutputForm, parse_suffix

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..client.uris import complete_uri, is_control_uri, read_dataset_name
 from ..errors import UriError, UsageError
-from .completion import complete_uri
-from .connection import check_control_plane, connect_first, is_control_uri, locate, open_client
+from . import completion
+from .connection import check_control_plane, connect_first, locate, open_client
 from .options import option
 from .terminal import is_terminal
 
@@ -54,12 +55,7 @@ def data_source(
 
 
 def _dataset_name(uris: list[str], ticket: str | None) -> str:
-    """Return the name of the dataset that a ticket requests, after checking the URIs.
-
-    Raises `UriError` if a URI is malformed or has an unknown scheme, or there is no ticket.
-    """
-    from ..client.uris import complete_uri, read_dataset_name
-
+    """Check the URIs of a dataset, and return the name that their ticket requests."""
     parsed = [complete_uri(uri) for uri in uris]
     for uri in parsed:
         uri.require_want_data()
@@ -82,7 +78,7 @@ Input = Annotated[
         "object store such as s3://lake/trips, a URI of a dataset such as "
         "[cyan]grpc://host:8815/NAME[/cyan], or - for standard input.",
         metavar="INPUT",
-        autocompletion=complete_uri,
+        autocompletion=completion.complete_uri,
     ),
 ]
 InputFormat = Annotated[

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UsageError
 from ..formats.arrow.form import Form
 from ..publication.atomic_files import AtomicFile, sync_folder
-from . import exit_status
+from .exit_status import ignore_signals
 
 ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
 """The suffixes of Arrow IPC, whose messages need no decoding."""
@@ -136,5 +136,5 @@ class OutputFile:
                 sync_folder(self._file.path.parent)
 
     def _discard(self) -> None:
-        with exit_status.ignore_signals(), suppress(OSError):
+        with ignore_signals(), suppress(OSError):
             self._file.discard()

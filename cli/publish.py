@@ -16,9 +16,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from ..client.uris import is_control_uri
 from ..errors import UsageError
-from .connection import AsJson, Quiet, Token, is_control_uri, resolve_token, with_tls_options
-from .formatting import escape_text, format_bytes, format_count
+from ..formats.text import format_bytes
+from .connection import AsJson, Quiet, Token, resolve_token, with_tls_options
+from .formatting import escape_text, format_count
 from .options import option
 from .terminal import is_terminal, make_progress, print_message, standard_output
 

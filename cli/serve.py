@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..client.uris import complete_uri
 from ..errors import ConfigError, UriError, UsageError
+from ..formats.text import format_bytes
 from ..protocol.uri import DataUri, Streams
 from ..publication.patterns import has_wildcards
 from ..server.config import Configuration, Declaration, Group, Settings, declarations
@@ -29,11 +27,13 @@ from .connection import (
     open_single_client,
     with_tls_options,
 )
-from .formatting import escape_text, format_bytes, format_count, format_number
+from .formatting import escape_text, format_count, format_number
 from .options import as_markup, option, with_parameters
 from .terminal import is_terminal, make_table, print_message, standard_output
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..server.daemon import Daemon
 
 
@@ -42,6 +42,8 @@ _MAX_DATASETS = 20
 
 def print_banner(daemon: Daemon) -> None:
     """Print a table of the datasets, a command that fetches each of them, and Python code."""
+    from rich.console import Console
+
     names = daemon.catalog.names()
     shown, hidden = names[:_MAX_DATASETS], len(names) - _MAX_DATASETS
     print()
@@ -75,6 +77,8 @@ def _python_code(daemon: Daemon, name: str) -> str:
 
 
 def _table(daemon: Daemon, names: list[str]) -> Table:
+    from rich.text import Text
+
     table = make_table()
     for heading in ("dataset", "kind"):
         table.add_column(heading, no_wrap=True)

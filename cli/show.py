@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.text import Text
 from rich.tree import Tree
 
+from ..formats.text import format_bytes
 from .connection import AsJson, Quiet, Token, with_tls_options
 from .exit_status import raise_on_signals
-from .formatting import escape_text, format_bytes, format_count, format_number, shorten
+from .formatting import escape_text, format_count, format_number, shorten
 from .inputs import Input, InputFormat, open_input
 from .options import option, with_arguments
 from .selection import count_expected_rows, parse_reading, parse_selection

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import SplitArrowError, UsageError
+from ..formats.text import format_bytes
 from .connection import (
     AsJson,
     ConnectTimeout,
@@ -29,7 +30,6 @@ from .connection import (
 )
 from .formatting import (
     escape_text,
-    format_bytes,
     format_count,
     format_duration,
     format_number,
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from ..client.connect import AnyClient
 
 
-Report = Mapping[str, Any]
+StatusReport = Mapping[str, Any]
 """The response of the action ``status``, or ``{"error": TEXT}``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StatusSample:
     """The status of a server at one time."""
 
     seconds: float
     """When it was requested, from any epoch."""
-    report: Report
+    report: StatusReport
     """The status."""
 
 
@@ -91,7 +91,7 @@ class Rates:
         }
 
 
-def compute_rates(before: Sample, after: Sample) -> Rates:
+def compute_rates(before: StatusSample, after: StatusSample) -> Rates:
     """Return the rates between two samples.
 
     They include streams that have ended in between. A server that reports no totals by dataset has
@@ -100,8 +100,8 @@ def compute_rates(before: Sample, after: Sample) -> Rates:
 
     Examples
     --------
-    >>> first = Sample(10.0, {"stats": {"bytes_sent": 100, "rows": 1}})
-    >>> compute_rates(first, Sample(12.0, {"stats": {"bytes_sent": 300, "rows": 7}})).total
+    >>> first = StatusSample(10.0, {"stats": {"bytes_sent": 100, "rows": 1}})
+    >>> compute_rates(first, StatusSample(12.0, {"stats": {"bytes_sent": 300, "rows": 7}})).total
     Rate(bytes_per_second=100.0, rows_per_second=3.0, streams=0)
     """
     seconds = max(after.seconds - before.seconds, 1e-9)
@@ -132,7 +132,7 @@ def compute_rates(before: Sample, after: Sample) -> Rates:
     return rates
 
 
-def _rate(old: Report, new: Report, seconds: float) -> Rate:
+def _rate(old: StatusReport, new: StatusReport, seconds: float) -> Rate:
     nbytes, rows = (new.get(name, 0) - old.get(name, 0) for name in ("bytes", "rows"))
     return Rate(max(0, nbytes) / seconds, max(0, rows) / seconds)
 
@@ -141,7 +141,7 @@ def _describe_rate(rate: Rate) -> dict[str, float]:
     return {name: round(value, 3) for name, value in asdict(rate).items()}
 
 
-def _total(report: Report, *names: str) -> int:
+def _total(report: StatusReport, *names: str) -> int:
     stats = report.get("stats", {})
     return sum(stats.get(name, 0) for name in names)
 
@@ -151,11 +151,8 @@ _FIXED_LINES = 12
 """The lines of a view that do not list datasets or streams."""
 
 
-def render(uri: str, report: Report, rates: Rates, lines: int | None = None) -> Group:
-    """Return the view of one server.
-
-    `lines`: By default, all datasets and streams are shown.
-    """
+def render_server(uri: str, report: StatusReport, rates: Rates, lines: int | None = None) -> Group:
+    """Return the view of one server, in about `lines` lines; None shows everything."""
     parts: list[Any] = [_heading(uri, report)]
     if "error" in report:
         return Group(*parts, Text(escape_text(str(report["error"])), "red"))
@@ -185,7 +182,7 @@ def _rest(count: int, noun: str) -> list[Text]:
     return [Text(f"and {format_count(count, noun)} more", "dim")] if count else []
 
 
-def _heading(uri: str, report: Report) -> Text:
+def _heading(uri: str, report: StatusReport) -> Text:
     text = Text(escape_text(uri), "bold cyan")
     if "error" in report:
         return text.append("  no response", "bold red")
@@ -198,7 +195,7 @@ def _heading(uri: str, report: Report) -> Text:
     return text
 
 
-def _summary(report: Report, total: Rate) -> Table:
+def _summary(report: StatusReport, total: Rate) -> Table:
     stats = dict(report.get("stats", {}))
 
     def number(name: str) -> str:
@@ -228,7 +225,7 @@ def _summary(report: Report, total: Rate) -> Table:
     return table
 
 
-def _caches(report: Report) -> Iterator[str]:
+def _caches(report: StatusReport) -> Iterator[str]:
     """Yield the share of the uses of each cache that found the data."""
     for name, uses in sorted(report.get("caches", {}).items()):
         hits, misses = uses.get("hits", 0), uses.get("misses", 0)
@@ -329,7 +326,7 @@ def _show(report: dict[str, Any]) -> None:
         console.print(Text(escape_text(str(report["error"])), "red"))
         return
     table = make_properties()
-    for name, value in _properties(report):
+    for name, value in _list_properties(report):
         table.add_row(Text(escape_text(name)), Text(value))
     console.print(table)
     if streams := report.get("streams"):
@@ -337,7 +334,7 @@ def _show(report: dict[str, Any]) -> None:
         console.print(_stream_table(streams))
 
 
-def _properties(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_properties(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "version", escape_text(str(report.get("version", "?")))
     yield "state", "draining" if report.get("draining") else "serving"
     uptime = report.get("uptime_seconds")
@@ -394,7 +391,7 @@ def top(
                 if as_json:
                     print(json.dumps(_describe_change(before, after), ensure_ascii=False))
                 else:
-                    make_console().print(_render(before, after))
+                    make_console().print(_render_all(before, after))
         else:
             with suppress(KeyboardInterrupt):
                 _watch(client, interval)
@@ -409,26 +406,26 @@ def _watch(client: AnyClient, interval: float) -> None:
     after = before
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            live.update(_render(before, after, console.height), refresh=True)
+            live.update(_render_all(before, after, console.height), refresh=True)
             try:
                 before, after = after, _sample(client, interval)
             except SplitArrowError as error:
-                failed = Sample(time.monotonic(), {"error": str(error)})
+                failed = StatusSample(time.monotonic(), {"error": str(error)})
                 before, after = {client.uri: failed}, {client.uri: failed}
 
 
-def _sample(client: AnyClient, delay: float = 0.0) -> dict[str, Sample]:
+def _sample(client: AnyClient, delay: float = 0.0) -> dict[str, StatusSample]:
     """Return a sample of each server, after a delay in seconds."""
     time.sleep(delay)
     report = client.status()
     seconds = time.monotonic()
-    reports: dict[str, Report] = report.get("daemons", {client.uri: report})
-    return {uri: Sample(seconds, report) for uri, report in reports.items()}
+    reports: dict[str, StatusReport] = report.get("daemons", {client.uri: report})
+    return {uri: StatusSample(seconds, report) for uri, report in reports.items()}
 
 
 def _pairs(
-    before: dict[str, Sample], after: dict[str, Sample]
-) -> Iterator[tuple[str, Report, Rates]]:
+    before: dict[str, StatusSample], after: dict[str, StatusSample]
+) -> Iterator[tuple[str, StatusReport, Rates]]:
     """Yield the address, the status and the rates of each server."""
     for uri, sample in after.items():
         earlier = before.get(uri, sample)
@@ -437,21 +434,20 @@ def _pairs(
         yield uri, sample.report, compute_rates(earlier, sample)
 
 
-def _render(
-    before: dict[str, Sample], after: dict[str, Sample], height: int | None = None
+def _render_all(
+    before: dict[str, StatusSample], after: dict[str, StatusSample], height: int | None = None
 ) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
     lines = None if height is None else height // len(after)
     parts: list[Any] = []
     for uri, report, rates in _pairs(before, after):
         parts += [Text()] if parts else []
-        parts.append(render(uri, report, rates, lines))
+        parts.append(render_server(uri, report, rates, lines))
     return Group(*parts)
 
 
-def _describe_change(before: dict[str, Sample], after: dict[str, Sample]) -> dict[str, Any]:
+def _describe_change(
+    before: dict[str, StatusSample], after: dict[str, StatusSample]
+) -> dict[str, Any]:
     """Return the view for JSON: the status with the rates of one server, or of several."""
     described = {
         uri: dict(report) if "error" in report else {**report, "rates": rates.as_json()}

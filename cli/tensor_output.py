@@ -16,7 +16,8 @@ from ..errors import UsageError
 from ..formats.arrow.tensors import AnyTensor, Tensor, encode_tensor, write_message
 from ..formats.arrow.tensors.files import write_npy_header
 from ..formats.arrow.tensors.tensor import format_shape
-from .formatting import escape_text, format_bytes, shorten
+from ..formats.text import format_bytes
+from .formatting import escape_text, shorten
 from .output_file import TENSOR_SUFFIXES
 from .terminal import TransferProgress, make_console, make_table, standard_output
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from .formatting import format_bytes, format_count, format_rate
+from ..formats.text import format_bytes
+from .formatting import format_count, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,19 +1,30 @@
-"""Checks of files, folders and published datasets for ``splitarrow check``, and their report."""
+"""The checks of ``splitarrow check``: files, folders, published datasets and data of servers."""
 
 from __future__ import annotations
 
 import os
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from ..client.stream.decoders import Decoder, open_decoder
-from ..errors import InvalidDataError, MissingExtraError, ProtocolError, SplitArrowError
+from ..client.stream.stream import open as open_stream
+from ..client.uris import complete_uri, is_control_uri, split_dataset
+from ..errors import (
+    InvalidDataError,
+    InvalidValueWarning,
+    MissingExtraError,
+    ProtocolError,
+    SplitArrowError,
+    UsageError,
+)
 from ..formats.arrow.decoding import validate_memory
 from ..formats.arrow.file import MAGIC
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
@@ -21,12 +32,19 @@ from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read
 from ..formats.arrow.tensors.decoding import check_tensor_message
 from ..formats.arrow.tensors.files import MAX_METADATA_BYTES, is_tensor_head, scan_tensors
 from ..formats.parquet.conversions import DEFAULT_OPTIONS
+from ..formats.text import format_bytes
 from ..formats.vortex.array_body import LazyBytes, read_array_body
 from ..formats.vortex.checker import check_array
 from ..formats.vortex.dtype import DType, TypeKind, encode_dtype, read_dtype
 from ..formats.vortex.file import FileArray, FileFooter, list_arrays, read_file_footer
 from ..formats.vortex.message import Message as VortexMessage
-from ..formats.vortex.message import MessageHeader, MessageKind, build_header, build_message
+from ..formats.vortex.message import (
+    MessageHeader,
+    MessageKind,
+    build_header,
+    build_message,
+    read_header,
+)
 from ..formats.vortex.reader import FramedHeader, HeaderReader
 from ..protocol.limits import DEFAULT_LIMITS
 from ..protocol.memory import ReceivedBody
@@ -36,17 +54,22 @@ from ..publication.shard_files import hash_file
 from ..publication.version_store import VersionStore
 from ..server.catalog.files.parquet import inspect_parquet
 from ..transport.memory.files import SourceFile
-from .formatting import escape_text, format_bytes, format_count
+from .connection import open_client
+from .formatting import escape_text, format_count
 
 MAX_DEFECTS = 1000
 """The number of defects of one target that are kept. The others are counted."""
+_PARQUET_MAGIC = b"PAR1"
+_VORTEX_MAGIC = b"VTXF"
+_MAX_VORTEX_HEADER = 4096
+_MAX_VORTEX_ROWS = (1 << 32) - 1
 
 Progress = Callable[[int, int], None]
 """Receives the numbers of rows and bytes checked so far."""
 
 
 @dataclass
-class Report:
+class CheckReport:
     """The result of checking one file or dataset."""
 
     target: str
@@ -148,7 +171,9 @@ def find_reason(data: Any) -> str:
     return ""
 
 
-def count_batches(batches: Iterator[pa.RecordBatch], report: Report, progress: Progress) -> None:
+def count_batches(
+    batches: Iterator[pa.RecordBatch], report: CheckReport, progress: Progress
+) -> None:
     """Validate record batches, and count them."""
     for batch in batches:
         place = f"{report.batch_noun} {report.record_batches}"
@@ -160,15 +185,8 @@ def count_batches(batches: Iterator[pa.RecordBatch], report: Report, progress: P
         progress(report.rows, report.nbytes)
 
 
-_MAGIC_BYTES = 4
-
-
-def check_parquet(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
-    """Check the footer of a Parquet file; with `full`, all pages and values, too.
-
-    Raises `ProtocolError`, `pyarrow.ArrowException` if the footer or, with `full`, a page cannot be
-    read.
-    """
+def check_parquet(file: SourceFile, report: CheckReport, *, full: bool, progress: Progress) -> None:
+    """Check the footer of a Parquet file; with `full`, all pages and values, too."""
     report.batch_noun = "row group"
     plan, parquet = inspect_parquet(file)
     with closing(parquet):
@@ -189,7 +207,7 @@ def check_parquet(file: SourceFile, report: Report, *, full: bool, progress: Pro
         report.record_batches, report.rows = groups, metadata.num_rows
 
 
-def _check_row_groups(metadata: Any, size: int, report: Report) -> None:
+def _check_row_groups(metadata: Any, size: int, report: CheckReport) -> None:
     """Check the places and sizes of all column chunks."""
     rows = 0
     for number in range(metadata.num_row_groups):
@@ -204,7 +222,7 @@ def _check_row_groups(metadata: Any, size: int, report: Report) -> None:
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
                 begin = min(begin, chunk.dictionary_page_offset)
             nbytes = chunk.total_compressed_size
-            if begin < _MAGIC_BYTES or nbytes < 0 or begin + nbytes > size:
+            if begin < len(_PARQUET_MAGIC) or nbytes < 0 or begin + nbytes > size:
                 problem = (
                     f"column {chunk.path_in_schema} has {nbytes} bytes at byte {begin}, outside "
                     f"the file of {size} bytes"
@@ -218,10 +236,9 @@ def _check_row_groups(metadata: Any, size: int, report: Report) -> None:
         report.add_defect(Defect("footer", None, problem))
 
 
-_MAX_ROWS = (1 << 32) - 1
-
-
-def check_stream(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+def check_vortex_stream(
+    file: SourceFile, report: CheckReport, *, full: bool, progress: Progress
+) -> None:
     """Check all messages of a stream; with `full`, decode the arrays in a child process, too."""
     with _StreamCheck(file, report, full=full) as check:
         reader = HeaderReader(file.read, file.size)
@@ -242,7 +259,7 @@ def check_stream(file: SourceFile, report: Report, *, full: bool, progress: Prog
 class _StreamCheck:
     """The check of one stream. A defect of an array does not end it."""
 
-    def __init__(self, file: SourceFile, report: Report, *, full: bool) -> None:
+    def __init__(self, file: SourceFile, report: CheckReport, *, full: bool) -> None:
         self._file = file
         self._report = report
         self._full = full
@@ -298,11 +315,13 @@ class _StreamCheck:
 
 
 def count_columns(dtype: DType | None) -> int | None:
-    """Return the number of columns of a type; None if it is no struct."""
+    """Return the number of columns of a type; None if it is not a struct."""
     return len(dtype.children) if dtype is not None and dtype.kind is TypeKind.STRUCT else None
 
 
-def check_vortex_file(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+def check_vortex_file(
+    file: SourceFile, report: CheckReport, *, full: bool, progress: Progress
+) -> None:
     """Check the footer of a ``.vortex`` file and all arrays; with `full`, decode them, too."""
     footer = read_file_footer(file.read, file.size)
     report.columns, report.rows = count_columns(footer.dtype), footer.root.rows
@@ -318,7 +337,7 @@ def check_vortex_file(file: SourceFile, report: Report, *, full: bool, progress:
 
 
 def _check_segment(
-    file: SourceFile, footer: FileFooter, array: FileArray, report: Report, *, full: bool
+    file: SourceFile, footer: FileFooter, array: FileArray, report: CheckReport, *, full: bool
 ) -> None:
     segment = array.segment
     body = LazyBytes(file.read, segment.offset, segment.length)
@@ -326,7 +345,7 @@ def _check_segment(
         raise InvalidDataError("the array does not end with its FlatBuffer and the length of that")
     if array.dtype is None:
         return
-    rows = min(array.layout.rows, _MAX_ROWS)
+    rows = min(array.layout.rows, _MAX_VORTEX_ROWS)
     header = MessageHeader(MessageKind.ARRAY, segment.length, rows, footer.encodings)
     check_array(header, body, array.dtype)
     if full:
@@ -338,7 +357,7 @@ def _name(array: FileArray) -> str:
 
 
 def _decode_segment(
-    file: SourceFile, header: MessageHeader, array: FileArray, report: Report
+    file: SourceFile, header: MessageHeader, array: FileArray, report: CheckReport
 ) -> None:
     """Decode an array of a file in a child process, and validate its values."""
     from ..isolation.array_decoder import IsolatedDecoder
@@ -353,20 +372,15 @@ def _decode_segment(
         decoder.close()
 
 
-def _validate_array(array: Any, place: str, offset: int, report: Report) -> None:
+def _validate_array(array: Any, place: str, offset: int, report: CheckReport) -> None:
     batch = pa.RecordBatch.from_arrays([array], [""])
     if not validate_memory(batch):
         report.add_warning(Defect(place, offset, find_reason(batch)))
 
 
-_PARQUET_MAGIC = b"PAR1"
-_VORTEX_MAGIC = b"VTXF"
-_MAX_VORTEX_HEADER = 4096
-
-
-def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") -> Report:
+def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") -> CheckReport:
     """Check one file. Its content determines the format."""
-    report = Report(name or str(path))
+    report = CheckReport(name or str(path))
     try:
         with closing(SourceFile(path, refuse_writers=False)) as file:
             report.nbytes = file.size
@@ -382,7 +396,7 @@ def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") ->
 
 
 def _check_open_file(
-    file: SourceFile, path: Path, report: Report, *, full: bool, progress: Progress
+    file: SourceFile, path: Path, report: CheckReport, *, full: bool, progress: Progress
 ) -> None:
     head = file.read(0, min(file.size, 8))
     if not head:
@@ -393,8 +407,12 @@ def _check_open_file(
     elif head.startswith(_PARQUET_MAGIC):
         report.kind = "Parquet file"
         check_parquet(file, report, full=full, progress=progress)
-    elif head.startswith(_VORTEX_MAGIC) or _is_vortex_stream(file, head):
-        _check_vortex(file, path, head, report, full=full, progress=progress)
+    elif head.startswith(_VORTEX_MAGIC):
+        report.kind, report.batch_noun = "Vortex file", "array"
+        check_vortex_file(file, report, full=full, progress=progress)
+    elif _is_vortex_stream(file, head):
+        report.kind, report.batch_noun = "Vortex stream", "array"
+        check_vortex_stream(file, report, full=full, progress=progress)
     elif is_tensor_head(file.read(0, min(file.size, MAX_METADATA_BYTES + 8))):
         report.kind, report.batch_noun, report.rows = "tensor file", "tensor", None
         _check_tensors(file, report, full=full)
@@ -410,8 +428,6 @@ def _is_vortex_stream(file: SourceFile, head: bytes) -> bool:
     length = int.from_bytes(head[:4], "little")
     if not 8 <= length <= min(file.size - 4, _MAX_VORTEX_HEADER):
         return False
-    from ..formats.vortex.message import MessageKind, read_header
-
     try:
         return read_header(file.read(4, length)).kind is MessageKind.DTYPE
     except ProtocolError:
@@ -429,7 +445,7 @@ def _is_old_stream(file: SourceFile, head: bytes) -> bool:
         return False
 
 
-def check_ipc(file: SourceFile, report: Report, *, full: bool, progress: Progress) -> None:
+def check_ipc(file: SourceFile, report: CheckReport, *, full: bool, progress: Progress) -> None:
     """Check an Arrow IPC file or stream."""
     scan = FileScan(file.read, file.size)
     decoder: Decoder | None = None
@@ -458,17 +474,16 @@ def open_scan_decoder(scan: FileScan) -> Decoder:
 
 
 def decode(file: SourceFile, found: ScannedMessage, decoder: Decoder) -> pa.RecordBatch | None:
-    """Return the record batch of a message; None for a dictionary batch, which the decoder keeps.
-
-    Raises `ProtocolError` if it cannot be decoded.
-    """
+    """Return the record batch of a message; None for a dictionary, which the decoder keeps."""
     message = found.message
     data = file.read(message.body_offset, message.body_length)
     body = ReceivedBody.wrap(pa.py_buffer(data))
     return decoder.decode(Message(found.number + 1, message.metadata, body, BodyType.PACKED))
 
 
-def _validate(file: SourceFile, found: ScannedMessage, decoder: Decoder, report: Report) -> None:
+def _validate(
+    file: SourceFile, found: ScannedMessage, decoder: Decoder, report: CheckReport
+) -> None:
     """Decode a message, and validate its values."""
     message, rows = found.message, found.checked.rows
     nbytes = message.end - message.offset
@@ -483,20 +498,7 @@ def _validate(file: SourceFile, found: ScannedMessage, decoder: Decoder, report:
         report.add_defect(Defect(found.place, message.offset, problem, nbytes, rows))
 
 
-def _check_vortex(
-    file: SourceFile, path: Path, head: bytes, report: Report, *, full: bool, progress: Progress
-) -> None:
-    """Check a Vortex file or stream."""
-    report.batch_noun = "array"
-    if not head.startswith(_VORTEX_MAGIC):
-        report.kind = "Vortex stream"
-        check_stream(file, report, full=full, progress=progress)
-        return
-    report.kind = "Vortex file"
-    check_vortex_file(file, report, full=full, progress=progress)
-
-
-def _check_tensors(file: SourceFile, report: Report, *, full: bool) -> None:
+def _check_tensors(file: SourceFile, report: CheckReport, *, full: bool) -> None:
     for tensor in scan_tensors(file.read, file.size):
         if full:
             nbytes = tensor.layout.body_length
@@ -511,7 +513,7 @@ def _check_tensors(file: SourceFile, report: Report, *, full: bool) -> None:
 
 
 def _check_other(
-    file: SourceFile, path: Path, report: Report, *, full: bool, progress: Progress
+    file: SourceFile, path: Path, report: CheckReport, *, full: bool, progress: Progress
 ) -> None:
     """Check a file of another type that can be served: its metadata, or all of its data."""
     from ..server.catalog.files.file_types import open_file
@@ -534,20 +536,12 @@ def _check_other(
         count_batches((batch for batch, _ in batches), report, progress)
 
 
-def is_published(folder: Path) -> bool:
-    """Return whether a folder is a published dataset."""
-    try:
-        return bool(VersionStore(folder).list_versions())
-    except SplitArrowError:
-        return False
-
-
-def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator[Report]:
+def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator[CheckReport]:
     """Check the newest version of a published dataset: its manifest and its shards.
 
     With `full`, the SHA-256 of each shard is compared with the manifest, too.
     """
-    report = Report(str(folder), "published dataset", batch_noun="shard")
+    report = CheckReport(str(folder), "published dataset", batch_noun="shard")
     try:
         manifest = VersionStore(folder).load()
     except SplitArrowError as error:
@@ -573,16 +567,22 @@ def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator
         yield found
 
 
-def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[Report]:
+def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[CheckReport]:
     """Check a file, all files in a folder, or the newest version of a published dataset."""
     if not path.is_dir():
         yield check_file(path, full=full, progress=progress)
         return
-    if is_published(path):
+    try:
+        is_published = bool(VersionStore(path).list_versions())
+    except SplitArrowError:
+        is_published = False
+    if is_published:
         yield from check_published(path, full=full, progress=progress)
         return
-    for found in _list_files(path):
-        yield check_file(found, full=full, progress=progress)
+    from ..server.catalog.files.directory import FolderListing
+
+    for found in FolderListing(path).list_files():
+        yield check_file(Path(found.path), full=full, progress=progress)
 
 
 def is_local(target: str) -> bool:
@@ -590,9 +590,46 @@ def is_local(target: str) -> bool:
     return "://" not in target or os.path.exists(target)
 
 
-def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, sorted, as a dataset has them."""
-    from ..server.catalog.files.directory import FolderListing
+def check_uri(
+    uri: str, *, full: bool, progress: Progress, token: str | None, connect_timeout: float
+) -> Iterator[CheckReport]:
+    """Read a dataset of a server, or all of its datasets, and check each message."""
+    options: dict[str, Any] = {
+        "validate": "full" if full else "cheap",
+        "connect_timeout": connect_timeout,
+    }
+    if not is_control_uri(uri):
+        name = complete_uri(uri).redacted()
+        yield _check_stream(name, partial(open_stream, uri, **options), progress)
+        return
+    address, name = split_dataset(uri)
+    with open_client(address, token, connect_timeout) as client:
+        for dataset in [name] if name else list(client):
+            target = f"{address}/{dataset}"
+            yield _check_stream(target, partial(client.read, dataset, **options), progress)
 
-    for origin in FolderListing(folder).list_files():
-        yield Path(origin.path)
+
+def _check_stream(target: str, open_stream: Callable[[], Any], progress: Progress) -> CheckReport:
+    report = CheckReport(target, "dataset")
+    rows = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", InvalidValueWarning)
+        try:
+            with open_stream() as stream:
+                report.columns = len(stream.schema)
+                for batch in stream:
+                    report.record_batches += 1
+                    report.messages += 1
+                    rows += batch.num_rows
+                    report.nbytes = stream.bytes_received
+                    progress(rows, report.nbytes)
+        except UsageError:
+            raise
+        except SplitArrowError as error:
+            place = "stream" if error.sequence is None else f"message {error.sequence}"
+            report.add_defect(Defect(place, None, error.message))
+    report.rows = rows
+    for warning in caught:
+        if issubclass(warning.category, InvalidValueWarning):
+            report.add_warning(Defect("stream", None, str(warning.message)))
+    return report
