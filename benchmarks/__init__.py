@@ -10,8 +10,8 @@ A run consists of these processes::
       worker (server)    one per backend: serves a file with `Backend.serve`
       worker (client)    one per backend and client: reads it with `Backend.read`
 
-The backends are in `backends`. Two further benchmarks are modules to run: `sharing` for the
-latency and memory of shared memory, and `spark` for the pipeline.
+The backends are in `backends`. The benchmarks of single parts are modules of `studies`, which only
+a checkout has.
 """
 
 from .backends import backend_names

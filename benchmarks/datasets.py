@@ -34,7 +34,7 @@ _PREFIX = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class BatchFile:
     """An Arrow IPC file whose batches all have the same size."""
 
     path: str
@@ -75,13 +75,13 @@ class Dataset:
         return offsets
 
 
-def make_dataset(path: Path, batch_bytes: int, batches: int) -> Dataset:
+def make_dataset(path: Path, batch_bytes: int, batches: int) -> BatchFile:
     """Write a file of pseudo-random doubles. Batches that are close to each other differ.
 
-    `batch_bytes` is the size of each batch body, in bytes; a multiple of `ROW_BYTES`. Raises
-    `DatasetError` if the disk has too little space, or the file cannot be written.
+    `batch_bytes` is a multiple of `ROW_BYTES`. Raises `DatasetError` if the disk has too little
+    space, or the file cannot be written.
     """
-    dataset = Dataset(str(path), batch_bytes, batches)
+    dataset = BatchFile(str(path), batch_bytes, batches)
     rows = dataset.batch_rows
     pool = pc.random(rows + _START_POSITIONS, initializer=_SEED)
     try:
@@ -145,10 +145,7 @@ def generate_trips(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def write_trips(path: Path, rows: int) -> None:
-    """Write the trips to an Arrow IPC file.
-
-    Raises `OSError` if the file cannot be written.
-    """
+    """Write the trips to an Arrow IPC file."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, TRIP_SCHEMA) as writer:
         for batch in generate_trips(rows):
             writer.write_batch(batch)

@@ -31,22 +31,16 @@ _UNKNOWN = ProcessMemory(None, None)
 
 
 class MemorySampler:
-    """A context in which a thread samples the memory of processes at regular intervals.
+    """A context in which a thread samples the memory of processes every `interval` seconds.
 
     The context takes a last sample when it ends.
-
-    `interval` is the time between samples, in seconds.
-
-    Attributes
-    ----------
-    maxima : dict of int to ProcessMemory
-        The largest figures of each process, by process id.
     """
 
     def __init__(
         self, find_processes: Callable[[], Iterable[int]], interval: float = SAMPLE_SECONDS
     ) -> None:
         self.maxima: dict[int, ProcessMemory] = {}
+        """The largest figures of each process, by process id."""
         self._find_processes = find_processes
         self._interval = interval
         self._stopped = threading.Event()
@@ -91,6 +85,12 @@ def read_shared_memory(pid: int) -> int:
     That of a process that has exited is 0.
     """
     return _read_fields(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
+
+
+def process_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def reset_peak(pid: int) -> None:
@@ -152,16 +152,10 @@ def machine_properties() -> dict[str, Any]:
     """Return the processor, its usable threads, the memory in bytes and the kernel version."""
     return {
         "processor": _processor_model() or platform.machine(),
-        "threads": _usable_threads(),
+        "threads": len(os.sched_getaffinity(0)),
         "memory_bytes": host_memory(),
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
     }
-
-
-def _usable_threads() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor_model() -> str | None:

@@ -21,7 +21,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReadSample:
     """One read of a file, or one read by each of several concurrent clients."""
 
     seconds: float
@@ -60,7 +60,7 @@ class Result:
     """The number of concurrent clients."""
     consume: Consume
     """The operation of the clients on each batch."""
-    samples: list[Sample]
+    samples: list[ReadSample]
     """One sample per counted round."""
 
     @property
@@ -129,7 +129,7 @@ class Result:
     def from_dict(cls, plain: dict[str, Any]) -> Result:
         """Return the result that `to_dict` converted."""
         fields: dict[str, Any] = {name: plain[name] for name in cls.__dataclass_fields__}
-        fields["samples"] = [Sample(**sample) for sample in plain["samples"]]
+        fields["samples"] = [ReadSample(**sample) for sample in plain["samples"]]
         return cls(**fields)
 
     def _per_second(self, count: float) -> Statistics:
@@ -260,10 +260,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Return the report that `to_json` wrote.
-
-        Raises `UsageError` if the text is not such a report.
-        """
+        """Return the report that `to_json` wrote; refuse any other text."""
         try:
             plain = json.loads(text)
             if plain["format"] != _FORMAT:
@@ -280,10 +277,7 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Read a report that ``splitarrow bench --json`` wrote.
-
-    Raises `UsageError` if the file cannot be read, or is no report.
-    """
+    """Read a report that ``splitarrow bench --json`` wrote."""
     try:
         return Report.from_json(path.read_text())
     except OSError as error:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from ..errors import DatasetError, MissingExtraError
 from .backends import available_backends, backend_names, find_backend
-from .datasets import Dataset, make_dataset
+from .datasets import BatchFile, make_dataset
 from .machine import (
     SAMPLE_SECONDS,
     MemorySampler,
@@ -25,7 +25,7 @@ from .machine import (
     software_versions,
 )
 from .options import Consume, Options
-from .report import Report, Result, Sample, Section
+from .report import ReadSample, Report, Result, Section
 from .statistics import format_size
 from .worker import WorkerJob, WorkerProcess, receive_replies
 
@@ -48,12 +48,8 @@ class Case:
     clients: list[WorkerProcess]
     """The clients."""
 
-    def measure(self, timeout: float, consume: Consume, *, check: bool) -> Sample:
-        """Let all clients read the whole file at the same time.
-
-        `timeout` is the longest time to wait for all clients, in seconds. Raises `SplitArrowError`
-        if the server or a client fails, exits, or does not reply in time.
-        """
+    def measure(self, timeout: float, consume: Consume, *, check: bool) -> ReadSample:
+        """Let all clients read the whole file at the same time."""
         for client in self.clients:
             client.send({"do": "prepare"})
         receive_replies(self.clients, timeout)
@@ -74,7 +70,7 @@ class Case:
             reply["first_at"] - reply["begin"] for reply in replies if reply["first_at"] is not None
         ]
         server = None if self.server is None else memory.maxima[self.server.pid]
-        return Sample(
+        return ReadSample(
             seconds=max(reply["end"] for reply in replies) - begin,
             first_batch_seconds=max(first_batches, default=None),
             client_cpu_seconds=sum(reply["cpu_seconds"] for reply in replies),
@@ -105,20 +101,21 @@ def start_cases(
     stack: ExitStack,
     backends: Sequence[str],
     clients: Sequence[int],
-    dataset: Dataset,
+    dataset: BatchFile,
     options: Options,
 ) -> list[Case]:
     """Start the workers of several cases, and wait until all are ready.
 
-    `stack`: Ends the workers when it closes. `clients`: the cases of a backend share a server and
-    clients. Raises `SplitArrowError` if a worker does not start.
+    `stack` ends the workers. The cases of a backend share a server and its clients.
     """
 
     def start(role: str, backend: str, address: str | None = None) -> WorkerProcess:
         job = WorkerJob(backend, dataset, options.read, options.validate, address)
         return stack.enter_context(WorkerProcess(f"the {role} of {backend}", asdict(job)))
 
-    servers = {name: start("server", name) for name in backends if _has_server(name)}
+    servers = {
+        name: start("server", name) for name in backends if not find_backend(name).in_process
+    }
     replies = receive_replies(list(servers.values()), _SETUP_SECONDS)
     addresses = {name: reply["address"] for name, reply in zip(servers, replies, strict=True)}
     readers = {
@@ -134,10 +131,6 @@ def start_cases(
     ]
 
 
-def _has_server(backend: str) -> bool:
-    return not find_backend(backend).in_process
-
-
 Progress = Callable[[int, int, str], None]
 """Called with the number of finished reads, the number of all reads, and the next step."""
 
@@ -146,12 +139,8 @@ def run(options: Options, progress: Progress | None = None) -> Report:
     """Measure all cases and return the report.
 
     The data files and processes are gone when this function returns or raises, also after an
-    interrupt.
-
-    Raises `UsageError` if the options name an unknown backend. Raises `MissingExtraError` if the
-    options name a backend that cannot run on this machine. Raises `DatasetError` if the disk has
-    too little space for the data. Raises `SplitArrowError` if a server or a client fails, or a
-    client receives other data than the file contains.
+    interrupt. Raises `SplitArrowError` if a server or a client fails, or a client receives other
+    data than the file contains.
     """
     names, skipped = _select_backends(options)
     groups = list(_plan(options, names))
@@ -224,7 +213,7 @@ def _public_options(options: Options) -> dict[str, object]:
 
 
 def _measure_group(
-    group: _Group, dataset: Dataset, options: Options, counter: _ProgressCounter
+    group: _Group, dataset: BatchFile, options: Options, counter: _ProgressCounter
 ) -> list[Result]:
     with ExitStack() as stack:
         counter.show(f"starting {', '.join(group.backends)}")
@@ -232,7 +221,7 @@ def _measure_group(
         for case in cases:
             counter.advance(_read_label(case, dataset, "warm-up and check"))
             case.measure(options.timeout, group.consume[0], check=True)
-        samples: dict[tuple[Consume, int], list[Sample]] = {}
+        samples: dict[tuple[Consume, int], list[ReadSample]] = {}
         for round_number in range(1, options.rounds + 1):
             for consume in group.consume:
                 for index, case in enumerate(cases):
@@ -255,7 +244,7 @@ def _measure_group(
     ]
 
 
-def _read_label(case: Case, dataset: Dataset, name: str) -> str:
+def _read_label(case: Case, dataset: BatchFile, name: str) -> str:
     clients = f", {len(case.clients)} clients" if len(case.clients) > 1 else ""
     return f"{case.backend}, batches of {format_size(dataset.batch_bytes)}{clients}: {name}"
 

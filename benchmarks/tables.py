@@ -193,17 +193,17 @@ def markdown_tables(report: Report) -> str:
     if concurrent:
         size = format_size(concurrent[0].batch_bytes)
         lines += [f"Concurrent clients of one server, batches of {size}:", ""]
-        lines += _table_head(["clients", "backend", *_MARKDOWN_HEADINGS], text_columns=2)
+        lines += table_head(["clients", "backend", *_MARKDOWN_HEADINGS], text_columns=2)
         for result in concurrent:
             figures = format_figures(report, result)
-            lines.append(_table_row([str(result.clients), result.backend, *figures]))
+            lines.append(table_row([str(result.clients), result.backend, *figures]))
         lines.append("")
     lines += ["All figures of a single client:", ""]
-    lines += _table_head(["batch", "client", "backend", *_MARKDOWN_HEADINGS], text_columns=3)
+    lines += table_head(["batch", "client", "backend", *_MARKDOWN_HEADINGS], text_columns=3)
     for result in report.section("sizes"):
         figures = format_figures(report, result)
         cells = [format_size(result.batch_bytes), result.consume, result.backend, *figures]
-        lines.append(_table_row(cells))
+        lines.append(table_row(cells))
     lines += ["", f"Measured {format_conditions(report)}."]
     return "\n".join(lines) + "\n"
 
@@ -211,13 +211,13 @@ def markdown_tables(report: Report) -> str:
 def _rate_table(report: Report, consume: Consume) -> list[str]:
     """Return a table of rates with a row per batch size and a column per backend."""
     names = report.backends()
-    lines = _table_head(["batch", *names], text_columns=1)
+    lines = table_head(["batch", *names], text_columns=1)
     for size in report.batch_sizes():
         rates = [_rate_cell(report, name, size, consume) for name in names]
-        lines.append(_table_row([format_size(size), *rates]))
+        lines.append(table_row([format_size(size), *rates]))
     if means := report.mean_ratios(consume):
         cells = [f"({format_ratio(means[name])})" if name in means else UNKNOWN for name in names]
-        lines.append(_table_row(["geometric mean", *cells]))
+        lines.append(table_row(["geometric mean", *cells]))
     return lines
 
 
@@ -229,12 +229,14 @@ def _rate_cell(report: Report, backend: str, batch_bytes: int, consume: Consume)
     return rate if ratio is None else f"{rate} ({format_ratio(ratio)})"
 
 
-def _table_head(cells: Sequence[str], *, text_columns: int) -> list[str]:
+def table_head(cells: Sequence[str], *, text_columns: int = 1) -> list[str]:
+    """Return the head of a table in Markdown. Only the first columns are aligned to the left."""
     rule = ["---" if index < text_columns else "---:" for index in range(len(cells))]
-    return [_table_row(cells), _table_row(rule)]
+    return [table_row(cells), table_row(rule)]
 
 
-def _table_row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """Return a row of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 

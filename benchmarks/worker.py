@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from ..errors import SplitArrowError
 from .backends import Backend, find_backend
 from .backends.backend import Consumer
-from .datasets import Dataset
+from .datasets import BatchFile
 from .machine import read_memory, reset_peak
 from .options import Consume, Read, Validate
 
@@ -77,10 +77,8 @@ _READ_BYTES = 1 << 16
 class WorkerProcess:
     """A worker process: a context manager that ends it.
 
-    The first reply of the worker reports that it is ready.
-
-    Raises `SplitArrowError` if the process cannot be started. Every method raises it if the worker
-    reports an error or exits.
+    The first reply of the worker reports that it is ready. Every method raises `SplitArrowError` if
+    the worker reports an error or exits.
     """
 
     def __init__(
@@ -138,18 +136,14 @@ class WorkerProcess:
         return reply
 
     def request(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a command and return its reply.
-
-        `timeout` is the longest time to wait for the reply, in seconds.
-        """
+        """Send a command, and return its reply; wait for at most `timeout` seconds."""
         self.send(command)
         return receive_replies([self], timeout)[0]
 
     def close(self, *, kill: bool = False) -> None:
         """End the process. Idempotent.
 
-        `kill`: Otherwise its input ends, and it is killed only if it does not exit within 5
-        seconds.
+        Without `kill`, its input ends, and it gets 5 seconds to exit.
         """
         process = self._process
         assert process.stdin is not None
@@ -194,10 +188,9 @@ class WorkerProcess:
 
 
 def receive_replies(workers: Sequence[WorkerProcess], timeout: float) -> list[dict[str, Any]]:
-    """Wait for one reply of each worker, and return the replies in the order of the workers.
+    """Return one reply of each worker, in their order; wait for at most `timeout` seconds.
 
-    `workers`: each has received a command. `timeout` is the longest time to wait for all replies,
-    in seconds. Raises `SplitArrowError` if a worker fails, exits, or does not reply in time.
+    Raises `SplitArrowError` if a worker fails, exits, or does not reply in time.
     """
     deadline = time.monotonic() + timeout
     pending = {worker.fileno(): worker for worker in workers}
@@ -225,7 +218,7 @@ class WorkerJob:
 
     backend: str
     """The name of the backend."""
-    dataset: Dataset
+    dataset: BatchFile
     """The file."""
     read: Read
     """Whether a client iterates over batches or reads one table."""
@@ -252,8 +245,7 @@ def measure_read(
 ) -> dict[str, Any]:
     """Read the whole file once, and return the measurements.
 
-    `start_at`: all times are those of the monotonic clock in seconds, which the processes of a host
-    share.
+    All times are those of the monotonic clock in seconds, which the processes of a host share.
     """
     consumer = Consumer(job.dataset, consume, job.read, check)
     time.sleep(max(0.0, start_at - time.monotonic()))
@@ -271,7 +263,7 @@ def measure_read(
 
 
 def _setup(fields: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Handler]:
-    job = WorkerJob(dataset=Dataset(**fields.pop("dataset")), **fields)
+    job = WorkerJob(dataset=BatchFile(**fields.pop("dataset")), **fields)
     backend = find_backend(job.backend)
     if job.address is None:
         address = stack.enter_context(backend.serve(job.dataset))

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from ..benchmarks.backends import Backend, available_backends, find_backend
 from ..benchmarks.backends.backend import Consumer
-from ..benchmarks.datasets import TRIP_SCHEMA, Dataset, write_trips
+from ..benchmarks.datasets import TRIP_SCHEMA, BatchFile, write_trips
 from ..benchmarks.worker import Handler, WorkerProcess, receive_replies, run_worker
 from ..errors import InvalidDataError
 from ..formats.text import format_bytes
@@ -196,7 +196,7 @@ class Comparison(Consumer):
 
 def read(backend: Backend, address: str, path: str, *, compare: bool) -> dict[str, Any]:
     """Read the dataset once, and return the numbers of rows and batches and the seconds."""
-    dataset = Dataset(path, 0, 0)
+    dataset = BatchFile(path, 0, 0)
     consumer = Comparison(dataset) if compare else Consumer(dataset)
     started = time.perf_counter()
     backend.read(address, consumer)
@@ -208,7 +208,7 @@ def _setup(job: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Handl
     backend, path = find_backend(job["backend"]), job["path"]
     address = job.get("address")
     if address is None:
-        address = stack.enter_context(backend.serve(Dataset(path, 0, 0)))
+        address = stack.enter_context(backend.serve(BatchFile(path, 0, 0)))
 
     def handle(command: dict[str, Any]) -> dict[str, Any]:
         return read(backend, address, path, compare=command["compare"])

@@ -15,39 +15,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InvalidDataError
-from ..datasets import SCHEMA, Dataset
+from ..datasets import SCHEMA, BatchFile
 from ..options import Consume, Read, Validate
 
 
 class Consumer:
     """Counts the batches of one read, and records the time of the first one.
 
-    `check`: Such a read is not timed.
-
-    Attributes
-    ----------
-    rows, batches : int
-        The numbers of rows and batches received. Of a table, the chunks of its first column
-        count as batches.
-    first_at : float or None
-        The time at which the first batch arrived (`time.monotonic`, seconds); None for a table.
-    reads_table : bool
-        Whether the backend must pass one table.
+    With `check`, it compares them with the file. Such a read is not timed.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: BatchFile,
         consume: Consume = "count",
         read: Read = "iterate",
         check: bool = False,
     ) -> None:
         self.dataset = dataset
         self.reads_table = read == "all"
+        """Whether the backend must pass one table."""
         self.check = check
         self.rows = 0
         self.batches = 0
+        """The number of batches received. Of a table, those of its first column."""
         self.first_at: float | None = None
+        """The time of the first batch, of the monotonic clock in seconds; None for a table."""
         self._process: Callable[[pa.RecordBatch], None] | None = None
         if check:
             self._file = pa.ipc.open_file(pa.memory_map(dataset.path))
@@ -103,10 +96,7 @@ class Consumer:
         self.batches += table.column(0).num_chunks
 
     def verify(self) -> None:
-        """Check that the numbers of rows and batches are those of the file.
-
-        Raises `InvalidDataError` if they differ.
-        """
+        """Raise `InvalidDataError` if the numbers of rows or batches are not those of the file."""
         dataset = self.dataset
         if (self.rows, self.batches) != (dataset.rows, dataset.batches):
             raise InvalidDataError(
@@ -153,7 +143,7 @@ class Backend(Protocol):
         """Return why the backend cannot run on this machine, or None if it can."""
         ...
 
-    def serve(self, dataset: Dataset) -> AbstractContextManager[str]:
+    def serve(self, dataset: BatchFile) -> AbstractContextManager[str]:
         """Serve a file from this process while the context lasts, on its own threads.
 
         The value of the context is the address for `read`.
@@ -166,7 +156,7 @@ class Backend(Protocol):
 
 
 CA_MARK = "#ca="
-"""What an address has between the URI and the path of the authority's certificate."""
+"""The mark in an address between the URI and the path of the authority's certificate."""
 
 
 class Certificates(NamedTuple):
@@ -202,7 +192,7 @@ def make_certificates(folder: Path, name: str) -> Certificates:
     return paths
 
 
-def write_parquet(dataset: Dataset, name: str) -> Path:
+def write_parquet(dataset: BatchFile, name: str) -> Path:
     """Write the rows of a file as Parquet, with pyarrow's default encodings and compression.
 
     Each record batch becomes a row group. The file lies beside the other one.

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ... import serve
 from ...errors import ConnectionLostError, InvalidDataError
-from ..datasets import Dataset
+from ..datasets import BatchFile
 from ..options import Validate
 from .backend import CA_MARK, Consumer, make_certificates, missing_package, write_parquet
 
@@ -49,7 +49,7 @@ class FlightBackend:
         return missing_package() if self._tls else None
 
     @contextmanager
-    def serve(self, dataset: Dataset) -> Generator[str]:
+    def serve(self, dataset: BatchFile) -> Generator[str]:
         """Serve the file; see `Backend.serve`."""
         from pyarrow import flight
 
@@ -73,7 +73,7 @@ class FlightBackend:
                 yield f"{location}:{server.port}{mark}"
 
     @contextmanager
-    def _open_table(self, dataset: Dataset) -> Generator[Any]:
+    def _open_table(self, dataset: BatchFile) -> Generator[Any]:
         from pyarrow import flight
 
         with pa.memory_map(dataset.path) as source:
@@ -81,7 +81,7 @@ class FlightBackend:
             yield lambda: flight.RecordBatchStream(table)
 
     @contextmanager
-    def _open_parquet(self, dataset: Dataset) -> Generator[Any]:
+    def _open_parquet(self, dataset: BatchFile) -> Generator[Any]:
         from pyarrow import dataset as datasets
         from pyarrow import flight
 
@@ -98,8 +98,7 @@ class FlightBackend:
 def read_flight(address: str, consumer: Consumer, ticket: bytes | None) -> None:
     """Read all batches with a client of pyarrow.flight.
 
-    `address`: After ``#ca=``, it has the path of the authority's certificate. `ticket`: Without it,
-    the client asks the server for those of its first dataset.
+    Without a ticket, the client asks the server for that of its first dataset.
     """
     from pyarrow import flight
 
@@ -132,7 +131,7 @@ class DoGetBackend:
         return FlightBackend().unavailable_reason()
 
     @contextmanager
-    def serve(self, dataset: Dataset) -> Generator[str]:
+    def serve(self, dataset: BatchFile) -> Generator[str]:
         """Serve the file; see `Backend.serve`."""
         with serve({"benchmark": dataset.path}, control="grpc://127.0.0.1:0") as server:
             yield str(server.control_uri)
@@ -159,7 +158,7 @@ class MemcpyBackend:
         return None
 
     @contextmanager
-    def serve(self, dataset: Dataset) -> Generator[str]:
+    def serve(self, dataset: BatchFile) -> Generator[str]:
         """Map the file; see `Backend.serve`."""
         with pa.memory_map(dataset.path) as file:
             self._source = memoryview(file.read_buffer()).cast("B")
@@ -204,7 +203,7 @@ class RawSocketBackend:
         return None
 
     @contextmanager
-    def serve(self, dataset: Dataset) -> Generator[str]:
+    def serve(self, dataset: BatchFile) -> Generator[str]:
         """Serve the file with one thread per client; see `Backend.serve`."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             # Timers that pace segments would lower the ceiling, as with BBR.
@@ -241,7 +240,7 @@ class RawSocketBackend:
                 receiver.receive_small_bodies(sock)
 
 
-def _send_file(client: socket.socket, dataset: Dataset, offsets: list[int]) -> None:
+def _send_file(client: socket.socket, dataset: BatchFile, offsets: list[int]) -> None:
     header = _HEADER.pack(dataset.batch_bytes, dataset.batch_rows)
     with client, open(dataset.path, "rb") as file:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -48,10 +48,7 @@ def backend_names(*, on_request: bool = False) -> list[str]:
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend with a name.
-
-    Raises `UsageError` if there is no such backend.
-    """
+    """Return the backend with a name."""
     try:
         return _ALL[name]
     except KeyError:

@@ -112,10 +112,7 @@ def read_stream(uri: str, memory: DeviceMemory) -> int:
 
 
 def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
-    """Return the rates for batches of a size.
-
-    `nbytes` is the size of a batch, in bytes.
-    """
+    """Return the rates for batches of a size in bytes."""
     batch = make_batch(nbytes, memory)
     count = max(2, total // batch.nbytes)
     plain = measure(lambda: copy_plainly(memory, batch, count))
@@ -142,10 +139,7 @@ def serve_from_device(memory: DeviceMemory, nbytes: int, total: int) -> dict[str
 
 
 def serve_shared(connection: Any, open_memory: Callable[[], DeviceMemory], nbytes: int) -> None:
-    """Serve a batch on the device, send the URI, and wait until the other end is closed.
-
-    `nbytes` is the size of the batch in bytes.
-    """
+    """Serve a batch on the device, send the URI, and wait until the other end is closed."""
     memory = open_memory()
     batch = memory.open_copier().copy(make_batch(nbytes, memory))
     with serve({"data": batch}, listen="shm://") as server:
@@ -170,11 +164,7 @@ def shared_data(open_memory: Callable[[], DeviceMemory], nbytes: int) -> Generat
 
 
 def copy_shared(uri: str, memory: DeviceMemory, target: int, rounds: int) -> int:
-    """Copy the data of another process within the device; return the bytes.
-
-    Raises `UsageError` if the data was received in host memory first, which is not what this
-    measures.
-    """
+    """Copy the data of another process within the device; return the bytes."""
     device, copied = memory.device, 0
     for _ in range(rounds):
         with open_stream(uri, memory=memory) as stream:
@@ -194,7 +184,7 @@ def copy_shared(uri: str, memory: DeviceMemory, target: int, rounds: int) -> int
 def measure_sharing(
     open_memory: Callable[[], DeviceMemory], memory: DeviceMemory, nbytes: int
 ) -> tuple[float, float]:
-    """Return the rates of plain copies within the device, and of copies from another process.
+    """Return the rates of copies within the device: plain ones, and those from another process.
 
     Both copy the parts of columns that a server sends in one batch.
     """
@@ -236,21 +226,18 @@ def measure_waiting(batches: Iterator[DeviceBatch], step: Callable[[DeviceBatch]
     """Return the share of the time that a loop over `batches` waits for the next one."""
     begin, waited = time.perf_counter(), 0.0
     while True:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             break
         batch.wait()
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - requested
         step(batch)
     return waited / (time.perf_counter() - begin)
 
 
 def check_pytorch() -> None:
-    """Check that PyTorch can use the device, if PyTorch is installed.
-
-    Raises `UsageError` if it cannot.
-    """
+    """Raise `UsageError` if PyTorch is installed and cannot use the device."""
     try:
         torch: Any = import_module("torch")
     except ImportError:

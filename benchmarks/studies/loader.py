@@ -63,10 +63,7 @@ class Benchmark:
         """The results so far."""
 
     def run(self, workers: tuple[int, ...], peers: tuple[str, ...]) -> None:
-        """Measure splitarrow and some peers with each number of workers.
-
-        Raises `SplitArrowError` if splitarrow's batches are wrong, or fail.
-        """
+        """Measure splitarrow and some peers with each number of workers."""
         write_arrow(self._folder / "arrow", self.report.rows)
         for shard in make_shards(self.report.rows):
             self._expected = add_checksums(self._expected, checksum(shard))

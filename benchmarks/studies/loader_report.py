@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...errors import UsageError
 from ...publication.atomic_files import AtomicFile
 from ..machine import machine_properties, software_versions
-from ..plot import check_plot
+from ..plot import TEXT_COLOR, open_figure
 from ..statistics import (
     UNKNOWN,
     Statistics,
@@ -24,7 +24,7 @@ from ..statistics import (
     format_range,
     format_ratio,
 )
-from ..tables import insert_between
+from ..tables import insert_between, table_row
 
 OURS = ("splitarrow, shm", "splitarrow, tcp")
 """The loaders of splitarrow: one for each transport."""
@@ -114,10 +114,7 @@ class LoaderReport:
 
     @classmethod
     def load(cls, path: Path) -> LoaderReport:
-        """Return the report that `save` wrote.
-
-        Raises `UsageError` if the file is not such a report.
-        """
+        """Return the report that `save` wrote; refuse any other file."""
         try:
             plain = json.loads(path.read_text())
             if (plain["format"], plain["kind"]) != (_FORMAT, _KIND):
@@ -159,10 +156,10 @@ def save_markdown(report: LoaderReport, path: Path, plot: Path | None = None) ->
 def markdown_lines(report: LoaderReport) -> list[str]:
     """Return a table, the ratios to the fastest peers and the conditions, as lines of Markdown."""
     rules = ["---" if heading == "loader" else "---:" for heading in _HEADINGS]
-    lines = [_join(_HEADINGS), _join(rules)]
+    lines = [table_row(_HEADINGS), table_row(rules)]
     for workers in report.workers():
         results = [result for result in report.results if result.workers == workers]
-        lines += [_join(_format_cells(result)) for result in results]
+        lines += [table_row(_format_cells(result)) for result in results]
     lines.append("")
     lines += [line for workers in report.workers() for line in _compare(report, workers)]
     lines += [f"- Not measured: {name}: {reason}" for name, reason in report.skipped.items()]
@@ -223,11 +220,6 @@ def _compare(report: LoaderReport, workers: int) -> Iterator[str]:
             yield f"{line}."
 
 
-def _join(cells: tuple[str, ...] | list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-_TEXT_COLOR = "#1f2933"
 # The colors of Okabe and Ito, which color-blind readers can distinguish.
 _OUR_COLORS = ("#0072B2", "#56B4E9")
 _PEER_COLOR = "#b8c0c8"
@@ -236,38 +228,15 @@ _PEER_COLOR = "#b8c0c8"
 def save_plot(report: LoaderReport, path: Path) -> None:
     """Draw the warm rates of a report, one panel for each number of workers, and save the plot.
 
-    `path`: its suffix, ``.svg`` or ``.png``, selects the format. Raises `MissingExtraError` if
-    matplotlib is not installed. Raises `UsageError` if the suffix is another one, the report has no
-    warm round, or the file cannot be written.
+    Raises `UsageError` if the report has no warm round.
     """
-    check_plot(path)
-    import matplotlib as mpl  # pyright: ignore[reportMissingImports]
-    from matplotlib.backends.backend_agg import (  # pyright: ignore[reportMissingImports]
-        FigureCanvasAgg,
-    )
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
-
     panels = [workers for workers in report.workers() if _list_rates(report, workers)]
     if not panels:
         raise UsageError(f"{path}: the report has no warm round to draw")
-    style = {
-        "font.family": "DejaVu Sans",
-        "font.size": 10,
-        "svg.hashsalt": "splitarrow",  # the same report gives the same file
-        "text.color": _TEXT_COLOR,
-        "ytick.color": _TEXT_COLOR,
-    }
-    with mpl.rc_context(cast(Any, style)):
-        figure = Figure(figsize=(8.4, 3.4), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = cast(Any, figure.subplots(1, len(panels), squeeze=False))[0]
+    with open_figure(path, (8.4, 3.4), {"font.size": 10, "ytick.color": TEXT_COLOR}) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for workers, each in zip(panels, axes, strict=True):
             _draw_panel(report, workers, each)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        try:
-            figure.savefig(path, dpi=160, metadata=metadata)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _list_rates(report: LoaderReport, workers: int) -> dict[str, float]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from ...errors import SplitArrowError, UsageError
 from ..datasets import make_dataset
+from ..machine import process_seconds
 from ..statistics import format_interval, format_size, median_interval
 
 MAX_RATIO = 1.25
@@ -49,10 +50,7 @@ for uri in sys.stdin:
 
 
 class Side:
-    """A server and a client of one tree.
-
-    `stack`: Ends the processes when it closes.
-    """
+    """A server and a client of one tree. `stack` ends their processes."""
 
     def __init__(
         self, stack: ExitStack, tree: Path, folder: Path, data: Path, client: str = _CLIENT
@@ -97,11 +95,11 @@ class Side:
 
     def measure(self, scheme: str, rows: int) -> float:
         """Read the file once; return the processor seconds of both processes."""
-        before = self._server_seconds()
+        before = process_seconds(self._server.pid)
         seconds, count = self.ask(scheme).split()
         if int(count) != rows:
             raise SplitArrowError(f"a client read {count} instead of {rows} rows")
-        return float(seconds) + self._server_seconds() - before
+        return float(seconds) + process_seconds(self._server.pid) - before
 
     def ask(self, scheme: str, arguments: str = "") -> str:
         """Send the client the URI of a transport and arguments; return its answer."""
@@ -118,10 +116,6 @@ class Side:
     def processes(self) -> tuple[int, int]:
         """The process IDs of the server and the client."""
         return self._server.pid, self._client.pid
-
-    def _server_seconds(self) -> float:
-        fields = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Outcome(NamedTuple):
@@ -167,7 +161,7 @@ def compare(earlier: Path, later: Path, rounds: int) -> list[Outcome]:
 def checkout(commit: str) -> Generator[Path]:
     """Check a commit out into a temporary folder."""
     with TemporaryDirectory(prefix="splitarrow-commit-") as name:
-        root = Path(__file__).resolve().parent.parent
+        root = Path(__file__).resolve().parents[2]
         command = ["git", "-C", str(root), "archive", "--format=tar", commit]
         archive = subprocess.run(command, capture_output=True)
         if archive.returncode:

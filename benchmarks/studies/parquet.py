@@ -36,10 +36,7 @@ _SIDE = 20
 
 
 def compare_plain(folder: Path, rows: int, rounds: int) -> dict[str, float]:
-    """Return the processor seconds of pyarrow and of our path for a plain file.
-
-    `rounds`: the figures are medians.
-    """
+    """Return the median processor seconds of pyarrow and of our path for a plain file."""
     import pyarrow.parquet as pq
 
     path = folder / "plain.parquet"

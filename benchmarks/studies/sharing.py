@@ -80,10 +80,7 @@ def measure_batch_seconds(uri: str) -> float:
 
 
 def measure_free(uri: str, control_uri: str) -> tuple[int, float]:
-    """Free all leases of a stream at once.
-
-    Return the time until the server has freed them.
-    """
+    """Free all leases of a stream at once; return their number and the seconds that it took."""
     with open_stream(uri) as stream:
         batches = list(stream)
     leases = _count_leases(control_uri)

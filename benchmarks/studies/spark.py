@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ...errors import SplitArrowError, UsageError
 from ...formats.text import format_bytes
-from ..plot import check_plot
-from ..tables import insert_between
+from ..plot import check_plot, open_figure
+from ..tables import insert_between, table_head, table_row
 from .spark_run import (
     MAPPED,
     OVER_TCP,
@@ -35,7 +35,7 @@ BEGIN = "<!-- spark benchmark: begin -->"
 END = "<!-- spark benchmark: end -->"
 """The markers in a page between which `save_spark_markdown` puts the tables."""
 
-_OURS, _OTHERS, _TEXT = "#0072B2", "#9aa5b1", "#1f2933"
+_OURS, _OTHERS = "#0072B2", "#9aa5b1"
 
 Figures = Mapping[str, Any]
 """The figures of a run; see `SparkRun.figures`."""
@@ -109,14 +109,13 @@ def spark_markdown(figures: Figures) -> str:
 
 
 def _table(heading: str, figures: Figures, jobs: Sequence[str]) -> Iterator[str]:
-    yield f"| {heading} | M rows/s | min–max | processor s |"
-    yield "| --- | ---: | ---: | ---: |"
+    yield from table_head([heading, "M rows/s", "min–max", "processor s"])
     for job in jobs:
         if job in figures["seconds"]:
             rates = _rates(figures, job)
             cpu = median(figures["cpu_seconds"][job])
-            cells = [job, f"{median(rates):.2f}", f"{min(rates):.2f}–{max(rates):.2f}"]
-            yield f"| {' | '.join([*cells, f'{cpu:.2f}'])} |"
+            rate, extremes = f"{median(rates):.2f}", f"{min(rates):.2f}–{max(rates):.2f}"
+            yield table_row([job, rate, extremes, f"{cpu:.2f}"])
 
 
 def _rates(figures: Figures, job: str) -> list[float]:
@@ -145,33 +144,14 @@ def save_spark_markdown(figures: Figures, path: Path, plot: Path | None = None) 
 
 
 def save_spark_plot(figures: Figures, path: Path) -> None:
-    """Draw the rates of a run as bars.
-
-    Raises `MissingExtraError` if matplotlib is not installed. Raises `UsageError` if the suffix is
-    neither ``.svg`` nor ``.png``, or the file cannot be written.
-    """
-    check_plot(path)
-    import matplotlib as mpl  # pyright: ignore[reportMissingImports]
-    from matplotlib.backends.backend_agg import (  # pyright: ignore[reportMissingImports]
-        FigureCanvasAgg,
-    )
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
-
-    style = {"font.size": 11, "svg.hashsalt": "splitarrow", "text.color": _TEXT}
-    with mpl.rc_context(cast(Any, style)):
-        figure = Figure(figsize=(8.4, 4.4), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
-        groups = [[job for job in jobs if job in figures["seconds"]] for jobs in (READS, WRITES)]
-        heights = [max(1, len(jobs)) for jobs in groups]
-        panels: Any = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-        titles = ("reading and summing every column, M rows/s", "writing, M rows/s")
+    """Draw the rates of a run as bars."""
+    groups = [[job for job in jobs if job in figures["seconds"]] for jobs in (READS, WRITES)]
+    heights = [max(1, len(jobs)) for jobs in groups]
+    titles = ("reading and summing every column, M rows/s", "writing, M rows/s")
+    with open_figure(path, (8.4, 4.4)) as figure:
+        panels = figure.subplots(2, 1, sharex=True, height_ratios=heights)
         for axes, jobs, title in zip(panels, groups, titles, strict=True):
             _draw_bars(axes, figures, jobs, title)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        try:
-            figure.savefig(path, dpi=160, metadata=metadata)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _draw_bars(axes: Any, figures: Figures, jobs: Sequence[str], title: str) -> None:
@@ -220,7 +200,7 @@ def _check(options: argparse.Namespace) -> None:
         check_plot(options.plot)
 
 
-def _measure(options: argparse.Namespace) -> Mapping[str, Any]:
+def _measure(options: argparse.Namespace) -> Figures:
     from .spark_run import SparkRun
 
     with tempfile.TemporaryDirectory(prefix="splitarrow-bench-") as folder:
@@ -236,15 +216,14 @@ def _measure(options: argparse.Namespace) -> Mapping[str, Any]:
     return run.figures
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def _load(path: Path) -> Figures:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise UsageError(f"{path} is not a report: {error}") from None
 
 
-def _show(figures: Mapping[str, Any], options: argparse.Namespace) -> None:
-
+def _show(figures: Figures, options: argparse.Namespace) -> None:
     if options.plot:
         save_spark_plot(figures, options.plot)
     if options.markdown:

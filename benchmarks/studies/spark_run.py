@@ -205,11 +205,7 @@ class SparkRun:
         ``check_workers``, the ``bytes`` that queries transfer, and the largest ``memory``."""
 
     def run(self) -> None:
-        """Measure everything.
-
-        Raises `SplitArrowError` if Spark does not start, or reads another number of rows than were
-        written.
-        """
+        """Measure everything."""
         with self._spark() as spark:
             self.measure(spark)
 

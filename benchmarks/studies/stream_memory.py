@@ -58,7 +58,7 @@ class StreamMemory(NamedTuple):
 def measure(side: Side, scheme: str, streams: int = STREAMS) -> StreamMemory:
     """Return the memory of each further stream beside a first one.
 
-    `side`: Neither has had streams before: the memory of those would be used again.
+    No process of the side has had streams before: their memory would be used again.
     """
     side.ask(scheme, f"1 {_BATCHES}")
     before = _read(side)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import socket
 import subprocess
 import sys
@@ -26,7 +25,8 @@ import pyarrow as pa
 from ...errors import SplitArrowError
 from ...testing import Daemon
 from ..datasets import generate_trips
-from ..tables import insert_between
+from ..machine import process_seconds
+from ..tables import insert_between, table_head, table_row
 
 _CHUNK_BYTES = 256 << 10
 _BURST_SECONDS = 0.002
@@ -34,10 +34,7 @@ _BURST_SECONDS = 0.002
 
 
 class TokenBucket:
-    """Says how long to wait before more bytes may pass.
-
-    `now` is the time, in seconds.
-    """
+    """Computes how long to wait before more bytes may pass. All times are in seconds."""
 
     def __init__(self, bytes_per_second: float, now: float) -> None:
         self._rate = bytes_per_second
@@ -194,9 +191,9 @@ def measure_table(
             samples: dict[str, list[tuple[float, ...]]] = {each: [] for each in FORMATS}
             for number in range(rounds + 1):
                 for each in FORMATS:
-                    before = _cpu_seconds(daemon.pid)
+                    before = process_seconds(daemon.pid)
                     reply = _read(client, uris[each], each)
-                    server = _cpu_seconds(daemon.pid) - before
+                    server = process_seconds(daemon.pid) - before
                     if reply[0] != rows:
                         raise SplitArrowError(f"{each}: {reply[0]} rows arrived, not {rows}")
                     if number:  # the first round encodes and warms up
@@ -282,40 +279,31 @@ def _read(client: subprocess.Popen[str], uri: str, format: str) -> tuple[float, 
     return tuple(json.loads(line))
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def markdown_tables(figures: list[Figure]) -> str:
     """Return the figures as tables in Markdown: one of sizes and times, and one of each link."""
     tables = list(dict.fromkeys(figure.table for figure in figures))
     known = {(each.table, each.format, each.link): each for each in figures}
 
-    def row(cells: list[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    def head(cells: list[str]) -> list[str]:
-        return [row(cells), row(["---", *["---:"] * (len(cells) - 1)])]
-
     lines = ["How many times smaller than Arrow the bytes on the wire are:", ""]
-    lines += head(["table", *FORMATS[1:]])
+    lines += table_head(["table", *FORMATS[1:]])
     for table in tables:
         found = [known[table, each, "loopback"] for each in FORMATS[1:]]
-        lines.append(row([table, *(f"{f.arrow_bytes / f.wire_bytes:.1f}" for f in found)]))
+        lines.append(table_row([table, *(f"{f.arrow_bytes / f.wire_bytes:.1f}" for f in found)]))
     for link in dict.fromkeys(figure.link for figure in figures):
         lines += ["", f"GB/s of Arrow delivered, {link}:", ""]
-        lines += head(["table", *FORMATS, "Vortex / ZSTD"])
+        lines += table_head(["table", *FORMATS, "Vortex / ZSTD"])
         for table in tables:
             found = [known[table, each, link] for each in FORMATS]
             ratio = found[3].rate / found[2].rate
             cells = [f"{each.rate / 1e9:.2f}" for each in found]
-            lines.append(row([table, *cells, f"{ratio:.1f}"]))
+            lines.append(table_row([table, *cells, f"{ratio:.1f}"]))
     lines += ["", "Processor seconds of server + client for each GiB of Arrow, loopback:", ""]
-    lines += head(["table", *FORMATS])
+    lines += table_head(["table", *FORMATS])
     for table in tables:
         found = [known[table, each, "loopback"] for each in FORMATS]
-        lines.append(row([table, *(f"{f.server_cpu:.2f} + {f.client_cpu:.2f}" for f in found)]))
+        lines.append(
+            table_row([table, *(f"{f.server_cpu:.2f} + {f.client_cpu:.2f}" for f in found)])
+        )
     return "\n".join(lines) + "\n"
 
 
