@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import platform
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 SAMPLE_SECONDS = 0.02
 """The default interval of a `MemorySampler`, in seconds."""
@@ -30,32 +30,19 @@ class ProcessMemory(NamedTuple):
 _UNKNOWN = ProcessMemory(None, None)
 
 
-class MemorySampler:
-    """A context in which a thread samples the memory of processes every `interval` seconds.
+class Sampler(ABC):
+    """A context in which a thread takes a sample every `interval` seconds, and one at the end."""
 
-    The context takes a last sample when it ends.
-    """
-
-    def __init__(
-        self, find_processes: Callable[[], Iterable[int]], interval: float = SAMPLE_SECONDS
-    ) -> None:
-        self.maxima: dict[int, ProcessMemory] = {}
-        """The largest figures of each process, by process id."""
-        self._find_processes = find_processes
+    def __init__(self, interval: float) -> None:
         self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> MemorySampler:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stopped.set()
         self._thread.join()
         self._sample()
@@ -63,6 +50,21 @@ class MemorySampler:
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
             self._sample()
+
+    @abstractmethod
+    def _sample(self) -> None: ...
+
+
+class MemorySampler(Sampler):
+    """Samples the memory of processes."""
+
+    def __init__(
+        self, find_processes: Callable[[], Iterable[int]], interval: float = SAMPLE_SECONDS
+    ) -> None:
+        super().__init__(interval)
+        self.maxima: dict[int, ProcessMemory] = {}
+        """The largest figures of each process, by process id."""
+        self._find_processes = find_processes
 
     def _sample(self) -> None:
         for pid in self._find_processes():

@@ -22,8 +22,6 @@ class Statistics(NamedTuple):
     def of(cls, values: Iterable[float | None]) -> Statistics | None:
         """Return the statistics of the known values; None if all are unknown (None).
 
-        Examples
-        --------
         >>> Statistics.of([3.0, None, 1.0, 2.0])
         Statistics(median=2.0, minimum=1.0, maximum=3.0)
         """
@@ -43,8 +41,6 @@ def median_interval(values: Sequence[float]) -> Interval:
 
     The same values always give the same interval.
 
-    Examples
-    --------
     >>> median_interval([2.0, 2.0, 2.0])
     Interval(low=2.0, high=2.0)
     """
@@ -72,8 +68,6 @@ UNKNOWN = "–"
 def format_size(nbytes: int) -> str:
     """Return a size with a binary unit.
 
-    Examples
-    --------
     >>> format_size(65536)
     '64 KiB'
     """
@@ -91,8 +85,6 @@ def format_mebibytes(nbytes: int | None) -> str:
 def format_figure(value: float) -> str:
     """Return a figure with about three digits.
 
-    Examples
-    --------
     >>> [format_figure(value) for value in (0.5, 12.34, 1234.5)]
     ['0.50', '12.3', '1,234']
     """

@@ -158,8 +158,6 @@ def matches(host: str, names: Sequence[str]) -> bool:
 
     A wildcard stands for the first part of a name.
 
-    Examples
-    --------
     >>> [matches(host, ["*.example.com", "10.0.0.7"]) for host in ("a.example.com", "10.0.0.7")]
     [True, True]
     >>> [matches(host, ["*.example.com"]) for host in ("example.com", "a.b.example.com")]

@@ -10,11 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ..errors import SplitArrowError
+from ..fbs import arrow_generated as fbs
 from ..formats.arrow.batch_rewriter import ColumnLayout, read_layout, walk
 from ..formats.arrow.message import HeaderType, read_batch_layout, read_message_info
 from ..formats.arrow.schema_rewriter import find_schema
+from .local_input import open_local, open_selection
 
 _SKETCH_SIZE = 2048
 _HASH_BITS = 64
@@ -176,8 +179,6 @@ def measure_stored_sizes(location: str) -> dict[str, int]:
 
 
 def _measure_parquet(path: Path) -> dict[str, int]:
-    import pyarrow.parquet as pq
-
     metadata = pq.read_metadata(path)
     sizes: Counter[str] = Counter()
     for group in range(metadata.num_row_groups):
@@ -188,8 +189,6 @@ def _measure_parquet(path: Path) -> dict[str, int]:
 
 
 def _measure_arrow(location: str) -> dict[str, int]:
-    from .local_input import open_local, open_selection
-
     with open_local(location) as dataset, open_selection(dataset, location) as stream:
         if not dataset.kind.startswith("arrow"):
             return {}
@@ -206,8 +205,6 @@ def _measure_arrow(location: str) -> dict[str, int]:
 
 def _add_batch(sizes: dict[str, int], columns: tuple[ColumnLayout, ...], metadata: Any) -> None:
     """Add the sizes of the buffers of one batch, whose unions are those of V5."""
-    from ..fbs import arrow_generated as fbs
-
     table: Any = fbs.Message.GetRootAs(metadata, 0).Header()
     batch = fbs.RecordBatch()
     batch.Init(table.Bytes, table.Pos)

@@ -39,8 +39,6 @@ def join_words(environ: MutableMapping[str, str]) -> str:
 
     bash replaces only what follows the last colon.
 
-    Examples
-    --------
     >>> words = ["splitarrow", "fetch", "grpc", ":", "//host", ":", "8815/fl"]
     >>> environ = {"COMP_WORDS": chr(10).join(words), "COMP_CWORD": "6"}
     >>> join_words(environ), environ["COMP_WORDS"].split(), environ["COMP_CWORD"]

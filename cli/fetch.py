@@ -168,28 +168,27 @@ SummaryAsJson = Annotated[
 ]
 
 
-def parse_dataset_options(
-    shards: Shards = None, version: Version = None, parallel: Parallel = None
-) -> dict[str, Any]:
-    """Return the arguments of a read that only a control plane understands."""
-    return leave_out_absent(
-        shards=None if shards is None else parse_ranges(shards), version=version, parallel=parallel
-    )
-
-
-def parse_stream_options(
+def parse_fetch_options(
+    shards: Shards = None,
+    version: Version = None,
     require_transport: RequireTransport = None,
+    parallel: Parallel = None,
     batch_rows: BatchRows = None,
     compression: Compression = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a read that ask for a transport or a form of the batches."""
+    """Return the arguments of a read that only `fetch` has options for."""
     return leave_out_absent(
-        require_transport=require_transport, batch_rows=batch_rows, compression=compression
+        shards=None if shards is None else parse_ranges(shards),
+        version=version,
+        require_transport=require_transport,
+        parallel=parallel,
+        batch_rows=batch_rows,
+        compression=compression,
     )
 
 
 @with_tls_options
-@with_arguments(parse_selection, parse_dataset_options, parse_reading, parse_stream_options)
+@with_arguments(parse_selection, parse_fetch_options, parse_reading)
 def fetch(
     uri: Uri,
     name_or_body_uri: NameOrBodyUri = None,
@@ -359,10 +358,7 @@ def run_transfer(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Copy a source to an output, and print a summary.
-
-    `output` is the file, ``-`` for standard output, or None to preview the data.
-    """
+    """Copy a source to a file or to standard output (``-``), or preview it; print a summary."""
     with raise_on_signals(), source as (name, row_count, open_stream):
         # A transfer whose source cannot be opened needs none of these.
         from .terminal import TransferProgress
@@ -377,18 +373,17 @@ def run_transfer(
         elif output is None and not quiet:
             result.preview.show()
     if not quiet:
+        count = (
+            format_count(result.tensors, "tensor")
+            if result.tensors
+            else format_count(result.rows, "row")
+        )
         target = "" if output is None else f" -> {'standard output' if output == '-' else output}"
         print_message(
-            f"{escape_text(name)}: {_describe_count(result)}, "
+            f"{escape_text(name)}: {count}, "
             f"{format_bytes(result.nbytes)} in {format_duration(result.data_seconds)}, "
             f"{format_rate(result.nbytes, result.data_seconds)}{target}"
         )
-
-
-def _describe_count(result: Transfer) -> str:
-    if result.tensors:
-        return format_count(result.tensors, "tensor")
-    return format_count(result.rows, "row")
 
 
 def _summary(name: str, result: Transfer, output: str | None) -> dict[str, Any]:
@@ -422,12 +417,8 @@ def check_output(output: str | None, format: str | None, *, as_json: bool) -> No
 
 
 def parse_ranges(text: str) -> list[int]:
-    """Return the numbers of a list such as ``0,2,5-8``.
+    """Return the numbers of a list.
 
-    Raises `UsageError` if it is malformed.
-
-    Examples
-    --------
     >>> parse_ranges("0,2,5-8")
     [0, 2, 5, 6, 7, 8]
     """
@@ -441,17 +432,13 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def parse_shredding(texts: list[str] | None, output: str | None) -> dict[str, Any]:
-    """Return the columns that ``--shred`` names, and their types; None where the type is open.
-
-    Raises `UsageError` if the output is not a Parquet file, a column is named twice, or a type is
-    malformed.
-    """
+    """Return the columns that ``--shred`` names, and their types; None where the type is open."""
     if not texts:
         return {}
     from ..formats.parquet.variant.arrow_fields import parse_type
 
     found: dict[str, Any] = {}
-    for text in texts or ():
+    for text in texts:
         name, separator, data_type = text.partition("=")
         if not (output or "").lower().endswith(".parquet"):
             raise UsageError("--shred is for a Parquet file; add -o FILE.parquet")

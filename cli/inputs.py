@@ -101,8 +101,7 @@ def open_input(
 ) -> Generator[Source]:
     """Find an input, and keep what it needs open while the context lasts.
 
-    `arguments` are those of `splitarrow.open`. Raises `SplitArrowError` if the input does not
-    exist, or cannot be read.
+    `arguments` are those of `splitarrow.open`.
     """
     if input_format is not None and location != "-":
         raise UsageError("--input-format is for standard input; the name of a file has a suffix")

@@ -113,8 +113,6 @@ def read_messages(stream: Any, schema_metadata: bytes) -> Iterator[InputMessage]
     A batch that did not arrive as one message of this schema is encoded anew, with its
     dictionaries: the part of a batch that a limit leaves, or a part of a dataset whose schema
     message differs.
-
-    Raises `SplitArrowError` if the stream fails.
     """
     if hasattr(stream, "messages"):
         yield from stream.messages()
@@ -136,10 +134,7 @@ _BUDGET = Budget(filter_seconds=1e9)
 
 
 class LocalInput:
-    """A dataset that this process reads; see `InputStream`.
-
-    `source`: the input closes it.
-    """
+    """A dataset that this process reads; see `InputStream`. It closes the source."""
 
     transport = "file"
 
@@ -225,7 +220,7 @@ def _collect(message: SourceMessage) -> ReceivedBody:
 
 @contextmanager
 def open_local(location: str | Any) -> Generator[Dataset]:
-    """Open a dataset while the context lasts; errors as for `open_dataset`."""
+    """Open a dataset while the context lasts."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
     dataset = open_dataset(location)
@@ -245,10 +240,7 @@ def open_selection(
     batch_rows: int | None = None,
     validate: Validation = "full",
 ) -> LocalInput:
-    """Open a part of a dataset; the arguments are those of `splitarrow.open`.
-
-    Raises `SplitArrowError` if the selection does not fit the dataset, or the data cannot be read.
-    """
+    """Open a part of a dataset; the arguments are those of `splitarrow.open`."""
     choices = (columns, filter, limit, rows, batch_rows)
     if is_tensor_content(dataset.schema) and any(choice is not None for choice in choices):
         raise _tensor_error(name)
@@ -282,9 +274,6 @@ def shorten_location(location: str) -> str:
     return Path(location).name or location
 
 
-STANDARD_INPUT = "-"
-"""The name of the input that is standard input."""
-
 _NAME = "standard input"
 _MAX_SCHEMA_BYTES = 16 << 20
 _HEADROOM = 4 << 10
@@ -295,10 +284,9 @@ InputFormat = Literal["csv", "jsonl"]
 
 
 class StreamInput:
-    """An Arrow IPC stream from a pipe; see `InputStream`. Every batch is validated.
+    """An Arrow IPC stream from a pipe; see `InputStream`.
 
-    Raises `DatasetError` if the stream does not begin with a schema, or is truncated; also while it
-    is read.
+    Raises `DatasetError` if the stream does not begin with a schema, or is truncated.
     """
 
     transport = "stdin"
@@ -389,10 +377,8 @@ def open_standard_input(
     A stream of Arrow IPC is read as it arrives. Data of other formats, and a stream of which
     record batches or rows are selected by their numbers, is first copied to a temporary file.
 
-    `arguments` are those of `open_selection`. By default, text that begins with ``{`` is JSON
-    Lines. Raises `UsageError` if
-    standard input is closed, or is opened a second time. Raises `DatasetError` if it is empty or
-    malformed.
+    `arguments` are those of `open_selection`. Without an `input_format`, text that begins with
+    ``{`` is JSON Lines.
     """
     if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
         raise UsageError("- reads standard input; redirect a file or a pipe to it")

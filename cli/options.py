@@ -70,9 +70,7 @@ def with_arguments(
     """Give a command the options of parsers in the place of its parameter ``arguments``.
 
     The parameters of a parser declare its options. The command receives the results of all parsers
-    as one dict.
-
-    `without`: the names of options that the command does not have.
+    as one dict. It does not have the options in `without`.
     """
     groups = [
         (

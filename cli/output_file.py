@@ -1,10 +1,14 @@
-"""The file that a command writes: its suffix, its form, and its appearance once it is complete."""
+"""The file that a command writes: its suffix, its form, and what writes record batches to it.
+
+The file appears once it is complete.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,10 +32,7 @@ _KNOWN = (
 
 
 def parse_suffix(path: Path) -> str:
-    """Return the suffix of a path, in lower case, if it selects a format.
-
-    Raises `UsageError` if it does not.
-    """
+    """Return the suffix of a path, in lower case; raise `UsageError` unless it selects a format."""
     suffix = path.suffix.lower()
     if suffix not in _KNOWN:
         raise UsageError(
@@ -59,19 +60,36 @@ PLAIN = OutputForm()
 """Arrow IPC messages as they arrive."""
 
 
+class Sink(ABC):
+    """Writes record batches to one file, which it closes.
+
+    Every method may raise `OSError`, and `UsageError` if the format cannot store the data.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    @abstractmethod
+    def write(self, batch: Any) -> None:
+        """Write a batch, or keep it for a later write."""
+
+    def close(self) -> None:
+        """Complete the file and close it."""
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close an incomplete file. Raises nothing."""
+        with suppress(Exception):
+            self._file.close()
+
+
 class OutputFile:
     """Writes a file under a temporary name, and renames it when its context ends.
 
     The temporary file is hidden, in the same folder, and its name ends in ``.part``. If the block
     raises, the temporary file is removed, and a file that already had the name stays unchanged.
 
-    `path`: Symbolic links are followed. Raises `OSError`: With ``filename`` set: if `path` exists
-    and is not a file, or its folder is missing, not writable or full.
-
-    Attributes
-    ----------
-    part : Path
-        The temporary file to write to. It exists, empty, when the context is entered.
+    Symbolic links are followed. Every `OSError` names `path`.
     """
 
     def __init__(self, path: Path, *, sync: bool = True) -> None:
@@ -79,6 +97,7 @@ class OutputFile:
         self._sync = sync
         target = path.resolve()
         self.part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        """The temporary file to write to. It exists, empty, when the context is entered."""
         self._file = AtomicFile(target, temporary=self.part)
         self._mode: int | None = None
         if not target.parent.is_dir():

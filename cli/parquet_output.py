@@ -16,17 +16,18 @@ from ..formats.arrow.numpy_arrays import require_numpy
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
 from ..formats.parquet.variant_columns import find_variant_paths
 from ..formats.parquet.write_plan import GeoStatistics, WritePlan
+from .output_file import Sink
 
 _ROW_GROUP_ROWS = 1 << 20
 _ROW_GROUP_BYTES = 128 << 20
 """The size at which a row group is written. Until then it is kept in memory."""
 
 
-class ParquetSink:
-    """Writes a Parquet file, with several batches in a row group; see `Sink`.
+class ParquetSink(Sink):
+    """Writes a Parquet file, with several batches in a row group.
 
-    `file`: the sink closes it. `shred`: None stands for the type that fits the first rows. Raises
-    `UsageError` if a Parquet file cannot have this schema, or a column to shred is not a Variant.
+    `shred` has the types of the Variant columns to shred; None stands for the type that fits the
+    first rows.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class ParquetSink:
         path: Path,
         shred: Mapping[str, Any] | None = None,
     ) -> None:
-        self._file = file
+        super().__init__(file)
         self._path = path
         self._variants = find_variant_paths(schema)
         self._schema = schema
@@ -152,12 +153,11 @@ class ParquetSink:
             raise self._unsupported(error) from None
 
     def abort(self) -> None:
-        """Close the file."""
+        """Close the incomplete file. Raises nothing."""
         if self._writer is not None:
             with suppress(OSError, pa.ArrowException):
                 self._writer.close()  # a finalizer would write to a closed file
-        with suppress(OSError, pa.ArrowException):
-            self._file.close()
+        super().abort()
 
     def _annotate(self) -> None:
         """Replace the footer by one with all annotations, if they are not the same."""

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -40,8 +39,7 @@ class StageTasks:
     def update(self, active: Mapping[int, Any]) -> tuple[int, int]:
         """Return the completed tasks and all tasks of the stages seen so far.
 
-        `active` is the stages that run now, each with ``numTasks`` and ``numCompletedTasks``, or
-        None.
+        `active` has the stages that run now, by their numbers. Spark may not know one any more.
         """
         remaining = 0
         for number, stage in active.items():
@@ -53,10 +51,7 @@ class StageTasks:
 
 
 class SparkProgress:
-    """Shows that Spark starts, and then the finished tasks of its stages; a context manager.
-
-    `enabled`: Nothing is shown unless standard error is a terminal.
-    """
+    """Shows on a terminal that Spark starts, and then the finished tasks of its stages."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         shown = enabled and is_terminal(sys.stderr)
@@ -104,12 +99,7 @@ class SparkProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._progress.stop()
         if self._terminal is not None:
             with suppress(OSError):

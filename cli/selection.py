@@ -119,10 +119,6 @@ def parse_selection(
 ) -> dict[str, Any]:
     """Return the arguments that select a part of a dataset.
 
-    Raises `UsageError` if an option is malformed.
-
-    Examples
-    --------
     >>> parse_selection(columns=["a,b"], rows="3:7")
     {'columns': ['a', 'b'], 'rows': (3, 7)}
     """

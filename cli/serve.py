@@ -202,10 +202,6 @@ def serve(datasets: list[str] | None, config: Path | None, **options: Any) -> in
 def parse_datasets(arguments: list[str]) -> dict[str, str]:
     """Return the paths of datasets by name, from arguments ``NAME=PATH`` or ``PATH``.
 
-    Raises `UsageError` if a name or a path is empty, or two paths have the same name.
-
-    Examples
-    --------
     >>> parse_datasets(["trips=data/t.arrow", "data/flights.arrow"])
     {'trips': 'data/t.arrow', 'flights': 'data/flights.arrow'}
     >>> parse_datasets(["s3://lake/trips/year=*/*.parquet"])

@@ -98,8 +98,6 @@ def compute_rates(before: StatusSample, after: StatusSample) -> Rates:
     the rates of its running streams only. The rates of a server that has restarted in between
     count from its start.
 
-    Examples
-    --------
     >>> first = StatusSample(10.0, {"stats": {"bytes_sent": 100, "rows": 1}})
     >>> compute_rates(first, StatusSample(12.0, {"stats": {"bytes_sent": 300, "rows": 7}})).total
     Rate(bytes_per_second=100.0, rows_per_second=3.0, streams=0)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from ..formats.text import format_bytes
@@ -43,8 +42,7 @@ def print_message(text: str) -> None:
 def standard_output() -> Generator[None]:
     """Flush standard output at the end of the block, and name it in the errors of the block.
 
-    Raises `OSError`: With ``filename`` set. It is a `BrokenPipeError` if the reader of a pipe has
-    closed it.
+    The error is a `BrokenPipeError` if the reader of a pipe has closed it.
     """
     stream: TextIO | None = sys.stdout
     try:
@@ -121,9 +119,8 @@ def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None =
 class TransferProgress:
     """Shows rows, bytes, throughput and elapsed time on standard error while its context lasts.
 
-    If the number of rows is known, it also shows the percentage and the remaining time.
-
-    `enabled`: Nothing is shown unless standard error is a terminal.
+    If the number of rows is known, it also shows the percentage and the remaining time. It shows
+    nothing unless standard error is a terminal.
     """
 
     def __init__(self, name: str, total_rows: int | None = None, *, enabled: bool = True) -> None:
@@ -156,12 +153,7 @@ class TransferProgress:
             figures = f"{format_count(rows, 'row')}  {figures}"
         self._progress.update(self._task, completed=rows, figures=figures)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.is_shown:
             self._progress.stop()
 

@@ -16,6 +16,7 @@ from ..formats.arrow.truncation import needs_truncation, truncate
 from ..formats.vortex.decoder import call_library, encode_array, import_library
 from ..formats.vortex.encoder import FileConverter, copy_rows
 from ..formats.vortex.message import Message, encode_message
+from .output_file import Sink
 
 _WAITING_BATCHES = 2
 
@@ -47,14 +48,11 @@ class _BatchConverter:
         return copy_rows(self._converter.convert(batch).to_struct_array())
 
 
-class VortexStreamSink:
-    """Writes Vortex IPC messages; see `Sink`.
-
-    `file`: the sink closes it.
-    """
+class VortexStreamSink(Sink):
+    """Writes Vortex IPC messages."""
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
-        self._file = file
+        super().__init__(file)
         self._vortex = import_library()
         with _naming("stream"):
             self._converter = _BatchConverter(schema)
@@ -87,18 +85,14 @@ class VortexStreamSink:
         """Close the file. A stream without rows gets an array, which has the columns."""
         if not self._file.tell():
             self._write_array(self._no_rows)
-        self._file.close()
-
-    def abort(self) -> None:
-        """Close the file."""
-        with suppress(OSError, pa.ArrowException):
-            self._file.close()
+        super().close()
 
 
-class VortexFileSink:
-    """Writes a Vortex file in a thread, which the library makes wait for batches; see `Sink`."""
+class VortexFileSink(Sink):
+    """Writes a Vortex file in a thread, which the library makes wait for batches."""
 
     def __init__(self, schema: pa.Schema, path: Path) -> None:
+        super().__init__(None)  # the library opens the file
         self._vortex = import_library()
         with _naming("file"):
             self._converter = _BatchConverter(schema)

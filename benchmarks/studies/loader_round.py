@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import SplitArrowError
-from ..machine import read_shared_memory
+from ..machine import Sampler, read_shared_memory
 from .loader_peers import BATCH_ROWS, PEERS, ROW, add_checksums, checksum, open_splitarrow
 
 _SAMPLE_SECONDS = 0.1
@@ -23,11 +22,7 @@ _ROUND_SECONDS = 900.0
 
 
 def run_process(work: Round, *, sample: bool) -> tuple[dict[str, Any], int]:
-    """Run a round in a process of its own.
-
-    Raises `SplitArrowError` if the process fails, or takes too long. The message has the end of its
-    output.
-    """
+    """Run a round in a process of its own; return its result and, with `sample`, its memory."""
     command = [sys.executable, "-W", "ignore", "-m", "splitarrow.benchmarks.studies.loader_round"]
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
@@ -35,7 +30,9 @@ def run_process(work: Round, *, sample: bool) -> tuple[dict[str, Any], int]:
             subprocess.Popen([*command, work.encode()], stdout=subprocess.PIPE, stderr=errors)
         )
         stack.callback(process.kill)
-        sampler = stack.enter_context(_MemorySampler(process.pid, work.daemon, enabled=sample))
+        sampler = _MemorySampler(process.pid, work.daemon)
+        if sample:
+            stack.enter_context(sampler)
         try:
             output, _ = process.communicate(timeout=_ROUND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -47,29 +44,17 @@ def run_process(work: Round, *, sample: bool) -> tuple[dict[str, Any], int]:
     return json.loads(output.splitlines()[-1]), sampler.peak_bytes
 
 
-class _MemorySampler:
-    """A context that samples the memory of a process, its children and a daemon."""
+class _MemorySampler(Sampler):
+    """Samples the memory of a process, its children and a daemon."""
 
-    def __init__(self, pid: int, daemon: int | None, *, enabled: bool) -> None:
+    def __init__(self, pid: int, daemon: int | None) -> None:
+        super().__init__(_SAMPLE_SECONDS)
         self.peak_bytes = 0
         self._pids = [pid, *([daemon] if daemon else [])]
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True) if enabled else None
 
-    def __enter__(self) -> _MemorySampler:
-        if self._thread is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_SAMPLE_SECONDS):
-            used = sum(read_shared_memory(pid) for pid in self._find_processes())
-            self.peak_bytes = max(self.peak_bytes, used)
+    def _sample(self) -> None:
+        used = sum(read_shared_memory(pid) for pid in self._find_processes())
+        self.peak_bytes = max(self.peak_bytes, used)
 
     def _find_processes(self) -> Iterator[int]:
         import psutil

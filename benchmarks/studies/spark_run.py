@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,12 +109,7 @@ class CountingRelay:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with self._lock:
             sockets = [self._listener, *self._sockets]
         for each in sockets:

@@ -43,13 +43,15 @@ def make_texts(rows: int) -> pa.Array[Any]:
     )
 
 
-def measure(task: Callable[[], object], turns: int) -> float:
-    """Return the median of the processor seconds of a task."""
+def measure(
+    task: Callable[[], object], turns: int, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Return the median of the processor seconds of a task, or of those of another clock."""
     seconds: list[float] = []
     for _ in range(turns):
-        start = time.process_time()
+        start = clock()
         task()
-        seconds.append(time.process_time() - start)
+        seconds.append(clock() - start)
     return statistics.median(seconds)
 
 
@@ -100,9 +102,12 @@ def measure_spark(plain: Path, shredded: Path, texts: Path, turns: int) -> Figur
 
         def run(path: Path, expression: str) -> float:
             frame = spark.read.parquet(str(path)).selectExpr(expression)
-            return _measure_clock(
-                lambda: frame.write.format("noop").mode("overwrite").save(), turns
-            )
+
+            def write() -> None:
+                frame.write.format("noop").mode("overwrite").save()
+
+            write()  # warms up
+            return measure(write, turns, time.perf_counter)
 
         return {
             "encode JSON": run(texts, "parse_json(t)"),
@@ -112,16 +117,6 @@ def measure_spark(plain: Path, shredded: Path, texts: Path, turns: int) -> Figur
         }
     finally:
         spark.stop()
-
-
-def _measure_clock(task: Callable[[], object], turns: int) -> float:
-    task()
-    seconds: list[float] = []
-    for _ in range(turns):
-        start = time.perf_counter()
-        task()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def main(arguments: list[str] | None = None) -> None:
