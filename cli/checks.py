@@ -171,92 +171,277 @@ def find_reason(data: Any) -> str:
     return ""
 
 
-def count_batches(
-    batches: Iterator[pa.RecordBatch], report: CheckReport, progress: Progress
-) -> None:
-    """Validate record batches, and count them."""
-    for batch in batches:
-        place = f"{report.batch_noun} {report.record_batches}"
-        if not validate_memory(batch):
-            reason = find_reason(batch)
-            report.add_warning(Defect(place, None, reason, rows=batch.num_rows))
-        report.record_batches += 1
-        report.rows = (report.rows or 0) + batch.num_rows
-        progress(report.rows, report.nbytes)
+class _FileCheck:
+    """The check of one file, whose content determines the format.
 
+    With `full`, it decodes everything and validates the values, too.
+    """
 
-def check_parquet(file: SourceFile, report: CheckReport, *, full: bool, progress: Progress) -> None:
-    """Check the footer of a Parquet file; with `full`, all pages and values, too."""
-    report.batch_noun = "row group"
-    plan, parquet = inspect_parquet(file)
-    with closing(parquet):
-        metadata = parquet.metadata
-        report.columns = len(plan.columns.schema)
-        _check_row_groups(metadata, file.size, report)
-        groups = metadata.num_row_groups
-        if full and report.is_sound:
-            batches = (
-                plan.columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
-                for batch in parquet.iter_batches()
+    def __init__(self, path: Path, *, full: bool, progress: Progress) -> None:
+        self._report = CheckReport(str(path))
+        self._path = path
+        self._full = full
+        self._progress = progress
+
+    def run(self) -> CheckReport:
+        """Check the file, and return the report."""
+        report = self._report
+        try:
+            with closing(SourceFile(self._path, refuse_writers=False)) as self._file:
+                report.nbytes = self._file.size
+                self._check_contents()
+                self._file.check()
+        except MissingExtraError:
+            raise
+        except SplitArrowError as error:
+            report.add_defect(Defect("file", None, error.message))
+        except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+            report.add_defect(Defect("file", None, str(error).partition("\n")[0]))
+        return report
+
+    def _check_contents(self) -> None:
+        file, report = self._file, self._report
+        head = file.read(0, min(file.size, 8))
+        if not head:
+            report.add_defect(Defect("file", 0, "it is empty"))
+        elif head.startswith(MAGIC):
+            report.kind = "Arrow IPC file"
+            self._check_ipc()
+        elif head.startswith(_PARQUET_MAGIC):
+            report.kind = "Parquet file"
+            self._check_parquet()
+        elif head.startswith(_VORTEX_MAGIC):
+            report.kind, report.batch_noun = "Vortex file", "array"
+            self._check_vortex_file()
+        elif self._is_vortex_stream(head):
+            report.kind, report.batch_noun = "Vortex stream", "array"
+            self._check_vortex_stream()
+        elif is_tensor_head(file.read(0, min(file.size, MAX_METADATA_BYTES + 8))):
+            report.kind, report.batch_noun, report.rows = "tensor file", "tensor", None
+            self._check_tensors()
+        elif head.startswith(CONTINUATION) or self._is_old_stream(head):
+            report.kind = "Arrow IPC stream"
+            self._check_ipc()
+        else:
+            self._check_other()
+
+    def _is_vortex_stream(self, head: bytes) -> bool:
+        """Return whether a file begins with the message of a Vortex dtype."""
+        length = int.from_bytes(head[:4], "little")
+        if not 8 <= length <= min(self._file.size - 4, _MAX_VORTEX_HEADER):
+            return False
+        try:
+            return read_header(self._file.read(4, length)).kind is MessageKind.DTYPE
+        except ProtocolError:
+            return False
+
+    def _is_old_stream(self, head: bytes) -> bool:
+        """Return whether a file begins as a stream from before Arrow 0.15."""
+        try:
+            nbytes, length = parse_prefix(head)
+            if not 0 < length <= self._file.size - nbytes:
+                return False
+            return (
+                read_message_info(self._file.read(nbytes, length)).header_type is HeaderType.SCHEMA
             )
-            report.rows = 0
-            count_batches(batches, report, progress)
-            if report.rows != metadata.num_rows:
-                problem = f"it lists {metadata.num_rows} rows; the pages have {report.rows}"
-                report.add_defect(Defect("footer", None, problem))
-        report.record_batches, report.rows = groups, metadata.num_rows
+        except ProtocolError:
+            return False
 
+    def _check_ipc(self) -> None:
+        """Check an Arrow IPC file or stream."""
+        scan = FileScan(self._file.read, self._file.size)
+        decoder: Decoder | None = None
+        for found in scan.messages():
+            if self._full:
+                if decoder is None:
+                    decoder = open_scan_decoder(scan)
+                self._validate_message(found, decoder)
+            self._report.messages += 1
+            if found.checked.header_type is HeaderType.DICTIONARY_BATCH:
+                self._report.dictionary_batches += 1
+            else:
+                self._report.record_batches += 1
+                self._report.rows = (self._report.rows or 0) + found.checked.rows
+            self._progress(self._report.rows or 0, found.message.end)
+        for defect in scan.defects:
+            self._report.add_defect(defect)
+        if scan.schema is not None:
+            self._report.columns = len(scan.schema)
 
-def _check_row_groups(metadata: Any, size: int, report: CheckReport) -> None:
-    """Check the places and sizes of all column chunks."""
-    rows = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        rows += group.num_rows
-        if group.num_rows < 0:
-            problem = f"it declares {group.num_rows} rows"
-            report.add_defect(Defect(f"row group {number}", None, problem))
-        for index in range(group.num_columns):
-            chunk = group.column(index)
-            begin = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-                begin = min(begin, chunk.dictionary_page_offset)
-            nbytes = chunk.total_compressed_size
-            if begin < len(_PARQUET_MAGIC) or nbytes < 0 or begin + nbytes > size:
-                problem = (
-                    f"column {chunk.path_in_schema} has {nbytes} bytes at byte {begin}, outside "
-                    f"the file of {size} bytes"
+    def _validate_message(self, found: ScannedMessage, decoder: Decoder) -> None:
+        """Decode a message, and validate its values."""
+        message, rows = found.message, found.checked.rows
+        nbytes = message.end - message.offset
+        try:
+            batch = decode(self._file, found, decoder)
+            if batch is not None and not validate_memory(batch):
+                problem = f"values outside of the ranges of their types: {find_reason(batch)}"
+                self._report.add_warning(Defect(found.place, message.offset, problem, nbytes, rows))
+        except (pa.ArrowException, ProtocolError) as error:
+            problem = error.message if isinstance(error, ProtocolError) else str(error)
+            problem = problem.partition("\n")[0]
+            self._report.add_defect(Defect(found.place, message.offset, problem, nbytes, rows))
+
+    def _check_parquet(self) -> None:
+        """Check the footer of a Parquet file; with `full`, all pages and values, too."""
+        self._report.batch_noun = "row group"
+        plan, parquet = inspect_parquet(self._file)
+        with closing(parquet):
+            metadata = parquet.metadata
+            self._report.columns = len(plan.columns.schema)
+            self._check_row_groups(metadata)
+            groups = metadata.num_row_groups
+            if self._full and self._report.is_sound:
+                batches = (
+                    plan.columns.convert(batch, by_name=False, options=DEFAULT_OPTIONS)
+                    for batch in parquet.iter_batches()
                 )
-                report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
-            if chunk.num_values < 0:
-                problem = f"column {chunk.path_in_schema} declares {chunk.num_values} values"
-                report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
-    if rows != metadata.num_rows:
-        problem = f"it lists {metadata.num_rows} rows; its row groups have {rows}"
-        report.add_defect(Defect("footer", None, problem))
+                self._report.rows = 0
+                self._count_batches(batches)
+                if self._report.rows != metadata.num_rows:
+                    problem = (
+                        f"it lists {metadata.num_rows} rows; the pages have {self._report.rows}"
+                    )
+                    self._report.add_defect(Defect("footer", None, problem))
+            self._report.record_batches, self._report.rows = groups, metadata.num_rows
 
+    def _check_row_groups(self, metadata: Any) -> None:
+        """Check the places and sizes of all column chunks."""
+        rows, size = 0, self._file.size
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            rows += group.num_rows
+            if group.num_rows < 0:
+                problem = f"it declares {group.num_rows} rows"
+                self._report.add_defect(Defect(f"row group {number}", None, problem))
+            for index in range(group.num_columns):
+                chunk = group.column(index)
+                begin = chunk.data_page_offset
+                if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                    begin = min(begin, chunk.dictionary_page_offset)
+                nbytes = chunk.total_compressed_size
+                if begin < len(_PARQUET_MAGIC) or nbytes < 0 or begin + nbytes > size:
+                    problem = (
+                        f"column {chunk.path_in_schema} has {nbytes} bytes at byte {begin}, "
+                        f"outside the file of {size} bytes"
+                    )
+                    self._report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
+                if chunk.num_values < 0:
+                    problem = f"column {chunk.path_in_schema} declares {chunk.num_values} values"
+                    self._report.add_defect(Defect(f"row group {number}", begin, problem, nbytes))
+        if rows != metadata.num_rows:
+            problem = f"it lists {metadata.num_rows} rows; its row groups have {rows}"
+            self._report.add_defect(Defect("footer", None, problem))
 
-def check_vortex_stream(
-    file: SourceFile, report: CheckReport, *, full: bool, progress: Progress
-) -> None:
-    """Check all messages of a stream; with `full`, decode the arrays in a child process, too."""
-    with _StreamCheck(file, report, full=full) as check:
-        reader = HeaderReader(file.read, file.size)
-        while True:
-            offset = reader.offset
+    def _check_vortex_stream(self) -> None:
+        """Check all messages of a stream. A child process decodes the arrays."""
+        with _VortexStreamCheck(self._file, self._report, full=self._full) as check:
+            reader = HeaderReader(self._file.read, self._file.size)
+            while True:
+                offset = reader.offset
+                try:
+                    found = reader.next_header()
+                except ProtocolError as error:
+                    problem = error.message.removeprefix(f"the message at byte {offset}: ")
+                    self._report.add_defect(Defect(f"message {check.number}", offset, problem))
+                    return
+                if found is None:
+                    return
+                check.check_message(found)
+                self._progress(self._report.rows or 0, found.end)
+
+    def _check_vortex_file(self) -> None:
+        """Check the footer of a ``.vortex`` file and all arrays; with `full`, decode them, too."""
+        footer = read_file_footer(self._file.read, self._file.size)
+        self._report.columns, self._report.rows = count_columns(footer.dtype), footer.root.rows
+        for array in list_arrays(footer):
+            segment, rows = array.segment, array.layout.rows
             try:
-                found = reader.next_header()
+                self._check_segment(footer, array)
+                self._report.record_batches += 1
             except ProtocolError as error:
-                problem = error.message.removeprefix(f"the message at byte {offset}: ")
-                report.add_defect(Defect(f"message {check.number}", offset, problem))
+                problem = error.message
+                self._report.add_defect(
+                    Defect(_name(array), segment.offset, problem, segment.length, rows)
+                )
+            self._progress(footer.root.rows, segment.offset + segment.length)
+
+    def _check_segment(self, footer: FileFooter, array: FileArray) -> None:
+        segment = array.segment
+        body = LazyBytes(self._file.read, segment.offset, segment.length)
+        if read_array_body(body, len(footer.encodings)).has_table_first:
+            raise InvalidDataError(
+                "the array does not end with its FlatBuffer and the length of that"
+            )
+        if array.dtype is None:
+            return
+        rows = min(array.layout.rows, _MAX_VORTEX_ROWS)
+        header = MessageHeader(MessageKind.ARRAY, segment.length, rows, footer.encodings)
+        check_array(header, body, array.dtype)
+        if self._full:
+            self._decode_segment(header, array)
+
+    def _decode_segment(self, header: MessageHeader, array: FileArray) -> None:
+        """Decode an array of a file in a child process, and validate its values."""
+        from ..isolation.array_decoder import IsolatedDecoder
+
+        assert array.dtype is not None
+        decoder = IsolatedDecoder(build_message(MessageKind.DTYPE, [encode_dtype(array.dtype)]))
+        try:
+            body = self._file.read(array.segment.offset, array.segment.length)
+            found = decoder.decode_arrow(VortexMessage(build_header(header), header, (body,)))
+            _validate_array(found, _name(array), array.segment.offset, self._report)
+        finally:
+            decoder.close()
+
+    def _check_tensors(self) -> None:
+        for tensor in scan_tensors(self._file.read, self._file.size):
+            if self._full:
+                nbytes = tensor.layout.body_length
+                body = pa.py_buffer(self._file.read(tensor.body_offset, nbytes))
+                try:
+                    check_tensor_message(tensor.metadata, body, swap_bytes=tensor.is_big_endian)
+                except ProtocolError as error:
+                    place = f"tensor {self._report.record_batches}"
+                    self._report.add_defect(Defect(place, tensor.offset, error.message, nbytes))
+            self._report.record_batches += 1
+            self._report.messages += 1
+
+    def _check_other(self) -> None:
+        """Check a file of another type that can be served: its metadata, or all of its data."""
+        from ..server.catalog.files.file_types import open_file
+        from ..server.catalog.files.tensor_files import TensorFileDataset
+        from ..server.catalog.selection import Selection
+
+        with closing(open_file(self._path, refuse_writers=False)) as dataset:
+            self._report.kind = dataset.kind
+            if isinstance(dataset, TensorFileDataset):
+                # The size of the file was compared with the shape. Any bytes are numbers.
+                self._report.batch_noun, self._report.rows = "tensor", None
+                self._report.messages = self._report.record_batches = len(dataset.list_tensors())
                 return
-            if found is None:
+            self._report.columns = len(dataset.schema)
+            if not self._full:
+                self._report.rows = dataset.rows
                 return
-            check.check_message(found)
-            progress(report.rows or 0, found.end)
+            contents = dataset.load_contents(self._file)
+            batches = dataset.read_batches(self._file, contents, Selection(contents.schema))
+            self._count_batches(batch for batch, _ in batches)
+
+    def _count_batches(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Validate record batches, and count them."""
+        report = self._report
+        for batch in batches:
+            place = f"{report.batch_noun} {report.record_batches}"
+            if not validate_memory(batch):
+                reason = find_reason(batch)
+                report.add_warning(Defect(place, None, reason, rows=batch.num_rows))
+            report.record_batches += 1
+            report.rows = (report.rows or 0) + batch.num_rows
+            self._progress(report.rows, report.nbytes)
 
 
-class _StreamCheck:
+class _VortexStreamCheck:
     """The check of one stream. A defect of an array does not end it."""
 
     def __init__(self, file: SourceFile, report: CheckReport, *, full: bool) -> None:
@@ -268,7 +453,7 @@ class _StreamCheck:
         self.number = 0
         """The number of messages before the next one."""
 
-    def __enter__(self) -> _StreamCheck:
+    def __enter__(self) -> _VortexStreamCheck:
         return self
 
     def __exit__(self, *arguments: object) -> None:
@@ -314,62 +499,8 @@ class _StreamCheck:
         return VortexMessage(found.metadata, found.header, (body,))
 
 
-def count_columns(dtype: DType | None) -> int | None:
-    """Return the number of columns of a type; None if it is not a struct."""
-    return len(dtype.children) if dtype is not None and dtype.kind is TypeKind.STRUCT else None
-
-
-def check_vortex_file(
-    file: SourceFile, report: CheckReport, *, full: bool, progress: Progress
-) -> None:
-    """Check the footer of a ``.vortex`` file and all arrays; with `full`, decode them, too."""
-    footer = read_file_footer(file.read, file.size)
-    report.columns, report.rows = count_columns(footer.dtype), footer.root.rows
-    for array in list_arrays(footer):
-        segment, rows = array.segment, array.layout.rows
-        try:
-            _check_segment(file, footer, array, report, full=full)
-            report.record_batches += 1
-        except ProtocolError as error:
-            problem = error.message
-            report.add_defect(Defect(_name(array), segment.offset, problem, segment.length, rows))
-        progress(report.rows, segment.offset + segment.length)
-
-
-def _check_segment(
-    file: SourceFile, footer: FileFooter, array: FileArray, report: CheckReport, *, full: bool
-) -> None:
-    segment = array.segment
-    body = LazyBytes(file.read, segment.offset, segment.length)
-    if read_array_body(body, len(footer.encodings)).has_table_first:
-        raise InvalidDataError("the array does not end with its FlatBuffer and the length of that")
-    if array.dtype is None:
-        return
-    rows = min(array.layout.rows, _MAX_VORTEX_ROWS)
-    header = MessageHeader(MessageKind.ARRAY, segment.length, rows, footer.encodings)
-    check_array(header, body, array.dtype)
-    if full:
-        _decode_segment(file, header, array, report)
-
-
 def _name(array: FileArray) -> str:
     return f"segment {array.layout.segments[0]} (layout {array.layout.path})"
-
-
-def _decode_segment(
-    file: SourceFile, header: MessageHeader, array: FileArray, report: CheckReport
-) -> None:
-    """Decode an array of a file in a child process, and validate its values."""
-    from ..isolation.array_decoder import IsolatedDecoder
-
-    assert array.dtype is not None
-    decoder = IsolatedDecoder(build_message(MessageKind.DTYPE, [encode_dtype(array.dtype)]))
-    try:
-        body = file.read(array.segment.offset, array.segment.length)
-        found = decoder.decode_arrow(VortexMessage(build_header(header), header, (body,)))
-        _validate_array(found, _name(array), array.segment.offset, report)
-    finally:
-        decoder.close()
 
 
 def _validate_array(array: Any, place: str, offset: int, report: CheckReport) -> None:
@@ -378,93 +509,9 @@ def _validate_array(array: Any, place: str, offset: int, report: CheckReport) ->
         report.add_warning(Defect(place, offset, find_reason(batch)))
 
 
-def check_file(path: Path, *, full: bool, progress: Progress, name: str = "") -> CheckReport:
-    """Check one file. Its content determines the format."""
-    report = CheckReport(name or str(path))
-    try:
-        with closing(SourceFile(path, refuse_writers=False)) as file:
-            report.nbytes = file.size
-            _check_open_file(file, path, report, full=full, progress=progress)
-            file.check()
-    except MissingExtraError:
-        raise
-    except SplitArrowError as error:
-        report.add_defect(Defect("file", None, error.message))
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        report.add_defect(Defect("file", None, str(error).partition("\n")[0]))
-    return report
-
-
-def _check_open_file(
-    file: SourceFile, path: Path, report: CheckReport, *, full: bool, progress: Progress
-) -> None:
-    head = file.read(0, min(file.size, 8))
-    if not head:
-        report.add_defect(Defect("file", 0, "it is empty"))
-    elif head.startswith(MAGIC):
-        report.kind = "Arrow IPC file"
-        check_ipc(file, report, full=full, progress=progress)
-    elif head.startswith(_PARQUET_MAGIC):
-        report.kind = "Parquet file"
-        check_parquet(file, report, full=full, progress=progress)
-    elif head.startswith(_VORTEX_MAGIC):
-        report.kind, report.batch_noun = "Vortex file", "array"
-        check_vortex_file(file, report, full=full, progress=progress)
-    elif _is_vortex_stream(file, head):
-        report.kind, report.batch_noun = "Vortex stream", "array"
-        check_vortex_stream(file, report, full=full, progress=progress)
-    elif is_tensor_head(file.read(0, min(file.size, MAX_METADATA_BYTES + 8))):
-        report.kind, report.batch_noun, report.rows = "tensor file", "tensor", None
-        _check_tensors(file, report, full=full)
-    elif head.startswith(CONTINUATION) or _is_old_stream(file, head):
-        report.kind = "Arrow IPC stream"
-        check_ipc(file, report, full=full, progress=progress)
-    else:
-        _check_other(file, path, report, full=full, progress=progress)
-
-
-def _is_vortex_stream(file: SourceFile, head: bytes) -> bool:
-    """Return whether a file begins with the message of a Vortex dtype."""
-    length = int.from_bytes(head[:4], "little")
-    if not 8 <= length <= min(file.size - 4, _MAX_VORTEX_HEADER):
-        return False
-    try:
-        return read_header(file.read(4, length)).kind is MessageKind.DTYPE
-    except ProtocolError:
-        return False
-
-
-def _is_old_stream(file: SourceFile, head: bytes) -> bool:
-    """Return whether a file begins as a stream from before Arrow 0.15."""
-    try:
-        nbytes, length = parse_prefix(head)
-        if not 0 < length <= file.size - nbytes:
-            return False
-        return read_message_info(file.read(nbytes, length)).header_type is HeaderType.SCHEMA
-    except ProtocolError:
-        return False
-
-
-def check_ipc(file: SourceFile, report: CheckReport, *, full: bool, progress: Progress) -> None:
-    """Check an Arrow IPC file or stream."""
-    scan = FileScan(file.read, file.size)
-    decoder: Decoder | None = None
-    for found in scan.messages():
-        if full:
-            if decoder is None:
-                decoder = open_scan_decoder(scan)
-            _validate(file, found, decoder, report)
-        report.messages += 1
-        if found.checked.header_type is HeaderType.DICTIONARY_BATCH:
-            report.dictionary_batches += 1
-        else:
-            report.record_batches += 1
-            report.rows = (report.rows or 0) + found.checked.rows
-        progress(report.rows or 0, found.message.end)
-    for defect in scan.defects:
-        report.add_defect(defect)
-    if scan.schema is not None:
-        report.columns = len(scan.schema)
+def count_columns(dtype: DType | None) -> int | None:
+    """Return the number of columns of a type; None if it is not a struct."""
+    return len(dtype.children) if dtype is not None and dtype.kind is TypeKind.STRUCT else None
 
 
 def open_scan_decoder(scan: FileScan) -> Decoder:
@@ -479,61 +526,6 @@ def decode(file: SourceFile, found: ScannedMessage, decoder: Decoder) -> pa.Reco
     data = file.read(message.body_offset, message.body_length)
     body = ReceivedBody.wrap(pa.py_buffer(data))
     return decoder.decode(Message(found.number + 1, message.metadata, body, BodyType.PACKED))
-
-
-def _validate(
-    file: SourceFile, found: ScannedMessage, decoder: Decoder, report: CheckReport
-) -> None:
-    """Decode a message, and validate its values."""
-    message, rows = found.message, found.checked.rows
-    nbytes = message.end - message.offset
-    try:
-        batch = decode(file, found, decoder)
-        if batch is not None and not validate_memory(batch):
-            problem = f"values outside of the ranges of their types: {find_reason(batch)}"
-            report.add_warning(Defect(found.place, message.offset, problem, nbytes, rows))
-    except (pa.ArrowException, ProtocolError) as error:
-        problem = error.message if isinstance(error, ProtocolError) else str(error)
-        problem = problem.partition("\n")[0]
-        report.add_defect(Defect(found.place, message.offset, problem, nbytes, rows))
-
-
-def _check_tensors(file: SourceFile, report: CheckReport, *, full: bool) -> None:
-    for tensor in scan_tensors(file.read, file.size):
-        if full:
-            nbytes = tensor.layout.body_length
-            body = pa.py_buffer(file.read(tensor.body_offset, nbytes))
-            try:
-                check_tensor_message(tensor.metadata, body, swap_bytes=tensor.is_big_endian)
-            except ProtocolError as error:
-                place = f"tensor {report.record_batches}"
-                report.add_defect(Defect(place, tensor.offset, error.message, nbytes))
-        report.record_batches += 1
-        report.messages += 1
-
-
-def _check_other(
-    file: SourceFile, path: Path, report: CheckReport, *, full: bool, progress: Progress
-) -> None:
-    """Check a file of another type that can be served: its metadata, or all of its data."""
-    from ..server.catalog.files.file_types import open_file
-    from ..server.catalog.files.tensor_files import TensorFileDataset
-    from ..server.catalog.selection import Selection
-
-    with closing(open_file(path, refuse_writers=False)) as dataset:
-        report.kind = dataset.kind
-        if isinstance(dataset, TensorFileDataset):
-            # The size of the file was compared with the shape. Any bytes are numbers.
-            report.batch_noun, report.rows = "tensor", None
-            report.messages = report.record_batches = len(dataset.list_tensors())
-            return
-        report.columns = len(dataset.schema)
-        if not full:
-            report.rows = dataset.rows
-            return
-        contents = dataset.load_contents(file)
-        batches = dataset.read_batches(file, contents, Selection(contents.schema))
-        count_batches((batch for batch, _ in batches), report, progress)
 
 
 def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator[CheckReport]:
@@ -555,7 +547,7 @@ def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator
     yield report
     for shard in manifest.shards:
         path = folder / shard.path
-        found = check_file(path, full=full, progress=progress)
+        found = _FileCheck(path, full=full, progress=progress).run()
         if found.nbytes != shard.nbytes:
             problem = f"it has {found.nbytes} bytes; the manifest lists {shard.nbytes}"
             found.add_defect(Defect("file", None, problem))
@@ -570,7 +562,7 @@ def check_published(folder: Path, *, full: bool, progress: Progress) -> Iterator
 def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[CheckReport]:
     """Check a file, all files in a folder, or the newest version of a published dataset."""
     if not path.is_dir():
-        yield check_file(path, full=full, progress=progress)
+        yield _FileCheck(path, full=full, progress=progress).run()
         return
     try:
         is_published = bool(VersionStore(path).list_versions())
@@ -582,7 +574,7 @@ def check_path(path: Path, *, full: bool, progress: Progress) -> Iterator[CheckR
     from ..server.catalog.files.directory import FolderListing
 
     for found in FolderListing(path).list_files():
-        yield check_file(Path(found.path), full=full, progress=progress)
+        yield _FileCheck(Path(found.path), full=full, progress=progress).run()
 
 
 def is_local(target: str) -> bool:
