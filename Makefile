@@ -79,17 +79,17 @@ bench-peers: $(VENV)/installed-bench ## measure TLS, DoGet and Parquet beside py
 
 .PHONY: bench-paired
 bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an earlier commit's; COMMIT=HEAD~1
-	@$(BIN)/python -m splitarrow.benchmarks.paired $(COMMIT) $(ARGS)
+	@$(BIN)/python -m splitarrow.benchmarks.studies.paired $(COMMIT) $(ARGS)
 COMMIT ?= HEAD~1
 
 .PHONY: bench-vortex
 bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates docs/benchmarks.md
-	@$(BIN)/python -m splitarrow.benchmarks.vortex --markdown docs/benchmarks.md $(ARGS)
+	@$(BIN)/python -m splitarrow.benchmarks.studies.vortex --markdown docs/benchmarks.md $(ARGS)
 
 .PHONY: bench-spark
 bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
 	@mkdir -p .benchmarks
-	@$(BIN)/python -m splitarrow.benchmarks.spark --json .benchmarks/spark.json \
+	@$(BIN)/python -m splitarrow.benchmarks.studies.spark --json .benchmarks/spark.json \
 	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
 
 .PHONY: figures
@@ -159,7 +159,7 @@ bench-loader: $(VENV)/torch $(VENV)/installed-bench $(UV) ## measure PyTorch's l
 	@for package in mosaicml-streaming datasets webdataset; do \
 	    $(UV) pip install --quiet --python $(BIN)/python --override $(VENV)/overrides \
 	        "$$package" || echo "$$package could not be installed"; done
-	@$(BIN)/python -m splitarrow.benchmarks.loader $(ARGS)
+	@$(BIN)/python -m splitarrow.benchmarks.studies.loader $(ARGS)
 
 .PHONY: test-torch
 test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
@@ -171,9 +171,9 @@ test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
-	@$(BIN)/python -m splitarrow.benchmarks.gpu --check
+	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu --check
 	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
-	@$(BIN)/python -m splitarrow.benchmarks.gpu
+	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
 
 .PHONY: long
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours

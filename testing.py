@@ -17,6 +17,8 @@ from typing import Any, cast
 
 from .errors import SplitArrowError, UsageError
 
+__all__ = ["Daemon"]
+
 _POLL_SECONDS = 0.01
 _LOG_TAIL = 2000
 _COMMAND = (sys.executable, "-P", "-m", "splitarrow", "serve")

@@ -35,6 +35,25 @@ from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_fo
 from .formats.parquet.variant import arrow_fields
 from .formats.parquet.variant_columns import annotate_variants, find_variant_paths
 
+__all__ = [
+    "EXTENSION_NAME",
+    "Timestamp",
+    "annotate",
+    "cast",
+    "field",
+    "from_json",
+    "from_python",
+    "get",
+    "infer_type",
+    "is_valid",
+    "parse_type",
+    "shred",
+    "to_json",
+    "to_python",
+    "unshred",
+    "write_parquet",
+]
+
 
 def write_parquet(
     table: pa.Table,

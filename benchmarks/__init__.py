@@ -10,18 +10,16 @@ A run consists of these processes::
       worker (server)    one per backend: serves a file with `Backend.serve`
       worker (client)    one per backend and client: reads it with `Backend.read`
 
-The backends are in `backends`. Two further benchmarks are modules to run: `sharing` for the
-latency and memory of shared memory, and `spark` for the pipeline.
+The backends are in `backends`. The benchmarks of single parts are modules of `studies`, which only
+a checkout has.
 """
 
 from .backends import backend_names
-from .comparison import comparison_table
-from .markdown import save_markdown
 from .options import Options
 from .plot import check_plot, save_plot
 from .report import Report
 from .runner import run
-from .tables import terminal_tables
+from .tables import comparison_table, save_markdown, terminal_tables
 
 __all__ = [
     "Options",

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 from ..errors import SplitArrowError, UsageError
-from .comparison import comparison_table
-from .markdown import save_markdown
 from .plot import save_plot
 from .report import read_report
-from .tables import terminal_tables
+from .tables import comparison_table, save_markdown, terminal_tables
 
 
 def main(arguments: list[str] | None = None) -> int:

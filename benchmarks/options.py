@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..errors import UsageError
-from .dataset import COLUMNS, ROW_BYTES
+from .datasets import COLUMNS, ROW_BYTES
 
 Consume = Literal["count", "sum", "numpy"]
 """The operation of a client on each batch: count its rows, sum each column, or make a NumPy array
@@ -99,11 +99,7 @@ class Options:
             raise UsageError(f"the folder {self.directory} does not exist")
 
     def batches(self, batch_bytes: int, *, concurrent: bool = False) -> int:
-        """Return the number of batches that one read transfers.
-
-        `batch_bytes` is the size of a batch body, in bytes. `concurrent`: each of them then
-        transfers a quarter.
-        """
+        """Return the number of batches of one read. Each of several clients reads a quarter."""
         total = DEFAULT_BYTES if self.total_bytes is None else self.total_bytes
         if concurrent:
             total //= _CONCURRENT_DIVISOR

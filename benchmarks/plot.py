@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ..errors import MissingExtraError, UsageError
 from .backends import BASELINE, REFERENCE
-from .formatting import format_size
 from .report import Report
+from .statistics import format_size
 
 _SUFFIXES = (".svg", ".png")
-_TEXT_COLOR = "#1f2933"
+TEXT_COLOR = "#1f2933"
 _AXIS_COLOR = "#7b8794"
 _GRID_COLOR = "#e4e7eb"
 
@@ -67,12 +69,14 @@ def check_plot(path: Path) -> None:
         ) from None
 
 
-def save_plot(report: Report, path: Path) -> None:
-    """Draw the rates of a report over the batch sizes, and save the plot.
+@contextmanager
+def open_figure(
+    path: Path, inches: tuple[float, float], style: Mapping[str, Any] | None = None
+) -> Generator[Any]:
+    """Yield an empty figure of matplotlib, and save it when the context ends.
 
-    `path`: its suffix, ``.svg`` or ``.png``, selects the format. Raises `MissingExtraError` if
-    matplotlib is not installed. Raises `UsageError` if the suffix is another one, or the file
-    cannot be written.
+    `style` changes matplotlib's settings. Raises as `check_plot` does, and if the file cannot be
+    written.
     """
     check_plot(path)
     import matplotlib as mpl  # pyright: ignore[reportMissingImports]
@@ -81,29 +85,38 @@ def save_plot(report: Report, path: Path) -> None:
     )
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
-    style = {
+    settings: Any = {
         "font.family": "DejaVu Sans",
         "font.size": 11,
         "svg.hashsalt": "splitarrow",  # the same report gives the same file
-        "axes.edgecolor": _AXIS_COLOR,
-        "text.color": _TEXT_COLOR,
-        "axes.labelcolor": _TEXT_COLOR,
-        "xtick.color": _TEXT_COLOR,
-        "ytick.color": _TEXT_COLOR,
+        "text.color": TEXT_COLOR,
+        **(style or {}),
     }
-    with mpl.rc_context(cast(Any, style)):
-        figure = Figure(figsize=(8.4, 4.8), facecolor="white", layout="constrained")
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=inches, facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        lines = _draw_lines(report, axes)
-        _format_axes(report, axes)
-        figure.draw_without_rendering()  # fixes the positions that the labels depend on
-        _draw_labels(axes, lines)
+        yield figure
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         try:
             figure.savefig(path, dpi=160, metadata=metadata)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def save_plot(report: Report, path: Path) -> None:
+    """Draw the rates of a report over the batch sizes, and save the plot."""
+    colors = {
+        "axes.edgecolor": _AXIS_COLOR,
+        "axes.labelcolor": TEXT_COLOR,
+        "xtick.color": TEXT_COLOR,
+        "ytick.color": TEXT_COLOR,
+    }
+    with open_figure(path, (8.4, 4.8), colors) as figure:
+        axes = figure.add_subplot()
+        lines = _draw_lines(report, axes)
+        _format_axes(report, axes)
+        figure.draw_without_rendering()  # fixes the positions that the labels depend on
+        _draw_labels(axes, lines)
 
 
 def _draw_lines(report: Report, axes: Any) -> list[_Line]:
@@ -156,7 +169,7 @@ def _format_axes(report: Report, axes: Any) -> None:
         "GB/s from one server to one client over loopback: medians, and ranges of all rounds",
         loc="left",
         fontsize=11,
-        color=_TEXT_COLOR,
+        color=TEXT_COLOR,
     )
     axes.grid(axis="y", color=_GRID_COLOR, linewidth=0.8)
     axes.set_axisbelow(True)

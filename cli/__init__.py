@@ -1,4 +1,6 @@
-"""The command line: one module for each subcommand, and the modules that they share.
+"""The command line: `app.COMMANDS` names the module of each command.
+
+Commands that share options share a module.
 
 The exit status is 0 for success, 1 for failure, 2 for wrong usage, and 128 + N if signal N ended
 the command.

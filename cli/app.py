@@ -1,50 +1,131 @@
-"""The command ``splitarrow``: its subcommands and the options that all of them share."""
+"""The command ``splitarrow``: its subcommands and the options that all of them share.
+
+A subcommand's module is imported only when the subcommand runs, so that help starts quickly.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import typer.main
+from typer.core import TyperCommand, TyperGroup
 
-from . import errors
+from ..errors import UsageError
 from .completion import complete_for_bash, is_bash_completion
-from .conversion import Command, CommandGroup
+from .exit_status import DEBUG_VARIABLE, report_error
 from .options import Subcommands, as_paragraphs, flag
 from .terminal import standard_output
-from .variables import check_variables
+
+Process = Callable[[Any, Any], Any]
+
+
+class Command(TyperCommand):
+    """A command that converts only values that do not have their type yet."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the command."""
+        return skip_needless_conversions(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    """The same, with subcommands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group."""
+        return skip_needless_conversions(super().get_params(ctx))
+
+
+def skip_needless_conversions(parameters: list[Any]) -> list[Any]:
+    """Let parameters convert only values that do not have their type yet. Idempotent.
+
+    To convert a value, typer builds a validator of pydantic, even for an option that is absent.
+    That takes longer than most commands.
+    """
+    for parameter in parameters:
+        descriptor = getattr(parameter, "type_descriptor", None)  # not in typer 0.28
+        if descriptor is not None and not isinstance(parameter.process_value, partial):
+            convert: Process = parameter.process_value
+            parameter.process_value = partial(_process, parameter, descriptor.annotation, convert)
+    return parameters
+
+
+def _process(parameter: Any, annotation: Any, convert: Process, context: Any, value: Any) -> Any:
+    """Return the value of a parameter; call its callback as typer does."""
+    if value is None:
+        if parameter.required:
+            return convert(context, value)
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif annotation == list[str] and all(isinstance(item, str) for item in value or (None,)):
+        value = list(value)
+    elif not (type(value) is annotation is str or value == parameter.default):
+        return convert(context, value)
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+
+_COMMON = ("DEBUG", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "TOKEN")
+"""Known without the list of settings, which takes time to import."""
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Raise `UsageError`, which suggests a name, for an unknown variable ``SPLITARROW_…``."""
+    prefix = "SPLITARROW_"
+    if all(name.removeprefix(prefix) in _COMMON for name in environ if name.startswith(prefix)):
+        return
+    from ..server.config.configuration import unknown_variables
+
+    problems = unknown_variables(environ)
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+class CommandEntry(NamedTuple):
+    """Where a subcommand is defined, and the first line of its description."""
+
+    module: str
+    help: str
+
 
 COMMANDS = {
-    "serve": "Serve datasets until SIGTERM or Ctrl-C.",
-    "ls": "List the datasets that you can read.",
-    "info": "Show the columns, size and locations of a dataset.",
-    "fetch": "Fetch a dataset into a file, or preview it.",
-    "convert": "Copy data from any input to any format.",
-    "head": "Show the first rows of an input.",
-    "cat": "Show all rows of an input.",
-    "schema": "Show the schema of an input.",
-    "stats": "Show statistics of the columns of an input.",
-    "put": "Upload a file as a dataset.",
-    "check": "Check files and datasets for defects.",
-    "publish": "Prepare files or a table with Spark, and publish them as a dataset of shards.",
-    "status": "Show the state, metrics and running streams of a server.",
-    "top": "Watch the streams, rates, leases and shared memory of a server.",
-    "cancel": "Cancel running streams of a server.",
-    "drop": "Remove an uploaded or published dataset from a server.",
-    "reload": "Let a server read its configuration again.",
-    "check-config": "Check a configuration file of `serve` without starting a server.",
-    "token": "Create and list the tokens of a server's token file.",
-    "cert": "Check the certificates of files and servers.",
-    "bench": "Measure the transports and their peers on this machine.",
-    "demo": "Serve a table, read it in another process, verify it, and time it.",
-    "doctor": "Check this machine, and the connection to a server.",
+    "serve": CommandEntry("serve", "Serve datasets until SIGTERM or Ctrl-C."),
+    "ls": CommandEntry("datasets", "List the datasets that you can read."),
+    "info": CommandEntry("datasets", "Show the columns, size and locations of a dataset."),
+    "fetch": CommandEntry("fetch", "Fetch a dataset into a file, or preview it."),
+    "convert": CommandEntry("fetch", "Copy data from any input to any format."),
+    "head": CommandEntry("show", "Show the first rows of an input."),
+    "cat": CommandEntry("show", "Show all rows of an input."),
+    "schema": CommandEntry("show", "Show the schema of an input."),
+    "stats": CommandEntry("show", "Show statistics of the columns of an input."),
+    "put": CommandEntry("datasets", "Upload a file as a dataset."),
+    "check": CommandEntry("check", "Check files and datasets for defects."),
+    "publish": CommandEntry(
+        "publish", "Prepare files or a table with Spark, and publish them as a dataset of shards."
+    ),
+    "status": CommandEntry("status", "Show the state, metrics and running streams of a server."),
+    "top": CommandEntry(
+        "status", "Watch the streams, rates, leases and shared memory of a server."
+    ),
+    "cancel": CommandEntry("status", "Cancel running streams of a server."),
+    "drop": CommandEntry("datasets", "Remove an uploaded or published dataset from a server."),
+    "reload": CommandEntry("serve", "Let a server read its configuration again."),
+    "check-config": CommandEntry(
+        "serve", "Check a configuration file of `serve` without starting a server."
+    ),
+    "token": CommandEntry("token", "Create and list the tokens of a server's token file."),
+    "cert": CommandEntry("cert", "Check the certificates of files and servers."),
+    "bench": CommandEntry("bench", "Measure the transports and their peers on this machine."),
+    "demo": CommandEntry(
+        "demo", "Serve a table, read it in another process, verify it, and time it."
+    ),
+    "doctor": CommandEntry("doctor", "Check this machine, and the connection to a server."),
 }
-"""The subcommands in the order of help, and the first lines of their descriptions.
+"""The subcommands in the order of help.
 
-Each is a function in the module of the same name, with underscores for hyphens, or a `Subcommands`
+Each is a function of the same name in its module, with underscores for hyphens, or a `Subcommands`
 there."""
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 
@@ -57,8 +138,8 @@ class _Commands(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command that help can list. `resolve_command` loads the command itself."""
-        text = COMMANDS.get(cmd_name)
-        return None if text is None else Command(cmd_name, help=text)
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else Command(cmd_name, help=entry.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name, and the arguments that follow."""
@@ -68,8 +149,8 @@ class _Commands(CommandGroup):
 
 def load_command(name: str) -> Any:
     """Import a subcommand."""
-    module_name = name.replace("-", "_")
-    function = getattr(import_module(f".{module_name}", __package__), module_name)
+    module = import_module(f".{COMMANDS[name].module}", __package__)
+    function = getattr(module, name.replace("-", "_"))
     if isinstance(function, Subcommands):
         return _load_group(name, function)
     single = typer.Typer(add_completion=False, **_SETTINGS)
@@ -116,7 +197,7 @@ def _root(
         flag("--version", "-V", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
     debug: Annotated[
-        bool, flag("--debug", help=f"Show tracebacks, as {errors.DEBUG_VARIABLE}=1 does.")
+        bool, flag("--debug", help=f"Show tracebacks, as {DEBUG_VARIABLE}=1 does.")
     ] = False,
 ) -> None:
     """Serve Arrow datasets and fetch them, over the Dissociated IPC protocol.
@@ -125,7 +206,7 @@ def _root(
     """
     check_variables(os.environ)
     if debug:
-        os.environ[errors.DEBUG_VARIABLE] = "1"  # the processes that a command starts inherit it
+        os.environ[DEBUG_VARIABLE] = "1"  # the processes that a command starts inherit it
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -147,4 +228,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        return errors.report(error)
+        return report_error(error)

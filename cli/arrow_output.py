@@ -13,7 +13,7 @@ from ..formats.arrow.conversion import MessageConverter
 from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
 from ..formats.arrow.message import HeaderType, read_batch_header, read_message_info
 from ..transport.memory.files import FileSpan
-from .message_input import InputMessage
+from .local_input import InputMessage
 from .terminal import name_standard_output
 
 _CHUNK_BYTES = 4 << 20
@@ -24,10 +24,7 @@ _TRUNCATED_MESSAGE = b"\xff\xff\xff\xff\x08\0\0\0"
 
 
 class ArrowOutput:
-    """Writes the messages of one stream.
-
-    `file`: the output closes it. Raises `OSError` if the file cannot be written; so do the methods.
-    """
+    """Writes the messages of one stream to a file, which it closes."""
 
     def __init__(
         self,
@@ -47,8 +44,7 @@ class ArrowOutput:
     def write(self, message: InputMessage) -> None:
         """Write a message. A dictionary that equals the current one of its ID is left out.
 
-        Raises `ReplacedDictionaryError` if the message replaces a dictionary, which a file cannot
-        hold. Raises `ProtocolError` if the message is malformed.
+        Raises `ReplacedDictionaryError` if the message replaces a dictionary in a file.
         """
         metadata, parts, length = message
         is_dictionary = read_message_info(metadata).header_type is HeaderType.DICTIONARY_BATCH

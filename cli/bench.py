@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from ..errors import UsageError
 from ..formats.text import parse_size
-from . import signals
+from .exit_status import raise_on_signals
 from .options import flag, option
 from .terminal import is_terminal, standard_output
 
@@ -195,7 +195,7 @@ def bench(
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise UsageError(f"{file}: the folder does not exist")
     earlier = None if compare_file is None else read_report(compare_file)
-    with signals.raise_on_signals(), _progress(enabled=not quiet) as progress:
+    with raise_on_signals(), _progress(enabled=not quiet) as progress:
         report = run(options, progress)
     _write(report, earlier, json_file, markdown_file, plot_file)
 

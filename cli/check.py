@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError
-from . import signals
-from .connection import AsJson, ConnectTimeout, Quiet, Token
+from .connection import (
+    AsJson,
+    ConnectTimeout,
+    Quiet,
+    Token,
+    with_tls_options,
+)
+from .exit_status import raise_on_signals
 from .options import flag, option
-from .terminal import standard_output
-from .tls_options import with_tls_options
+from .terminal import TransferProgress, standard_output
 
 if TYPE_CHECKING:
-    from .check_report import Report
+    from .checks import CheckReport
 
 
 @with_tls_options
@@ -72,12 +77,10 @@ def check(
 
 def _check_all(
     targets: list[str], *, full: bool, token: str | None, connect_timeout: float, quiet: bool
-) -> Iterator[Report]:
-    from .check_paths import check_path, is_local
-    from .check_streams import check_uri
-    from .progress import TransferProgress
+) -> Iterator[CheckReport]:
+    from .checks import check_path, check_uri, is_local
 
-    with signals.raise_on_signals():
+    with raise_on_signals():
         for target in targets:
             progress = TransferProgress(target, enabled=not quiet)
             if is_local(target):
@@ -101,15 +104,17 @@ def _check_all(
 
 def _recover(targets: list[str], out: Path, *, full: bool, quiet: bool, as_json: bool) -> bool:
     """Recover a file, print the result, and return whether nothing was lost."""
-    from .check_paths import is_local
-    from .progress import TransferProgress
+    from .checks import is_local
     from .recovery import recover
 
     if len(targets) != 1 or not is_local(targets[0]):
         raise UsageError("--recover takes one file: splitarrow check --recover OUT FILE")
     if full:
         raise UsageError("--recover always decodes everything; leave --full out")
-    with signals.raise_on_signals(), TransferProgress(targets[0], enabled=not quiet) as progress:
+    with (
+        raise_on_signals(),
+        TransferProgress(targets[0], enabled=not quiet) as progress,
+    ):
         result = recover(Path(targets[0]), out, progress.update)
     _print({"target": targets[0], **result.describe()} if as_json else result.lines())
     return not result.lost

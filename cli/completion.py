@@ -39,8 +39,6 @@ def join_words(environ: MutableMapping[str, str]) -> str:
 
     bash replaces only what follows the last colon.
 
-    Examples
-    --------
     >>> words = ["splitarrow", "fetch", "grpc", ":", "//host", ":", "8815/fl"]
     >>> environ = {"COMP_WORDS": chr(10).join(words), "COMP_CWORD": "6"}
     >>> join_words(environ), environ["COMP_WORDS"].split(), environ["COMP_CWORD"]
@@ -82,8 +80,9 @@ def complete_uri(incomplete: str) -> list[str]:
 
 def _list_names(uri: str) -> list[str]:
     """List the datasets of a control plane; none after an error, which a shell cannot show."""
+    from ..client.uris import is_control_uri
     from ..errors import SplitArrowError
-    from .connection import is_control_uri, resolve_token
+    from .connection import resolve_token
 
     if not is_control_uri(uri):
         return []

@@ -1,23 +1,150 @@
-"""Connect to a control plane: the arguments and options that several commands share."""
+"""Connect to a server: the arguments and options that several commands share.
+
+A command connects before it imports the modules that read data, so it fails at once where nothing
+listens.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..errors import UsageError
+from ..client.uris import parse_control_uris, split_dataset
+from ..errors import ConnectError, UriError, UsageError
+from ..protocol.uri import DataUri, Streams
 from .formatting import escape_text
-from .options import flag, option
+from .options import flag, option, with_parameters
 from .terminal import print_message
 
 if TYPE_CHECKING:
     from ..client.connect import AnyClient
     from ..client.dataset.client import Client
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFIX = "SPLITARROW_"
+_CERT, _KEY = "tls_cert", "tls_key"
+_OPTIONS = {
+    "tls_ca": ("FILE", "The authorities to trust, in PEM, instead of the system's."),
+    _CERT: ("FILE", "Your certificate, in PEM, for servers that require one."),
+    _KEY: ("FILE", "The key of your certificate, in PEM, unless --tls-cert contains it."),
+    "tls_server_name": (
+        "NAME",
+        "The name that the server's certificate must have, instead of the host of the URI.",
+    ),
+}
+
+
+def with_tls_options(command: F) -> F:
+    """Add ``--tls-ca``, ``--tls-cert``, ``--tls-key`` and ``--tls-server-name`` to a command.
+
+    While the command runs, they replace the ``SPLITARROW_TLS_…`` variables, from which every
+    connection takes its certificates, also in the processes that the command starts.
+    """
+
+    @wraps(command)
+    def run(*values: Any, **arguments: Any) -> Any:
+        given = {name: arguments.pop(name, None) for name in _OPTIONS}
+        with _environment(given):
+            return command(*values, **arguments)
+
+    own = signature(command, eval_str=True).parameters.values()
+    decorated: Any = with_parameters([*own, *(_parameter(name) for name in _OPTIONS)])(run)
+    return decorated
+
+
+def _parameter(name: str) -> Parameter:
+    metavar, help = _OPTIONS[name]
+    declaration = option(help=help, default=f"${_variable(name)}", metavar=metavar, panel="TLS")
+    annotation = Annotated[str | None, declaration]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _variable(name: str) -> str:
+    return _PREFIX + name.upper()
+
+
+@contextmanager
+def _environment(given: Mapping[str, str | None]) -> Generator[None]:
+    """Set the variables of the options that are given, and restore them at the end."""
+    changed = {_variable(name): value for name, value in given.items() if value}
+    cert, key = _variable(_CERT), _variable(_KEY)
+    if key in changed and not (changed.get(cert) or os.environ.get(cert)):
+        raise UsageError("--tls-key needs --tls-cert")
+    removed = [key] if cert in changed and key not in changed else []
+    before = {name: os.environ.get(name) for name in (*changed, *removed)}
+    os.environ.update(changed)
+    for name in removed:
+        os.environ.pop(name, None)  # it belongs to the certificate of the environment
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_KNOCK_SECONDS = 1.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that let gRPC connect to another address."""
+
+
+def connect_first(
+    uris: list[str], ticket: str | None, timeout: float
+) -> AbstractContextManager[None]:
+    """Connect to a server over TCP, for the reader of the URI in the returned context.
+
+    The context does nothing for other transports, for a pair of URIs, and for an invalid or
+    incomplete URI. Raises `ConnectError` if the connection fails.
+    """
+    try:
+        uri = DataUri.parse(uris[0])
+    except UriError:
+        return nullcontext()
+    is_complete = (
+        bool(uri.path.strip("/"))
+        if uri.ticket is None and ticket is None
+        else (uri.want_data is not None and (uri.ticket is None) != (ticket is None))
+    )
+    is_complete = is_complete and uri.stream is Streams.BOTH
+    has_socket = uri.scheme in ("tcp", "tcp+tls") and bool(uri.host)
+    if len(uris) > 1 or not has_socket or not is_complete or timeout <= 0:
+        return nullcontext()
+    from ..transport.early_connections import connected_early
+
+    return connected_early(uri.replace(path=""), timeout)
+
+
+def check_control_plane(uri: str, timeout: float) -> None:
+    """Raise `ConnectError` if the address of a control plane refuses a connection.
+
+    With several addresses, or behind a proxy, it does nothing.
+    """
+    from ..client.rpc.errors import explain_connect_failure
+
+    addresses = parse_control_uris(uri)
+    if len(addresses) > 1 or any(name in os.environ for name in _PROXIES) or timeout <= 0:
+        return
+    host, port = addresses[0].host, addresses[0].port or 0
+    try:
+        socket.create_connection((host, port), min(timeout, _KNOCK_SECONDS)).close()
+    except ConnectionRefusedError as error:
+        reason = explain_connect_failure(error.strerror or "", encrypted=False)
+        raise ConnectError(f"cannot connect to {addresses[0].address}: {reason}") from None
+    except OSError:
+        pass  # gRPC may find another way, or explains why it does not
+
 
 TOKEN_VARIABLE = "SPLITARROW_TOKEN"
 """The environment variable for the token."""
@@ -51,20 +178,8 @@ AsJson = Annotated[bool, flag("--json", help="Print JSON, for programs.")]
 Quiet = Annotated[bool, flag("-q", "--quiet", help="Show no progress and no summary.")]
 
 
-def is_control_uri(uri: str) -> bool:
-    """Return whether a URI is that of a control plane, or of a dataset of one."""
-    from ..client import uris
-
-    return uris.is_control_uri(uri)
-
-
 def locate(uri: str, name: str | None, command: str) -> tuple[str, str]:
-    """Return the control plane and the dataset, which the URI or the next argument names.
-
-    Raises `UsageError` if neither names a dataset, or both do.
-    """
-    from ..client.uris import split_dataset
-
+    """Return the control plane and the dataset, which the URI or `name` names, but not both."""
     address, found = split_dataset(uri)
     if name is not None and found is not None:
         raise UsageError(f"{uri} already names a dataset; leave {name!r} out")
@@ -81,9 +196,6 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
     """Connect to a control plane, or to several, while the context lasts.
 
     TLS uses the variables ``SPLITARROW_TLS_CA``, ``_CERT``, ``_KEY`` and ``_SERVER_NAME``.
-
-    Raises `UsageError` if the URI is not that of a control plane, or the timeout is not positive.
-    Raises `TransportError`, `RemoteError` if the connection fails.
     """
     from ..client.connect import connect
     from ..transport.tls_options import TlsOptions
@@ -97,10 +209,7 @@ def open_client(uri: str, token: str | None, connect_timeout: float) -> Generato
 
 @contextmanager
 def open_single_client(uri: str, token: str | None, connect_timeout: float) -> Generator[Client]:
-    """Connect to one control plane while the context lasts; see `open_client`.
-
-    Raises `UsageError` if the URI names several.
-    """
+    """Connect to one control plane while the context lasts; refuse a URI that names several."""
     with open_client(uri, token, connect_timeout) as client:
         from ..client.dataset.client import Client
 

@@ -1,25 +1,37 @@
-"""``splitarrow demo``: serve a table, read it in another process, verify and time it."""
+"""``splitarrow demo``: serve a table, read it in another process, verify and time it.
+
+``python -m splitarrow.cli.demo`` is that process. It reads a job and commands from standard input,
+as lines of JSON, and replies to each.
+"""
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-from . import signals
-from .formatting import format_bytes, format_count, format_duration
+import pyarrow as pa
+from rich.console import Console
+
+from ..benchmarks.backends import Backend, available_backends, find_backend
+from ..benchmarks.backends.backend import Consumer
+from ..benchmarks.datasets import TRIP_SCHEMA, BatchFile, write_trips
+from ..benchmarks.worker import Handler, WorkerProcess, receive_replies, run_worker
+from ..errors import InvalidDataError
+from ..formats.text import format_bytes
+from ..testing import Daemon
+from .exit_status import raise_on_signals
+from .formatting import format_count, format_duration
 from .options import option
 from .output_file import OutputFile
-from .terminal import standard_output
+from .terminal import make_table, standard_output
 
-if TYPE_CHECKING:
-    from ..benchmarks.worker_process import WorkerProcess
-
-_WORKER_MODULE = "splitarrow.cli.demo_worker"
+_WORKER_MODULE = "splitarrow.cli.demo"
 _ROW_BYTES = 145
 """The approximate size of a row of the table, in bytes."""
 _REPLY_SECONDS = 120.0
@@ -56,7 +68,7 @@ def demo(
     with the file. Then it times this read and the same read over Arrow Flight in turns. Both use
     the same file and machine, and each server and client is its own process. The median counts.
     """
-    with signals.raise_on_signals(), ExitStack() as stack:
+    with raise_on_signals(), ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="splitarrow-demo-")))
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
@@ -78,8 +90,6 @@ def _print(text: str) -> None:
 
 def _write_table(path: Path, rows: int, *, sync: bool) -> int:
     """Write the table, and return the size of the file in bytes."""
-    from ..benchmarks.trips import SCHEMA, write_trips
-
     needed, free = rows * _ROW_BYTES, shutil.disk_usage(path.parent).free
     if free < needed:
         problem = f"it needs {format_bytes(needed)}, but {format_bytes(free)} are free"
@@ -89,8 +99,8 @@ def _write_table(path: Path, rows: int, *, sync: bool) -> int:
         write_trips(file.part, rows)
     nbytes = path.stat().st_size
     _print(
-        f"table   {format_count(rows, 'trip')}, {len(SCHEMA)} columns, "
-        f"{format_count(rows * len(SCHEMA), 'value')}, {format_bytes(nbytes)}, "
+        f"table   {format_count(rows, 'trip')}, {len(TRIP_SCHEMA)} columns, "
+        f"{format_count(rows * len(TRIP_SCHEMA), 'value')}, {format_bytes(nbytes)}, "
         f"written in {format_duration(time.perf_counter() - started)}"
     )
     return nbytes
@@ -98,9 +108,6 @@ def _write_table(path: Path, rows: int, *, sync: bool) -> int:
 
 def _start(stack: ExitStack, path: Path) -> dict[str, WorkerProcess]:
     """Start every server and a reader for each, and return the readers by backend."""
-    from ..benchmarks.backends import available_backends
-    from ..benchmarks.worker_process import WorkerProcess, receive_replies
-    from ..testing import Daemon
 
     def start_worker(label: str, **job: str) -> WorkerProcess:
         return stack.enter_context(WorkerProcess(label, job, _WORKER_MODULE))
@@ -149,10 +156,6 @@ def _time(readers: dict[str, WorkerProcess], repeat: int) -> dict[str, float]:
 
 
 def _show(times: dict[str, float], nbytes: int, rows: int) -> None:
-    from rich.console import Console
-
-    from .tables import make_table
-
     table = make_table()
     table.add_column("transport", no_wrap=True)
     for heading in ("GB/s", "million rows/s", "time", "× Flight"):
@@ -169,3 +172,49 @@ def _show(times: dict[str, float], nbytes: int, rows: int) -> None:
         )
     with standard_output():
         Console(highlight=False).print(table)
+
+
+class Comparison(Consumer):
+    """Compares each record batch with that of the file, value by value."""
+
+    def consume_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Raise `InvalidDataError` if a batch differs, or the number of batches does."""
+        with pa.memory_map(self.dataset.path) as source:
+            file = pa.ipc.open_file(source)
+            for batch in batches:
+                if self.batches >= file.num_record_batches:
+                    raise InvalidDataError(f"received more than {self.batches} batches")
+                if not batch.equals(file.get_batch(self.batches), check_metadata=True):
+                    raise InvalidDataError(f"batch {self.batches} differs from the file's")
+                self.batches += 1
+                self.rows += batch.num_rows
+            if self.batches != file.num_record_batches:
+                raise InvalidDataError(
+                    f"received {self.batches} batches; the file has {file.num_record_batches}"
+                )
+
+
+def read(backend: Backend, address: str, path: str, *, compare: bool) -> dict[str, Any]:
+    """Read the dataset once, and return the numbers of rows and batches and the seconds."""
+    dataset = BatchFile(path, 0, 0)
+    consumer = Comparison(dataset) if compare else Consumer(dataset)
+    started = time.perf_counter()
+    backend.read(address, consumer)
+    seconds = time.perf_counter() - started
+    return {"rows": consumer.rows, "batches": consumer.batches, "seconds": seconds}
+
+
+def _setup(job: dict[str, Any], stack: ExitStack) -> tuple[dict[str, Any], Handler]:
+    backend, path = find_backend(job["backend"]), job["path"]
+    address = job.get("address")
+    if address is None:
+        address = stack.enter_context(backend.serve(BatchFile(path, 0, 0)))
+
+    def handle(command: dict[str, Any]) -> dict[str, Any]:
+        return read(backend, address, path, compare=command["compare"])
+
+    return {"address": address}, handle
+
+
+if __name__ == "__main__":
+    run_worker(_setup)

@@ -1,77 +1,205 @@
-"""``splitarrow fetch``: read a dataset into a file, to standard output, or for a preview."""
+"""``splitarrow fetch`` and ``splitarrow convert``: copy data into a file, or preview it."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
+from ..client.uris import is_control_uri
 from ..errors import UsageError
+from ..formats.arrow.form import Form
+from ..formats.text import format_bytes
+from .completion import complete_name, complete_uri
 from .connection import (
-    ConnectTimeout,
+    PANEL,
     Quiet,
     Token,
-    is_control_uri,
+    describe_schema,
     locate,
+    with_tls_options,
 )
-from .fetch_options import (
-    Batches,
-    BatchRows,
-    Bbox,
-    Columns,
-    Compression,
-    Filter,
-    Format,
-    Limit,
-    NameOrBodyUri,
-    Output,
-    Parallel,
-    RequireTransport,
-    Rows,
-    Shards,
-    Shred,
-    Sql,
-    StallTimeout,
-    SummaryAsJson,
-    Ticket,
-    Transport,
-    Uri,
-    Validate,
-    Version,
+from .exit_status import raise_on_signals
+from .formatting import escape_text, format_count, format_duration, format_rate
+from .inputs import Input, InputFormat, control_source, data_source, open_input, query_source
+from .options import flag, option, with_arguments
+from .output_file import ARROW_SUFFIXES, OutputForm, parse_suffix
+from .selection import (
+    SELECTION,
+    count_expected_rows,
+    leave_out_absent,
+    parse_reading,
+    parse_selection,
 )
-from .remote_sources import control_source, data_source, query_source
-from .selection import parse_selection
-from .suffixes import parse_suffix
-from .terminal import is_closed, is_terminal
-from .tls_options import with_tls_options
+from .terminal import is_closed, is_terminal, print_message, standard_output
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from .inputs import Source
+    from .transfer import Transfer
+
+Uri = Annotated[
+    str,
+    typer.Argument(
+        help="The dataset: [cyan]grpc://host:8815/NAME[/cyan], [cyan]tcp://host/NAME[/cyan], or "
+        "the URI that the server prints, in quotes. Or a control plane, "
+        "[cyan]grpc://host:8815[/cyan], followed by NAME.",
+        metavar="URI",
+        autocompletion=complete_uri,
+    ),
+]
+NameOrBodyUri = Annotated[
+    str | None,
+    typer.Argument(
+        help="With a control plane, the name of the dataset. For the two streams of two servers, "
+        "the URI with [cyan]stream=body[/cyan].",
+        metavar="NAME",
+        autocompletion=complete_name,
+    ),
+]
+Output = Annotated[
+    str | None,
+    option(
+        "-o",
+        "--output",
+        help="The file to write: FILE.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
+        ".parquet, .vortex, .vortexs (Vortex IPC messages), .csv, .jsonl, or - for standard "
+        "output; .npy or .tensor for tensors. Without it, the first rows are shown and all rows "
+        "are counted.",
+        metavar="FILE",
+    ),
+]
+Format = Annotated[
+    Literal["arrows", "csv", "jsonl", "arrow", "vortex", "auto"] | None,
+    option(
+        help="With -o -, the format of standard output: arrows, csv or jsonl. The suffix selects "
+        "that of a file. Or the format on the network: arrow, vortex, or auto for the faster.",
+        default="arrows",
+    ),
+]
+Shred = Annotated[
+    list[str] | None,
+    option(
+        help="A Variant column to shred in a Parquet file. The type is that of the first rows, or "
+        'TYPE, as in [cyan]"event=struct<id: int64, tags: list<string>>"[/cyan]. May be given '
+        "several times.",
+        metavar="COLUMN[=TYPE]",
+    ),
+]
+Sql = Annotated[
+    str | None,
+    option(
+        help="Fetch the result of a SELECT statement over the datasets of a control plane. DuckDB "
+        "runs it here.",
+        metavar="QUERY",
+        panel=SELECTION,
+    ),
+]
+Version = Annotated[
+    str | None,
+    option(
+        help="The version to read, as [cyan]splitarrow info[/cyan] shows it.",
+        default="current",
+        metavar="VERSION",
+        panel=SELECTION,
+    ),
+]
+Shards = Annotated[
+    str | None,
+    option(
+        help="The shards to read, by their numbers: [cyan]0,2,5-8[/cyan].",
+        default="all",
+        metavar="0,2,5-8",
+        panel=SELECTION,
+    ),
+]
+Ticket = Annotated[
+    str | None,
+    option(
+        help="The ticket, if the URI has none. An unsigned ticket is the name of a dataset.",
+        metavar="TICKET",
+        panel=SELECTION,
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    option(
+        min=1,
+        help="With a control plane, the number of parts to read at a time.",
+        default="4",
+        metavar="N",
+        panel=PANEL,
+    ),
+]
+RequireTransport = Annotated[
+    str | None,
+    option(
+        help="Fail unless the data comes over this transport: a scheme, or a lane of UCX such as "
+        "[cyan]cma[/cyan] or [cyan]rc_mlx5[/cyan].",
+        metavar="SCHEME|LANE",
+        panel=PANEL,
+    ),
+]
+BatchRows = Annotated[
+    int | None,
+    option(
+        min=1,
+        help="The largest number of rows in a record batch.",
+        default="chosen by the server",
+        metavar="ROWS",
+        panel=PANEL,
+    ),
+]
+Compression = Annotated[
+    Literal["none", "lz4", "zstd", "auto"] | None,
+    option(
+        help="The compression on the network; auto compresses while that is faster. It does not "
+        "apply to the file.",
+        default="chosen by the server",
+        panel=PANEL,
+    ),
+]
+SummaryAsJson = Annotated[
+    bool, flag("--json", help="Print the summary on standard output as one JSON object.")
+]
+
+
+def parse_fetch_options(
+    shards: Shards = None,
+    version: Version = None,
+    require_transport: RequireTransport = None,
+    parallel: Parallel = None,
+    batch_rows: BatchRows = None,
+    compression: Compression = None,
+) -> dict[str, Any]:
+    """Return the arguments of a read that only `fetch` has options for."""
+    return leave_out_absent(
+        shards=None if shards is None else parse_ranges(shards),
+        version=version,
+        require_transport=require_transport,
+        parallel=parallel,
+        batch_rows=batch_rows,
+        compression=compression,
+    )
 
 
 @with_tls_options
+@with_arguments(parse_selection, parse_fetch_options, parse_reading)
 def fetch(
     uri: Uri,
     name_or_body_uri: NameOrBodyUri = None,
     output: Output = None,
     format: Format = None,
     shred: Shred = None,
-    columns: Columns = None,
-    filter: Filter = None,
-    bbox: Bbox = None,
     sql: Sql = None,
-    limit: Limit = None,
-    batches: Batches = None,
-    rows: Rows = None,
-    shards: Shards = None,
-    version: Version = None,
+    *,
+    arguments: dict[str, Any],
     ticket: Ticket = None,
-    transport: Transport = "auto",
-    require_transport: RequireTransport = None,
-    parallel: Parallel = None,
     token: Token = None,
-    batch_rows: BatchRows = None,
-    compression: Compression = None,
-    validate: Validate = None,
-    connect_timeout: ConnectTimeout = 10.0,
-    stall_timeout: StallTimeout = 30.0,
     quiet: Quiet = False,
     as_json: SummaryAsJson = False,
 ) -> None:
@@ -84,77 +212,192 @@ def fetch(
 
     [dim]splitarrow fetch tcp://host/trips --filter "miles > 10" -o trips.csv[/dim]
     """
-    from ..formats.arrow.conversion import Form
-    from .output_form import OutputForm
-    from .transfer_report import run_transfer
-
-    wire_format = format if format in ("arrow", "vortex", "auto") else None
-    format = None if wire_format is not None else format
+    if format in ("arrow", "vortex", "auto"):
+        arguments["format"], format = format, None
     check_output(output, format, as_json=as_json)
     shred_types = parse_shredding(shred, output)
-    options: dict[str, Any] = {
-        **parse_selection(
-            columns=columns, filter=filter, bbox=bbox, limit=limit, batches=batches, rows=rows
-        ),
-        "batch_rows": batch_rows,
-        "compression": compression,
-        "format": wire_format,
-        "validate": validate,
-        "connect_timeout": connect_timeout,
-        "stall_timeout": stall_timeout or None,
-        "require_transport": require_transport,
-    }
-    of_dataset = {
-        "shards": None if shards is None else parse_ranges(shards),
-        "version": version,
-        "transport": None if transport == "auto" else transport,
-        "parallel": parallel,
-    }
-    of_dataset = {name: value for name, value in of_dataset.items() if value is not None}
+    transport = arguments.get("transport")
     if is_control_uri(uri):
         if ticket is not None:
             raise UsageError("--ticket is for the URI of a dataset, not for a control plane")
-        if sql is not None:
-            _check_no_selection(uri, name_or_body_uri, options | of_dataset)
-        place = (uri, "query") if sql is not None else locate(uri, name_or_body_uri, "fetch")
-        address, name = place
-        _check_transport(transport)
+        if transport is not None:
+            _check_transport(transport)
         if sql is None:
-            source = control_source(address, name, token, options | of_dataset, quiet=quiet)
+            address, name = locate(uri, name_or_body_uri, "fetch")
+            source = control_source(address, name, token, arguments, quiet=quiet)
         else:
-            source = query_source(address, sql, token, options | of_dataset)
+            _check_no_selection(name_or_body_uri, arguments)
+            source = query_source(uri, sql, token, arguments)
     else:
-        unfit = [*of_dataset, *([] if token is None else ["token"])]
-        unfit += [] if sql is None else ["sql"]
-        if unfit:
-            flags = ", ".join(f"--{name}" for name in unfit)
+        given = {**arguments, **leave_out_absent(token=token, sql=sql)}
+        unfit = ("shards", "version", "transport", "parallel", "token", "sql")
+        if flags := ", ".join(f"--{name}" for name in unfit if name in given):
             raise UsageError(f"{flags}: only for a control plane, as in grpc://host:8815/NAME")
         uris = [uri] if name_or_body_uri is None else [uri, name_or_body_uri]
-        source = data_source(uris, ticket, options)
+        source = data_source(uris, ticket, arguments)
     # The compression that was requested is for the network.
-    messages = Form(compression=None if compression is None else "none")
+    messages = Form(compression="none" if "compression" in arguments else None)
     form = OutputForm(None if format == "arrows" else format, messages, shred=shred_types)
-    run_transfer(source, output, form, options | of_dataset, quiet=quiet, as_json=as_json)
+    run_transfer(source, output, form, arguments, quiet=quiet, as_json=as_json)
 
 
-def _check_no_selection(uri: str, name: str | None, options: dict[str, Any]) -> None:
+def _check_no_selection(name: str | None, arguments: dict[str, Any]) -> None:
     """Refuse options that select from one dataset beside a query."""
     names = ("columns", "filter", "limit", "batches", "rows", "shards", "version")
-    given = [f"--{each}" for each in names if options.get(each) is not None]
+    given = [f"--{each}" for each in names if each in arguments]
     if name is not None:
         given.insert(0, repr(name))
     if given:
-        raise UsageError(f"--sql selects by itself; leave {', '.join(given)} out")
+        raise UsageError(f"--sql cannot be combined with {', '.join(given)}")
 
 
 def _check_transport(transport: str) -> None:
-    if transport == "auto":
-        return  # the schemes of other packages take time to find
-    from ..transport.registry import list_schemes
+    from ..transport.registry import list_schemes  # the schemes of other packages take time to find
 
     known = ("auto", *list_schemes(), "flight")
     if transport not in known:
         raise UsageError(f"--transport is {transport!r}; choose one of {', '.join(known)}")
+
+
+_ARROW = "Arrow IPC"
+
+ConvertOutput = Annotated[
+    str,
+    typer.Argument(
+        help="The file to write: OUTPUT.arrow or .feather (Arrow IPC file), .arrows (IPC stream), "
+        ".parquet, .vortex, .vortexs (Vortex IPC messages), .csv, .jsonl, or - for standard "
+        "output.",
+        metavar="OUTPUT",
+    ),
+]
+Endianness = Annotated[
+    Literal["little", "big"] | None,
+    option(help="The byte order to write.", default="that of the input", panel=_ARROW),
+]
+Framing = Annotated[
+    Literal["current", "legacy"],
+    option(
+        help="The framing of messages. Readers before Arrow 0.15 need legacy, which implies "
+        "[cyan]--metadata-version v4[/cyan].",
+        panel=_ARROW,
+    ),
+]
+MetadataVersion = Annotated[
+    Literal["v4", "v5"] | None,
+    option(
+        help="The metadata version. Readers before Arrow 1.0 need v4, which has no compression.",
+        default="that of the input",
+        panel=_ARROW,
+    ),
+]
+OutputCompression = Annotated[
+    Literal["none", "lz4", "zstd"] | None,
+    option(
+        help="The compression of the buffers. One that does not shrink is stored as it is.",
+        default="that of the input",
+        panel=_ARROW,
+    ),
+]
+
+
+@with_tls_options
+@with_arguments(parse_selection, parse_reading)
+def convert(
+    input: Input,
+    output: ConvertOutput,
+    format: Format = None,
+    input_format: InputFormat = None,
+    *,
+    arguments: dict[str, Any],
+    endianness: Endianness = None,
+    framing: Framing = "current",
+    metadata_version: MetadataVersion = None,
+    compression: OutputCompression = None,
+    token: Token = None,
+    quiet: Quiet = False,
+    as_json: SummaryAsJson = False,
+) -> None:
+    """Copy data from any input to any format.
+
+    Arrow IPC messages are copied without decoding them, unless the options or the output need it.
+    The file appears once it is complete.
+
+    [dim]splitarrow convert trips.parquet trips.arrow[/dim]
+
+    [dim]splitarrow convert trips.arrow - --format csv --limit 100[/dim]
+
+    [dim]splitarrow convert trips.arrow old.arrows --framing legacy --endianness big[/dim]
+    """
+    check_output(output, format, as_json=as_json)
+    suffix = output[output.rfind(".") :].lower() if output != "-" else ".arrows"
+    is_arrow = suffix in ARROW_SUFFIXES and format in (None, "arrows")
+    is_legacy = framing == "legacy"
+    given = {
+        "--endianness": endianness,
+        "--framing": framing if is_legacy else None,
+        "--metadata-version": metadata_version,
+        "--compression": compression,
+    }
+    unfit = [name for name, value in given.items() if value is not None]
+    if unfit and not is_arrow:
+        raise UsageError(f"{', '.join(unfit)}: only for an output in Arrow IPC, not {output}")
+    if is_legacy and metadata_version is None:
+        metadata_version = "v4"
+    messages = Form(endianness, metadata_version, compression)
+    form = OutputForm(None if format == "arrows" else format, messages, legacy=is_legacy)
+    source = open_input(input, arguments, token, input_format, quiet=quiet)
+    run_transfer(source, output, form, arguments, quiet=quiet, as_json=as_json)
+
+
+def run_transfer(
+    source: AbstractContextManager[Source],
+    output: str | None,
+    form: OutputForm,
+    arguments: dict[str, Any],
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Copy a source to a file or to standard output (``-``), or preview it; print a summary."""
+    with raise_on_signals(), source as (name, row_count, open_stream):
+        # A transfer whose source cannot be opened needs none of these.
+        from .terminal import TransferProgress
+        from .transfer import transfer
+
+        total = count_expected_rows(row_count, arguments)
+        progress = TransferProgress(name, total, enabled=not quiet)
+        result = transfer(open_stream, output, progress, form)
+    with standard_output():
+        if as_json:
+            print(json.dumps(_summary(name, result, output), ensure_ascii=False))
+        elif output is None and not quiet:
+            result.preview.show()
+    if not quiet:
+        count = (
+            format_count(result.tensors, "tensor")
+            if result.tensors
+            else format_count(result.rows, "row")
+        )
+        target = "" if output is None else f" -> {'standard output' if output == '-' else output}"
+        print_message(
+            f"{escape_text(name)}: {count}, "
+            f"{format_bytes(result.nbytes)} in {format_duration(result.data_seconds)}, "
+            f"{format_rate(result.nbytes, result.data_seconds)}{target}"
+        )
+
+
+def _summary(name: str, result: Transfer, output: str | None) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "rows": result.rows,
+        "batches": result.batches,
+        **({"tensors": result.tensors} if result.tensors else {}),
+        "bytes": result.nbytes,
+        "seconds": round(result.seconds, 6),
+        "path": output,
+        "transport": result.transport,
+        "columns": describe_schema(result.schema),
+    }
 
 
 def check_output(output: str | None, format: str | None, *, as_json: bool) -> None:
@@ -174,12 +417,8 @@ def check_output(output: str | None, format: str | None, *, as_json: bool) -> No
 
 
 def parse_ranges(text: str) -> list[int]:
-    """Return the numbers of a list such as ``0,2,5-8``.
+    """Return the numbers of a list.
 
-    Raises `UsageError` if it is malformed.
-
-    Examples
-    --------
     >>> parse_ranges("0,2,5-8")
     [0, 2, 5, 6, 7, 8]
     """
@@ -193,17 +432,13 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def parse_shredding(texts: list[str] | None, output: str | None) -> dict[str, Any]:
-    """Return the columns that ``--shred`` names, and their types; None where the type is open.
-
-    Raises `UsageError` if the output is not a Parquet file, a column is named twice, or a type is
-    malformed.
-    """
+    """Return the columns that ``--shred`` names, and their types; None where the type is open."""
     if not texts:
         return {}
     from ..formats.parquet.variant.arrow_fields import parse_type
 
     found: dict[str, Any] = {}
-    for text in texts or ():
+    for text in texts:
         name, separator, data_type = text.partition("=")
         if not (output or "").lower().endswith(".parquet"):
             raise UsageError("--shred is for a Parquet file; add -o FILE.parquet")

@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from ..formats.text import format_bytes
 
-__all__ = [
-    "escape_text",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_number",
-    "format_rate",
-    "shorten",
-]
-
 
 def format_number(number: int) -> str:
     """Return a number with separated thousands.

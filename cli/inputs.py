@@ -1,9 +1,9 @@
-"""The inputs of `convert`, `head`, `cat`, `schema` and `stats`: files, servers, standard input."""
+"""The inputs of commands: datasets of servers, local files, and standard input."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,65 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import UsageError
-from .completion import complete_uri
-from .connection import is_control_uri, locate
+from ..client.uris import complete_uri, is_control_uri, read_dataset_name
+from ..errors import UriError, UsageError
+from . import completion
+from .connection import check_control_plane, connect_first, locate, open_client
 from .options import option
-from .remote_sources import Source, control_source, data_source
 from .terminal import is_terminal
+
+Source = tuple[str, int | None, Callable[[], Any]]
+"""The name of a dataset, its rows if they are known, and a function that opens its stream."""
+
+
+@contextmanager
+def control_source(
+    uri: str, name: str, token: str | None, arguments: dict[str, Any], *, quiet: bool
+) -> Generator[Source]:
+    """Connect to a control plane that locates the dataset."""
+    check_control_plane(uri, arguments["connect_timeout"])
+    with open_client(uri, token, arguments["connect_timeout"]) as client:
+        shows_progress = not quiet and is_terminal(sys.stderr)
+        rows = client.info(name).rows if shows_progress else None
+        yield name, rows, partial(client.read, name, **arguments)
+
+
+@contextmanager
+def query_source(
+    uri: str, query: str, token: str | None, arguments: dict[str, Any]
+) -> Generator[Source]:
+    """Run a query over the datasets of a control plane."""
+    with open_client(uri, token, arguments["connect_timeout"]) as client:
+        yield "query", None, partial(client.read, sql=query, **arguments)
+
+
+@contextmanager
+def data_source(
+    uris: list[str], ticket: str | None, arguments: dict[str, Any]
+) -> Generator[Source]:
+    """Read from the URI of a dataset, or from a pair of URIs."""
+    with connect_first(uris, ticket, arguments["connect_timeout"]):
+        from ..client.stream.stream import open as open_stream
+
+        yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **arguments)
+
+
+def _dataset_name(uris: list[str], ticket: str | None) -> str:
+    """Check the URIs of a dataset, and return the name that their ticket requests."""
+    parsed = [complete_uri(uri) for uri in uris]
+    for uri in parsed:
+        uri.require_want_data()
+    own_ticket = next((uri.ticket for uri in parsed if uri.ticket is not None), None)
+    if own_ticket is not None and ticket is not None:
+        raise UsageError("the URI already has a ticket; leave --ticket out")
+    chosen = (ticket or "").encode() if own_ticket is None else own_ticket
+    if not chosen:
+        raise UriError(
+            f"{parsed[0].redacted()} has no ticket: add &ticket=NAME to it, in quotes, "
+            "or give --ticket NAME"
+        )
+    return read_dataset_name(chosen)
+
 
 Input = Annotated[
     str,
@@ -25,7 +78,7 @@ Input = Annotated[
         "object store such as s3://lake/trips, a URI of a dataset such as "
         "[cyan]grpc://host:8815/NAME[/cyan], or - for standard input.",
         metavar="INPUT",
-        autocompletion=complete_uri,
+        autocompletion=completion.complete_uri,
     ),
 ]
 InputFormat = Annotated[
@@ -40,53 +93,41 @@ InputFormat = Annotated[
 @contextmanager
 def open_input(
     location: str,
-    selection: dict[str, Any],
-    *,
+    arguments: dict[str, Any],
     token: str | None = None,
-    transport: str = "auto",
-    validate: str | None = None,
-    connect_timeout: float = 10.0,
-    stall_timeout: float = 30.0,
     input_format: Literal["csv", "jsonl"] | None = None,
+    *,
     quiet: bool = False,
 ) -> Generator[Source]:
     """Find an input, and keep what it needs open while the context lasts.
 
-    Raises `SplitArrowError` if the input does not exist, or cannot be read.
+    `arguments` are those of `splitarrow.open`.
     """
-    counts_rows = not quiet and is_terminal(sys.stderr)
-    if location == "-":
-        from .standard_input import open_standard_input
+    if input_format is not None and location != "-":
+        raise UsageError("--input-format is for standard input; the name of a file has a suffix")
+    is_local = location == "-" or Path(location).exists()
+    if not is_local and is_control_uri(location):
+        address, name = locate(location, None, "convert")
+        with control_source(address, name, token, arguments, quiet=quiet) as source:
+            yield source
+        return
+    arguments = {name: value for name, value in arguments.items() if name != "transport"}
+    if not is_local and is_data_uri(location):
+        with data_source([location], None, arguments) as source:
+            yield source
+        return
+    from .local_input import open_local, open_selection, open_standard_input, shorten_location
 
-        checks: Any = validate or "full"
-        with open_standard_input(selection, input_format, checks) as open_stream:
+    for name in ("connect_timeout", "stall_timeout"):
+        arguments.pop(name)
+    if location == "-":
+        with open_standard_input(arguments, input_format) as open_stream:
             yield "standard input", None, open_stream
         return
-    if input_format is not None:
-        raise UsageError("--input-format is for standard input; the name of a file has a suffix")
-    options = {
-        **selection,
-        "validate": validate,
-        "connect_timeout": connect_timeout,
-        "stall_timeout": stall_timeout or None,
-    }
-    if not Path(location).exists() and is_control_uri(location):
-        address, name = locate(location, None, "convert")
-        if transport != "auto":
-            options["transport"] = transport
-        with control_source(address, name, token, options, quiet=quiet) as source:
-            yield source
-        return
-    if is_data_uri(location):
-        with data_source([location], None, options) as source:
-            yield source
-        return
-    from .local_input import open_local, open_selection, shorten_location
-
     with open_local(location) as dataset:
-        rows = dataset.rows if counts_rows else None
-        open_part = partial(open_selection, dataset, location, **selection)
-        yield shorten_location(location), rows, partial(open_part, validate=validate or "full")
+        rows = dataset.rows if not quiet and is_terminal(sys.stderr) else None
+        open_part = partial(open_selection, dataset, location, **arguments)
+        yield shorten_location(location), rows, open_part
 
 
 def is_data_uri(location: str) -> bool:

@@ -1,46 +1,140 @@
-"""Read local files, folders, patterns, object stores and published datasets, without a server.
+"""Read local data without a server: files, folders, patterns, object stores, standard input.
 
-The catalog of the server reads them, so that a command accepts what `splitarrow serve` does.
+Standard input is read as it arrives if it is a stream, and as a whole otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from ..client.arguments import Validation
 from ..client.filters import serialize_filter
-from ..client.stream.decoders import TensorDecoder, open_content_decoder
+from ..client.stream.decoders import (
+    KeepingDecoder,
+    TensorDecoder,
+    find_messages,
+    open_content_decoder,
+    open_decoder,
+)
 from ..errors import DatasetError, UsageError
+from ..formats.arrow.conversion import BatchEncoder
 from ..formats.arrow.custom_metadata import find_footer_metadata
+from ..formats.arrow.encoder import MessageEncoder
+from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
 from ..formats.arrow.tensors import AnyTensor
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.frames import ReceivedBody
 from ..protocol.limits import DEFAULT_LIMITS
+from ..protocol.memory import BodyPool
 from ..protocol.messages import Message
 from ..protocol.request import Request
 from ..protocol.tags import BodyType
 from ..server.catalog.catalog import open_dataset
 from ..server.catalog.dataset import Budget, Encoding, ServedDataset, Source
 from ..server.catalog.selection import open_rows
-from .message_input import InputMessage
 
 if TYPE_CHECKING:
     from ..protocol.splitter import SourceMessage
+
+
+class InputMessage(NamedTuple):
+    """A record batch or dictionary batch."""
+
+    metadata: bytes | memoryview
+    """The FlatBuffer of the message."""
+    body: Sequence[Any]
+    """The parts of its body: bytes-like objects, or spans of files."""
+    body_length: int
+    """The size of all parts in bytes."""
+
+
+class InputStream(Protocol):
+    """An open input: a context manager and an iterator of record batches."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the batches."""
+        ...
+
+    @property
+    def footer_metadata(self) -> Mapping[bytes, bytes] | None:
+        """The custom metadata of the footer of the file; None if there is none."""
+        ...
+
+    @property
+    def rows_received(self) -> int:
+        """The number of rows read so far."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """The number of bytes read so far."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """What carries the data: a scheme, or ``file``."""
+        ...
+
+    @property
+    def schema_metadata(self) -> bytes | None:
+        """The FlatBuffer of the schema message; None if there is none."""
+        ...
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+    def __enter__(self) -> InputStream: ...
+
+    def __exit__(self, *arguments: object) -> None: ...
+
+
+def read_schema_metadata(stream: InputStream) -> bytes:
+    """Return the FlatBuffer of the schema message of a stream."""
+    metadata = stream.schema_metadata
+    if metadata is not None:
+        return metadata
+    encoder = MessageEncoder(stream.schema)
+    encoder.close()
+    return encoder.schema_message.metadata
+
+
+def read_messages(stream: Any, schema_metadata: bytes) -> Iterator[InputMessage]:
+    """Yield the messages of a stream, unchanged if possible.
+
+    A batch that did not arrive as one message of this schema is encoded anew, with its
+    dictionaries: the part of a batch that a limit leaves, or a part of a dataset whose schema
+    message differs.
+    """
+    if hasattr(stream, "messages"):
+        yield from stream.messages()
+        return
+    stream.keep_messages()
+    encoder = BatchEncoder(schema_metadata)
+    for batch in stream:
+        kept = find_messages(batch)
+        if kept is not None and kept.schema_metadata == schema_metadata:
+            for message in kept.messages:
+                yield InputMessage(message.metadata, [message.body], message.body.size)
+        else:
+            for metadata, body, length in encoder.encode(batch):
+                yield InputMessage(metadata, body, length)
+
 
 _BUDGET = Budget(filter_seconds=1e9)
 """A command may take as long as it likes: nobody shares its processor."""
 
 
 class LocalInput:
-    """A dataset that this process reads; see `InputStream`.
-
-    `source`: the input closes it.
-    """
+    """A dataset that this process reads; see `InputStream`. It closes the source."""
 
     transport = "file"
 
@@ -126,7 +220,7 @@ def _collect(message: SourceMessage) -> ReceivedBody:
 
 @contextmanager
 def open_local(location: str | Any) -> Generator[ServedDataset]:
-    """Open a dataset while the context lasts; errors as for `open_dataset`."""
+    """Open a dataset while the context lasts."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
     dataset = open_dataset(location)
@@ -146,10 +240,7 @@ def open_selection(
     batch_rows: int | None = None,
     validate: Validation = "full",
 ) -> LocalInput:
-    """Open a part of a dataset; the arguments are those of `splitarrow.open`.
-
-    Raises `SplitArrowError` if the selection does not fit the dataset, or the data cannot be read.
-    """
+    """Open a part of a dataset; the arguments are those of `splitarrow.open`."""
     choices = (columns, filter, limit, rows, batch_rows)
     if is_tensor_content(dataset.schema) and any(choice is not None for choice in choices):
         raise _tensor_error(name)
@@ -181,3 +272,162 @@ def _tensor_error(name: str) -> UsageError:
 def shorten_location(location: str) -> str:
     """Return the last part of a path or URL, for a progress bar."""
     return Path(location).name or location
+
+
+_NAME = "standard input"
+_MAX_SCHEMA_BYTES = 16 << 20
+_HEADROOM = 4 << 10
+_CHUNK_BYTES = 1 << 20
+
+InputFormat = Literal["csv", "jsonl"]
+"""A text format, which has no mark of its own."""
+
+
+class StreamInput:
+    """An Arrow IPC stream from a pipe; see `InputStream`.
+
+    Raises `DatasetError` if the stream does not begin with a schema, or is truncated.
+    """
+
+    transport = "stdin"
+    footer_metadata = None
+
+    def __init__(self, file: BinaryIO, validate: Validation = "full") -> None:
+        self._file = file
+        self._bodies = BodyPool()
+        self.rows_received = self.bytes_received = self._sequence = 0
+        first = self._read_message()
+        if first is None or read_message_info(first.metadata).header_type is not HeaderType.SCHEMA:
+            raise DatasetError(f"{_NAME} does not begin with the schema of an Arrow IPC stream")
+        self.schema_metadata = first.metadata
+        decoder = open_decoder(first, DEFAULT_LIMITS, validate, _NAME)
+        self._decoder = KeepingDecoder(decoder, first.metadata)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the batches."""
+        return self._decoder.schema
+
+    def keep_messages(self) -> None:
+        """Do nothing: every batch keeps its messages."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while (message := self._read_message()) is not None:
+            batch = self._decoder.decode(message)
+            if batch is not None:
+                self.rows_received += batch.num_rows
+                yield batch
+
+    def __enter__(self) -> StreamInput:
+        return self
+
+    def __exit__(self, *arguments: object) -> None: ...
+
+    def _read_message(self) -> Message | None:
+        """Return the next message, or None at the end of the stream."""
+        head = self._file.read(4)
+        if not head:
+            return None
+        if head == CONTINUATION:
+            head += self._file.read(4)
+        prefix = parse_prefix(head)
+        length = prefix.metadata_length
+        if not length:
+            return None
+        if length > DEFAULT_LIMITS.metadata_bytes:
+            raise DatasetError(
+                f"message {self._sequence} of {_NAME} declares {length} bytes of metadata; the "
+                f"limit is {DEFAULT_LIMITS.metadata_bytes}"
+            )
+        metadata = self._file.read(length)
+        if len(metadata) < length:
+            raise self._truncation()
+        info = read_message_info(metadata)
+        if info.body_length > DEFAULT_LIMITS.body_bytes:
+            raise DatasetError(
+                f"message {self._sequence} of {_NAME} declares a body of {info.body_length} bytes; "
+                f"the limit is {DEFAULT_LIMITS.body_bytes}"
+            )
+        body = self._read_body(info.body_length) if info.header_type.has_body else None
+        self.bytes_received += len(head) + length + info.body_length
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        return Message(sequence, metadata, body, BodyType.PACKED)
+
+    def _read_body(self, nbytes: int) -> ReceivedBody:
+        body = self._bodies.allocate(nbytes, _HEADROOM)
+        done = body.start
+        while done < body.start + nbytes:
+            file: Any = self._file
+            count = file.readinto(body.view[done : min(done + _CHUNK_BYTES, body.start + nbytes)])
+            if not count:
+                raise self._truncation()
+            done += count
+        return body
+
+    def _truncation(self) -> DatasetError:
+        return DatasetError(f"{_NAME} ends inside message {self._sequence} of its Arrow IPC stream")
+
+
+@contextmanager
+def open_standard_input(
+    arguments: dict[str, Any], input_format: InputFormat | None
+) -> Generator[Callable[[], Any]]:
+    """Open standard input while the context lasts.
+
+    A stream of Arrow IPC is read as it arrives. Data of other formats, and a stream of which
+    record batches or rows are selected by their numbers, is first copied to a temporary file.
+
+    `arguments` are those of `open_selection`. Without an `input_format`, text that begins with
+    ``{`` is JSON Lines.
+    """
+    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        raise UsageError("- reads standard input; redirect a file or a pipe to it")
+    file: Any = sys.stdin.buffer
+    head: bytes = file.peek(8)[:8]
+    if not head:
+        raise DatasetError(f"{_NAME} is empty")
+    if _is_stream(head) and not arguments.keys() & {"batches", "rows"}:
+        yield _open_once(file, arguments)
+        return
+    suffix = "" if input_format is None else f".{input_format}"
+    if not suffix and head.isascii() and head[:6] not in (b"ARROW1",) and head[:4] not in _MAGICS:
+        suffix = ".jsonl" if head.lstrip()[:1] == b"{" else ".csv"
+    with tempfile.TemporaryDirectory(prefix="splitarrow-") as folder:
+        path = os.path.join(folder, f"stdin{suffix}")
+        with open(path, "wb") as copy:
+            shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+        with open_local(path) as dataset:
+            yield lambda: open_selection(dataset, _NAME, **arguments)
+
+
+_MAGICS = (b"PAR1", b"FEA1", b"ORC", b"VTXF")
+
+
+def _is_stream(head: bytes) -> bool:
+    """Return whether the first bytes are those of an Arrow IPC stream of any age."""
+    if head.startswith(CONTINUATION):
+        return True
+    length = int.from_bytes(head[:4], "little", signed=True)
+    return len(head) == 8 and 0 < length <= _MAX_SCHEMA_BYTES
+
+
+def _open_once(file: BinaryIO, arguments: dict[str, Any]) -> Callable[[], Any]:
+    """Return a function that opens the stream, which it can do once."""
+    opened = False
+
+    def open_stream() -> Any:
+        nonlocal opened
+        if opened:
+            raise UsageError(
+                f"the dictionaries of {_NAME} are replaced, which a file cannot hold; "
+                "write to .arrows instead"
+            )
+        opened = True
+        stream = StreamInput(file, arguments.get("validate", "full"))
+        if not arguments.keys() - {"validate"}:
+            return stream
+        reader = pa.RecordBatchReader.from_batches(stream.schema, stream)
+        with open_local(reader) as dataset:
+            return open_selection(dataset, _NAME, **arguments)
+
+    return open_stream

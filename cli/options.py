@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 import typer
@@ -61,3 +62,45 @@ def with_parameters(parameters: Iterable[inspect.Parameter]) -> Callable[[F], F]
         return function
 
     return decorate
+
+
+def with_arguments(
+    *parsers: Callable[..., dict[str, Any]], without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Give a command the options of parsers in the place of its parameter ``arguments``.
+
+    The parameters of a parser declare its options. The command receives the results of all parsers
+    as one dict. It does not have the options in `without`.
+    """
+    groups = [
+        (
+            parser,
+            [each for each in _list_parameters(parser) if each.name not in without],
+        )
+        for parser in parsers
+    ]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def run(**values: Any) -> Any:
+            arguments: dict[str, Any] = {}
+            for parser, declared in groups:
+                arguments |= parser(**{each.name: values.pop(each.name) for each in declared})
+            return command(**values, arguments=arguments)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in _list_parameters(command):
+            if parameter.name == "arguments":
+                parameters += (each for _, declared in groups for each in declared)
+            else:
+                parameters.append(parameter)
+        decorated: Any = with_parameters(parameters)(run)
+        return decorated
+
+    return decorate
+
+
+def _list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function as parameters that are passed by name."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

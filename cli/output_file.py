@@ -1,16 +1,86 @@
-"""A file that appears only once it is complete."""
+"""The file that a command writes: its suffix, its form, and what writes record batches to it.
+
+The file appears once it is complete.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from ..errors import UsageError
+from ..formats.arrow.form import Form
 from ..publication.atomic_files import AtomicFile, sync_folder
-from . import signals
+from .exit_status import ignore_signals
+
+ARROW_SUFFIXES = frozenset({".arrow", ".feather", ".arrows"})
+"""The suffixes of Arrow IPC, whose messages need no decoding."""
+TENSOR_SUFFIXES = (".tensor", ".npy")
+_KNOWN = (
+    *(".arrow", ".feather", ".arrows", ".parquet", ".csv", ".jsonl", ".ndjson"),
+    *(".vortex", ".vortexs"),
+    *TENSOR_SUFFIXES,
+)
+
+
+def parse_suffix(path: Path) -> str:
+    """Return the suffix of a path, in lower case; raise `UsageError` unless it selects a format."""
+    suffix = path.suffix.lower()
+    if suffix not in _KNOWN:
+        raise UsageError(
+            f"{path}: the suffix selects the format; use one of {', '.join(_KNOWN)}, "
+            "or - for standard output"
+        )
+    return suffix
+
+
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """What to write."""
+
+    text_format: str | None = None
+    """``csv`` or ``jsonl`` on standard output, in place of an IPC stream."""
+    messages: Form = field(default_factory=Form)
+    """The form of Arrow IPC messages."""
+    legacy: bool = False
+    """Whether to write Arrow IPC with the framing before Arrow 0.15."""
+    shred: Mapping[str, Any] | None = None
+    """The Variant columns to shred in a Parquet file; see `ParquetSink`."""
+
+
+PLAIN = OutputForm()
+"""Arrow IPC messages as they arrive."""
+
+
+class Sink(ABC):
+    """Writes record batches to one file, which it closes.
+
+    Every method may raise `OSError`, and `UsageError` if the format cannot store the data.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    @abstractmethod
+    def write(self, batch: Any) -> None:
+        """Write a batch, or keep it for a later write."""
+
+    def close(self) -> None:
+        """Complete the file and close it."""
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close an incomplete file. Raises nothing."""
+        with suppress(Exception):
+            self._file.close()
 
 
 class OutputFile:
@@ -19,13 +89,7 @@ class OutputFile:
     The temporary file is hidden, in the same folder, and its name ends in ``.part``. If the block
     raises, the temporary file is removed, and a file that already had the name stays unchanged.
 
-    `path`: Symbolic links are followed. Raises `OSError`: With ``filename`` set: if `path` exists
-    and is not a file, or its folder is missing, not writable or full.
-
-    Attributes
-    ----------
-    part : Path
-        The temporary file to write to. It exists, empty, when the context is entered.
+    Symbolic links are followed. Every `OSError` names `path`.
     """
 
     def __init__(self, path: Path, *, sync: bool = True) -> None:
@@ -33,6 +97,7 @@ class OutputFile:
         self._sync = sync
         target = path.resolve()
         self.part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        """The temporary file to write to. It exists, empty, when the context is entered."""
         self._file = AtomicFile(target, temporary=self.part)
         self._mode: int | None = None
         if not target.parent.is_dir():
@@ -90,5 +155,5 @@ class OutputFile:
                 sync_folder(self._file.path.parent)
 
     def _discard(self) -> None:
-        with signals.ignore_signals(), suppress(OSError):
+        with ignore_signals(), suppress(OSError):
             self._file.discard()

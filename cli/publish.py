@@ -3,24 +3,108 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.progress import MofNCompleteColumn, TextColumn
 
+from ..client.uris import is_control_uri
 from ..errors import UsageError
-from .connection import AsJson, Quiet, Token, is_control_uri, resolve_token
-from .formatting import escape_text, format_bytes, format_count
+from ..formats.text import format_bytes
+from .connection import AsJson, Quiet, Token, resolve_token, with_tls_options
+from .formatting import escape_text, format_count
 from .options import option
-from .spark_progress import SparkProgress
-from .terminal import print_message, standard_output
-from .tls_options import with_tls_options
+from .terminal import is_terminal, make_progress, print_message, standard_output
 
 if TYPE_CHECKING:
     from ..pipeline.publish import PublishJob, PublishJobResult
+
+
+_POLL_SECONDS = 0.3
+
+
+class StageTasks:
+    """Adds up the tasks of all stages, so that the bar does not begin again with each stage."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, int] = {}
+
+    def update(self, active: Mapping[int, Any]) -> tuple[int, int]:
+        """Return the completed tasks and all tasks of the stages seen so far.
+
+        `active` has the stages that run now, by their numbers. Spark may not know one any more.
+        """
+        remaining = 0
+        for number, stage in active.items():
+            if stage is not None:
+                self._tasks[number] = stage.numTasks
+                remaining += stage.numTasks - stage.numCompletedTasks
+        total = sum(self._tasks.values())
+        return total - remaining, total
+
+
+class SparkProgress:
+    """Shows on a terminal that Spark starts, and then the finished tasks of its stages."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        shown = enabled and is_terminal(sys.stderr)
+        # Standard error is redirected while Spark starts. A duplicate still reaches the terminal.
+        self._terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w") if shown else None
+        tasks = MofNCompleteColumn()
+        self._progress = make_progress(
+            tasks, TextColumn("tasks"), enabled=shown, file=self._terminal
+        )
+        self._task = self._progress.add_task("starting Spark", total=None)
+
+    @contextmanager
+    def track(self, spark: Any, name: str) -> Generator[None]:
+        """Show the tasks of a session while the context lasts."""
+        self.describe(name)
+        if self._terminal is None:
+            yield
+            return
+        ended = threading.Event()
+        poller = threading.Thread(
+            target=self._poll, args=(spark.sparkContext.statusTracker(), ended), daemon=True
+        )
+        poller.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            poller.join()
+
+    def describe(self, name: str) -> None:
+        """Change the dataset that is shown."""
+        self._progress.update(self._task, description=name)
+
+    def _poll(self, tracker: Any, ended: threading.Event) -> None:
+        tasks = StageTasks()
+        while not ended.wait(_POLL_SECONDS):
+            stages = {
+                number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()
+            }
+            completed, total = tasks.update(stages)
+            if total:
+                self._progress.update(self._task, total=total, completed=completed)
+
+    def __enter__(self) -> SparkProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+        if self._terminal is not None:
+            with suppress(OSError):
+                self._terminal.close()
+
 
 _ROWS = "Rows"
 _SHARDS = "Shards"

@@ -16,13 +16,13 @@ from ..formats.arrow.encoder import MessageEncoder
 from ..formats.arrow.file_scan import Defect, FileScan, ScannedMessage
 from ..formats.arrow.file_writer import FileAssembler, StreamAssembler
 from ..formats.arrow.message import HeaderType
+from ..formats.text import format_bytes
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
 from ..protocol.tags import BodyType
 from ..transport.memory.files import SourceFile
-from .check_files import decode, open_scan_decoder
-from .check_report import Progress
-from .formatting import format_bytes, format_count
+from .checks import Progress, decode, open_scan_decoder
+from .formatting import format_count
 from .output_file import OutputFile
 
 
@@ -97,9 +97,7 @@ def recover(source: Path, target: Path, progress: Progress) -> Recovery:
     The new file appears once it is complete. Every record batch in it decodes and is valid.
     Messages are copied unchanged, with their compression and custom metadata.
 
-    Raises `UsageError` if both paths name the same file. Raises `DatasetError` if the file cannot
-    be read, or no schema can be recovered. Raises `OSError`: With ``filename`` set, if the new file
-    cannot be written.
+    Raises `DatasetError` if the file cannot be read, or no schema can be recovered.
     """
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"--recover {target}: it is the damaged file; name another file")

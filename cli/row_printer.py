@@ -1,20 +1,27 @@
-"""Print rows as a table of text, a few at a time."""
+"""Show rows on standard output: all of them as a table, or the first ones for each column."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+from rich.table import Table
+from rich.text import Text
 
 from .formatting import escape_text, format_count, shorten
-from .terminal import is_terminal, print_message
+from .terminal import PIPE_WIDTH, is_terminal, make_console, make_table, print_message
 
 _SAMPLE_ROWS = 1000
 """The number of rows that determine the widths of the columns."""
-_MAX_WIDTH, _PIPE_WIDTH = 40, 120
+_MAX_WIDTH = 40
 _GAP = "  "
+_PREVIEW_ROWS = 5
+_MAX_COLUMNS = 60
+_PREVIEW_WIDTH = 32
+_NAME_WIDTH = 30
 
 
 class TablePrinter:
@@ -46,7 +53,7 @@ class TablePrinter:
         self._print_pending()
         hidden = self._names[len(self._widths or ()) :]
         if hidden:
-            names = shorten(", ".join(hidden), _PIPE_WIDTH)
+            names = shorten(", ".join(hidden), PIPE_WIDTH)
             print_message(f"{format_count(len(hidden), 'more column')}: {names}")
 
     def abort(self) -> None:
@@ -67,7 +74,7 @@ class TablePrinter:
         columns: list[Any] = [
             [name, *(row[index] for row in self._pending)] for index, name in enumerate(self._names)
         ]
-        left = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _PIPE_WIDTH
+        left = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else PIPE_WIDTH
         widths: list[int] = []
         for values in columns:
             width = min(_MAX_WIDTH, max(map(len, values)))
@@ -114,3 +121,54 @@ def format_value(value: pa.Scalar[Any], width: int = _MAX_WIDTH) -> str:
     except Exception:  # the year 12000, or invalid UTF-8
         text = "?"
     return shorten(escape_text(text), width)
+
+
+class Preview:
+    """Keeps the first rows of a stream of record batches."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+        self._missing_rows = _PREVIEW_ROWS
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keep the rows of a batch, if the preview has too few."""
+        if self._missing_rows and batch.num_rows:
+            rows = min(self._missing_rows, batch.num_rows)
+            self._batches.append(batch.slice(0, rows))
+            self._missing_rows -= rows
+
+    def show(self) -> None:
+        """Print the preview on standard output: a line for each column."""
+        console = make_console()
+        console.print(self._table())
+        hidden = len(self._schema) - _MAX_COLUMNS
+        if hidden > 0:
+            console.print(f"… and {format_count(hidden, 'more column')}")
+
+    def _table(self) -> Table:
+        fields = list(islice(self._schema, _MAX_COLUMNS))
+        names = [shorten(escape_text(field.name), _NAME_WIDTH) for field in fields]
+        types = [shorten(escape_text(_type_name(field)), _NAME_WIDTH) for field in fields]
+        table = make_table()
+        # Names and types are complete. The values get the rest of the line.
+        table.add_column("column", no_wrap=True, min_width=max(map(len, names), default=0))
+        table.add_column("type", no_wrap=True, min_width=max(map(len, types), default=0))
+        table.add_column("first values")
+        for index, (name, type_name) in enumerate(zip(names, types, strict=True)):
+            values = [
+                format_value(value, _PREVIEW_WIDTH)
+                for batch in self._batches
+                for value in batch.column(index)
+            ]
+            line = Text(", ".join(values), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(name), Text(type_name, "cyan"), line)
+        return table
+
+
+def _type_name(field: pa.Field[Any]) -> str:
+    if isinstance(field.type, pa.DictionaryType):
+        name = f"dictionary<{field.type.value_type}>"
+    else:
+        name = str(field.type)
+    return name if field.nullable else f"{name} not null"

@@ -16,16 +16,14 @@ from ..errors import UsageError
 from ..formats.arrow.tensors import AnyTensor, Tensor, encode_tensor, write_message
 from ..formats.arrow.tensors.files import write_npy_header
 from ..formats.arrow.tensors.tensor import format_shape
-from .formatting import escape_text, format_bytes, shorten
-from .progress import TransferProgress
-from .suffixes import TENSOR_SUFFIXES
-from .tables import make_console, make_table
-from .terminal import standard_output
+from ..formats.text import format_bytes
+from .formatting import escape_text, shorten
+from .output_file import TENSOR_SUFFIXES
+from .terminal import TransferProgress, make_console, make_table, standard_output
 
 if TYPE_CHECKING:
     from .output_file import OutputFile
 
-"""The suffixes of files that hold tensors."""
 _CHUNK_BYTES = 16 << 20
 _POLL_SECONDS = 0.1
 _SHOWN = 10
@@ -82,9 +80,8 @@ def copy_tensors(
 ) -> TensorPreview:
     """Read the tensors of a stream to its end, and write them to a file.
 
-    `output`: None writes nothing. `file` is the file to write; None if there is none, or it is
-    standard output. Raises `UsageError` if the format cannot hold the tensors. Raises `OSError` if
-    the file cannot be written.
+    Without `output`, nothing is written. `file` is None for standard output, too. Raises
+    `UsageError` if the format cannot hold the tensors.
     """
     suffix = "" if output is None else Path(output).suffix.lower()
     if output is not None and (file is None or suffix not in TENSOR_SUFFIXES):
@@ -125,14 +122,6 @@ def show_tensors(stream: Any, *, as_json: bool) -> None:
             print(json.dumps(preview.describe(), ensure_ascii=False))
         else:
             preview.show()
-
-
-def check_table_suffix(suffix: str, path: Path) -> None:
-    """Refuse to write record batches to a file of tensors; raise `UsageError`."""
-    if suffix in TENSOR_SUFFIXES:
-        raise UsageError(
-            f"{path}: the dataset holds record batches, not tensors; use .arrow or .parquet"
-        )
 
 
 def _write_npy(target: BinaryIO, tensor: AnyTensor, output: str) -> None:

@@ -14,8 +14,7 @@ from ..transport.credential_files import is_world_readable
 from .connection import AsJson
 from .formatting import escape_text
 from .options import Subcommands, option
-from .tables import make_console, make_table
-from .terminal import print_message, standard_output
+from .terminal import make_console, make_table, print_message, standard_output
 
 TokenFilePath = Annotated[
     Path,

@@ -1,4 +1,4 @@
-"""Read a stream into a file, and show the progress."""
+"""Read a stream into a file or a preview, and show the progress."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 
+from ..errors import UsageError
 from ..formats.arrow.conversion import MessageConverter
 from ..formats.arrow.file_writer import ReplacedDictionaryError
 from ..formats.arrow.message import HeaderType, read_message_info
 from ..formats.arrow.schema_rewriter import rewrite_schema
 from ..formats.arrow.tensors.labels import is_tensor_content
 from .arrow_output import ArrowOutput, StandardArrowOutput, make_assembler, open_arrow_file
-from .message_input import InputStream, read_messages, read_schema_metadata
-from .output_file import OutputFile
-from .output_form import PLAIN, OutputForm
-from .output_formats import Sink, StandardOutputTextSink, open_sink
-from .preview import Preview
-from .progress import TransferProgress
-from .suffixes import ARROW_SUFFIXES, parse_suffix
-from .tensor_output import TensorPreview, check_table_suffix, copy_tensors
-
-_AnySink = TypeVar("_AnySink", bound=Sink | ArrowOutput)
-
-STANDARD_OUTPUT = "-"
-"""The name of the output that is standard output."""
+from .local_input import (
+    InputStream,
+    open_local,
+    open_selection,
+    read_messages,
+    read_schema_metadata,
+)
+from .output_file import (
+    ARROW_SUFFIXES,
+    PLAIN,
+    TENSOR_SUFFIXES,
+    OutputFile,
+    OutputForm,
+    Sink,
+    parse_suffix,
+)
+from .output_formats import StandardOutputTextSink, open_sink
+from .row_printer import Preview
+from .tensor_output import TensorPreview, copy_tensors
+from .terminal import TransferProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +74,12 @@ def transfer(
     Arrow IPC messages are written as they arrive. They are decoded for other formats, and for a
     file of a stream whose dictionaries are replaced, which is read a second time.
 
-    `output`: its suffix selects the format. ``-`` is standard output; None writes nothing. Raises
-    `SplitArrowError` if the stream fails, the suffix is unknown, or the format cannot store the
-    data. Raises `OSError` if the output cannot be written. After any error, the file is unchanged
-    or absent.
+    The suffix of `output` selects the format. ``-`` is standard output; None keeps a preview. After
+    any error, the file is unchanged or absent.
     """
     started = time.perf_counter()
     file = None
-    if output not in (None, STANDARD_OUTPUT):
+    if output not in (None, "-"):
         parse_suffix(Path(output))
         file = OutputFile(Path(output))
     with progress:
@@ -169,7 +174,11 @@ def _open_output(
             yield sink
     else:
         suffix, footer = parse_suffix(file.path), stream.footer_metadata
-        check_table_suffix(suffix, file.path)
+        if suffix in TENSOR_SUFFIXES:
+            raise UsageError(
+                f"{file.path}: the dataset holds record batches, not tensors; use .arrow or "
+                ".parquet"
+            )
         with file:
             if suffix in ARROW_SUFFIXES and not merges:
                 assembler = make_assembler(suffix, legacy=form.legacy, footer=footer)
@@ -194,15 +203,14 @@ def _prepare(stream: InputStream, form: OutputForm) -> tuple[MessageConverter, b
 
 def _convert_again(file: OutputFile, suffix: str, form: OutputForm) -> None:
     """Replace a complete file by one of another form."""
-    from .local_input import open_local, open_selection
-
     merged = file.part.with_suffix(".merged")
     file.part.rename(merged)
     try:
         with open_local(str(merged)) as dataset, open_selection(dataset, str(merged)) as stream:
             assembler = make_assembler(suffix, legacy=form.legacy, footer=stream.footer_metadata)
             opened = open_arrow_file(file.part)
-            with _closing(ArrowOutput(opened, assembler, *_prepare(stream, form))) as sink:
+            sink = ArrowOutput(opened, assembler, *_prepare(stream, form))
+            with _closing(sink):
                 for message in stream.messages():
                     sink.write(message)
     finally:
@@ -210,9 +218,9 @@ def _convert_again(file: OutputFile, suffix: str, form: OutputForm) -> None:
 
 
 @contextmanager
-def _closing(sink: _AnySink) -> Generator[_AnySink]:
+def _closing(sink: Sink | ArrowOutput) -> Generator[None]:
     try:
-        yield sink
+        yield
         sink.close()
     except BaseException:
         sink.abort()

@@ -38,6 +38,7 @@ from .spark_session import BATCH_BYTES, BATCH_ROWS, DEFAULTS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+__all__ = ["PublishJob", "PublishJobResult", "publish"]
 
 FORMATS = ("parquet", "csv", "json", "orc", "table")
 """The formats of a source; ``table`` is a table of Spark's catalog."""

@@ -97,8 +97,8 @@ _COST = """\
 The path of the data counts rows, and the time for which it waits for readers. All other figures
 are read where they are, at a scrape and at the end of a stream.
 
-`python -m splitarrow.benchmarks.counting` measures what that adds. For each group of messages
-that a server sends, a coin decides whether it counts. The table compares both halves: the
+`python -m splitarrow.benchmarks.studies.counting` measures what that adds. For each group of
+messages that a server sends, a coin decides whether it counts. The table compares both halves: the
 processor time of the thread that sends, beside that of server and client together. One quiet run
 on two cores, of 38 s for each row, with a client that counts rows, and 95 % intervals:
 

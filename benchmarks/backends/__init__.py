@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Backend
+from .backend import Backend
 from .registry import BASELINE, REFERENCE, available_backends, backend_names, find_backend
 
 __all__ = [

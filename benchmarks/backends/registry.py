@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from ...errors import UsageError
-from .base import Backend
-from .do_get import DoGetBackend
-from .flight import FlightBackend
-from .memcpy import MemcpyBackend
-from .raw_socket import RawSocketBackend
+from .backend import Backend
+from .peers import DoGetBackend, FlightBackend, MemcpyBackend, RawSocketBackend
 from .splitarrow_stream import SplitArrowBackend
 
 BASELINE = "flight"
@@ -51,10 +48,7 @@ def backend_names(*, on_request: bool = False) -> list[str]:
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend with a name.
-
-    Raises `UsageError` if there is no such backend.
-    """
+    """Return the backend with a name."""
     try:
         return _ALL[name]
     except KeyError:

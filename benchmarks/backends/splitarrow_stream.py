@@ -17,20 +17,15 @@ from ...protocol.uri import DataUri
 from ...server.config.settings import ServeArguments
 from ...transport.registry import find_transport
 from ...transport.tls_options import TlsOptions
-from ..consumer import Consumer
-from ..dataset import Dataset
+from ..datasets import BatchFile
 from ..options import Validate
-from .certificates import CA_MARK, make_certificates, missing_package
-from .parquet_file import write_parquet
+from .backend import CA_MARK, Consumer, make_certificates, missing_package, write_parquet
 
 _DATASET = "benchmark"
 
 
 class SplitArrowBackend:
-    """splitarrow's server and one of its clients.
-
-    `listen`: its scheme selects the transport. `lanes`: the setting applies to the whole process.
-    """
+    """splitarrow's server and one of its clients. The scheme of `listen` selects the transport."""
 
     def __init__(
         self,
@@ -79,7 +74,7 @@ class SplitArrowBackend:
         return missing_package() if self._tls else None
 
     @contextmanager
-    def serve(self, dataset: Dataset) -> Generator[str]:
+    def serve(self, dataset: BatchFile) -> Generator[str]:
         """Serve the file; see `Backend.serve`."""
         self._select_lanes()
         path: Any = write_parquet(dataset, self.name) if self._parquet else dataset.path
@@ -121,4 +116,4 @@ class SplitArrowBackend:
 
     def _select_lanes(self) -> None:
         if self._lanes is not None:
-            os.environ["UCX_TLS"] = self._lanes  # UCX reads it when its first context is created
+            os.environ["UCX_TLS"] = self._lanes  # UCX reads it once in a process

@@ -6,38 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
-from ...errors import UsageError
 from ...fbs import arrow_generated as fbs
 from .batch_rewriter import BatchRewriter, RewrittenMessage, read_layout
 from .encoder import MessageEncoder
+from .form import Form
 from .message import CODECS
 from .metadata_limits import survey_schema
 from .schema import Feature, find_schema, read_features
 from .schema_rewriter import rewrite_schema
-
-_CODECS = ("lz4", "zstd")
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The form of the messages of a stream. `None` keeps what the source has."""
-
-    endianness: Literal["little", "big"] | None = None
-    """The byte order."""
-    version: Literal["v4", "v5"] | None = None
-    """The metadata version."""
-    compression: Literal["none", "lz4", "zstd"] | None = None
-    """The compression of the bodies."""
-
-    def __post_init__(self) -> None:
-        if self.version == "v4" and self.compression in _CODECS:
-            raise UsageError("readers of the metadata version V4 know no compression")
-
 
 _ORDERS = {"little": fbs.Endianness.Little, "big": fbs.Endianness.Big}
 _VERSIONS = {"v4": fbs.MetadataVersion.V4, "v5": fbs.MetadataVersion.V5}

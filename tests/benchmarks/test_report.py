@@ -22,11 +22,10 @@ from splitarrow.benchmarks import (
     terminal_tables,
 )
 from splitarrow.benchmarks.__main__ import main
-from splitarrow.benchmarks.comparison import find_changes
 from splitarrow.benchmarks.machine import machine_properties, software_versions
-from splitarrow.benchmarks.markdown import BEGIN, END, markdown_tables
 from splitarrow.benchmarks.options import Consume
-from splitarrow.benchmarks.results import Result, Sample, Section
+from splitarrow.benchmarks.report import ReadSample, Result, Section
+from splitarrow.benchmarks.tables import BEGIN, END, find_changes, markdown_tables
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, MIB)
@@ -42,7 +41,7 @@ def make_result(
 ) -> Result:
     in_process = backend in ("inproc", "memcpy")
     samples = [
-        Sample(
+        ReadSample(
             seconds=seconds * factor,
             first_batch_seconds=seconds / 10,
             client_cpu_seconds=0.5,

@@ -16,7 +16,7 @@ import pytest
 from helpers.signals import default_dispositions
 from splitarrow import errors
 from splitarrow.benchmarks import Options, Report, backend_names, run
-from splitarrow.benchmarks.case import Case
+from splitarrow.benchmarks.runner import Case
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("benchmark")]
 

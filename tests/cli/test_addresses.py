@@ -16,9 +16,9 @@ import pytest
 
 import splitarrow
 from helpers.cli import Run
-from splitarrow.cli.banner import print_banner
 from splitarrow.cli.completion import complete_name, complete_transport, complete_uri
 from splitarrow.cli.fetch import parse_ranges
+from splitarrow.cli.serve import print_banner
 from splitarrow.errors import UsageError
 
 FLIGHTS = pa.table({"carrier": ["AA", "BB", "AA"], "delay": [70, 90, 5]})
@@ -207,5 +207,5 @@ def test_a_query(run: Run, control: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr[:14]) == (0, "query: 2 rows,")
     assert (tmp_path / "out.csv").read_text() == '"carrier","delay"\n"AA",75\n"BB",90\n'
     done = run("fetch", control, "flights", "--sql", query, "--limit", "1")
-    assert "--sql selects by itself; leave 'flights', --limit out" in done.stderr
+    assert "--sql cannot be combined with 'flights', --limit" in done.stderr
     assert "--sql: only for a control plane" in run("fetch", "tcp://h/a", "--sql", "x").stderr

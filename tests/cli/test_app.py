@@ -107,4 +107,4 @@ def test_completion_can_be_shown(run: Run) -> None:
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_help_lists_the_first_line_of_each_command(name: str) -> None:
     first = load_command(name).help.partition("\n")[0]
-    assert COMMANDS[name] == first
+    assert COMMANDS[name].help == first

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from helpers.cli import PATIENCE, Run, Start, read
-from splitarrow.benchmarks.trips import SCHEMA, generate_trips
+from splitarrow.benchmarks.datasets import TRIP_SCHEMA, generate_trips
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_trips_are_what_they_claim_to_be() -> None:
     batches = list(generate_trips(70_000))
     table = pa.Table.from_batches(batches)
     table.validate(full=True)
-    assert table.schema == SCHEMA
+    assert table.schema == TRIP_SCHEMA
     assert table.num_rows == 70_000
     assert table["trip_id"].to_pylist() == list(range(70_000))
     assert table.sort_by("pickup_at")["trip_id"].equals(table["trip_id"])

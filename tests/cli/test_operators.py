@@ -23,8 +23,7 @@ from helpers.cli import COMMAND, PATIENCE, Run, read_terminal
 from helpers.pki import Pki
 from helpers.signals import default_dispositions
 from splitarrow.cli.app import COMMANDS, load_command
-from splitarrow.cli.rates import Rates, Sample, compute_rates
-from splitarrow.cli.top_view import render
+from splitarrow.cli.status import Rates, StatusSample, compute_rates, render_server
 from splitarrow.errors import SplitArrowError
 
 
@@ -85,7 +84,7 @@ def test_the_rates_of_a_dataset_include_streams_that_have_ended(
     server: splitarrow.Server,
 ) -> None:
     with splitarrow.connect(server.control_uri or "") as client:
-        before = Sample(0, client.status())
+        before = StatusSample(0, client.status())
         client.read("small").read_all()
         client.read("small", transport="flight").read_all()
         after = client.status()
@@ -94,7 +93,7 @@ def test_the_rates_of_a_dataset_include_streams_that_have_ended(
         after["sent"]["small"]["streams"] - before.report["sent"].get("small", {}).get("streams", 0)
         == 2
     )
-    assert compute_rates(before, Sample(2, after)).datasets["small"].rows_per_second == 1
+    assert compute_rates(before, StatusSample(2, after)).datasets["small"].rows_per_second == 1
 
 
 def test_the_hits_of_caches_are_shown() -> None:
@@ -103,7 +102,7 @@ def test_the_hits_of_caches_are_shown() -> None:
         "caches": {"shared_memory": {"hits": 3, "misses": 1}, "unused": {"hits": 0, "misses": 0}},
     }
     shown = io.StringIO()
-    Console(file=shown, width=100).print(render("grpc://a", report, Rates()))
+    Console(file=shown, width=100).print(render_server("grpc://a", report, Rates()))
     assert re.search(r"\ncaches +shared memory 75% of 4 uses *\n", shown.getvalue())
 
 
@@ -180,7 +179,7 @@ def test_rates_of_a_server_that_has_restarted() -> None:
     stream = {"stream": 1, "dataset": "a", "rows": 10, "bytes": 80}
     before = {"uptime_seconds": 99, "stats": {"bytes_sent": 1000}, "streams": [stream]}
     after = {"uptime_seconds": 1, "stats": {"bytes_sent": 80}, "streams": [stream]}
-    rates = compute_rates(Sample(0, before), Sample(2, after))
+    rates = compute_rates(StatusSample(0, before), StatusSample(2, after))
     assert rates.total.bytes_per_second == rates.datasets["a"].bytes_per_second == 40
 
 

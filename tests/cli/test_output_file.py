@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from splitarrow.cli.exit_status import Terminated
 from splitarrow.cli.output_file import OutputFile
-from splitarrow.cli.signals import Terminated
 
 
 def test_a_signal_right_after_the_creation_leaves_no_file(

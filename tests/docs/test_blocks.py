@@ -25,7 +25,7 @@ from helpers.files import write_file
 from helpers.issuer import serve_keys
 from helpers.page_blocks import PAGES, Block, name_page, read_blocks
 from helpers.page_session import PageSession
-from splitarrow.benchmarks.trips import write_trips
+from splitarrow.benchmarks.datasets import write_trips
 from splitarrow.publication.version_store import VersionStore
 
 # The blocks that do not run, by their page and the beginning of their code.

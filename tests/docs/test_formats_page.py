@@ -20,11 +20,11 @@ from helpers.package import ROOT
 from helpers.vortex_messages import make_file
 from splitarrow.cli.app import run
 from splitarrow.cli.arrow_output import ArrowOutput, make_assembler, open_arrow_file
-from splitarrow.cli.local_input import LocalInput, open_local, open_selection
-from splitarrow.cli.message_input import read_schema_metadata
+from splitarrow.cli.local_input import LocalInput, open_local, open_selection, read_schema_metadata
 from splitarrow.cli.output_formats import open_sink
 from splitarrow.errors import SplitArrowError
-from splitarrow.formats.arrow.conversion import Form, MessageConverter
+from splitarrow.formats.arrow.conversion import MessageConverter
+from splitarrow.formats.arrow.form import Form
 from splitarrow.formats.arrow.tensors import (
     AnyTensor,
     Tensor,

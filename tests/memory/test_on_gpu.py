@@ -12,7 +12,7 @@ import pytest
 import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.files import write_file
-from splitarrow.benchmarks import gpu
+from splitarrow.benchmarks.studies import gpu
 from splitarrow.client.stream import stream as blocking
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
 from splitarrow.memory.device import call

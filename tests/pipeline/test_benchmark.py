@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from splitarrow.benchmarks.spark_run import READS, WRITES, SparkRun
+from splitarrow.benchmarks.studies.spark_run import READS, WRITES, SparkRun
 from splitarrow.pipeline import register
 
 

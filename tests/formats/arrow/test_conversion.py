@@ -17,12 +17,13 @@ from helpers.streams import ipc_stream
 from splitarrow.errors import InvalidDataError, LimitError, UsageError
 from splitarrow.fbs import arrow_generated as fbs
 from splitarrow.formats.arrow.batch_rewriter import BatchRewriter, read_layout
-from splitarrow.formats.arrow.conversion import Form, MessageConverter
+from splitarrow.formats.arrow.conversion import MessageConverter
 from splitarrow.formats.arrow.file_writer import (
     FileAssembler,
     ReplacedDictionaryError,
     StreamAssembler,
 )
+from splitarrow.formats.arrow.form import Form
 from splitarrow.formats.arrow.message import read_batch_layout, read_endianness
 from splitarrow.formats.arrow.schema import Feature, find_schema, read_features
 from splitarrow.formats.arrow.schema_rewriter import rewrite_schema

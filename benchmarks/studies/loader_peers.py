@@ -1,0 +1,252 @@
+"""The loaders that the benchmark compares, and the rows that they load."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ...formats.arrow.file_writer import AlignedFileWriter
+from ...pytorch.tensors import torch
+
+BATCH_ROWS = 4096
+"""The rows of each batch that a loader yields."""
+SHARDS = 8
+"""The files of each format."""
+ROW = "row"
+"""The column with the number of the row."""
+KINDS = {
+    ROW: "int64",
+    **{f"f{index:02}": "float32" for index in range(10)},
+    **{f"d{index:02}": "float64" for index in range(4)},
+    **{f"l{index:02}": "int64" for index in range(3)},
+    **{f"i{index:02}": "int32" for index in range(2)},
+}
+"""The NumPy type of each of the 20 columns; a row has 112 bytes."""
+
+_RECORD_BATCH_ROWS = 1 << 16
+_WEIGHTS = 1021
+_VALUES = 1 << 20
+_UNIT = 1024
+
+Columns = dict[str, Any]
+"""NumPy arrays by the names of their columns."""
+
+
+def make_shards(rows: int) -> Iterator[Columns]:
+    """Yield the columns of each shard. Equal numbers of rows give equal columns."""
+    random = np.random.default_rng(1)
+    count = rows // SHARDS
+    for shard in range(SHARDS):
+        columns: Columns = {ROW: np.arange(shard * count, (shard + 1) * count)}
+        for name, kind in list(KINDS.items())[1:]:
+            values = random.integers(0, _VALUES, count)
+            columns[name] = (values / _UNIT if kind.startswith("f") else values // _UNIT).astype(
+                kind
+            )
+        yield columns
+
+
+def checksum(columns: Columns) -> dict[str, float]:
+    """Return a sum of each column in which every row has a weight that follows from its number.
+
+    A row that is missing, repeated or put together from two rows changes the sum.
+    """
+    weights = (np.asarray(columns[ROW]) % _WEIGHTS).astype(np.float64)
+    return {name: float(np.asarray(columns[name], np.float64) @ weights) for name in KINDS}
+
+
+def add_checksums(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+    """Return the checksums of the rows of both."""
+    return {name: first.get(name, 0.0) + value for name, value in second.items()}
+
+
+def batches_of(columns: Columns) -> Iterator[Columns]:
+    """Yield the rows of a shard in batches of `BATCH_ROWS`."""
+    for begin in range(0, len(columns[ROW]), BATCH_ROWS):
+        yield {name: values[begin : begin + BATCH_ROWS] for name, values in columns.items()}
+
+
+def write_arrow(folder: Path, rows: int) -> None:
+    """Write the rows as Arrow IPC files, which splitarrow and pyarrow read."""
+    folder.mkdir()
+    for index, columns in enumerate(make_shards(rows)):
+        table = pa.table(columns)
+        writer = AlignedFileWriter(table.schema)
+        with (folder / f"{index:05}.arrow").open("wb") as file:
+            file.writelines(writer.begin())
+            for batch in table.to_batches(_RECORD_BATCH_ROWS):
+                file.writelines(writer.add(batch))
+            file.writelines(writer.end())
+
+
+def write_parquet(folder: Path, rows: int) -> None:
+    """Write the rows as Parquet files, with pyarrow's default compression."""
+    from pyarrow import parquet
+
+    folder.mkdir()
+    for index, columns in enumerate(make_shards(rows)):
+        path = folder / f"{index:05}.parquet"
+        parquet.write_table(pa.table(columns), path, row_group_size=_RECORD_BATCH_ROWS)
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Write the files of a folder to the disk, and drop their pages that no process maps."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+_DataLoader: Any = torch.utils.data.DataLoader
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A loader. Its functions can be found by its name in another process."""
+
+    package: str
+    """The package to import, which may be missing."""
+    format: str
+    """The name of the folder with its files. Peers with the same format share it."""
+    write: Callable[[Path, int], None]
+    """Writes the files: receives a folder to create, and the number of rows."""
+    open: Callable[[Path, int], Any]
+    """Returns what the training loop iterates over: receives the folder and the workers."""
+
+    def unavailable_reason(self) -> str | None:
+        """Return why it cannot run here, or None."""
+        try:
+            is_missing = find_spec(self.package) is None
+        except (ImportError, ValueError) as error:
+            return str(error)
+        return f"the package {self.package} is not installed" if is_missing else None
+
+
+def open_splitarrow(uri: str, transport: str, workers: int) -> Any:
+    """Return a loader of splitarrow. With workers, it reads at one position for each."""
+    from ...pytorch import StreamDataset
+
+    dataset = StreamDataset(
+        uri, "rows", batch_rows=BATCH_ROWS, interleave=max(1, workers), transport=transport
+    )
+    return _load(dataset, workers)
+
+
+def _load(dataset: Any, workers: int, **options: Any) -> Any:
+    """Return a loader of a dataset that yields batches. Its workers stay for all epochs."""
+    return _DataLoader(
+        dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0, **options
+    )
+
+
+class _ScannedFiles(torch.utils.data.IterableDataset):
+    """The batches of a ``pyarrow.dataset``; workers divide its files."""
+
+    def __init__(self, folder: Path, format: Literal["ipc", "parquet"]) -> None:
+        self._folder = folder
+        self._format: Literal["ipc", "parquet"] = format
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from pyarrow import dataset, fs
+
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        files = [str(path) for path in sorted(self._folder.iterdir())][first::step]
+        mapped = fs.LocalFileSystem(use_mmap=True)
+        found = dataset.dataset(files, format=self._format, filesystem=mapped)
+        for batch in found.to_batches(batch_size=BATCH_ROWS):
+            yield {
+                name: torch.from_dlpack(column)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            }
+
+
+def _open_arrow(folder: Path, workers: int) -> Any:
+    return _load(_ScannedFiles(folder, "ipc"), workers)
+
+
+def _open_parquet(folder: Path, workers: int) -> Any:
+    return _load(_ScannedFiles(folder, "parquet"), workers)
+
+
+def _write_hf(folder: Path, rows: int) -> None:
+    import pyarrow as pa
+
+    datasets = import_module("datasets")
+    datasets.disable_progress_bars()
+    table = pa.concat_tables([pa.table(columns) for columns in make_shards(rows)])
+    datasets.Dataset(table).save_to_disk(str(folder), num_shards=SHARDS)
+
+
+def _open_hf(folder: Path, workers: int) -> Any:
+    datasets = import_module("datasets")
+    rows = datasets.load_from_disk(str(folder)).with_format("torch")
+    return _load(rows.to_iterable_dataset(num_shards=SHARDS).batch(BATCH_ROWS), workers)
+
+
+def _import_streaming() -> Any:
+    """Import Mosaic Streaming without its modules for pictures and texts.
+
+    They need further packages, such as torchvision, which numbers do not.
+    """
+    for name in ("multimodal", "text", "vision"):
+        sys.modules.setdefault(f"streaming.{name}", ModuleType(f"streaming.{name}"))
+    return import_module("streaming")
+
+
+def _write_mosaic(folder: Path, rows: int) -> None:
+    columns = {name: f"ndarray:{kind}:{BATCH_ROWS}" for name, kind in KINDS.items()}
+    with _import_streaming().MDSWriter(out=str(folder), columns=columns) as writer:
+        for shard in make_shards(rows):
+            for batch in batches_of(shard):
+                writer.write(batch)
+
+
+def _open_mosaic(folder: Path, workers: int) -> Any:
+    streaming = _import_streaming()
+    dataset = streaming.StreamingDataset(local=str(folder), batch_size=1, shuffle=False)
+    return _load(dataset, workers)
+
+
+def _write_webdataset(folder: Path, rows: int) -> None:
+    webdataset = import_module("webdataset")
+    folder.mkdir()
+    for index, shard in enumerate(make_shards(rows)):
+        with webdataset.TarWriter(str(folder / f"{index:05}.tar")) as writer:
+            for number, batch in enumerate(batches_of(shard)):
+                tensors = {name: torch.from_numpy(v.copy()) for name, v in batch.items()}
+                writer.write({"__key__": f"{number:06}", "pth": tensors})
+
+
+def _take_tensors(sample: dict[str, Any]) -> Any:
+    return sample["pth"]
+
+
+def _open_webdataset(folder: Path, workers: int) -> Any:
+    webdataset = import_module("webdataset")
+    files = [str(path) for path in sorted(folder.iterdir())]
+    samples = webdataset.WebDataset(files, shardshuffle=False).decode().map(_take_tensors)
+    return webdataset.WebLoader(
+        samples, batch_size=None, num_workers=workers, persistent_workers=workers > 0
+    )
+
+
+PEERS = {
+    "pyarrow.dataset, Arrow": Peer("pyarrow", "arrow", write_arrow, _open_arrow),
+    "pyarrow.dataset, Parquet": Peer("pyarrow", "parquet", write_parquet, _open_parquet),
+    "HF datasets": Peer("datasets", "hf", _write_hf, _open_hf),
+    "Mosaic Streaming": Peer("streaming", "mosaic", _write_mosaic, _open_mosaic),
+    "WebDataset": Peer("webdataset", "webdataset", _write_webdataset, _open_webdataset),
+}
+"""The peers by their names in the table."""
