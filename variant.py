@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -33,7 +33,11 @@ from .errors import UsageError
 from .formats.arrow.numpy_arrays import require_numpy
 from .formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size, wrap_footer
 from .formats.parquet.variant import arrow_fields
+from .formats.parquet.variant.arrow_fields import EXTENSION_NAME
 from .formats.parquet.variant_columns import annotate_variants, find_variant_paths
+
+if TYPE_CHECKING:
+    from .formats.parquet.variant.python_values import Timestamp
 
 __all__ = [
     "EXTENSION_NAME",
