@@ -329,7 +329,7 @@ def decode_body(body: ArrayBody, max_decoded_bytes: int) -> list[Any]:
 
     Buffers that are not compressed are not copied. Raises `LimitError` if all buffers together have
     more than `max_decoded_bytes`, `InvalidDataError` if a buffer is not valid LZ4, and
-    `MissingExtraError` if that cannot be known because lz4 is not installed.
+    `MissingExtraError` if one is compressed and lz4 is not installed.
     """
     entries = body.table.buffers
     if not body.has_table_first and not any(entry.is_compressed for entry in entries):
