@@ -1,4 +1,4 @@
-"""Reads of several parts, which a draining server continues to serve.
+"""What a draining server waits for: reads of several parts, whose further parts it still serves.
 
 A client reads the parts of a dataset over several connections, one after the other. It holds the
 dataset at the control plane meanwhile. Clients that hold nothing start the next part right after

@@ -112,7 +112,7 @@ class Reporter(Protocol):
         ...
 
     def cancel_number(self, number: int, owner: str | None) -> bool:
-        """Cancel a stream of any process, and return whether it exists; see `cancel`."""
+        """Cancel a stream of any process, and return whether it exists."""
         ...
 
     def cancel_ticket(self, ticket: bytes, principal: str) -> bool:

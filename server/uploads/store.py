@@ -106,10 +106,8 @@ class PublicationStore:
                 try:
                     self._restore(PublishedFolder(dataset, path))
                 except (SplitArrowError, OSError) as error:
-                    reason = str(error)
-                    self._log.error(
-                        "cannot serve published dataset", dataset=dataset, reason=reason
-                    )
+                    event = "cannot serve published dataset"
+                    self._log.error(event, dataset=dataset, reason=str(error))
 
     def begin_upload(self, key: ShardKey, limits: Limits) -> Upload:
         """Return a new upload of a shard, which the caller must close."""
