@@ -112,7 +112,7 @@ def open_input(
             yield source
         return
     arguments = {name: value for name, value in arguments.items() if name != "transport"}
-    if not is_local and is_data_uri(location):
+    if not is_local and _is_data_uri(location):
         with data_source([location], None, arguments) as source:
             yield source
         return
@@ -130,7 +130,7 @@ def open_input(
         yield shorten_location(location), rows, open_part
 
 
-def is_data_uri(location: str) -> bool:
+def _is_data_uri(location: str) -> bool:
     """Return whether a location is the URI of a data stream."""
     from ..transport.registry import list_schemes
 

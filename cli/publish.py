@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..formats.text import format_bytes
 from .connection import AsJson, Quiet, Token, resolve_token, with_tls_options
 from .formatting import escape_text, format_count
 from .options import option
-from .terminal import is_terminal, make_progress, print_message, standard_output
+from .terminal import call_repeatedly, is_terminal, make_progress, print_message, standard_output
 
 if TYPE_CHECKING:
     from ..pipeline.publish import PublishJob, PublishJobResult
@@ -70,30 +69,20 @@ class SparkProgress:
         if self._terminal is None:
             yield
             return
-        ended = threading.Event()
-        poller = threading.Thread(
-            target=self._poll, args=(spark.sparkContext.statusTracker(), ended), daemon=True
-        )
-        poller.start()
-        try:
+        tasks, tracker = StageTasks(), spark.sparkContext.statusTracker()
+
+        def show_tasks() -> None:
+            active = {each: tracker.getStageInfo(each) for each in tracker.getActiveStageIds()}
+            completed, total = tasks.update(active)
+            if total:
+                self._progress.update(self._task, total=total, completed=completed)
+
+        with call_repeatedly(show_tasks, _POLL_SECONDS):
             yield
-        finally:
-            ended.set()
-            poller.join()
 
     def describe(self, name: str) -> None:
         """Change the dataset that is shown."""
         self._progress.update(self._task, description=name)
-
-    def _poll(self, tracker: Any, ended: threading.Event) -> None:
-        tasks = StageTasks()
-        while not ended.wait(_POLL_SECONDS):
-            stages = {
-                number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()
-            }
-            completed, total = tasks.update(stages)
-            if total:
-                self._progress.update(self._task, total=total, completed=completed)
 
     def __enter__(self) -> SparkProgress:
         self._progress.start()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -19,7 +18,7 @@ from ..formats.arrow.tensors.tensor import format_shape
 from ..formats.text import format_bytes
 from .formatting import escape_text, shorten
 from .output_file import TENSOR_SUFFIXES
-from .terminal import TransferProgress, make_console, make_table, standard_output
+from .terminal import TransferProgress, call_repeatedly, make_console, make_table, standard_output
 
 if TYPE_CHECKING:
     from .output_file import OutputFile
@@ -90,7 +89,13 @@ def copy_tensors(
             f"{' or '.join(TENSOR_SUFFIXES)}"
         )
     preview = TensorPreview()
-    with _show_bytes(stream, progress):
+
+    def show_bytes() -> None:
+        progress.update(None, stream.bytes_received)
+
+    # One tensor may take long.
+    shown = call_repeatedly(show_bytes, _POLL_SECONDS) if progress.is_shown else nullcontext()
+    with shown:
         if file is None:
             for tensor in stream.tensors():
                 preview.add(tensor)
@@ -138,23 +143,3 @@ def _write(target: BinaryIO, parts: Iterable[Any]) -> None:
             view = view.cast("B")
         for begin in range(0, view.nbytes, _CHUNK_BYTES):
             target.write(view[begin : begin + _CHUNK_BYTES])
-
-
-@contextmanager
-def _show_bytes(stream: Any, progress: TransferProgress) -> Generator[None]:
-    """Show the bytes that have arrived while one tensor is received."""
-    ended = threading.Event()
-
-    def poll() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            progress.update(None, stream.bytes_received)
-
-    thread = threading.Thread(target=poll, name="splitarrow-progress", daemon=True)
-    if progress.is_shown:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if thread.is_alive():
-            thread.join()

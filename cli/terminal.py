@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
@@ -97,6 +98,24 @@ def make_properties() -> Table:
 
 _UPDATE_SECONDS = 0.1
 """The time between two updates of the figures."""
+
+
+@contextmanager
+def call_repeatedly(function: Callable[[], object], seconds: float) -> Generator[None]:
+    """Let a thread call a function every few seconds until the block ends."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            function()
+
+    thread = threading.Thread(target=run, name="splitarrow-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def make_progress(*columns: ProgressColumn, enabled: bool, file: TextIO | None = None) -> Progress:
