@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 from ..protocol.uri import DataUri
 from ..transport.tls_options import TlsOptions
-from .dataset.client import Client
+from .dataset.client import Client, ConnectArguments
 from .uris import parse_control_uris
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ AnyClient: TypeAlias = "Client | ClusterClient"
 def connect(
     uri: str | DataUri,
     token: str | None = None,
-    *,
-    tls: TlsOptions | None = None,
-    connect_timeout: float = 10.0,
-    timeout: float = 30.0,
+    **options: Unpack[ConnectArguments],
 ) -> Client: ...
 
 
@@ -38,10 +35,7 @@ def connect(
 def connect(
     uri: Sequence[str | DataUri],
     token: str | None = None,
-    *,
-    tls: TlsOptions | None = None,
-    connect_timeout: float = 10.0,
-    timeout: float = 30.0,
+    **options: Unpack[ConnectArguments],
 ) -> Client | ClusterClient: ...
 
 
@@ -110,10 +104,7 @@ def connect(
 def connect_async(
     uri: str | DataUri,
     token: str | None = None,
-    *,
-    tls: TlsOptions | None = None,
-    connect_timeout: float = 10.0,
-    timeout: float = 30.0,
+    **options: Unpack[ConnectArguments],
 ) -> AsyncClient: ...
 
 
@@ -121,10 +112,7 @@ def connect_async(
 def connect_async(
     uri: Sequence[str | DataUri],
     token: str | None = None,
-    *,
-    tls: TlsOptions | None = None,
-    connect_timeout: float = 10.0,
-    timeout: float = 30.0,
+    **options: Unpack[ConnectArguments],
 ) -> AsyncClient | AsyncClusterClient: ...
 
 
@@ -162,21 +150,13 @@ def connect_async(
     [0.5, 3.0, 7.5]
     """
     uris = parse_control_uris(uri)
+    open_client: Any = partial(
+        connect, uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
+    )
     if len(uris) > 1:
-        from .cluster.client import AsyncClusterClient, ClusterClient
+        from .cluster.client import AsyncClusterClient
 
-        return AsyncClusterClient(
-            partial(
-                ClusterClient,
-                uris,
-                token,
-                tls=tls,
-                connect_timeout=connect_timeout,
-                timeout=timeout,
-            )
-        )
+        return AsyncClusterClient(open_client)
     from .dataset.aio import AsyncClient
 
-    return AsyncClient(
-        partial(Client, uris[0], token, tls=tls, connect_timeout=connect_timeout, timeout=timeout)
-    )
+    return AsyncClient(open_client)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -34,7 +34,7 @@ from ...protocol.uri import DataUri
 from ...transport.tls_options import TlsOptions
 from ..arguments import ReadPlan
 from ..dataset.aio import AsyncBaseClient, AsyncClient, run_in_thread
-from ..dataset.client import BaseClient, Client
+from ..dataset.client import BaseClient, Client, ConnectArguments
 from ..dataset.endpoints import TRANSIENT, Replica, ResumableEndpoint, draw_pause
 from ..dataset.requests import (
     Descriptions,
@@ -61,13 +61,7 @@ class DaemonConnection:
     """
 
     def __init__(
-        self,
-        uri: DataUri,
-        token: str | None,
-        *,
-        tls: TlsOptions | None,
-        connect_timeout: float,
-        timeout: float,
+        self, uri: DataUri, token: str | None, **options: Unpack[ConnectArguments]
     ) -> None:
         self.address = uri.address
         """The control plane, as scheme, host and port."""
@@ -75,9 +69,7 @@ class DaemonConnection:
         """Whether the daemon runs on this host."""
         self._uri = uri
         self._token = token
-        self._tls = tls
-        self._connect_timeout = connect_timeout
-        self._timeout = timeout
+        self._options = options
         self._client: Client | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -91,15 +83,10 @@ class DaemonConnection:
             if self._closed:
                 raise ClosedError(f"the client of {self.address} is closed")
             if self._client is None:
-                connect_timeout = self._connect_timeout
-                self._connect_timeout = min(connect_timeout, _RECONNECT_TIMEOUT)
-                self._client = Client(
-                    self._uri,
-                    self._token,
-                    tls=self._tls,
-                    connect_timeout=connect_timeout,
-                    timeout=self._timeout,
-                )
+                options = self._options.copy()
+                timeout = options.get("connect_timeout", _RECONNECT_TIMEOUT)
+                self._options["connect_timeout"] = min(timeout, _RECONNECT_TIMEOUT)
+                self._client = Client(self._uri, self._token, **options)
             return self._client
 
     def close(self) -> None:
@@ -282,18 +269,10 @@ class ClusterClient(BaseClient):
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
     ) -> None:
+        options = ConnectArguments(tls=tls, connect_timeout=connect_timeout, timeout=timeout)
         self._descriptions = Descriptions[MergedDataset]()
-        self._copy = partial(
-            type(self), uris, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
-        )
-        self._pool = DaemonPool(
-            [
-                DaemonConnection(
-                    uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
-                )
-                for uri in uris
-            ]
-        )
+        self._copy = partial(type(self), uris, token, **options)
+        self._pool = DaemonPool([DaemonConnection(uri, token, **options) for uri in uris])
         try:
             self._pool.call_all(lambda client: None)
             if len(self.absent) == len(self._pool.connections):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -55,6 +55,14 @@ from .requests import (
 if TYPE_CHECKING:
     from .dataset import Dataset, DatasetStream
     from .endpoints import ResumableEndpoint
+
+
+class ConnectArguments(TypedDict, total=False):
+    """The arguments of a connection by keyword; see `splitarrow.connect`."""
+
+    tls: TlsOptions | None
+    connect_timeout: float
+    timeout: float
 
 
 class BaseClient(ABC):
