@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..client.open import open as open_stream
 from ..client.stream.decoders import Decoder, open_decoder
-from ..client.stream.stream import open as open_stream
 from ..client.uris import complete_uri, is_control_uri, split_dataset
 from ..errors import (
     InvalidDataError,
@@ -37,15 +37,16 @@ from ..formats.vortex.array_body import LazyBytes, read_array_body
 from ..formats.vortex.checker import check_array
 from ..formats.vortex.dtype import DType, TypeKind, encode_dtype, read_dtype
 from ..formats.vortex.file import FileArray, FileFooter, list_arrays, read_file_footer
-from ..formats.vortex.message import Message as VortexMessage
 from ..formats.vortex.message import (
+    FramedHeader,
+    HeaderReader,
     MessageHeader,
     MessageKind,
     build_header,
     build_message,
     read_header,
 )
-from ..formats.vortex.reader import FramedHeader, HeaderReader
+from ..formats.vortex.message import Message as VortexMessage
 from ..protocol.limits import DEFAULT_LIMITS
 from ..protocol.memory import ReceivedBody
 from ..protocol.messages import Message
@@ -285,8 +286,7 @@ class _FileCheck:
     def _check_parquet(self) -> None:
         """Check the footer of a Parquet file; with `full`, all pages and values, too."""
         self._report.batch_noun = "row group"
-        plan, parquet = inspect_parquet(self._file)
-        with closing(parquet):
+        with inspect_parquet(self._file) as (plan, parquet):
             metadata = parquet.metadata
             self._report.columns = len(plan.columns.schema)
             self._check_row_groups(metadata)

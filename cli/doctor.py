@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ..client.stream.format_choice import CHOOSER, choose_for_dataset
+from ..client.stream.format_choice import CHOOSER
 from ..errors import MissingExtraError, SplitArrowError, UsageError
 from ..formats.text import format_bytes
 from .connection import AsJson, ConnectTimeout, Token, open_client, with_tls_options
@@ -225,7 +225,7 @@ def check_vortex() -> dict[str, Any]:
 def choose_format(client: Any, name: str) -> dict[str, Any] | None:
     """Return what ``format="auto"`` chooses for a dataset, and why; None if it cannot be read."""
     try:
-        choice = choose_for_dataset(client, name, transport="auto")
+        choice = client.choose_format(name)
     except SplitArrowError:
         return None
     return {

@@ -49,7 +49,7 @@ def data_source(
 ) -> Generator[Source]:
     """Read from the URI of a dataset, or from a pair of URIs."""
     with connect_first(uris, ticket, arguments["connect_timeout"]):
-        from ..client.stream.stream import open as open_stream
+        from ..client.open import open as open_stream
 
         yield _dataset_name(uris, ticket), None, partial(open_stream, uris, ticket, **arguments)
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import wire_reader as reader
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.wire_writer import Manners, Writer
-from splitarrow.client.stream.stream import open as open_stream
+from splitarrow.client.open import open as open_stream
 from splitarrow.errors import (
     ConnectionLostError,
     ExhaustedError,

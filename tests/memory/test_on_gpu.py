@@ -13,7 +13,6 @@ import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
 from helpers.files import write_file
 from splitarrow.benchmarks.studies import gpu
-from splitarrow.client.stream import stream as blocking
 from splitarrow.memory import CudaMemory, DeviceBatch, PinnedMemory
 from splitarrow.memory.device import call
 from splitarrow.memory.device_bodies import DeviceBodies
@@ -73,7 +72,7 @@ def test_mapped_memory_is_page_locked(memory: CudaMemory) -> None:
     allocator = memory.open_allocator()
     with (
         splitarrow.serve({"data": TABLE}, listen="shm://") as server,
-        blocking.open(server.uri("data"), allocator=allocator) as stream,
+        splitarrow.open(server.uri("data"), memory=allocator) as stream,
     ):
         for batch in stream:
             buffers = [each for column in batch.columns for each in column.buffers() if each]

@@ -29,8 +29,8 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.transport import registry, tcp
-from splitarrow.transport.base import ConnectOptions
-from splitarrow.transport.faults import Faults, FaultyChannel, FaultyTransport
+from splitarrow.transport.base import Channel, ConnectOptions
+from splitarrow.transport.faults import Faults, FaultyTransport
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ class Worsening(FaultyTransport):
     def __init__(self) -> None:
         super().__init__(tcp.TRANSPORT, Faults(cut_after=12))
 
-    def connect(self, uri: DataUri, options: ConnectOptions) -> FaultyChannel:
+    def connect(self, uri: DataUri, options: ConnectOptions) -> Channel:
         channel = super().connect(uri, options)
         self._faults = Faults(cut_after=1)
         return channel
@@ -406,7 +406,7 @@ class Mute(FaultyTransport):
         self._left = [False, True]
         self.accepted: list[socket.socket] = []
 
-    def connect(self, uri: DataUri, options: ConnectOptions) -> FaultyChannel:
+    def connect(self, uri: DataUri, options: ConnectOptions) -> Channel:
         if not self._left or not self._left.pop(0):
             return super().connect(uri, options)
         mute = uri.replace(port=self._listener.getsockname()[1])

@@ -18,7 +18,7 @@ from helpers.catalog import read_dataset
 from helpers.cli import COMMAND
 from helpers.parquet_files import edit_schema, write_parquet
 from splitarrow import variant
-from splitarrow.cli.fetch import fetch
+from splitarrow.cli.app import run as run_here
 from splitarrow.errors import DatasetError, NotFoundError, UsageError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
@@ -175,7 +175,7 @@ def test_fetch_writes_the_annotation(tmp_path: Path) -> None:
 def test_fetch_shreds_a_column(tmp_path: Path, shred: str, leaf: str) -> None:
     path, copy = _shredded(tmp_path / "v.parquet"), tmp_path / "copy.parquet"
     with splitarrow.serve({"v": path}) as server:
-        fetch(server.uri("v"), output=str(copy), shred=[shred], quiet=True)
+        assert run_here(["fetch", server.uri("v"), "-o", str(copy), "--shred", shred, "-q"]) == 0
     group: Any = pq.read_metadata(copy).row_group(0)
     leaves = [group.column(index).path_in_schema for index in range(group.num_columns)]
     assert leaf in leaves
@@ -198,18 +198,25 @@ def test_fetch_shreds_a_column(tmp_path: Path, shred: str, leaf: str) -> None:
     ids=range(9),
 )
 def test_a_wrong_shredding_is_refused(
-    tmp_path: Path, output: str, shred: list[str], problem: str
+    tmp_path: Path,
+    output: str,
+    shred: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = _shredded(tmp_path / "v.parquet")
-    with splitarrow.serve({"v": path}) as server, pytest.raises(UsageError, match=problem):
-        fetch(server.uri("v"), output=str(tmp_path / output), shred=shred)
+    options = [text for each in shred for text in ("--shred", each)]
+    with splitarrow.serve({"v": path}) as server:
+        assert run_here(["fetch", server.uri("v"), "-o", str(tmp_path / output), *options]) == 2
+    assert problem in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["v.parquet"]
 
 
 def test_a_stream_without_rows_is_written_unshredded(tmp_path: Path) -> None:
     path, copy = _shredded(tmp_path / "v.parquet"), tmp_path / "copy.parquet"
     with splitarrow.serve({"v": path}) as server:
-        fetch(server.uri("v"), output=str(copy), shred=["v"], limit=0, quiet=True)
+        command = ["fetch", server.uri("v"), "-o", str(copy), "--shred", "v", "--limit", "0", "-q"]
+        assert run_here(command) == 0
     assert "typed_value" not in str(pq.ParquetFile(copy).schema)
     assert read_dataset(open_file(copy)).table.num_rows == 0
 
