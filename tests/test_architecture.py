@@ -1,4 +1,4 @@
-"""The architecture, checked against the imports: layers, cycles, purity, module size."""
+"""The architecture, checked against the imports: layers, cycles, purity, mirrored tests."""
 
 from __future__ import annotations
 
@@ -17,27 +17,14 @@ import pytest
 
 from helpers.package import ROOT, source_files
 
-MAX_LINES = 400
-
 # From the bottom up, for each package with layers. A module imports only from lower layers of
 # every package that it shares with the imported module.
 LAYERS: dict[str, list[set[str]]] = {
     "": [
         {"errors"},
-        {
-            "atomic_files",
-            "fbs",
-            "grpc_usage",
-            "log_limiter",
-            "pandas_import",
-            "proto",
-            "reloadable",
-            "representation",
-            "units",
-        },
+        {"fbs", "proto"},
         {"formats"},
-        {"geo", "protocol", "variant_files"},
-        {"variant"},
+        {"geo", "protocol", "variant"},
         {"isolation", "memory", "transport"},
         {"publication"},
         {"client", "server"},
@@ -73,54 +60,42 @@ LAYERS: dict[str, list[set[str]]] = {
         {"loader", "spark"},
     ],
     "client": [
+        {"comparisons", "uris"},
+        {"arguments", "sql_filter"},
+        {"filters"},
         {"stream"},
         {"rpc"},
         {"dataset"},
         {"cluster"},
         {"connect"},
         {"open"},
-        {"aio", "aio_open"},
-    ],
-    "client.stream": [
-        {"comparisons", "conversions", "custom_metadata", "progress", "requests"},
-        {"batch_stream", "sql_filter", "tuple_filter"},
-        {"async_batch_stream", "filters"},
-        {"device_stream", "lease_returns", "options", "prefetch", "stateful_decoder", "uris"},
-        {"memory_argument", "read_ahead", "remote_bodies"},
-        {"batch_decoder"},
-        {"tensor_decoder", "vortex_decoder"},
-        {"decoders"},
-        {"device_decoder", "kept_messages", "tracing"},
-        {"format_choice", "reader"},
-        {"second_attempts"},
-        {"source"},
-        {"aio", "blocking"},
-    ],
-    "client.rpc": [
-        {"connect_failures", "control_uri", "info", "probe", "results"},
-        {"errors"},
-        {"channel"},
-        {"column_ranges", "download", "row_counts", "upload"},
-        {"shard_upload"},
-    ],
-    "client.dataset": [
-        {"backoff", "descriptions", "format_choice"},
-        {"read_plan", "replicas", "requests", "shards", "threads"},
-        {"listing"},
-        {"locations"},
-        {"resumable_endpoint"},
-        {"dataset_stream"},
-        {"aio_stream", "dataset", "query_stream", "sql"},
-        {"aio_dataset", "base_client"},
-        {"client"},
-        {"aio_client"},
     ],
     "client.cluster": [
-        {"daemon_info", "daemons", "rendezvous", "shard_source"},
-        {"snapshot_coverage"},
-        {"merge", "row_counts"},
-        {"client", "publish"},
-        {"aio_client"},
+        {"info", "publication"},
+        {"client"},
+    ],
+    "client.dataset": [
+        {"endpoints", "requests"},
+        {"dataset"},
+        {"sql"},
+        {"client"},
+        {"aio"},
+    ],
+    "client.rpc": [
+        {"errors"},
+        {"channel"},
+        {"download", "info"},
+        {"upload"},
+    ],
+    "client.stream": [
+        {"batch_stream", "read_ahead", "remote_bodies"},
+        {"batch_decoder", "device_stream", "format_choice"},
+        {"vortex_decoder"},
+        {"decoders"},
+        {"device_decoder", "tracing"},
+        {"reader"},
+        {"opening"},
+        {"stream"},
     ],
     "memory": [
         {"array_layout", "device", "pool"},
@@ -131,21 +106,21 @@ LAYERS: dict[str, list[set[str]]] = {
         {"device_memory"},
     ],
     "pipeline": [
-        {"casting", "dictionaries", "java", "options", "spark_errors", "types"},
-        {"filters", "folder_publication", "shards", "workers"},
+        {
+            "casting",
+            "dictionaries",
+            "folder_publication",
+            "java",
+            "options",
+            "spark_errors",
+            "submit",
+            "types",
+        },
+        {"filters", "shards", "workers"},
         {"reader", "writer"},
         {"datasource", "jvm"},
         {"plan", "spark_session"},
         {"publish"},
-        {"submit"},
-    ],
-    "pytorch": [
-        {"order"},
-        {"plan", "position"},
-        {"tensors"},
-        {"device_tensors", "mapped_tensors"},
-        {"blocks", "shared_batch"},
-        {"dataset"},
     ],
     "publication": [
         {"atomic_files", "layout", "patterns"},
@@ -154,14 +129,21 @@ LAYERS: dict[str, list[set[str]]] = {
         {"shard_files"},
         {"version_store"},
     ],
+    "pytorch": [
+        {"order", "plan"},
+        {"position", "tensors"},
+        {"device_tensors", "mapped_tensors"},
+        {"blocks", "shared_batch"},
+        {"dataset"},
+    ],
     "server": [
         {"config", "logs", "metrics", "prefetch", "usage"},
-        {"addresses", "documentation", "drain", "refusals", "signals", "streams"},
-        {"auth", "catalog"},
-        {"report", "uploads"},
-        {"shm", "spans"},
+        {"addresses", "catalog", "documentation", "drain", "refusals", "signals", "streams"},
+        {"auth", "shm", "uploads"},
+        {"bodies", "report"},
+        {"spans"},
         {"tracing"},
-        {"bodies", "context"},
+        {"context"},
         {"data_stream", "http", "listeners", "reload"},
         {"control", "session"},
         {"daemon"},
@@ -174,20 +156,20 @@ LAYERS: dict[str, list[set[str]]] = {
         {"jwt", "tickets", "token_file"},
         {"access_control"},
     ],
-    "server.config": [
-        {"declaration"},
-        {"settings"},
-        {"configuration"},
-    ],
     "server.catalog": [
         {"dataset", "suggestions"},
-        {"filters"},
+        {"filters", "tensors"},
         {"selection"},
-        {"messages", "tensors"},
+        {"messages"},
         {"files", "tables"},
         {"delta", "device_table", "published_shards", "vortex_encoding"},
         {"published"},
         {"catalog"},
+    ],
+    "server.config": [
+        {"declaration"},
+        {"settings"},
+        {"configuration"},
     ],
     "server.control": [
         {"call"},
@@ -402,12 +384,6 @@ def test_no_import_cycle() -> None:
         if module.name not in ("", "aio")
     }
     assert cycle_in(imports) == []
-
-
-def test_modules_are_small() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
-    generated = {path for path in FILES if path.stem.endswith(("_generated", "_pb2"))}
-    assert {path: n for path, n in lengths.items() if n > MAX_LINES and path not in generated} == {}
 
 
 def drawn_imports() -> set[tuple[str, str]]:
