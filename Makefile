@@ -94,7 +94,7 @@ bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's r
 
 .PHONY: figures
 figures: $(BIN)/python ## write the figures of docs/figures.toml and docs/benchmarks.md into all pages
-	@$(BIN)/python docs/hooks/figures.py
+	@$(BIN)/python tests/docs/figures.py
 
 # --- checking ----------------------------------------------------------------------------------
 

@@ -438,6 +438,27 @@ def test_every_package_is_listed() -> None:
     assert without == [], "folders without an __init__.py"
 
 
+def modules_without_tests() -> set[str]:
+    """Return the modules `a/b/c.py` that have no tests `tests/a/b/test_c.py` or `test_c_*.py`."""
+    tests = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    found: set[str] = set()
+    for path in (each.relative_to(ROOT) for each in FILES):
+        if path.name == "__init__.py" or path.stem.endswith(("_generated", "_pb2")):
+            continue
+        beside = {test.stem for test in tests if test.parent == path.parent}
+        name = f"test_{path.stem}"
+        if not any(stem == name or stem.startswith(f"{name}_") for stem in beside):
+            found.add(str(path))
+    return found
+
+
+def test_the_list_of_modules_without_tests_is_exact() -> None:
+    """Other tests cover these modules. A new module gets tests of its own."""
+    listed = (ROOT / "tests" / "without_tests.txt").read_text().splitlines()
+    assert listed == sorted(listed)
+    assert modules_without_tests() == set(listed)
+
+
 def _import_in_a_new_process() -> dict[str, list[str]]:
     script = """if True:
         import os, sys

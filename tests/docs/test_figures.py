@@ -17,7 +17,7 @@ TABLES = {"tcp": {"one": 4.22, "two": 1604.9}}
 
 @pytest.fixture(scope="module")
 def hook() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "docs" / "hooks" / "figures.py"))
+    return runpy.run_path(str(ROOT / "tests" / "docs" / "figures.py"))
 
 
 def test_the_file_has_what_the_benchmarks_measured(hook: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from splitarrow.server.config.declaration import Count
 from splitarrow.server.config.settings import ServeArguments, listener_uri
 from splitarrow.server.documentation import settings_page
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_defaults_serve_this_host_only() -> None:
