@@ -1,10 +1,10 @@
-"""The bounds on everything that a peer sends or asks for, and on the frames that it repeats."""
+"""The bounds on everything that a peer sends or asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..errors import LimitError, UsageError
+from ..errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,37 +63,3 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-class DuplicateCounter:
-    """Counts duplicates, and bounds those that arrive in succession.
-
-    A network or a proxy may repeat frames. A server that only repeats itself would keep its reader
-    busy forever.
-
-    Attributes
-    ----------
-    total : int
-        The number of all duplicates.
-    """
-
-    def __init__(self, limit: int, name: str = "duplicates") -> None:
-        self.total = 0
-        self._limit = limit
-        self._name = name
-        self._successive = 0
-        self._position: object = None
-
-    def count(self, position: object) -> None:
-        """Count a duplicate; `position` differs if new frames have arrived since the last one.
-
-        Raises `LimitError` if too many duplicates have arrived in succession.
-        """
-        self.total += 1
-        if position != self._position:
-            self._position, self._successive = position, 0
-        self._successive += 1
-        if self._successive > self._limit:
-            raise LimitError(
-                f"{self._successive} {self._name} arrived in succession; the limit is {self._limit}"
-            )

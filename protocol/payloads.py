@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from ..errors import LimitError, ProtocolError
 
@@ -101,6 +102,7 @@ _PAYLOAD = struct.Struct("<I")
 _MAX_MILLISECONDS = (1 << 32) - 1
 
 
+@lru_cache(maxsize=8)
 def pack_interval(seconds: float) -> bytes:
     r"""Return the payload of a request for keep-alives.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..errors import LimitError, ProtocolError, RemoteError
 from .frames import IncomingFrame, MessageRun, UntaggedFrame
-from .limits import DEFAULT_LIMITS, DuplicateCounter, Limits
+from .limits import DEFAULT_LIMITS, Limits
 from .memory import ReceivedBody
 from .messages import (
     PREFIX,
@@ -110,6 +110,40 @@ class PendingFrames:
         self.nbytes -= len(payload)
         del self.metadata[sequence]
         return Message(sequence, payload, body, body_type, message_type)
+
+
+class DuplicateCounter:
+    """Counts duplicates, and bounds those that arrive in succession.
+
+    A network or a proxy may repeat frames. A server that only repeats itself would keep its reader
+    busy forever.
+
+    Attributes
+    ----------
+    total : int
+        The number of all duplicates.
+    """
+
+    def __init__(self, limit: int, name: str = "duplicates") -> None:
+        self.total = 0
+        self._limit = limit
+        self._name = name
+        self._successive = 0
+        self._position: object = None
+
+    def count(self, position: object) -> None:
+        """Count a duplicate; `position` differs if new frames have arrived since the last one.
+
+        Raises `LimitError` if too many duplicates have arrived in succession.
+        """
+        self.total += 1
+        if position != self._position:
+            self._position, self._successive = position, 0
+        self._successive += 1
+        if self._successive > self._limit:
+            raise LimitError(
+                f"{self._successive} {self._name} arrived in succession; the limit is {self._limit}"
+            )
 
 
 class Reassembler:
@@ -360,6 +394,9 @@ class Reassembler:
         return metadata
 
     def _add_end(self, count: int) -> None:
+        if self._end is None and count == self._next and self.delivered and not self._pending:
+            self._end = count  # the usual end: nothing waits and nothing is missing
+            return
         if self._end == count:
             self._duplicates.count(self.position)
             return

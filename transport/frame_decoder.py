@@ -550,9 +550,12 @@ class FrameDecoder:
         """Decode the messages that repeat the previous one and return the offset after them."""
         metadata = payload[PREFIX.size :]
         period = _HEADER_BYTES + len(payload) + _HEADER_BYTES + length
-        stride = MessageRun.stride_of(length, self._headroom)
-        most = min((end - begin) // period, ARENA_BYTES // stride)
+        most = (end - begin) // period
         if most < _MIN_RUN or not metadata:
+            return begin
+        stride = MessageRun.stride_of(length, self._headroom)
+        most = min(most, ARENA_BYTES // stride)
+        if most < _MIN_RUN:
             return begin
         sequence = tag & SEQUENCE_MASK
         body_type = _RUN_TYPES.get(tag - sequence)

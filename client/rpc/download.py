@@ -18,9 +18,9 @@ from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.frames import ReceivedBody
-from ...protocol.limits import DuplicateCounter
 from ...protocol.messages import Message
 from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT
+from ...protocol.reassembler import DuplicateCounter
 from ...protocol.tags import BodyType
 from ..arguments import StreamOptions
 from ..stream.batch_stream import refuse_arrays, refuse_tensors

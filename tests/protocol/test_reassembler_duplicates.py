@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from splitarrow.errors import LimitError
-from splitarrow.protocol.limits import DuplicateCounter
+from splitarrow.protocol.reassembler import DuplicateCounter
 
 
 @pytest.mark.parametrize("position", [None, 0, (1, 2, True)])
