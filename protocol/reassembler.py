@@ -394,9 +394,6 @@ class Reassembler:
         return metadata
 
     def _add_end(self, count: int) -> None:
-        if self._end is None and count == self._next and self.delivered and not self._pending:
-            self._end = count  # the usual end: nothing waits and nothing is missing
-            return
         if self._end == count:
             self._duplicates.count(self.position)
             return
