@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -184,64 +184,8 @@ class ReplicaSet:
 _UNREACHABLE = (ConnectError, NotAPeerError, MissingExtraError, UriError)
 
 
-class EndpointReader(Protocol):
-    """An open endpoint: the interface that `Stream` and `FlightStream` share."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema."""
-        ...
-
-    @property
-    def footer_metadata(self) -> CustomMetadata | None:
-        """The custom metadata of the file's footer; None if there is none."""
-        ...
-
-    @property
-    def format(self) -> str:
-        """The format of the record batches that arrive."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The transport that carries the data."""
-        ...
-
-    @property
-    def bytes_received(self) -> int:
-        """The size of everything received so far, in bytes."""
-        ...
-
-    @property
-    def schema_metadata(self) -> bytes:
-        """The FlatBuffer of the schema message, as it arrived."""
-        ...
-
-    def keep_messages(self) -> None:
-        """Keep the messages of the batches that are read from now on; see `Stream`."""
-        ...
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
-    def __next__(self) -> pa.RecordBatch:
-        """Return the next record batch; raises as `Stream` does."""
-        ...
-
-    def next_tensor(self) -> AnyTensor | None:
-        """Return the next tensor, or None at the end; raises as `Stream` does."""
-        ...
-
-    def next_array(self) -> Any:
-        """Return the next Vortex array, or None at the end; raises as `Stream` does."""
-        ...
-
-    def cancel(self) -> None:
-        """Interrupt a read that waits in another thread."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        ...
+EndpointReader = Stream | FlightStream
+"""An open endpoint."""
 
 
 class _Location(NamedTuple):
