@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pyarrow as pa
 
-from ...errors import ClosedError, DatasetError, ProtocolError, UsageError
+from ...errors import ClosedError, DatasetError, UsageError
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
 from .channel import FlightChannel
-from .info import PublishResult, ShardUploadResult, UploadResult
+from .info import ShardUploadResult, UploadResult, parse_result
 
 _MAX_BATCH_BYTES = 64 << 20
 """The largest record batch that is sent as one message. Larger ones are sliced."""
@@ -86,16 +86,8 @@ def upload_dataset(
 ) -> UploadResult:
     """Upload a dataset; see `upload_batches`."""
     descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
-    result = upload_batches(channel, descriptor, name, schema, batches, progress)
-    try:
-        return UploadResult(str(result["dataset"]), int(result["rows"]), int(result["bytes"]))
-    except (ValueError, KeyError, TypeError):
-        raise malformed_result(name) from None
-
-
-def malformed_result(name: str) -> ProtocolError:
-    """Return the error for a response to an upload that cannot be parsed."""
-    return ProtocolError("the server sent a malformed upload result", stream=name)
+    response = upload_batches(channel, descriptor, name, schema, batches, progress)
+    return parse_result(UploadResult, response, name)
 
 
 def upload_batches(
@@ -106,8 +98,8 @@ def upload_batches(
     batches: Iterator[Any],
     progress: Progress | None = None,
     compression: str | None = None,
-) -> Any:
-    """Upload record batches and return the server's response, a parsed JSON document.
+) -> bytes:
+    """Upload record batches and return the server's response, a JSON document; empty if none.
 
     `progress`: receives the numbers of rows and bytes sent so far, on another thread.
     `compression`: `None` sends them uncompressed. Raises `SplitArrowError` if the server refuses
@@ -138,10 +130,7 @@ def upload_batches(
         raise
     finally:
         source.close()
-    try:
-        return json.loads(flight.PutResult.FromString(responses[-1]).app_metadata)
-    except (ValueError, IndexError):
-        raise malformed_result(name) from None
+    return flight.PutResult.FromString(responses[-1]).app_metadata if responses else b""
 
 
 class _UploadSource:
@@ -320,18 +309,8 @@ def upload_shard(
         type=flight.FlightDescriptor.CMD, cmd=json.dumps(command).encode()
     )
     codec = {None: data.codec, "none": None}.get(compression, compression)
-    result = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
-    try:
-        return ShardUploadResult(
-            name=str(result["dataset"]),
-            job=str(result["job"]),
-            ordinal=int(result["ordinal"]),
-            rows=int(result["rows"]),
-            bytes=int(result["bytes"]),
-            sha256=str(result["sha256"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise malformed_result(name) from None
+    response = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
+    return parse_result(ShardUploadResult, response, name)
 
 
 def encode_publication(
@@ -372,25 +351,6 @@ def encode_publication(
     if properties:
         body["properties"] = dict(properties)
     return json.dumps(body).encode()
-
-
-def parse_publish_result(name: str, response: bytes) -> PublishResult:
-    """Parse the response to the action ``publish``.
-
-    Raises `ProtocolError` if it is malformed.
-    """
-    try:
-        result: Any = json.loads(response)
-        return PublishResult(
-            name=str(result["dataset"]),
-            version=int(result["version"]),
-            snapshot=str(result["snapshot"]),
-            shards=int(result["shards"]),
-            rows=int(result["rows"]),
-            bytes=int(result["bytes"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise ProtocolError("the server sent a malformed publication result", stream=name) from None
 
 
 def _check_job(job: str) -> None:
