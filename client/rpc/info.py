@@ -129,11 +129,7 @@ class DatasetInfo:
 
 
 def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
-    """Parse a FlightInfo.
-
-    `requested`: It applies if the message does not contain a name. Raises `ProtocolError` if the
-    message is malformed.
-    """
+    """Parse a FlightInfo. The requested name applies if the message does not contain one."""
     try:
         info = flight.FlightInfo.FromString(message)
     except Exception:
@@ -158,10 +154,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
 
 
 def parse_schema(message: bytes, name: str) -> pa.Schema:
-    """Parse a schema, which Flight carries as an encapsulated message.
-
-    Raises `ProtocolError` if the message is malformed.
-    """
+    """Parse a schema, which Flight carries as an encapsulated message."""
     try:
         metadata = pa.ipc.read_message(pa.py_buffer(message)).metadata
         return read_schema(

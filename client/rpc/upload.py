@@ -32,11 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 def read_batches(data: Any, schema: pa.Schema | None = None) -> tuple[pa.Schema, Iterator[Any]]:
-    """Return the schema and the record batches of any Arrow data.
-
-    `data`: an iterable yields record batches. Raises `UsageError` if the data is of another type,
-    or has no schema.
-    """
+    """Return the schema and the record batches of any Arrow data, or of an iterable of batches."""
     if isinstance(data, pa.RecordBatch):
         return data.schema, iter([data])
     if isinstance(data, pa.Table):
@@ -101,9 +97,8 @@ def upload_batches(
 ) -> bytes:
     """Upload record batches and return the server's response, a JSON document; empty if none.
 
-    `progress`: receives the numbers of rows and bytes sent so far, on another thread.
-    `compression`: `None` sends them uncompressed. Raises `SplitArrowError` if the server refuses
-    the upload. It keeps nothing of it then, nor if `batches` raises.
+    The progress callback runs on another thread. If the server refuses the upload, or `batches`
+    raises, the server keeps nothing.
     """
     failures: list[Exception] = []
     call_started = threading.Event()
@@ -149,10 +144,7 @@ class _UploadSource:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch.
-
-        Raises `ClosedError` if the upload has ended.
-        """
+        """Return the next batch, or raise `ClosedError` if the upload has ended."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the upload has ended")
@@ -256,11 +248,7 @@ class ShardData(NamedTuple):
 
 @contextmanager
 def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardData]:
-    """Open the contents of a shard while the context lasts.
-
-    Raises `DatasetError` if the file cannot be read as an Arrow IPC file. Raises `UsageError` if
-    the data is of another type, or has no schema.
-    """
+    """Open the contents of a shard while the context lasts. A path names an Arrow IPC file."""
     if not isinstance(data, (str, os.PathLike)):
         yield ShardData(*read_batches(data, schema), None)
         return
@@ -295,11 +283,9 @@ def upload_shard(
     compression: str | None = None,
     progress: Progress | None = None,
 ) -> ShardUploadResult:
-    """Upload a shard into the staging area of a publication.
+    """Upload a shard into the staging area of a publication; see `upload_batches`.
 
-    `compression`: `None` keeps that of the source file. `progress`: receives the numbers of rows
-    and bytes sent so far, on another thread. Raises `UsageError` if the job or the ordinal is
-    invalid. Raises `SplitArrowError` if the server refuses the shard. It keeps nothing of it then.
+    Without a compression, the shard keeps that of its source file.
     """
     _check_job(job)
     if ordinal < 0:
@@ -324,10 +310,7 @@ def encode_publication(
     schema: pa.Schema | None,
     properties: Mapping[str, str] | None,
 ) -> bytes:
-    """Return the body of the action ``publish``; the parameters are those of `Client.publish`.
-
-    Raises `UsageError` if an argument is invalid.
-    """
+    """Return the body of the action ``publish``; the parameters are those of `Client.publish`."""
     _check_job(job)
     required = sorted(set(ordinals))
     total = len(required) if shards_total is None else shards_total

@@ -52,28 +52,18 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 
 
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
-    """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``.
-
-    Raises `MissingExtraError` if pandas is not installed.
-    """
+    """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``."""
     _require("pandas")
     return table.to_pandas(**options)
 
 
 def to_polars(data: Any) -> Any:
-    """Return a ``polars.DataFrame`` of an Arrow C stream.
-
-    Raises `MissingExtraError` if polars is not installed.
-    """
+    """Return a ``polars.DataFrame`` of an Arrow C stream."""
     return _require("polars").DataFrame(data)
 
 
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
-    """Return a ``duckdb.DuckDBPyRelation`` over a table.
-
-    `connection`: `None` is DuckDB's default connection. Raises `MissingExtraError` if duckdb is not
-    installed.
-    """
+    """Return a ``duckdb.DuckDBPyRelation`` over a table; None is the default connection."""
     source = _require("duckdb") if connection is None else connection
     return source.from_arrow(table)
 
@@ -400,10 +390,7 @@ def refuse_several_tensors() -> UsageError:
 
 
 def check_unread(is_exhausted: bool) -> None:
-    """Raise if a stream was read to its end.
-
-    Raises `ClosedError` if it was.
-    """
+    """Raise `ClosedError` if a stream was read to its end."""
     if is_exhausted:
         raise ClosedError("the stream was already read to its end; open it again to read it again")
 
