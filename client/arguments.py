@@ -181,7 +181,7 @@ class StreamOptions:
 
 @lru_cache(maxsize=8)
 def _limit_decoded(limits: Limits, nbytes: int) -> Limits:
-    """Return limits with another one for decoded data. Programs use the same ones for all reads."""
+    """Return limits with another one for decoded data. Most reads of a program share them."""
     return replace(limits, decoded_bytes=nbytes)
 
 
@@ -229,7 +229,7 @@ class Read:
     def of(cls, arguments: ReadArguments, name: str | None = None) -> Read:
         """Return the read of a dataset; without a name, the read of a ticket or of a query.
 
-        Raises `UsageError` if a value is invalid, and TypeError if an argument is unknown.
+        An invalid value raises `UsageError`, and an unknown argument TypeError.
         """
         if not arguments and name is None:
             return _DEFAULT_READ
@@ -281,10 +281,7 @@ _NOT_WITH_SQL = (
 
 
 def find_allocator(memory: Any) -> Allocator:
-    """Return the host memory that bodies are received into.
-
-    Raises `UsageError` if the argument is invalid, or CUDA cannot be used.
-    """
+    """Return the host memory that bodies are received into, for the argument `memory` of a read."""
     if memory is None:
         return DEFAULT_ALLOCATOR
     from ..memory.device_memory import DeviceMemory, select_memory
@@ -294,10 +291,7 @@ def find_allocator(memory: Any) -> Allocator:
 
 
 def build_request(name: str, **selection: Any) -> Request:
-    """Return a request for a dataset; `selection` holds further fields of `Request`.
-
-    Raises `UsageError` if a field is invalid.
-    """
+    """Return a request for a dataset, and raise `UsageError` if a field of `Request` is invalid."""
     try:
         return Request(name, **selection)
     except InvalidRequestError as error:
@@ -313,10 +307,7 @@ def column_names(columns: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def check_spans(batches: Any, rows: Any) -> dict[str, tuple[int, int] | None]:
-    """Return ranges of record batches or of rows as a request holds them.
-
-    Raises `UsageError` if one is not a pair of integers, or both are given.
-    """
+    """Return the ranges of record batches or of rows, at most one of which may be given."""
     if batches is not None and rows is not None:
         raise UsageError("batches and rows both select a part of the dataset; give one of them")
     return {

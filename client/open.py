@@ -171,10 +171,7 @@ def _open_dataset(
 
 
 def locate_dataset(target: str | DataUri, ticket: bytes | str | None) -> tuple[str, str]:
-    """Return the control plane and the name of a dataset.
-
-    Raises `UriError` if the URI and the ticket name no dataset, or both do.
-    """
+    """Return the control plane and the name of a dataset, which the URI or the ticket states."""
     address, name = split_dataset(target)
     if ticket is None and name is None:
         raise UriError(

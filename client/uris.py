@@ -30,11 +30,6 @@ def resolve_uris(
 
     A URI such as ``tcp://host/flights`` gets its tags and its ticket. The fields of `request` that
     are not None replace those of the ticket; its dataset does not.
-
-    Raises `UriError` if a URI is malformed, has an unknown scheme, lacks ``want_data`` or a ticket,
-    or if two URIs are not a pair. Raises `MissingExtraError` if a scheme needs a package that is
-    not installed. Raises `UsageError` if the ticket is signed and cannot be combined with a
-    request.
     """
     items = [target] if isinstance(target, (str, DataUri)) else list(target)
     uris = [complete_uri(item) for item in items]
@@ -49,9 +44,9 @@ def resolve_uris(
 
 
 def select(uris: list[DataUri], request: Request) -> list[DataUri]:
-    """Return URIs whose tickets select what the fields of `request` that are not None say.
+    """Return URIs whose tickets have the fields of `request` that are not None.
 
-    Raises `UsageError` if a ticket is signed, so that it cannot be changed, or malformed.
+    This raises `UsageError` if a ticket is signed, so that it cannot be changed, or malformed.
     """
     changes = {name: value for name in _SELECTION if (value := getattr(request, name)) is not None}
     if not changes:
@@ -97,10 +92,7 @@ def complete_uri(uri: str | DataUri) -> DataUri:
 
 
 def request_schema(uris: Sequence[DataUri]) -> list[DataUri]:
-    """Return URIs that request all columns of the same dataset, but no rows.
-
-    Raises `UsageError` if a ticket is signed, so that it cannot be changed.
-    """
+    """Return URIs that request all columns of the same dataset, but no rows."""
     changed: list[DataUri] = []
     for uri in uris:
         _check_unsigned(uri.ticket or b"", "filter")

@@ -75,10 +75,7 @@ class DaemonConnection:
         self._closed = False
 
     def client(self) -> Client:
-        """Return the client of the daemon; connect if there is none yet.
-
-        Raises `ConnectError` if the daemon does not respond.
-        """
+        """Return the client of the daemon; connect if there is none yet."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the client of {self.address} is closed")
@@ -98,10 +95,7 @@ class DaemonConnection:
 
 
 class DaemonPool:
-    """Calls all daemons of a cluster at once. Safe to use from several threads.
-
-    `connections`: the pool closes them.
-    """
+    """Calls all daemons of a cluster at once. It owns the connections. Safe for several threads."""
 
     def __init__(self, connections: Sequence[DaemonConnection]) -> None:
         self.connections = {connection.address: connection for connection in connections}
@@ -117,8 +111,7 @@ class DaemonPool:
     def call_all(self, function: Callable[[Client], T]) -> dict[str, T | SplitArrowError]:
         """Call a function with the client of each daemon; return the results or the errors.
 
-        Raises `UsageError` if the function raises it: the arguments are then invalid at every
-        daemon. Raises `ClosedError` if the pool is closed.
+        A `UsageError` is raised, because the arguments are then invalid at every daemon.
         """
         if self._closed:
             raise self._closed_error()
@@ -178,10 +171,8 @@ def count_merged_rows(
 ) -> dict[int, list[int]]:
     """Count the rows of each record batch of each shard, by ordinal.
 
-    A daemon counts all its shards. Another daemon is asked only for shards that are missing.
-
-    `timeout` is the time limit for each daemon, in seconds. Raises `SplitArrowError` if a daemon
-    refuses, or no daemon that holds a shard responds.
+    A daemon counts all its shards. Another daemon is asked only for shards that are missing. The
+    time limit, in seconds, applies to each daemon.
     """
     missing = dict(enumerate(list_ordinals(merged.info)))
     counted: dict[int, list[int]] = {}
@@ -458,10 +449,7 @@ class ClusterClient(BaseClient):
         return merge(request.dataset, self._describe_each(request))
 
     def _describe_each(self, request: Request) -> list[DaemonInfo]:
-        """Describe a dataset at each daemon.
-
-        Raises `RemoteError` if the request is invalid.
-        """
+        """Describe a dataset at each daemon; raise the error if the request itself is invalid."""
         results = self._pool.call_all(lambda client: client.describe(request))
         for result in results.values():
             if isinstance(result, RemoteError) and result.code in _REQUEST_ERRORS:
@@ -532,7 +520,7 @@ class ClusterClient(BaseClient):
     def _order_replicas(self, replicas: Sequence[ReplicaInfo], index: int) -> list[ReplicaInfo]:
         """Return the local replicas first, and start at another one for each endpoint.
 
-        The endpoints of a read are thereby distributed evenly over equivalent daemons.
+        This distributes the endpoints of a read evenly over equivalent daemons.
         """
         start = index % len(replicas)
         rotated = [*replicas[start:], *replicas[:start]]

@@ -70,10 +70,7 @@ def combine_replicas(replicas: tuple[ReplicaInfo, ...]) -> Endpoint:
 def common_value(
     name: str, holders: list[Holder], description: str, get: Callable[[DatasetInfo], Any]
 ) -> Any:
-    """Return the value that all daemons report.
-
-    Raises `DatasetError` if two daemons report different values.
-    """
+    """Return the value that all daemons report; raise `DatasetError` if they differ."""
     (first_address, first), *others = holders
     for address, info in others:
         if get(info) != get(first):
@@ -204,12 +201,10 @@ INCOMPLETE = "incomplete"
 def merge(name: str, infos: Sequence[DaemonInfo]) -> MergedDataset:
     """Merge the responses of several daemons to one dataset.
 
-    Exactly one publication (snapshot) must be complete. Datasets that are not published merge
-    only if their versions are equal.
-
-    Raises `NotFoundError` if every daemon responds, and none has the dataset. Raises `ConnectError`
-    if shards are missing, and a daemon that may hold them does not respond. Raises `DatasetError`
-    if shards are missing, or the daemons have different datasets of that name.
+    Exactly one publication (snapshot) must be complete. Datasets that are not published merge only
+    if their versions are equal. An error is a `NotFoundError` if every daemon responds and none has
+    the dataset, a `ConnectError` if a daemon that may hold missing shards does not respond, and
+    otherwise a `DatasetError`.
     """
     holders = [(info.address, info.dataset) for info in infos if info.dataset is not None]
     if not holders:

@@ -109,10 +109,7 @@ def read_source_schema(source: ShardSource) -> pa.Schema:
 
 
 def hash_files(name: str, shards: Sequence[ShardSource]) -> str:
-    """Return the name of a job that depends on the dataset and the contents of the files only.
-
-    Raises `UsageError` if a shard is not a file. Raises `DatasetError` if a file cannot be read.
-    """
+    """Return the name of a job that depends on the dataset and the contents of the files only."""
     digest = hashlib.sha256(name.encode())
     for shard in shards:
         if not isinstance(shard, (str, os.PathLike)):
@@ -394,10 +391,7 @@ class _Publication:
         schema: pa.Schema | None,
         properties: Mapping[str, str] | None,
     ) -> dict[str, PublishResult]:
-        """Commit the version at the daemons.
-
-        Raises `DatasetError` if a daemon fails. The error names those that have committed.
-        """
+        """Commit the version at the daemons. An error names those that have committed."""
 
         def commit_at(node: str) -> PublishResult | SplitArrowError:
             attempt = 0

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 import pyarrow as pa
 from anyio import CancelScope, to_thread
 
 from ...errors import ClosedError, SplitArrowError
 from ...formats.arrow.tensors.tensor import AnyTensor
-from ...protocol.request import Request
 from ..arguments import ReadArguments, find_allocator
-from ..rpc.info import DatasetInfo, PublishResult, ShardUploadResult, UploadResult
-from ..rpc.upload import Progress
-from ..stream.batch_stream import AsyncBatchStream, StreamFacts
+from ..stream.batch_stream import AsyncBatchStream
 from ..stream.device_stream import wrap_for_device
 from .client import BaseClient, Client
-from .dataset import DatasetStream
+from .dataset import BaseDataset, DatasetStream
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class _Closable(Protocol):
@@ -69,7 +67,7 @@ async def open_in_thread(open_resource: Callable[[], ClosableT]) -> ClosableT:
     return opened[0]
 
 
-class AsyncDatasetStream(StreamFacts, AsyncBatchStream):
+class AsyncDatasetStream(AsyncBatchStream):
     """A dataset being read: an async context manager and an async iterator of record batches.
 
     `AsyncClient.read` returns it. It connects when the context is entered. A cancelled read loses
@@ -96,24 +94,20 @@ class AsyncDatasetStream(StreamFacts, AsyncBatchStream):
             await to_thread.run_sync(self.close)
 
     @property
-    def _entered(self) -> DatasetStream:
+    def _known(self) -> DatasetStream:
         if self._stream is None:
             raise ClosedError("the stream is not open; enter it with 'async with'")
         return self._stream
 
     @property
-    def _known(self) -> DatasetStream:
-        return self._entered
-
-    @property
     def error(self) -> SplitArrowError | None:
         """The error that ended the stream; None if there was none."""
-        return self._entered.error
+        return self._known.error
 
     @property
     def resumed(self) -> int:
         """The number of times that the read continued over a new connection."""
-        return self._entered.resumed
+        return self._known.resumed
 
     async def __anext__(self) -> pa.RecordBatch:
         """Return the next record batch; raises as `DatasetStream` does."""
@@ -137,7 +131,7 @@ class AsyncDatasetStream(StreamFacts, AsyncBatchStream):
         def fetch() -> None:
             with self._lock:
                 if not fetched:
-                    fetched.append(read(self._entered))
+                    fetched.append(read(self._known))
 
         await run_in_thread(fetch)
         return fetched.popleft()
@@ -160,7 +154,7 @@ class AsyncDatasetStream(StreamFacts, AsyncBatchStream):
         return repr(self._stream).replace("DatasetStream", "AsyncDatasetStream")
 
 
-class AsyncDataset:
+class AsyncDataset(BaseDataset):
     """The asynchronous form of `Dataset`: each method that reads opens a new stream.
 
     `AsyncClient.dataset` returns it.
@@ -172,21 +166,6 @@ class AsyncDataset:
     info : DatasetInfo
         The description of the dataset, as `AsyncClient.info` returned it.
     """
-
-    def __init__(self, read: Callable[..., AsyncDatasetStream], info: DatasetInfo) -> None:
-        self._read = read
-        self.info = info
-        """The description of the dataset at the time of the lookup."""
-
-    @property
-    def name(self) -> str:
-        """The name of the dataset."""
-        return self.info.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the dataset."""
-        return self.info.schema
 
     def read(self, **arguments: Unpack[ReadArguments]) -> AsyncDatasetStream:
         """Open the dataset for reading; see `ReadArguments`."""
@@ -232,29 +211,25 @@ class AsyncDataset:
             async for batch in stream:
                 yield batch
 
-    def __len__(self) -> int:
-        if self.info.rows is None:
-            raise TypeError(
-                f"the server does not know the number of rows of {self.name!r}; read it to count"
-            )
-        return self.info.rows
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return repr(self.info).replace("DatasetInfo", "AsyncDataset", 1)
-
-    def _repr_html_(self) -> str:
-        return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]
-
 
 ClientT = TypeVar("ClientT", bound=BaseClient)
 
 
 def _same(client: ClientT) -> ClientT:
-    """Return a client that is connected already."""
     return client
+
+
+def _in_thread(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[AsyncBaseClient[Any], P], Coroutine[Any, Any, T]]:
+    """Return the asynchronous form of a method of the blocking client."""
+
+    @wraps(method)
+    async def call(self: AsyncBaseClient[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        client = self._entered  # pyright: ignore[reportPrivateUsage]
+        return await run_in_thread(partial(getattr(client, method.__name__), *args, **kwargs))
+
+    return call
 
 
 class AsyncBaseClient(Generic[ClientT]):
@@ -293,17 +268,22 @@ class AsyncBaseClient(Generic[ClientT]):
         """The address of the control plane; several are separated by commas."""
         return self._entered.uri
 
-    async def datasets(self, glob: str | None = None) -> list[DatasetInfo]:
-        """List the datasets that the caller may read; see `Client.datasets`."""
-        return await run_in_thread(partial(self._entered.datasets, glob))
-
-    async def describe(self, request: Request) -> DatasetInfo:
-        """Describe the selection of a dataset that a request makes; see `Client.describe`."""
-        return await run_in_thread(partial(self._entered.describe, request))
-
-    async def info(self, name: str) -> DatasetInfo:
-        """Describe a dataset; see `Client.info`."""
-        return await run_in_thread(partial(self._entered.info, name))
+    datasets = _in_thread(BaseClient.datasets)
+    """List the datasets that the caller may read; see `Client.datasets`."""
+    describe = _in_thread(BaseClient.describe)
+    """Describe the selection of a dataset that a request makes; see `Client.describe`."""
+    info = _in_thread(BaseClient.info)
+    """Describe a dataset; see `Client.info`."""
+    schema = _in_thread(BaseClient.schema)
+    """Return the schema of a dataset; see `Client.schema`."""
+    count_rows = _in_thread(BaseClient.count_rows)
+    """Count the rows of each stored record batch; see `Client.count_rows`."""
+    sql = _in_thread(BaseClient.sql)
+    """Return the result of a SELECT statement over datasets; see `Client.sql`."""
+    drop = _in_thread(BaseClient.drop)
+    """Remove a dataset that was uploaded or published; see `Client.drop`."""
+    status = _in_thread(BaseClient.status)
+    """Return the figures of the server; see `Client.status`."""
 
     async def dataset(self, name: str) -> AsyncDataset:
         """Look up a dataset; see `Client.dataset`."""
@@ -312,24 +292,6 @@ class AsyncBaseClient(Generic[ClientT]):
     async def __aiter__(self) -> AsyncIterator[str]:
         for info in await self.datasets():
             yield info.name
-
-    async def schema(self, name: str) -> pa.Schema:
-        """Return the schema of a dataset; see `Client.schema`."""
-        return await run_in_thread(partial(self._entered.schema, name))
-
-    async def count_rows(
-        self,
-        name: str,
-        *,
-        filter: Any = None,
-        version: str | None = None,
-        timeout: float = 600.0,
-    ) -> dict[int, list[int]]:
-        """Count the rows of each stored record batch; see `Client.count_rows`."""
-        count = self._entered.count_rows
-        return await run_in_thread(
-            partial(count, name, filter=filter, version=version, timeout=timeout)
-        )
 
     def read(
         self, name: str | None = None, **arguments: Unpack[ReadArguments]
@@ -347,18 +309,6 @@ class AsyncBaseClient(Generic[ClientT]):
             arguments["memory"] = find_allocator(memory)
         stream = AsyncDatasetStream(partial(self._entered.read, name, **arguments))
         return wrap_for_device(stream, memory)
-
-    async def sql(self, query: str) -> pa.Table:
-        """Return the result of a SELECT statement over datasets; see `Client.sql`."""
-        return await run_in_thread(partial(self._entered.sql, query))
-
-    async def drop(self, name: str) -> None:
-        """Remove a dataset that was uploaded or published; see `Client.drop`."""
-        await run_in_thread(partial(self._entered.drop, name))
-
-    async def status(self) -> dict[str, Any]:
-        """Return the figures of the server; see `Client.status`."""
-        return await run_in_thread(self._entered.status)
 
     def close(self) -> None:
         """Close all connections to control planes. Idempotent."""
@@ -387,75 +337,13 @@ class AsyncClient(AsyncBaseClient[Client]):
         wrapper._client = client
         return wrapper
 
-    async def put(
-        self,
-        name: str,
-        data: Any,
-        *,
-        schema: pa.Schema | None = None,
-        progress: Progress | None = None,
-    ) -> UploadResult:
-        """Upload a dataset; see `Client.put`."""
-        return await run_in_thread(
-            partial(self._entered.put, name, data, schema=schema, progress=progress)
-        )
-
-    async def put_shard(
-        self,
-        name: str,
-        data: Any,
-        *,
-        job: str,
-        ordinal: int,
-        schema: pa.Schema | None = None,
-        compression: str | None = None,
-        progress: Progress | None = None,
-    ) -> ShardUploadResult:
-        """Upload a shard of a dataset; see `Client.put_shard`."""
-        return await run_in_thread(
-            partial(
-                self._entered.put_shard,
-                name,
-                data,
-                job=job,
-                ordinal=ordinal,
-                schema=schema,
-                compression=compression,
-                progress=progress,
-            )
-        )
-
-    async def publish(
-        self,
-        name: str,
-        *,
-        job: str,
-        ordinals: Iterable[int],
-        shards_total: int | None = None,
-        snapshot: str | None = None,
-        mode: str = "overwrite",
-        schema: pa.Schema | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> PublishResult:
-        """Commit the shards of a job as a version of the dataset; see `Client.publish`."""
-        return await run_in_thread(
-            partial(
-                self._entered.publish,
-                name,
-                job=job,
-                ordinals=ordinals,
-                shards_total=shards_total,
-                snapshot=snapshot,
-                mode=mode,
-                schema=schema,
-                properties=properties,
-            )
-        )
-
-    async def discard(self, name: str, job: str) -> None:
-        """Remove the shards of a job that was not published; see `Client.discard`."""
-        await run_in_thread(partial(self._entered.discard, name, job))
-
-    async def act(self, action: str, body: bytes = b"", *, dataset: str | None = None) -> bytes:
-        """Perform an action of the Flight service; see `Client.act`."""
-        return await run_in_thread(partial(self._entered.act, action, body, dataset=dataset))
+    put = _in_thread(Client.put)
+    """Upload a dataset; see `Client.put`."""
+    put_shard = _in_thread(Client.put_shard)
+    """Upload a shard of a dataset; see `Client.put_shard`."""
+    publish = _in_thread(Client.publish)
+    """Commit the shards of a job as a version of the dataset; see `Client.publish`."""
+    discard = _in_thread(Client.discard)
+    """Remove the shards of a job that was not published; see `Client.discard`."""
+    act = _in_thread(Client.act)
+    """Perform an action of the Flight service; see `Client.act`."""

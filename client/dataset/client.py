@@ -27,13 +27,13 @@ from ..rpc.info import (
     UploadResult,
     count_rows,
     parse_info,
+    parse_result,
     parse_schema,
 )
 from ..rpc.upload import (
     Progress,
     encode_publication,
     open_shard,
-    parse_publish_result,
     read_batches,
     upload_dataset,
     upload_shard,
@@ -616,7 +616,7 @@ class Client(BaseClient):
             schema=schema,
             properties=properties,
         )
-        return parse_publish_result(name, self.act("publish", body, dataset=name))
+        return parse_result(PublishResult, self.act("publish", body, dataset=name), name)
 
     def discard(self, name: str, job: str) -> None:
         """Remove the shards that were uploaded for a job and never published."""

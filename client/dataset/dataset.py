@@ -339,7 +339,42 @@ class DatasetStream(BatchStream):
         return f"DatasetStream {self._name!r}"
 
 
-class Dataset:
+class BaseDataset:
+    """What a dataset is known to be, and the method `read` of the client that looked it up."""
+
+    def __init__(self, read: Callable[..., Any], info: DatasetInfo) -> None:
+        self._read = read
+        self.info = info
+        """The description of the dataset at the time of the lookup."""
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset."""
+        return self.info.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the dataset."""
+        return self.info.schema
+
+    def __len__(self) -> int:
+        if self.info.rows is None:
+            raise TypeError(
+                f"the server does not know the number of rows of {self.name!r}; read it to count"
+            )
+        return self.info.rows
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return repr(self.info).replace("DatasetInfo", type(self).__name__, 1)
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+
+class Dataset(BaseDataset):
     """A dataset of a control plane. Each method that reads opens a new stream.
 
     ``client["flights"]`` and `Client.dataset` return it. The length is the number of rows, and
@@ -366,21 +401,6 @@ class Dataset:
     {'carrier': ['AA'], 'delay': [1]}
     {'carrier': ['BB', 'CC']}
     """
-
-    def __init__(self, read: Callable[..., DatasetStream], info: DatasetInfo) -> None:
-        self._read = read
-        self.info = info
-        """The description of the dataset at the time of the lookup."""
-
-    @property
-    def name(self) -> str:
-        """The name of the dataset."""
-        return self.info.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the dataset."""
-        return self.info.schema
 
     def read(self, **arguments: Unpack[ReadArguments]) -> DatasetStream:
         """Open the dataset for reading; see `ReadArguments`."""
@@ -425,22 +445,6 @@ class Dataset:
         with self.read() as stream:
             yield from stream
 
-    def __len__(self) -> int:
-        if self.info.rows is None:
-            raise TypeError(
-                f"the server does not know the number of rows of {self.name!r}; read it to count"
-            )
-        return self.info.rows
-
-    def __bool__(self) -> bool:
-        return True
-
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
         """Read the dataset through the Arrow C stream interface."""
         return self.read().__arrow_c_stream__(requested_schema)
-
-    def __repr__(self) -> str:
-        return repr(self.info).replace("DatasetInfo", "Dataset", 1)
-
-    def _repr_html_(self) -> str:
-        return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]

@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -87,8 +87,8 @@ class Replica:
 class ReplicaSet:
     """The replicas of one endpoint, the current one, and the failed attempts.
 
-    `replicas` is the replicas in order of preference; at least one. `unreachable`: all endpoints of
-    a read share this set.
+    The replicas are in order of preference. All endpoints of a read share the set of unreachable
+    addresses.
     """
 
     def __init__(self, replicas: Sequence[Replica], attempts: int, unreachable: set[str]) -> None:
@@ -159,9 +159,8 @@ class ReplicaSet:
     ) -> Iterator[Replica]:
         """Yield the replica for each further attempt, which becomes the current one.
 
-        A pause precedes each round over all replicas; see `draw_pause`.
-
-        `limit`: By default, `attempts` per replica.
+        A pause precedes each round over all replicas; see `draw_pause`. Without a limit, each
+        replica gets the number of attempts of the set.
         """
         advance = not start_with_current
         while self._failed_attempts < self._limit(limit):
@@ -184,64 +183,8 @@ class ReplicaSet:
 _UNREACHABLE = (ConnectError, NotAPeerError, MissingExtraError, UriError)
 
 
-class EndpointReader(Protocol):
-    """An open endpoint: the interface that `Stream` and `FlightStream` share."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema."""
-        ...
-
-    @property
-    def footer_metadata(self) -> CustomMetadata | None:
-        """The custom metadata of the file's footer; None if there is none."""
-        ...
-
-    @property
-    def format(self) -> str:
-        """The format of the record batches that arrive."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The transport that carries the data."""
-        ...
-
-    @property
-    def bytes_received(self) -> int:
-        """The size of everything received so far, in bytes."""
-        ...
-
-    @property
-    def schema_metadata(self) -> bytes:
-        """The FlatBuffer of the schema message, as it arrived."""
-        ...
-
-    def keep_messages(self) -> None:
-        """Keep the messages of the batches that are read from now on; see `Stream`."""
-        ...
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
-    def __next__(self) -> pa.RecordBatch:
-        """Return the next record batch; raises as `Stream` does."""
-        ...
-
-    def next_tensor(self) -> AnyTensor | None:
-        """Return the next tensor, or None at the end; raises as `Stream` does."""
-        ...
-
-    def next_array(self) -> Any:
-        """Return the next Vortex array, or None at the end; raises as `Stream` does."""
-        ...
-
-    def cancel(self) -> None:
-        """Interrupt a read that waits in another thread."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        ...
+EndpointReader = Stream | FlightStream
+"""An open endpoint."""
 
 
 class _Location(NamedTuple):
@@ -257,11 +200,7 @@ def open_endpoint(
     """Open an endpoint at the first of its locations that can be reached.
 
     A ticket may be valid for one use only. After a server has refused it, the other locations are
-    not tried.
-
-    Raises `ConnectError` if no location can be reached. The message lists the reasons. Raises
-    `UsageError` if the endpoint does not offer the transport that the plan requires. Raises
-    `SplitArrowError` if the server refuses.
+    not tried. If no location can be reached, the `ConnectError` lists the reasons.
     """
     offered = list(_list_locations(endpoint))
     locations = [location for location in offered if plan.transport in (AUTO, location.scheme)]
@@ -344,10 +283,9 @@ class ResumableEndpoint:
     """An endpoint whose read continues over a new connection when one breaks.
 
     Every row is returned once. After a failure, the read continues after the last row that it
-    returned, at the same server or at another one that holds the same rows.
-
-    `replicas` is the servers that hold the endpoint, in order of preference; at least one.
-    `ordinal`: Errors name it, and all servers that were tried. `unreachable`: They are tried last.
+    returned, at the same server or at another replica. The replicas are in order of preference;
+    those in `unreachable` are tried last. With an ordinal, errors name it and all servers that were
+    tried.
     """
 
     def __init__(
@@ -427,8 +365,8 @@ class ResumableEndpoint:
     def open(self, *, first: bool = False) -> None:
         """Connect, unless the endpoint is open; raises as `open_endpoint` does.
 
-        `first`: the read then fails at once if its only server cannot be reached, instead of
-        waiting for it.
+        The `first` endpoint of a read fails at once if its only server cannot be reached, instead
+        of waiting for it.
         """
         if self._cancelled.is_set():
             raise self._cancellation()
@@ -522,7 +460,7 @@ class ResumableEndpoint:
     ) -> None:
         """Continue over a new connection, after the last row that was returned.
 
-        `error`: It is raised if no attempt succeeds.
+        If no attempt is possible, raise `error`.
         """
         schema = self._close_reader()
         for replica in self._replicas.next_attempts(
@@ -548,10 +486,7 @@ class ResumableEndpoint:
     def _connect(
         self, replica: Replica, endpoint: Endpoint | None, schema: pa.Schema | None = None
     ) -> None:
-        """Open an endpoint, or the rest of it.
-
-        `endpoint`: By default, a request to the server returns one for the remaining rows.
-        """
+        """Open an endpoint; by default, request one from the server for the remaining rows."""
         with activate(self.trace_context):
             endpoint = endpoint or self._request_rest(replica)
             reader = open_endpoint(replica.channel, endpoint, self._plan, self._name)

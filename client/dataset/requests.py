@@ -19,10 +19,7 @@ from ..rpc.info import DatasetInfo, Endpoint
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a dataset can have it.
-
-    Raises `UsageError` if it is empty, contains a null character, or is not Unicode text.
-    """
+    """Return `name` if a dataset can have it; otherwise raise `UsageError`."""
     return build_request(name).dataset
 
 
@@ -56,10 +53,8 @@ def pin_version(endpoint: Endpoint, version: str) -> Endpoint:
 def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint | None:
     """Return an endpoint that delivers some record batches or rows of one that is known.
 
-    A reader of many parts then requests no ticket for each.
-
-    `version` is the version of the dataset at the server; empty if unknown. Return None if the
-    server has to issue the ticket.
+    A reader of many parts then requests no ticket for each. Return None if the server has to issue
+    the ticket. An empty version is unknown.
     """
     if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
         return None
@@ -81,11 +76,7 @@ _MAX_RANGES = 12
 
 
 def select_endpoints(info: DatasetInfo, shards: frozenset[int] | None) -> list[int]:
-    """Return the indices of the endpoints to read, in the order of the dataset.
-
-    `info`: an endpoint without an ordinal is selected by its index. `shards`: `None` selects all
-    endpoints. Raises `UsageError` if the dataset does not have one of the shards.
-    """
+    """Return the indices of the endpoints of all or some shards, in the order of the dataset."""
     indices = list_ordinals(info)
     if shards is None:
         return list(indices.values())
@@ -132,8 +123,8 @@ _T = TypeVar("_T")
 class Descriptions(Generic[_T]):
     """Keeps the last descriptions of fixed versions, which do not change.
 
-    A reader that reads many parts of one version needs its description only once. Safe to use from
-    several threads.
+    A reader that reads many parts of one version needs its description only once. Safe for several
+    threads.
     """
 
     def __init__(self) -> None:
@@ -141,11 +132,7 @@ class Descriptions(Generic[_T]):
         self._lock = threading.Lock()
 
     def get(self, request: Request, describe: Callable[[Request], _T]) -> _T:
-        """Return the description for a request.
-
-        `request`: Only the description of a request with a version is kept. `describe`: its errors
-        are raised.
-        """
+        """Return the description for a request. It is kept if the request names a version."""
         if request.version is None:
             return describe(request)
         with self._lock:

@@ -69,14 +69,10 @@ def run_query(
     read_schema: Callable[[str], pa.Schema],
     open_table: Callable[[str, list[str] | None], DatasetStream],
 ) -> pa.Table:
-    """Return the result of a query.
+    """Return the result of a query over datasets.
 
     Each dataset that the query names is read as a stream, with the columns that the query uses. The
     query can access nothing else: no files and no variables of this process.
-
-    `query`: its tables are datasets. Raises `UsageError` if the query is malformed or fails. Raises
-    `MissingExtraError` if duckdb or sqlglot is not installed. Raises `SplitArrowError` if a dataset
-    cannot be read.
     """
     duckdb, statement = _import_duckdb(), _parse(query)
     uses = _count_tables(statement)

@@ -55,10 +55,8 @@ class DatasetHold:
 class FlightChannel:
     """A channel to the Flight service of one server. Safe to use from several threads.
 
-    `token`: Errors and representations never contain it. `tls`: `None` reads the
-    ``SPLITARROW_TLS_*`` variables. `timeout` is the time limit for calls that transfer no data, in
-    seconds. Raises `UsageError` if the token is not printable ASCII, a TLS option cannot be used,
-    or this process was forked while its parent used gRPC.
+    Errors and representations never contain the token. The timeout is for calls that transfer no
+    data, in seconds.
     """
 
     def __init__(
@@ -82,10 +80,7 @@ class FlightChannel:
         self._closed = False
 
     def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
-        """Call a method that has one response, and return the response.
-
-        Raises `SplitArrowError` if the call fails.
-        """
+        """Call a method that has one response, and return the response."""
         call = self._channel.unary_unary(_SERVICE + method)
         try:
             return cast(bytes, call(message, timeout=self._timeout, **self._call_options()))
@@ -111,8 +106,7 @@ class FlightChannel:
     def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
         """Start DoGet and return the gRPC call, an iterator of serialized FlightData.
 
-        `keep_alive_seconds`: how long the server may have nothing to send before it sends a
-        keep-alive, in seconds.
+        A server that has nothing to send for `keep_alive_seconds` sends a keep-alive.
         """
         options = self._call_options()
         if keep_alive_seconds is not None:
@@ -134,11 +128,10 @@ class FlightChannel:
         return DatasetHold(call(message, **self._call_options()))
 
     def check_connection(self, timeout: float) -> None:
-        """Wait until the server has responded and accepted the token.
+        """Wait, at most so many seconds, until the server has responded and accepted the token.
 
-        `timeout` is the time limit in seconds. Raises `ConnectError` if the server does not respond
-        in time, or something else listens at the address. Raises `DeniedError` if the server
-        rejects the token.
+        Raise `ConnectError` if it does not respond or another service listens at the address, and
+        `DeniedError` if it rejects the token.
         """
         try:
             for _ in self.call_stream("ListActions", b"", timeout=timeout):

@@ -33,11 +33,7 @@ TRANSPORT = "flight"
 
 
 class FlightStream:
-    """A data stream by DoGet: an iterator of record batches.
-
-    `channel`: Closing the stream does not close it. `options`: the default validation is ``full``.
-    Raises `SplitArrowError` if the server refuses, or its first message is not a schema.
-    """
+    """A data stream by DoGet: an iterator of record batches. Closing it leaves the channel open."""
 
     transport = TRANSPORT
 
@@ -192,10 +188,9 @@ class FlightStream:
 
 
 class _StallTimer:
-    """Calls back if a wait takes too long. All waits of a stream share one thread.
+    """Calls `on_stall`, on its own thread, if a wait takes longer than the timeout in seconds.
 
-    `timeout` is the time limit of a wait in seconds; None disables the timer. `on_stall`: called
-    once, on the timer's thread.
+    All waits of a stream share the thread. None disables the timer.
     """
 
     def __init__(self, timeout: float | None, on_stall: Callable[[], None]) -> None:

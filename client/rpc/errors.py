@@ -211,10 +211,7 @@ def convert_grpc_error(
     secret: str | None = None,
     closed: bool = False,
 ) -> SplitArrowError:
-    """Return the splitarrow exception for a failed call.
-
-    `secret` is a text that the message must not contain, such as the token.
-    """
+    """Return the splitarrow exception for a failed call, without the secret in its message."""
     call: Any = error
     status: str = call.code().name if hasattr(call, "code") else "UNKNOWN"
     details = str(call.details() or "") if hasattr(call, "details") else ""

@@ -6,9 +6,9 @@ A description is Flight's FlightInfo, with the metadata that splitarrow adds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -129,11 +129,7 @@ class DatasetInfo:
 
 
 def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
-    """Parse a FlightInfo.
-
-    `requested`: It applies if the message does not contain a name. Raises `ProtocolError` if the
-    message is malformed.
-    """
+    """Parse a FlightInfo. The requested name applies if the message does not contain one."""
     try:
         info = flight.FlightInfo.FromString(message)
     except Exception:
@@ -158,10 +154,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
 
 
 def parse_schema(message: bytes, name: str) -> pa.Schema:
-    """Parse a schema, which Flight carries as an encapsulated message.
-
-    Raises `ProtocolError` if the message is malformed.
-    """
+    """Parse a schema, which Flight carries as an encapsulated message."""
     try:
         metadata = pa.ipc.read_message(pa.py_buffer(message)).metadata
         return read_schema(
@@ -217,9 +210,12 @@ def _parse_tensors(value: Any) -> tuple[TensorInfo, ...]:
     return tuple(found)
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _parse_count(value: Any) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if is_count else None
+    return value if _is_count(value) else None
 
 
 def _parse_metadata(text: bytes) -> Mapping[str, Any]:
@@ -288,38 +284,34 @@ class PublishResult:
     """The size of those shards in bytes."""
 
 
+_Result = TypeVar("_Result", UploadResult, ShardUploadResult, PublishResult)
+_TYPES: dict[Any, Callable[[Any], Any]] = {"str": str, "int": int}
+
+
+def parse_result(kind: type[_Result], response: bytes, name: str) -> _Result:
+    """Parse the result of an upload or of a publication; raise `ProtocolError` if malformed."""
+    try:
+        result: Any = json.loads(response)
+        result["name"] = result["dataset"]
+        return kind(**{each.name: _TYPES[each.type](result[each.name]) for each in fields(kind)})
+    except (ValueError, RecursionError, KeyError, TypeError):
+        what = "publication" if kind is PublishResult else "upload"
+        raise ProtocolError(f"the server sent a malformed {what} result", stream=name) from None
+
+
 RowCounts = dict[int, list[int]]
 """For each shard, the rows of its record batches."""
 
 
 def count_rows(channel: FlightChannel, request: Request, timeout: float) -> RowCounts:
-    """Count the rows of each record batch of a dataset.
-
-    `timeout` is the time limit in seconds. Raises `ProtocolError` if the response is malformed.
-    Raises `RemoteError` if the server refuses.
-    """
-    action = flight.Action(type="count", body=request.ticket())
-    message = action.SerializeToString()
-    name = request.dataset
-    results = channel.call_stream("DoAction", message, dataset=name, timeout=timeout)
-    return dict(
-        _parse_row_counts(flight.Result.FromString(result).body, name) for result in results
-    )
-
-
-def _parse_row_counts(body: bytes, name: str) -> tuple[int, list[int]]:
-    try:
-        values: Any = json.loads(body)
-        shard, rows = values["shard"], values["rows"]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        raise ProtocolError("the server sent malformed row counts", stream=name) from None
-    if not (isinstance(rows, list) and all(map(_is_count, [shard, *rows]))):
-        raise ProtocolError("the server sent malformed row counts", stream=name)
-    return shard, rows
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Count the rows of each record batch of a dataset, within a time limit in seconds."""
+    return {
+        shard["shard"]: shard["rows"]
+        for shard in _call_for_shards(
+            *(channel, "count", request, timeout, "row counts"),
+            lambda shard: isinstance(shard["rows"], list) and all(map(_is_count, shard["rows"])),
+        )
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,26 +328,40 @@ class ShardRanges:
 def read_ranges(
     channel: FlightChannel, request: Request, timeout: float = 60.0
 ) -> dict[int, ShardRanges]:
-    """Return the ranges of the columns of a published dataset.
+    """Return the ranges of the columns of a published dataset, within a time limit in seconds.
 
-    `timeout` is the time limit in seconds. Raises `ProtocolError` if the response is malformed.
-    Raises `RemoteError` if the server refuses: with the code UNIMPLEMENTED if the dataset is not
-    published, or the server is an older one.
+    Raises `RemoteError` with the code UNIMPLEMENTED if the dataset is not published, or the server
+    is an older one.
     """
-    message = flight.Action(type="ranges", body=request.ticket()).SerializeToString()
+    return {
+        shard["shard"]: ShardRanges(shard["rows"], shard["columns"])
+        for shard in _call_for_shards(
+            *(channel, "ranges", request, timeout, "column ranges"),
+            lambda shard: (
+                _is_count(shard["rows"])
+                and all(isinstance(column, dict) for column in shard["columns"].values())
+            ),
+        )
+    }
+
+
+def _call_for_shards(
+    channel: FlightChannel,
+    action: str,
+    request: Request,
+    timeout: float,
+    content: str,
+    is_valid: Callable[[Any], bool],
+) -> Iterator[Any]:
+    """Perform an action that returns a JSON object for each shard, and yield the objects."""
     name = request.dataset
-    results = channel.call_stream("DoAction", message, dataset=name, timeout=timeout)
-    return dict(_parse_ranges(flight.Result.FromString(result).body, name) for result in results)
-
-
-def _parse_ranges(body: bytes, name: str) -> tuple[int, ShardRanges]:
-    try:
-        values: Any = json.loads(body)
-        shard, rows, columns = values["shard"], values["rows"], values["columns"]
-        valid = _is_count(shard) and _is_count(rows)
-        valid = valid and all(isinstance(column, dict) for column in columns.values())
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        valid, shard, rows, columns = False, 0, 0, {}
-    if not valid:
-        raise ProtocolError("the server sent malformed column ranges", stream=name)
-    return shard, ShardRanges(rows, columns)
+    message = flight.Action(type=action, body=request.ticket()).SerializeToString()
+    for result in channel.call_stream("DoAction", message, dataset=name, timeout=timeout):
+        try:
+            shard: Any = json.loads(flight.Result.FromString(result).body)
+            is_valid_shard = _is_count(shard["shard"]) and is_valid(shard)
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            is_valid_shard, shard = False, None
+        if not is_valid_shard:
+            raise ProtocolError(f"the server sent malformed {content}", stream=name)
+        yield shard

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pyarrow as pa
 
-from ...errors import ClosedError, DatasetError, ProtocolError, UsageError
+from ...errors import ClosedError, DatasetError, UsageError
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
 from .channel import FlightChannel
-from .info import PublishResult, ShardUploadResult, UploadResult
+from .info import ShardUploadResult, UploadResult, parse_result
 
 _MAX_BATCH_BYTES = 64 << 20
 """The largest record batch that is sent as one message. Larger ones are sliced."""
@@ -32,11 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 def read_batches(data: Any, schema: pa.Schema | None = None) -> tuple[pa.Schema, Iterator[Any]]:
-    """Return the schema and the record batches of any Arrow data.
-
-    `data`: an iterable yields record batches. Raises `UsageError` if the data is of another type,
-    or has no schema.
-    """
+    """Return the schema and the record batches of any Arrow data, or of an iterable of batches."""
     if isinstance(data, pa.RecordBatch):
         return data.schema, iter([data])
     if isinstance(data, pa.Table):
@@ -86,16 +82,8 @@ def upload_dataset(
 ) -> UploadResult:
     """Upload a dataset; see `upload_batches`."""
     descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=[name])
-    result = upload_batches(channel, descriptor, name, schema, batches, progress)
-    try:
-        return UploadResult(str(result["dataset"]), int(result["rows"]), int(result["bytes"]))
-    except (ValueError, KeyError, TypeError):
-        raise malformed_result(name) from None
-
-
-def malformed_result(name: str) -> ProtocolError:
-    """Return the error for a response to an upload that cannot be parsed."""
-    return ProtocolError("the server sent a malformed upload result", stream=name)
+    response = upload_batches(channel, descriptor, name, schema, batches, progress)
+    return parse_result(UploadResult, response, name)
 
 
 def upload_batches(
@@ -106,12 +94,11 @@ def upload_batches(
     batches: Iterator[Any],
     progress: Progress | None = None,
     compression: str | None = None,
-) -> Any:
-    """Upload record batches and return the server's response, a parsed JSON document.
+) -> bytes:
+    """Upload record batches and return the server's response, a JSON document; empty if none.
 
-    `progress`: receives the numbers of rows and bytes sent so far, on another thread.
-    `compression`: `None` sends them uncompressed. Raises `SplitArrowError` if the server refuses
-    the upload. It keeps nothing of it then, nor if `batches` raises.
+    The progress callback runs on another thread. If the server refuses the upload, or `batches`
+    raises, the server keeps nothing.
     """
     failures: list[Exception] = []
     call_started = threading.Event()
@@ -138,10 +125,7 @@ def upload_batches(
         raise
     finally:
         source.close()
-    try:
-        return json.loads(flight.PutResult.FromString(responses[-1]).app_metadata)
-    except (ValueError, IndexError):
-        raise malformed_result(name) from None
+    return flight.PutResult.FromString(responses[-1]).app_metadata if responses else b""
 
 
 class _UploadSource:
@@ -160,10 +144,7 @@ class _UploadSource:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch.
-
-        Raises `ClosedError` if the upload has ended.
-        """
+        """Return the next batch, or raise `ClosedError` if the upload has ended."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the upload has ended")
@@ -267,11 +248,7 @@ class ShardData(NamedTuple):
 
 @contextmanager
 def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardData]:
-    """Open the contents of a shard while the context lasts.
-
-    Raises `DatasetError` if the file cannot be read as an Arrow IPC file. Raises `UsageError` if
-    the data is of another type, or has no schema.
-    """
+    """Open the contents of a shard while the context lasts. A path names an Arrow IPC file."""
     if not isinstance(data, (str, os.PathLike)):
         yield ShardData(*read_batches(data, schema), None)
         return
@@ -306,11 +283,9 @@ def upload_shard(
     compression: str | None = None,
     progress: Progress | None = None,
 ) -> ShardUploadResult:
-    """Upload a shard into the staging area of a publication.
+    """Upload a shard into the staging area of a publication; see `upload_batches`.
 
-    `compression`: `None` keeps that of the source file. `progress`: receives the numbers of rows
-    and bytes sent so far, on another thread. Raises `UsageError` if the job or the ordinal is
-    invalid. Raises `SplitArrowError` if the server refuses the shard. It keeps nothing of it then.
+    Without a compression, the shard keeps that of its source file.
     """
     _check_job(job)
     if ordinal < 0:
@@ -320,18 +295,8 @@ def upload_shard(
         type=flight.FlightDescriptor.CMD, cmd=json.dumps(command).encode()
     )
     codec = {None: data.codec, "none": None}.get(compression, compression)
-    result = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
-    try:
-        return ShardUploadResult(
-            name=str(result["dataset"]),
-            job=str(result["job"]),
-            ordinal=int(result["ordinal"]),
-            rows=int(result["rows"]),
-            bytes=int(result["bytes"]),
-            sha256=str(result["sha256"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise malformed_result(name) from None
+    response = upload_batches(channel, descriptor, name, data.schema, data.batches, progress, codec)
+    return parse_result(ShardUploadResult, response, name)
 
 
 def encode_publication(
@@ -345,10 +310,7 @@ def encode_publication(
     schema: pa.Schema | None,
     properties: Mapping[str, str] | None,
 ) -> bytes:
-    """Return the body of the action ``publish``; the parameters are those of `Client.publish`.
-
-    Raises `UsageError` if an argument is invalid.
-    """
+    """Return the body of the action ``publish``; the parameters are those of `Client.publish`."""
     _check_job(job)
     required = sorted(set(ordinals))
     total = len(required) if shards_total is None else shards_total
@@ -372,25 +334,6 @@ def encode_publication(
     if properties:
         body["properties"] = dict(properties)
     return json.dumps(body).encode()
-
-
-def parse_publish_result(name: str, response: bytes) -> PublishResult:
-    """Parse the response to the action ``publish``.
-
-    Raises `ProtocolError` if it is malformed.
-    """
-    try:
-        result: Any = json.loads(response)
-        return PublishResult(
-            name=str(result["dataset"]),
-            version=int(result["version"]),
-            snapshot=str(result["snapshot"]),
-            shards=int(result["shards"]),
-            rows=int(result["rows"]),
-            bytes=int(result["bytes"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise ProtocolError("the server sent a malformed publication result", stream=name) from None
 
 
 def _check_job(job: str) -> None:

@@ -66,9 +66,8 @@ class StatefulDecoder:
     ) -> pa.RecordBatch | None:
         """Return the record batch; None for a dictionary batch.
 
-        `decoded_bytes` is the size of the body once decoded, in bytes. It counts for dictionary
-        batches only. Raises `LimitError` if the dictionaries of the stream become larger than the
-        limits allow.
+        The size of the body once decoded, in bytes, counts for dictionary batches only. They raise
+        `LimitError` together.
         """
         if read_message_info(metadata).header_type is HeaderType.DICTIONARY_BATCH:
             self._add_dictionary(metadata, body, decoded_bytes)
@@ -119,16 +118,8 @@ def refuse_format(message: Message, stream: str | None) -> ProtocolError:
 class BatchDecoder:
     """Decodes the messages of one stream, in order.
 
-    The record batches share the memory of the received bodies and keep it alive.
-
-    `validate`: It warns of values outside of their type's range; ``strict`` refuses them. ``cheap``
-    checks the sizes of buffers. ``off`` checks nothing, for peers that are trusted.
-    `remote_bodies`: Without it, they are a protocol error.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The schema of the stream.
+    The record batches share the memory of the received bodies and keep it alive. Without
+    `remote_bodies`, a body of offsets is a protocol error. `ReadArguments` describes `validate`.
     """
 
     def __init__(
@@ -178,9 +169,8 @@ class BatchDecoder:
     def decode(self, message: Message) -> pa.RecordBatch | None:
         """Return the record batch of a message; None for a dictionary batch, which is kept.
 
-        Raises `ProtocolError` if a stream of record batches cannot contain the message. Raises
-        `InvalidDataError` if the message cannot be decoded, or is not valid. Raises `LimitError` if
-        it would exceed the limits when it is decompressed.
+        Raise `ProtocolError` if the message is invalid here; `InvalidDataError` and `LimitError`
+        are subclasses.
         """
         sequence, metadata, body, body_type, _ = message
         if body_type is BodyType.OFFSETS and self._remote_bodies is not None:
@@ -249,11 +239,7 @@ class BatchDecoder:
         return batch
 
     def decode_run(self, run: MessageRun, batches: list[pa.RecordBatch]) -> bool:
-        """Decode the messages of a run; append their record batches to `batches`.
-
-        Raises `ProtocolError`, `InvalidDataError`, `LimitError` as `decode` does. The record
-        batches before the error have been appended.
-        """
+        """Decode the messages of a run; append their record batches, also those before an error."""
         if self._framed_metadata is None or run.metadata != self._framed_metadata:
             return False
         messages = self._frame_run(run)
@@ -304,11 +290,7 @@ class BatchDecoder:
                 self._accept_values(batch, error, sequence)
 
     def _accept_values(self, batch: pa.RecordBatch, error: pa.ArrowInvalid, sequence: int) -> None:
-        """Accept a batch that is invalid only because of the ranges of values, with a warning.
-
-        Raises `pyarrow.ArrowInvalid` if the batch is invalid for another reason, or values are
-        validated strictly.
-        """
+        """Accept a batch that is invalid only because of the ranges of values, with a warning."""
         if not self._allows_any_value:
             raise error
         validate_memory(batch)
@@ -332,11 +314,9 @@ class BatchDecoder:
         return InvalidDataError(message, stream=self._stream, sequence=sequence)
 
     def _check(self, metadata: bytes, body: ReceivedBody) -> int:
-        """Check a message before it is decoded; see `MessageChecker.check`.
+        """Check a message before it is decoded; return the bytes of memory that decoding allocates.
 
         Uncompressed record batches with the same metadata are checked only once.
-
-        Return the memory that decoding allocates, in bytes.
         """
         message = self._checker.check(metadata, body.view[body.start : body.start + body.nbytes])
         is_batch = message.header_type is HeaderType.RECORD_BATCH

@@ -52,28 +52,18 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 
 
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
-    """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``.
-
-    Raises `MissingExtraError` if pandas is not installed.
-    """
+    """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``."""
     _require("pandas")
     return table.to_pandas(**options)
 
 
 def to_polars(data: Any) -> Any:
-    """Return a ``polars.DataFrame`` of an Arrow C stream.
-
-    Raises `MissingExtraError` if polars is not installed.
-    """
+    """Return a ``polars.DataFrame`` of an Arrow C stream."""
     return _require("polars").DataFrame(data)
 
 
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
-    """Return a ``duckdb.DuckDBPyRelation`` over a table.
-
-    `connection`: `None` is DuckDB's default connection. Raises `MissingExtraError` if duckdb is not
-    installed.
-    """
+    """Return a ``duckdb.DuckDBPyRelation`` over a table; None is the default connection."""
     source = _require("duckdb") if connection is None else connection
     return source.from_arrow(table)
 
@@ -101,12 +91,12 @@ def _require(package: str) -> Any:
         ) from None
 
 
-class StreamFacts:
-    """The facts of a stream that another object knows."""
+class StreamFacts(ABC):
+    """The facts of a stream, which another object knows unless the stream itself does."""
 
     @property
     def _known(self) -> Any:
-        """The object that knows them: a `Reader` or a `DatasetStream`."""
+        """The object that knows the facts: a `Reader` or a `DatasetStream`."""
         raise NotImplementedError
 
     @property
@@ -129,7 +119,10 @@ class StreamFacts:
 
     @property
     def format(self) -> str:
-        """The format of the record batches that arrive: ``arrow`` or ``vortex``."""
+        """The format of the record batches that arrive: ``arrow`` or ``vortex``.
+
+        Iteration yields record batches from either.
+        """
         return self._known.format
 
     @property
@@ -150,43 +143,17 @@ class StreamFacts:
         """The size of everything received so far, in bytes."""
         return self._known.bytes_received
 
+    @abstractmethod
+    def close(self) -> None:
+        """Close the stream."""
 
-class BatchStream(ABC):
+
+class BatchStream(StreamFacts):
     """An iterator of record batches that have one schema."""
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The schema of the stream."""
-
-    @property
-    @abstractmethod
-    def is_exhausted(self) -> bool:
-        """Whether the stream was read to its end, and has closed itself."""
-
-    @property
-    @abstractmethod
-    def footer_metadata(self) -> CustomMetadata | None:
-        """The custom metadata of the footer of the Arrow file that the stream was read from.
-
-        None if the footer has none, or the stream is not that of one Arrow file.
-        """
-
-    @property
-    def format(self) -> str:
-        """The format of the record batches that arrive: ``arrow`` or ``vortex``.
-
-        Iteration yields record batches from either.
-        """
-        return "arrow"
 
     @abstractmethod
     def __next__(self) -> pa.RecordBatch:
         """Return the next record batch."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the stream."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
@@ -423,44 +390,17 @@ def refuse_several_tensors() -> UsageError:
 
 
 def check_unread(is_exhausted: bool) -> None:
-    """Raise if a stream was read to its end.
-
-    Raises `ClosedError` if it was.
-    """
+    """Raise `ClosedError` if a stream was read to its end."""
     if is_exhausted:
         raise ClosedError("the stream was already read to its end; open it again to read it again")
 
 
-class AsyncBatchStream(ABC):
+class AsyncBatchStream(StreamFacts):
     """An asynchronous iterator of record batches that have one schema."""
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The schema of the stream."""
-
-    @property
-    @abstractmethod
-    def is_exhausted(self) -> bool:
-        """Whether the stream was read to its end, and has closed itself."""
-
-    @property
-    @abstractmethod
-    def footer_metadata(self) -> CustomMetadata | None:
-        """The custom metadata of the file's footer; see `BatchStream.footer_metadata`."""
-
-    @property
-    def format(self) -> str:
-        """The format of the record batches that arrive; see `BatchStream.format`."""
-        return "arrow"
 
     @abstractmethod
     async def __anext__(self) -> pa.RecordBatch:
         """Return the next record batch."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the stream."""
 
     def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         return self

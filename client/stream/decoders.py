@@ -35,10 +35,7 @@ class TensorDecoder:
     """Decodes the messages of one stream of tensors, in order.
 
     The tensors share the memory of the received bodies, or of the server's regions, and keep it
-    alive.
-
-    `schema_message`: It declares the byte order. `remote_bodies`: Without it, they are a protocol
-    error.
+    alive. Without `remote_bodies`, a body of offsets is a protocol error.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class TensorDecoder:
         self._swaps_bytes = not is_native_endian(schema_message.metadata)
 
     def decode(self, message: Message) -> AnyTensor:
-        """Return the tensor of a message.
-
-        Raises `ProtocolError` if the message is invalid. `LimitError` and `InvalidDataError` are
-        subclasses. Raises `DatasetError` if the body is in a file that has changed.
-        """
+        """Return the tensor of a message."""
         try:
             return self._decode(message)
         except SplitArrowError as error:
@@ -110,11 +103,7 @@ SCHEMA_MARK = b"splitarrow:"
 
 
 class Decoder(Protocol):
-    """Decodes the messages of one stream of record batches, in order.
-
-    The record batches that it returns share the memory of the message bodies and keep that
-    memory alive.
-    """
+    """Decodes the messages of one stream of record batches, in order; see `BatchDecoder`."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -122,18 +111,13 @@ class Decoder(Protocol):
         ...
 
     def decode(self, message: Message) -> pa.RecordBatch | None:
-        """Return the record batch of a message, or None if the message completes none.
-
-        Raises `ProtocolError` if the message is invalid. `LimitError` and `InvalidDataError` are
-        subclasses.
-        """
+        """Return the record batch of a message, or None if the message completes none."""
         ...
 
     def decode_run(self, run: MessageRun, batches: list[pa.RecordBatch]) -> bool:
-        """Decode the messages of a run and append their record batches to `batches`.
+        """Decode the messages of a run and append their record batches, also before an error.
 
-        Raises `ProtocolError` as for `decode`. The record batches before the error have been
-        appended.
+        Return False, and append none, to have the messages decoded one by one.
         """
         ...
 
@@ -145,10 +129,7 @@ def open_decoder(
     stream: str | None = None,
     remote_bodies: RemoteBodies | None = None,
 ) -> Decoder:
-    """Return the decoder for a stream of record batches; see `open_content_decoder`.
-
-    Raises `UsageError` if the stream carries tensors.
-    """
+    """Return the decoder for a stream of record batches. Refuse a stream of tensors."""
     decoder = open_content_decoder(first, limits, validate, stream, remote_bodies)
     if isinstance(decoder, TensorDecoder):
         raise UsageError(
@@ -166,12 +147,7 @@ def open_content_decoder(
     stream: str | None = None,
     remote_bodies: RemoteBodies | None = None,
 ) -> Decoder | TensorDecoder:
-    """Return the decoder for a stream of record batches or of tensors.
-
-    `remote_bodies`: Without it, the decoder refuses them. Raises `InvalidDataError` if the schema
-    is malformed or unknown to pyarrow. Raises `LimitError` if the schema nests too deep or becomes
-    too large.
-    """
+    """Return the decoder for a stream of record batches or of tensors."""
     try:
         schema = read_schema(
             first.metadata, max_nesting=limits.nesting, max_bytes=limits.metadata_bytes

@@ -41,10 +41,7 @@ class DeviceChannel(Protocol):
 
 
 class DeviceDecoder:
-    """Decodes the messages of one stream, whose bodies may be in the memory of a device.
-
-    `remote_bodies`: None if the connection has none.
-    """
+    """Decodes the messages of one stream, whose bodies may be in the memory of a device."""
 
     def __init__(
         self,
@@ -137,7 +134,7 @@ class DeviceDecoder:
     ) -> DeviceBatch | pa.RecordBatch | None:
         """Decode a message from a copy of its body on the host.
 
-        `places` has the address and the size of each part on the device, by its offset.
+        The places are the address and the size of each part on the device, by its offset.
         """
         copy = pa.allocate_buffer(nbytes)
         memoryview(copy).cast("B")[:] = bytes(nbytes)

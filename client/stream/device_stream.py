@@ -12,14 +12,39 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ...formats.text import describe_as_html, describe_object
-from .batch_stream import AsyncBatchStream, BatchStream
+from .batch_stream import BatchStream
 
 if TYPE_CHECKING:
     from ...memory.device_batch import DeviceBatch
     from ...memory.device_memory import DeviceCopier, DeviceMemory
 
 
-class DeviceStream:
+class DeviceFacts:
+    """A stream of batches in the memory of a device, and what receives them."""
+
+    def __init__(self, source: Any, memory: DeviceMemory) -> None:
+        self.source = source
+        self.device = memory.device.name
+        """The name of the device: ``cuda:0``."""
+        self._copier: DeviceCopier = memory.open_copier()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the stream."""
+        return self.source.schema
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the stream was read to its end, and has closed itself."""
+        return self.source.is_exhausted
+
+    def close(self) -> None:
+        """Close the stream. Batches that were returned stay valid. Idempotent."""
+        self.source.close()
+        self._copier.close()
+
+
+class DeviceStream(DeviceFacts):
     """A stream of record batches in the memory of a device.
 
     `splitarrow.open` and `Client.read` return it for ``memory="cuda:0"``. It is a context manager
@@ -33,22 +58,6 @@ class DeviceStream:
     memory : DeviceMemory
         The memory of the device.
     """
-
-    def __init__(self, source: BatchStream, memory: DeviceMemory) -> None:
-        self.source = source
-        self.device = memory.device.name
-        """The name of the device: ``cuda:0``."""
-        self._copier = memory.open_copier()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the stream."""
-        return self.source.schema
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the stream was read to its end, and has closed itself."""
-        return self.source.is_exhausted
 
     @property
     def transport(self) -> str:
@@ -72,11 +81,6 @@ class DeviceStream:
             raise
         return self._copier.copy(batch) if isinstance(batch, pa.RecordBatch) else batch
 
-    def close(self) -> None:
-        """Close the stream. Batches that were returned stay valid. Idempotent."""
-        self.source.close()
-        self._copier.close()
-
     def __enter__(self) -> DeviceStream:
         return self
 
@@ -98,7 +102,7 @@ class DeviceStream:
         return ["read to its end" if self.is_exhausted else "open", self.transport, self.device]
 
 
-class AsyncDeviceStream:
+class AsyncDeviceStream(DeviceFacts):
     """The asynchronous form of `DeviceStream`, for asyncio and trio.
 
     Parameters
@@ -109,22 +113,6 @@ class AsyncDeviceStream:
         The memory of the device.
     """
 
-    def __init__(self, source: AsyncBatchStream, memory: DeviceMemory) -> None:
-        self.source = source
-        self.device = memory.device.name
-        """The name of the device: ``cuda:0``."""
-        self._copier: DeviceCopier = memory.open_copier()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the stream."""
-        return self.source.schema
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the stream was read to its end, and has closed itself."""
-        return self.source.is_exhausted
-
     def __aiter__(self) -> AsyncIterator[DeviceBatch]:
         return self
 
@@ -133,19 +121,12 @@ class AsyncDeviceStream:
         batch: Any = await anext(self.source)
         return self._copier.copy(batch) if isinstance(batch, pa.RecordBatch) else batch
 
-    def close(self) -> None:
-        """Close the stream. Batches that were returned stay valid. Idempotent."""
-        self.source.close()
-        self._copier.close()
-
     async def __aenter__(self) -> AsyncDeviceStream:
-        entered: Any = self.source
-        await entered.__aenter__()
+        await self.source.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        entered: Any = self.source
-        await entered.__aexit__(*error)
+        await self.source.__aexit__(*error)
         self._copier.close()
 
 

@@ -106,7 +106,7 @@ def choose_for_uris(
     uris: list[DataUri],
     options: StreamOptions,
 ) -> str | None:
-    """Return the format to request for a data stream; raises what opening the stream raises.
+    """Return the format to request for a data stream.
 
     Return None for a signed ticket, which states the format and may be valid only once.
     """

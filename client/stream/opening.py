@@ -61,8 +61,6 @@ class Opening:
 
     The preparatory reads have the options of the stream, so that they use no other transport, trust
     no other certificate, and wait no longer.
-
-    `filter` is a filter that is not bound to a schema yet. `choose_format` decides on the format.
     """
 
     def __init__(

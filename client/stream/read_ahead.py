@@ -59,11 +59,10 @@ class _Window:
 
 
 class ThreadPrefetcher:
-    """Prefetches batches on its own thread.
+    """Prefetches batches on its own thread, which alone calls `read` from then on.
 
-    `read`: Waits for the next batch and returns it, or None at the end. From here on, only the
-    prefetcher calls it. `window` is the size of the batches that may wait for the consumer, in
-    bytes. Reading continues below this size, so that the last batch may exceed it.
+    It reads on while fewer bytes than the window wait for the consumer, so that the last batch may
+    exceed the window. `read` returns None at the end.
     """
 
     def __init__(self, read: Callable[[], pa.RecordBatch | None], window: int) -> None:
@@ -211,10 +210,8 @@ class Pace:
 
     Without a thread, receiving and consuming add up; with one, the longer of the two counts. A
     thread is tried after a tenth of a second if that would save a fifth of the time, and kept if
-    the stream then is faster. It is not where the consumer holds the interpreter's lock or where no
-    core is idle; the next attempt follows later and later.
-
-    `clock`: returns the time in seconds.
+    the stream then is faster. It is not kept where the consumer holds the interpreter's lock, or
+    where no core is idle. The next attempt follows later and later.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -235,10 +232,7 @@ class Pace:
         return self._clock()
 
     def wants_thread(self, entered: float, nbytes: int) -> bool:
-        """Record batches received without a thread; return whether to try one.
-
-        `nbytes`: Their size, in bytes.
-        """
+        """Record bytes received without a thread; return whether to try one."""
         now = self._clock()
         self._waited += now - entered
         self._bytes += nbytes
@@ -252,7 +246,7 @@ class Pace:
         return pays
 
     def keeps_thread(self, nbytes: int) -> bool:
-        """Record batches taken from the thread; return whether to keep it."""
+        """Record bytes taken from the thread; return whether to keep it."""
         if self._is_kept:
             return True
         self._bytes += nbytes
@@ -269,11 +263,9 @@ class Pace:
 
 
 class RunReader:
-    """Reads runs on its own thread, until it is stopped.
+    """Reads runs on its own thread, until it is stopped. It owns the source until `has_ended`.
 
-    `source`: From here on, only this object uses it, until `has_ended`. `window` is the size of the
-    batches that may wait for the consumer, in bytes. Reading continues below this size, so that the
-    last run may exceed it.
+    It reads on while fewer bytes than the window wait for the consumer.
     """
 
     def __init__(self, source: Source, window: int) -> None:
@@ -327,7 +319,7 @@ class RunReader:
     def take(self) -> tuple[Run, int]:
         """Wait for a run and return it and its size; an empty one once the thread has ended.
 
-        Raises `BaseException`: What the source raised, after the batches before it.
+        An error of the source is raised after the batches before it.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._runs or self.has_ended)
@@ -371,8 +363,7 @@ def has_second_core() -> bool:
 class ReadAhead:
     """Yields the runs of a source, read on the caller's thread or ahead of it.
 
-    `window` is the size of the batches that may wait for the consumer, in bytes. `pace`: None never
-    does.
+    Without a `Pace`, it never reads ahead.
     """
 
     def __init__(self, source: Source, window: int, pace: Pace | None) -> None:

@@ -55,11 +55,9 @@ from .tracing import TRACING_API, StreamTrace
 
 
 class ProgressWatch:
-    """Finds out that the frames of the last seconds were duplicates.
+    """Finds out that the frames of the last seconds were duplicates, unless the timeout is None.
 
     Keep-alives show that the server works. The driver fails if no frame arrives.
-
-    `timeout` is the time limit in seconds. None disables it.
     """
 
     def __init__(self, reassembler: Reassembler, timeout: float | None) -> None:
@@ -83,11 +81,7 @@ class ProgressWatch:
 def list_request_frames(
     uri: DataUri, stall_timeout: float | None, context: TraceContext | None
 ) -> list[TaggedFrame]:
-    """Return the frames to send, the data request last.
-
-    `uri`: a server whose URI names no tag for keep-alives or for contexts gets none.
-    `stall_timeout` is the longest wait for data from the server, in seconds.
-    """
+    """Return the frames to send, the data request last. Only tags that the URI names are used."""
     ticket = uri.ticket or b""
     messages: list[tuple[int, bytes]] = []
     if uri.trace is not None and context is not None:
@@ -189,10 +183,7 @@ class Reader:
             self._trace = StreamTrace(self.name, self.uris[0].scheme, self.uris[0])
 
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
-        """Add a connected channel, which the reader closes; return the frames to send on it.
-
-        Raises `ConnectError` if the options require another transport.
-        """
+        """Add a connected channel, which the reader closes; return the frames to send on it."""
         self.channels[uri.stream] = channel
         self._lanes |= dict.fromkeys(channel.lanes)
         required = self.options.require_transport
@@ -262,10 +253,7 @@ class Reader:
                 self._fail_decoding(error)
 
     def take(self) -> pa.RecordBatch | None:
-        """Return the next batch that has arrived, or None if more frames are needed.
-
-        Raises `UsageError` if the stream carries tensors.
-        """
+        """Return the next batch that has arrived, or None if more frames are needed."""
         if self._decoder is None and self._decode_item is not None:
             raise UsageError(
                 f"the dataset {self.name!r} holds tensors, not record batches; use read_tensor() "
@@ -419,7 +407,7 @@ class Reader:
     def expects_more(self) -> bool:
         """Return whether more batches may arrive. Call this when `take` returns None.
 
-        Raises `SplitArrowError` if the stream failed. Raises `ClosedError` if it was closed.
+        Raise the error of a stream that failed, and `ClosedError` if it was closed.
         """
         if self._error is not None:
             raise self._error
@@ -436,7 +424,7 @@ class Reader:
     def close(self, error: BaseException | None = None) -> None:
         """Close the connections and drop the waiting messages and batches. Idempotent.
 
-        A connection over which batches are leased stays open until they are gone. `error` is why
+        A connection over which batches are leased stays open until they are gone. The error is why
         the stream could not be opened.
         """
         if self.state is ReaderState.CLOSED:

@@ -66,9 +66,7 @@ class Lease:
 class LeaseReturns:
     """Tracks the leases of one connection, and returns them.
 
-    `channel`: `close` closes it, and so does the return of the last lease after `linger`.
-    `free_data`: `None` if the server accepts none: it then frees all leases when the connection
-    ends.
+    Without a tag for `free_data`, the server frees all leases when the connection ends.
     """
 
     def __init__(self, channel: Channel, free_data: int | None) -> None:
@@ -210,10 +208,7 @@ _MIN_RUN = 16
 
 
 class EncapsulatedBody(ReceivedBody):
-    """A body that follows its own metadata in memory, as an encapsulated Arrow message.
-
-    `start` is the offset of the body in the buffer, in bytes.
-    """
+    """A body that follows its own metadata in memory, as an encapsulated Arrow message."""
 
     __slots__ = ()
 
@@ -251,10 +246,7 @@ class _PackedLayout:
         self._unpack = struct.Struct(f"<{2 + 2 * len(layout.buffers)}Q").unpack
 
     def find(self, payload: memoryview) -> int:
-        """Return the offset of the packed body that a payload describes.
-
-        Return the offset in the region, in bytes; negative if the body has another layout.
-        """
+        """Return the offset of the packed body that a payload describes; negative if there is none."""
         try:
             numbers = self._unpack(payload)
         except struct.error:
@@ -312,8 +304,8 @@ class RunBuffer(NamedTuple):
 class RemoteBodies:
     """Resolves bodies of offsets (type 1) to the memory that they refer to.
 
-    `lease_returns`: `None` if the channel has read the bodies itself, and freed them. `allocator`:
-    Supplies the memory of buffers that must be copied.
+    Without `lease_returns`, the channel has read the bodies itself, and freed them. The allocator
+    supplies the memory of buffers that must be copied.
     """
 
     def __init__(
@@ -332,10 +324,9 @@ class RemoteBodies:
     def resolve(self, message: Message) -> Message:
         """Return the message with a packed body, which is the memory of the region itself.
 
-        Nothing is copied, except buffers whose alignment Arrow's decoder does not accept.
-
-        Raises `ProtocolError` if the offsets do not fit the metadata or the region. The region was
-        not read then. Raises `DatasetError` if the region is a file, and it has changed.
+        Nothing is copied, except buffers whose alignment Arrow's decoder does not accept. Offsets
+        that do not fit the metadata or the region raise `ProtocolError` before the region is read,
+        and a file that has changed `DatasetError`.
         """
         sequence, metadata, body, *_ = message
         if not isinstance(body, RemoteBody):
@@ -357,8 +348,7 @@ class RemoteBodies:
         """Return the messages of a run where they are, in the memory of its region.
 
         Return None if the messages have to be resolved one by one: they are few or large, or not at
-        equal distances behind their metadata. Raises `DatasetError` if the region is a file, and it
-        has changed.
+        equal distances behind their metadata.
         """
         layout, region = self._layout, run.region
         if (
@@ -382,10 +372,7 @@ class RemoteBodies:
         return RunBuffer(buffer, begins.step, nbytes)
 
     def resolve_buffers(self, message: Message, buffers: Sequence[BufferSpan]) -> list[pa.Buffer]:
-        """Return the buffers of a tensor, which are the memory of the region itself.
-
-        Raises `ProtocolError`, `DatasetError` as for `resolve`.
-        """
+        """Return the buffers of a tensor, which are memory of the region itself; see `resolve`."""
         body = message.body
         if not isinstance(body, RemoteBody):
             raise ProtocolError("a body of offsets has no region", sequence=message.sequence)

@@ -21,7 +21,7 @@ from ...protocol.memory import DEFAULT_ALLOCATOR
 from ...protocol.uri import DataUri
 from ...transport import aio, blocking
 from ..arguments import Read, StreamOptions
-from .batch_stream import AsyncBatchStream, BatchStream, StreamFacts
+from .batch_stream import AsyncBatchStream, BatchStream
 from .format_choice import choose_for_uris
 from .opening import Opening, open_reader, open_reader_async
 from .read_ahead import (
@@ -84,17 +84,7 @@ class ReaderSource:
         self.reader.interrupt()
 
 
-class ReaderFacts(StreamFacts):
-    """The facts of the stream of a reader."""
-
-    _reader: Reader
-
-    @property
-    def _known(self) -> Reader:
-        return self._reader
-
-
-class Stream(ReaderFacts, BatchStream):
+class Stream(BatchStream):
     """A data stream being read: a context manager and an iterator of record batches.
 
     `splitarrow.open` returns it. Iteration ends only after the server has proven the end of the
@@ -134,6 +124,10 @@ class Stream(ReaderFacts, BatchStream):
         self._prefetcher: ThreadPrefetcher | None = None
         self._run = Run()
         self._read_ahead: ReadAhead | None = None
+
+    @property
+    def _known(self) -> Reader:
+        return self._reader
 
     def _start_reading(self) -> ReadAhead:
         """Return what reads ahead where that pays.
@@ -257,7 +251,7 @@ class Stream(ReaderFacts, BatchStream):
         return f"Stream {self._reader.name!r}"
 
 
-class AsyncStream(ReaderFacts, AsyncBatchStream):
+class AsyncStream(AsyncBatchStream):
     """A data stream being read: an async context manager and an async iterator of record batches.
 
     `splitarrow.aio.open` returns it. It connects when the context is entered. A cancelled read
@@ -269,6 +263,10 @@ class AsyncStream(ReaderFacts, AsyncBatchStream):
         self._reader = opening.reader
         self._prefetcher: TaskPrefetcher | None = None
         self._tasks: TaskGroup | None = None
+
+    @property
+    def _known(self) -> Reader:
+        return self._reader
 
     async def __aenter__(self) -> AsyncStream:
         self._reader = await open_reader_async(self._opening)

@@ -84,10 +84,7 @@ class SpanScope:
         *,
         is_complete: bool = True,
     ) -> None:
-        """End the span. The first call counts.
-
-        `error`: the span has its code, or the name of its class.
-        """
+        """End the span with the outcome, and the code or class of an error. The first call counts."""
         if self._ended:
             return
         self._ended = True

@@ -36,11 +36,9 @@ class VortexDecoder:
     """Decodes the messages of one stream of Vortex arrays, in order.
 
     Dictionaries and custom metadata arrive as Arrow messages: dictionary batches, and a record
-    batch without rows before the array that it is for.
-
-    `validate`: the structure of the arrays always is. With ``strict`` and ``full``, a child process
-    decodes them. `remote_bodies`: Without it, they are a protocol error. Raises `MissingExtraError`
-    if vortex-data is not installed.
+    batch without rows before the array that it is for. The structure of an array is always checked.
+    With ``strict`` and ``full``, a child process decodes it. Without `remote_bodies`, a body of
+    offsets is a protocol error.
     """
 
     def __init__(
@@ -72,12 +70,7 @@ class VortexDecoder:
         self._custom_metadata: dict[bytes, bytes] | None = None
 
     def decode(self, message: Message) -> pa.RecordBatch | None:
-        """Return the record batch of an array; None for any other message.
-
-        Raises `ProtocolError` if a stream of arrays cannot contain the message. `LimitError` and
-        `InvalidDataError` are subclasses. Raises `DatasetError` if the body is in a file that has
-        changed.
-        """
+        """Return the record batch of an array; None for any other message."""
         try:
             array = self._take_array(message)
             return None if array is None else self._restore(array, message.sequence)
@@ -86,7 +79,7 @@ class VortexDecoder:
             raise
 
     def decode_array(self, message: Message) -> Any:
-        """Return the ``vortex.Array`` of a message; None if it has none. Errors as `decode`."""
+        """Return the ``vortex.Array`` of a message; None if it has none."""
         try:
             received = self._take_array(message)
             if received is None:

@@ -86,7 +86,8 @@ def put(batches: list[pa.RecordBatch], schema: pa.Schema, **options: Any) -> lis
     """Upload batches, and return the messages that were sent."""
     channel: Any = Channel()
     descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=["d"])
-    assert upload_batches(channel, descriptor, "d", schema, iter(batches), **options) == RESULT
+    response = upload_batches(channel, descriptor, "d", schema, iter(batches), **options)
+    assert json.loads(response) == RESULT
     messages = [parse_flight_data(data) for data in channel.call.sent]
     found = [message.descriptor and bytes(message.descriptor) for message in messages]
     assert found == [descriptor.SerializeToString(), *[None] * (len(messages) - 1)]
@@ -173,9 +174,8 @@ def test_a_malformed_response_is_an_error(result: Any) -> None:
 @pytest.mark.parametrize("result", [None, b"{"])
 def test_a_response_that_is_no_json_is_an_error(result: Any) -> None:
     channel: Any = Channel(result)
-    descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=["d"])
     with pytest.raises(ProtocolError, match="sent a malformed upload result"):
-        upload_batches(channel, descriptor, "d", BATCH.schema, iter([BATCH]))
+        upload_dataset(channel, "d", BATCH.schema, iter([BATCH]))
 
 
 def test_no_batch_is_read_once_the_upload_has_ended() -> None:
@@ -207,7 +207,7 @@ def test_no_batch_is_read_once_the_upload_has_ended() -> None:
 
     channel: Any = SimpleNamespace(do_put=do_put)
     descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.PATH, path=["d"])
-    assert upload_batches(channel, descriptor, "d", BATCH.schema, batches()) == {}
+    assert upload_batches(channel, descriptor, "d", BATCH.schema, batches()) == b"{}"
     list(calls[0].messages)
     assert read == [0]
     assert calls[0].is_cancelled

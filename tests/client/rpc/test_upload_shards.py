@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.client.rpc import upload
+from splitarrow.client.rpc.info import PublishResult, parse_result
 from splitarrow.client.rpc.upload import (
     encode_publication,
     open_shard,
-    parse_publish_result,
     upload_shard,
 )
 from splitarrow.errors import DatasetError, ProtocolError, UsageError
@@ -70,7 +70,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def upload_batches(channel: Any, descriptor: Any, *arguments: Any) -> Any:
         uploads.append((json.loads(descriptor.cmd), *arguments))
-        return STORED
+        return json.dumps(STORED).encode()
 
     monkeypatch.setattr(upload, "upload_batches", upload_batches)
     return uploads
@@ -156,12 +156,12 @@ def test_an_invalid_publication_is_a_usage_error(arguments: dict[str, Any], prob
 
 
 def test_the_response_to_a_publication_is_its_result() -> None:
-    result = parse_publish_result("d", json.dumps(PUBLISHED).encode())
+    result = parse_result(PublishResult, json.dumps(PUBLISHED).encode(), "d")
     assert (result.name, result.version, result.snapshot) == ("d", 2, "s")
     assert (result.shards, result.rows, result.bytes) == (3, 4, 5)
     for field in PUBLISHED:
         other = {name: value for name, value in PUBLISHED.items() if name != field}
         with pytest.raises(ProtocolError, match="malformed publication result"):
-            parse_publish_result("d", json.dumps(other).encode())
+            parse_result(PublishResult, json.dumps(other).encode(), "d")
     with pytest.raises(ProtocolError, match="malformed publication result"):
-        parse_publish_result("d", b"{")
+        parse_result(PublishResult, b"{", "d")
