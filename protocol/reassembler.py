@@ -455,11 +455,7 @@ class Reassembler:
             self._duplicates.count(self.position)
 
     def _is_outstanding(self, sequence: int, tag: int | None = None) -> bool:
-        """Return whether message `sequence` is still to be delivered, or count a duplicate.
-
-        Raises `ProtocolError` if the stream cannot contain this sequence number. Raises
-        `LimitError` if the message is too far ahead.
-        """
+        """Return whether message `sequence` is still to be delivered, or count a duplicate."""
         ahead = distance(sequence, self._next)
         if ahead < 0:
             if -ahead > self.delivered:

@@ -301,10 +301,7 @@ class BlockReader:
         return self._arrange(index, rows)
 
     def _divide(self, table: Any, blocks: Sequence[Block]) -> list[Any]:
-        """Return the rows of each block. A record batch is in one block only.
-
-        Raises `DatasetError` if the table has other rows than the plan states.
-        """
+        """Return the rows of each block. A record batch is in one block only."""
         ends = set(accumulate(chunk.num_rows for chunk in table.to_batches()))
         expected = list(accumulate(block.rows for block in blocks))
         if table.num_rows != expected[-1] or not ends.issuperset(expected):

@@ -188,10 +188,7 @@ class _Releases:
         self._wake = -1
 
     def connect(self, address: str) -> WorkerConnection:
-        """Return the connection to a worker, which is opened if there is none.
-
-        Raises `ConnectionLostError` if the worker has ended.
-        """
+        """Return the connection to a worker, which is opened if there is none."""
         with self._lock:
             connection = self._connections.get(address)
             if connection is None:

@@ -171,10 +171,7 @@ class Session:
             frames = await self._next_frames()
 
     async def _next_frames(self) -> list[IncomingFrame]:
-        """Return what the reader sends next.
-
-        Raises `ConnectionLostError` if the reader has been idle for too long.
-        """
+        """Return what the reader sends next."""
         # The deadline moves when a stream ends.
         with anyio.CancelScope(deadline=self._idle_deadline) as self._waiting:
             return await aio.receive(self._channel)

@@ -84,7 +84,7 @@ class SpanScope:
         *,
         is_complete: bool = True,
     ) -> None:
-        """End the span with the outcome, and the code or class of an error. The first call counts."""
+        """End the span with the outcome, and the class of an error. The first call counts."""
         if self._ended:
             return
         self._ended = True

@@ -368,11 +368,7 @@ def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None
 
 
 def _remote_tags(uri: DataUri, body: str | None, lanes: list[str]) -> RemoteTags | None:
-    """Return the tags by which to request remote bodies, or None to request packed ones.
-
-    Raises `UriError` if the URI requires remote bodies that the server does not offer. Raises
-    `ConnectError` if the URI requires remote bodies and no lane can read the server's memory.
-    """
+    """Return the tags by which to request remote bodies, or None to request packed ones."""
     if not uri.stream.carries_bodies or body == "packed":
         return None
     if body is None and uri.stream is not Streams.BOTH:

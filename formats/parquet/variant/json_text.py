@@ -262,10 +262,7 @@ def _encode_base64(values: Values) -> Any:
 
 
 def render_json(values: Values) -> Any:
-    """Return values as JSON texts.
-
-    Raises `InvalidDataError` if a value is invalid.
-    """
+    """Return values as JSON texts; raise `InvalidDataError` if a value is invalid."""
     if not len(values):
         return pa.array([], pa.large_string())
     levels = parse_levels(values)

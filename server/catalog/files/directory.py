@@ -283,10 +283,7 @@ class DirectoryDataset(ServedDataset):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """One shard for each file.
-
-        Raises `DatasetError` if a file is no longer readable.
-        """
+        """One shard for each file; raise `DatasetError` if a file is no longer readable."""
         return tuple(entry.dataset.shards[0] for entry in self._files.entries)
 
     def open(self, request: Request, encoding: Encoding) -> GeneratorSource:
@@ -369,10 +366,7 @@ class DirectoryDataset(ServedDataset):
 
 
 def _find_tensor_files(files: ConcatenatedFiles) -> list[TensorFileDataset] | None:
-    """Return the datasets of files with tensors; None if the files have record batches.
-
-    Raises `DatasetError` if some files have tensors, and others record batches.
-    """
+    """Return the datasets of files with tensors; None if the files have record batches."""
     datasets = [entry.dataset for entry in files.entries]
     tensor_files = [each for each in datasets if isinstance(each, TensorFileDataset)]
     if not tensor_files:
