@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.faults import Faults, inject_faults
 from helpers.waiting import wait_until
 from splitarrow.errors import (
     ClosedError,
@@ -30,7 +31,6 @@ from splitarrow.protocol.splitter import SourceMessage, Splitter
 from splitarrow.protocol.uri import DataUri
 from splitarrow.transport import blocking
 from splitarrow.transport.base import ConnectOptions
-from splitarrow.transport.faults import Faults, inject_faults
 from splitarrow.transport.registry import find_transport
 
 

@@ -11,16 +11,16 @@ from unittest.mock import MagicMock, sentinel
 import pyarrow as pa
 import pytest
 
+from helpers import faults as faults_module
 from helpers.clock import Clock
+from helpers.faults import Faults, FaultyChannel, inject_faults
 from splitarrow.errors import ConnectionLostError
 from splitarrow.protocol.frames import IncomingFrame, MessageRun, ReceivedFrame, UntaggedFrame
 from splitarrow.protocol.memory import ReceivedBody
 from splitarrow.protocol.regions import RemoteBody
 from splitarrow.protocol.uri import DataUri
-from splitarrow.transport import faults as faults_module
 from splitarrow.transport import inproc, registry
 from splitarrow.transport.base import Channel, ConnectOptions, ListenOptions
-from splitarrow.transport.faults import Faults, FaultyChannel, inject_faults
 
 PROPERTIES = sorted(
     name for name, member in inspect.getmembers(Channel) if isinstance(member, property)

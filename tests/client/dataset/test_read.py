@@ -18,6 +18,7 @@ import splitarrow
 from helpers.client_server import SHARD_ROWS, split
 from helpers.control_plane import Running, running
 from helpers.daemons import StartDaemon
+from helpers.faults import Faults, FaultyTransport
 from helpers.files import write_file, write_shards
 from splitarrow import errors
 from splitarrow.client.connect import connect
@@ -30,7 +31,6 @@ from splitarrow.server.auth.access_control import AccessControl
 from splitarrow.server.auth.tickets import TicketSigner
 from splitarrow.transport import registry, tcp
 from splitarrow.transport.base import Channel, ConnectOptions
-from splitarrow.transport.faults import Faults, FaultyTransport
 
 
 @pytest.fixture

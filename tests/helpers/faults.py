@@ -12,14 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..errors import ConnectionLostError
-from ..protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
-from ..protocol.memory import ReceivedBody
-from ..protocol.messages import expand_frames
-from ..protocol.regions import RemoteBody
-from ..protocol.uri import DataUri
-from . import registry
-from .base import Channel, ConnectOptions, Diagnosis, Listener, ListenOptions, Transport
+from splitarrow.errors import ConnectionLostError
+from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
+from splitarrow.protocol.memory import ReceivedBody
+from splitarrow.protocol.messages import expand_frames
+from splitarrow.protocol.regions import RemoteBody
+from splitarrow.protocol.uri import DataUri
+from splitarrow.transport import registry
+from splitarrow.transport.base import (
+    Channel,
+    ConnectOptions,
+    Diagnosis,
+    Listener,
+    ListenOptions,
+    Transport,
+)
 
 _WINDOW_SECONDS = 0.005
 """The time that frames wait for others to be reordered with, in seconds."""
