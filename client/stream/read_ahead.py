@@ -11,11 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import anyio
 import pyarrow as pa
 from anyio.lowlevel import checkpoint
+
+from ...errors import SplitArrowError
+from ...transport import blocking
+from .reader import Reader
 
 
 class _Window:
@@ -189,20 +192,52 @@ Run = deque[pa.RecordBatch]
 """Batches that were decoded together, in their order."""
 
 
-class Source(Protocol):
-    """What a stream reads from. One thread at a time uses it."""
+class ReaderSource:
+    """Drives the connections of a reader.
+
+    One thread at a time uses it: that of the consumer, or the one that reads ahead.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def receive(self) -> None:
+        """Wait for frames and pass them to the reader, which records errors."""
+        reader = self.reader
+        stream, channel = reader.next_channel()
+        try:
+            frames = blocking.receive(channel, reader.options.stall_timeout)
+        except SplitArrowError as error:
+            reader.fail_receiving(error)
+        else:
+            reader.feed(stream, frames)
+
+    def read(self) -> pa.RecordBatch | None:
+        """Wait for the next batch and return it, or None at the end."""
+        reader = self.reader
+        while (batch := reader.take()) is None and reader.expects_more():
+            self.receive()
+        return batch
 
     def read_run(self) -> Run:
-        """Wait for the next batches and return them; an empty run at the end."""
-        ...
-
-    def interrupt(self) -> None:
-        """Let a `read_run` that waits on another thread fail."""
-        ...
+        """Wait for the next batch and return it with those decoded with it; empty at the end."""
+        batch = self.read()
+        if batch is None:
+            return Run()
+        run = self.reader.batches
+        if not run:
+            return Run((batch,))
+        self.reader.batches = Run()
+        run.appendleft(batch)
+        return run
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        ...
+        self.reader.close()
+
+    def interrupt(self) -> None:
+        """Let a thread that waits for the server fail."""
+        self.reader.interrupt()
 
 
 class Pace:
@@ -268,7 +303,7 @@ class RunReader:
     It reads on while fewer bytes than the window wait for the consumer.
     """
 
-    def __init__(self, source: Source, window: int) -> None:
+    def __init__(self, source: ReaderSource, window: int) -> None:
         self._source = source
         self._window = window
         self._runs: deque[tuple[Run, int]] = deque()
@@ -366,7 +401,7 @@ class ReadAhead:
     Without a `Pace`, it never reads ahead.
     """
 
-    def __init__(self, source: Source, window: int, pace: Pace | None) -> None:
+    def __init__(self, source: ReaderSource, window: int, pace: Pace | None) -> None:
         self._source = source
         self._window = window
         self._pace = pace
