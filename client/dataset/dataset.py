@@ -80,7 +80,7 @@ class DatasetStream(BatchStream):
         self._holds = holds
         self._parallel = parallel
         self._window = window
-        self._prefetchers: deque[ThreadPrefetcher] = deque()
+        self._prefetchers: deque[ThreadPrefetcher[pa.RecordBatch]] = deque()
         self._current = 0
         """The index of the endpoint whose batches are returned."""
         self._started = 0

@@ -73,7 +73,7 @@ class Stream(BatchStream):
         options = opening.options
         self._reader = open_reader(opening)
         self._window_bytes = options.window_bytes
-        self._prefetcher: ThreadPrefetcher | None = None
+        self._prefetcher: ThreadPrefetcher[pa.RecordBatch] | None = None
         self._run = Run()
         self._read_ahead: ReadAhead | None = None
 
