@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from operator import methodcaller
 from typing import Generic, TypeVar
 
 import anyio
@@ -22,8 +23,9 @@ from ...transport import blocking
 from .reader import Reader
 
 _Item = TypeVar("_Item")
-# `nbytes` subtracts what a slice leaves out, which takes 20 times as long.
-_measure_batch = pa.RecordBatch.get_total_buffer_size
+# Of a record batch or a `DeviceBatch`. `nbytes` subtracts what a slice leaves out, which takes 20
+# times as long.
+_measure_batch = methodcaller("get_total_buffer_size")
 
 
 class _Window(Generic[_Item]):
