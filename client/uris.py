@@ -32,7 +32,7 @@ def resolve_uris(
     are not None replace those of the ticket; its dataset does not.
     """
     items = [target] if isinstance(target, (str, DataUri)) else list(target)
-    uris = [complete_uri(item) for item in items]
+    uris = list(map(complete_uri, items))
     _check_streams(uris)
     given = ticket.encode() if isinstance(ticket, str) else ticket
     resolved: list[DataUri] = []

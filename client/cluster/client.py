@@ -133,12 +133,7 @@ class DaemonPool:
             # Another thread closed the pool meanwhile.
             raise self._closed_error() from error
         results = {address: future.result() for address, future in futures.items()}
-        errors = select_errors(results)
-        self.failures = {
-            address: error
-            for address, error in errors.items()
-            if not isinstance(error, NotFoundError)
-        }
+        self.failures = _select_failures(select_errors(results))
         return results
 
     def _closed_error(self) -> ClosedError:
@@ -158,6 +153,13 @@ def select_errors(results: Mapping[str, object]) -> dict[str, SplitArrowError]:
         address: result
         for address, result in results.items()
         if isinstance(result, SplitArrowError)
+    }
+
+
+def _select_failures(errors: Mapping[str, SplitArrowError]) -> dict[str, SplitArrowError]:
+    """Return the errors of daemons that have failed, rather than lack what a call names."""
+    return {
+        address: error for address, error in errors.items() if not isinstance(error, NotFoundError)
     }
 
 
@@ -361,12 +363,7 @@ class ClusterClient(BaseClient):
         check_name(name)
         results = self._pool.call_all(lambda client: client.drop(name))
         errors = select_errors(results)
-        failures = {
-            address: error
-            for address, error in errors.items()
-            if not isinstance(error, NotFoundError)
-        }
-        if failures:
+        if failures := _select_failures(errors):
             raise restate_error(
                 next(iter(failures.values())),
                 f"{name!r} was not dropped at every daemon: {_join_errors(failures)}",

@@ -80,7 +80,7 @@ class DatasetStream(BatchStream):
         self._holds = holds
         self._parallel = parallel
         self._window = window
-        self._prefetchers: deque[ThreadPrefetcher] = deque()
+        self._prefetchers: deque[ThreadPrefetcher[pa.RecordBatch]] = deque()
         self._current = 0
         """The index of the endpoint whose batches are returned."""
         self._started = 0
@@ -190,14 +190,14 @@ class DatasetStream(BatchStream):
         A read of tensors does not continue after a broken connection.
         """
         check_tensor_content(self._schema)
-        return self._next_item(self._next_tensor_of_endpoint)
+        return self._next_item(lambda: self._read_item(ResumableEndpoint.next_tensor))
 
     def next_array(self) -> Any:
         """Return the next Vortex array, or None at the proven end of all endpoints.
 
         A read of arrays does not continue after a broken connection.
         """
-        return self._next_item(self._next_array_of_endpoint)
+        return self._next_item(lambda: self._read_item(ResumableEndpoint.next_array))
 
     def _next_item(self, read: Callable[[], _Item | None]) -> _Item | None:
         """Return what `read` returns from the endpoints, one after the other; None at the end."""
@@ -225,21 +225,13 @@ class DatasetStream(BatchStream):
         self.close()
         return None
 
-    def _next_tensor_of_endpoint(self) -> AnyTensor | None:
-        """Return the next tensor of the current endpoint, or None at its end."""
+    def _read_item(self, read: Callable[[ResumableEndpoint], Any]) -> Any:
+        """Return the next tensor or array of the current endpoint, or None at its end."""
         endpoint = self._endpoints[self._current]
-        tensor = endpoint.next_tensor()
-        if tensor is None:
+        item = read(endpoint)
+        if item is None:
             endpoint.close()
-        return tensor
-
-    def _next_array_of_endpoint(self) -> Any:
-        """Return the next array of the current endpoint, or None at its end."""
-        endpoint = self._endpoints[self._current]
-        array = endpoint.next_array()
-        if array is None:
-            endpoint.close()
-        return array
+        return item
 
     def _next_of_endpoint(self) -> pa.RecordBatch | None:
         """Return the next batch of the current endpoint, or None at its end."""
@@ -312,9 +304,6 @@ class DatasetStream(BatchStream):
             self._prefetchers.popleft().stop()
         for endpoint in self._endpoints:
             endpoint.close()
-        self._release_holds()
-
-    def _release_holds(self) -> None:
         for hold in self._holds:
             hold.release()
 

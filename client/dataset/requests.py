@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...errors import InvalidRequestError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
@@ -41,13 +41,7 @@ def pin_version(endpoint: Endpoint, version: str) -> Endpoint:
     A server refuses the ticket once the dataset has changed, so that a read never mixes parts of
     two versions. Signed tickets already contain the version.
     """
-    if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
-        return endpoint
-    try:
-        request = Request.parse(endpoint.ticket)
-    except InvalidRequestError:
-        return endpoint  # The server is not splitarrow, and its tickets are opaque.
-    return replace(endpoint, ticket=replace(request, version=version).ticket())
+    return _change_ticket(endpoint, version) or endpoint
 
 
 def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint | None:
@@ -56,20 +50,20 @@ def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint 
     A reader of many parts then requests no ticket for each. Return None if the server has to issue
     the ticket. An empty version is unknown.
     """
+    return _change_ticket(
+        endpoint, version, batches=request.batches, rows=request.rows, limit=request.limit
+    )
+
+
+def _change_ticket(endpoint: Endpoint, version: str, **changes: Any) -> Endpoint | None:
+    """Return the endpoint with another ticket; None if the ticket cannot be changed."""
     if not version or endpoint.ticket.startswith(SIGNED_PREFIX):
         return None
     try:
         part = Request.parse(endpoint.ticket)
     except InvalidRequestError:
         return None  # The server is not splitarrow, and its tickets are opaque.
-    part = replace(
-        part,
-        version=version,
-        batches=request.batches,
-        rows=request.rows,
-        limit=request.limit,
-    )
-    return replace(endpoint, ticket=part.ticket())
+    return replace(endpoint, ticket=replace(part, version=version, **changes).ticket())
 
 
 _MAX_RANGES = 12

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import MissingExtraError, SplitArrowError, UsageError
+from ...errors import MissingExtraError, UsageError
 from .dataset import DatasetStream
 
 
@@ -91,7 +91,9 @@ def run_query(
         try:
             return connection.sql(query).to_arrow_table()
         except duckdb.Error as error:
-            raise _find_failure(streams) or _query_error(str(error)) from None
+            # DuckDB reports the error of a stream as text only.
+            failure = next((stream.error for stream in streams if stream.error is not None), None)
+            raise failure or _query_error(str(error)) from None
 
 
 def _import_duckdb() -> Any:
@@ -176,11 +178,6 @@ def _takes_other_columns(statement: Any, qualified: Any) -> bool:
     if any(not isinstance(star.parent, exp.Count) for star in qualified.find_all(exp.Star)):
         return True  # such as * LIKE 'd%'
     return any(type(node).__name__ in _COLUMN_SETS for node in qualified.walk())
-
-
-def _find_failure(streams: list[DatasetStream]) -> SplitArrowError | None:
-    """Return the error of a stream, which DuckDB reports as text only."""
-    return next((stream.error for stream in streams if stream.error is not None), None)
 
 
 def _query_error(text: str) -> UsageError:

@@ -30,59 +30,55 @@ if TYPE_CHECKING:
 class _Failure(NamedTuple):
     """A failure to connect."""
 
-    pattern: re.Pattern[str]
-    """Matches gRPC's text. The group ``reason``, if there is one, is part of the cause."""
+    pattern: str
+    """Matches gRPC's text in any case. A group ``reason`` is part of the cause."""
     cause: str
     hint: str
 
 
-def _failure(pattern: str, cause: str, hint: str) -> _Failure:
-    return _Failure(re.compile(pattern, re.IGNORECASE), cause, hint)
-
-
 # The first one that matches counts.
 _FAILURES = (
-    _failure(
+    _Failure(
         r"errors resolving|dns resolution|name resolution|lookup failed|domain name not found",
         "the host name cannot be resolved",
         "check the name",
     ),
-    _failure(
+    _Failure(
         r"connection refused",
         "the connection was refused",
         "check that the server runs, and the port",
     ),
-    _failure(
+    _Failure(
         r"(?P<reason>no route to host|network is unreachable|host is down)",
         "{reason}",
         "check the address and the network",
     ),
-    _failure(
+    _Failure(
         r"hostname verification check failed|peer name .* is not in peer certificate",
         "the certificate of the server is for another name",
         "set server_name or SPLITARROW_TLS_SERVER_NAME",
     ),
-    _failure(
+    _Failure(
         r"certificate_verify_failed: (?P<reason>certificate (has expired|is not yet valid))",
         "the certificate of the server is not trusted: {reason}",
         "renew it, and check the clocks",
     ),
-    _failure(
+    _Failure(
         r"certificate_verify_failed(: (?P<reason>[^:;]+))?",
         "the certificate of the server is not trusted: {reason}",
         "name its authority with ca_file or SPLITARROW_TLS_CA",
     ),
-    _failure(
+    _Failure(
         r"wrong_version_number|http_request",
         "the server does not speak TLS",
         "check the port, or use grpc:// instead of grpc+tls://",
     ),
-    _failure(
+    _Failure(
         r"handshake read failed|tls handshake failed",
         "the TLS handshake failed",
         "check that the port is that of a control plane with TLS",
     ),
-    _failure(
+    _Failure(
         r"timed out|before receiving settings",
         "the server does not respond",
         "check that the port is that of a control plane, and firewalls",
@@ -107,7 +103,7 @@ def explain_connect_failure(details: str, *, encrypted: bool) -> str:
     # gRPC joins the failures of all addresses that it tried.
     reason = details.rpartition("last error: ")[2] or details
     for failure in _FAILURES:
-        if match := failure.pattern.search(reason):
+        if match := re.search(failure.pattern, reason, re.IGNORECASE):
             found = match.groupdict().get("reason") or "it cannot be verified"
             return f"{failure.cause.format(reason=found.strip().lower())}; {failure.hint}"
     if _CLOSED.search(reason):

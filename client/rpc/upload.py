@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import grpc
@@ -60,12 +61,7 @@ def _peek_schema(
             raise UsageError("there are no batches to take the schema from; pass schema=")
         return schema, batches
     _check_batch(first)
-
-    def all_batches() -> Iterator[Any]:
-        yield first
-        yield from batches
-
-    return first.schema, all_batches()
+    return first.schema, chain([first], batches)
 
 
 def _check_batch(batch: Any) -> None:

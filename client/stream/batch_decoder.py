@@ -314,7 +314,7 @@ class BatchDecoder:
         return InvalidDataError(message, stream=self._stream, sequence=sequence)
 
     def _check(self, metadata: bytes, body: ReceivedBody) -> int:
-        """Check a message before it is decoded; return the bytes of memory that decoding allocates.
+        """Check a message before it is decoded; return the bytes that decoding allocates.
 
         Uncompressed record batches with the same metadata are checked only once.
         """

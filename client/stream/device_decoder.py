@@ -6,7 +6,7 @@ opened.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -30,14 +30,6 @@ from ..arguments import Validation
 from .batch_decoder import BatchDecoder
 from .decoders import Decoder
 from .remote_bodies import RemoteBodies
-
-
-class DeviceChannel(Protocol):
-    """A channel that can receive packed bodies into the memory of a device."""
-
-    def receive_on_device(self, *, enabled: bool) -> None:
-        """Choose where the packed bodies that arrive from now on are received."""
-        ...
 
 
 class DeviceDecoder:
@@ -66,9 +58,10 @@ class DeviceDecoder:
             self._bodies = BodyDecoder(
                 decoder.schema, self._device, validates=validates, fully=fully
             )
-        self._channel: DeviceChannel | None = None
+        self._channel: Any = None
+        """The channel, if it can receive packed bodies into the memory of the device."""
         if not channel.capabilities.offset_bodies and self._bodies is not None:
-            self._channel = cast("DeviceChannel", channel)
+            self._channel = channel
             self._channel.receive_on_device(enabled=True)
 
     def decode(self, message: Message) -> Any:

@@ -11,93 +11,121 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from operator import methodcaller
+from typing import Generic, TypeVar
 
 import anyio
 import pyarrow as pa
 from anyio.lowlevel import checkpoint
 
+from ...errors import SplitArrowError
+from ...transport import blocking
+from .reader import Reader
 
-class _Window:
-    """The batches that wait for the consumer, and their size.
+_Item = TypeVar("_Item")
+# Of a record batch or a `DeviceBatch`. `nbytes` subtracts what a slice leaves out, which takes 20
+# times as long.
+_measure_batch = methodcaller("get_total_buffer_size")
+
+
+class _Window(Generic[_Item]):
+    """The items that wait for the consumer, and their size.
 
     One thread may append while another one takes: each counter has one writer.
     """
 
-    __slots__ = ("_appended_bytes", "_batches", "_limit", "_taken_bytes")
+    __slots__ = ("_appended_bytes", "_items", "_limit", "_measure", "_taken_bytes")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, measure: Callable[[_Item], int]) -> None:
         self._limit = limit
-        self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
+        self._measure = measure
+        self._items: deque[tuple[_Item, int]] = deque()
         self._appended_bytes = 0
         self._taken_bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._batches)
+        return bool(self._items)
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch may be read."""
+        """Whether another item may be read."""
         return self._appended_bytes - self._taken_bytes < self._limit
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Add a batch."""
-        # `nbytes` subtracts what a slice leaves out, which takes 20 times as long.
-        nbytes = batch.get_total_buffer_size()
+    def append(self, item: _Item) -> None:
+        """Add an item."""
+        nbytes = self._measure(item)
         self._appended_bytes += nbytes
-        self._batches.append((batch, nbytes))
+        self._items.append((item, nbytes))
 
-    def take(self) -> pa.RecordBatch:
-        """Remove and return the oldest batch."""
-        batch, nbytes = self._batches.popleft()
+    def take(self) -> _Item:
+        """Remove and return the oldest item."""
+        item, nbytes = self._items.popleft()
         self._taken_bytes += nbytes
-        return batch
+        return item
 
     def clear(self) -> None:
-        """Remove all batches."""
-        self._batches.clear()
+        """Remove all items."""
+        self._items.clear()
 
 
-class ThreadPrefetcher:
-    """Prefetches batches on its own thread, which alone calls `read` from then on.
+class ThreadPrefetcher(Generic[_Item]):
+    """Prefetches batches or runs on its own thread, which alone calls `read` from then on.
 
-    It reads on while fewer bytes than the window wait for the consumer, so that the last batch may
+    It reads on while fewer bytes than the window wait for the consumer, so that the last item may
     exceed the window. `read` returns None at the end.
     """
 
-    def __init__(self, read: Callable[[], pa.RecordBatch | None], window: int) -> None:
+    def __init__(
+        self,
+        read: Callable[[], _Item | None],
+        window: int,
+        measure: Callable[[_Item], int] = _measure_batch,
+        *,
+        name: str = "splitarrow-prefetch",
+    ) -> None:
         self._read = read
-        self._waiting = _Window(window)
+        self._waiting = _Window(window, measure)
         # A lock for each small batch would cost more than the batch. A thread takes the lock only
         # to wait, and to wake the other one.
         self._changed = threading.Condition()
         self._producer_waits = self._consumer_waits = False
-        self._ended = self._stopped = False
+        self._ended = False
+        self.is_stopped = False
+        """Whether the thread ends after what it reads now."""
+        self.reached_end = False
+        """Whether `read` has returned None."""
+        self._close: Callable[[], None] | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="splitarrow-prefetch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         waiting = self._waiting
         try:
-            while not self._stopped and (batch := self._read()) is not None:
-                waiting.append(batch)
+            while not self.is_stopped:
+                item = self._read()
+                if item is None:
+                    self.reached_end = True
+                    break
+                waiting.append(item)
                 if self._consumer_waits:
                     self._notify()
                 if not waiting.has_room:
                     self._wait_for_room()
         except BaseException as error:
             self._error = error
+        if self._close is not None:
+            self._close()
         self._ended = True
         self._notify()
 
     def _wait_for_room(self) -> None:
         with self._changed:
             self._producer_waits = True
-            self._changed.wait_for(lambda: self._stopped or self._waiting.has_room)
+            self._changed.wait_for(lambda: self.is_stopped or self._waiting.has_room)
             self._producer_waits = False
 
-    def _wait_for_batch(self) -> None:
+    def _wait_for_item(self) -> None:
         with self._changed:
             self._consumer_waits = True
             self._changed.wait_for(lambda: self._ended or self._waiting)
@@ -107,23 +135,28 @@ class ThreadPrefetcher:
         with self._changed:
             self._changed.notify_all()
 
-    def next(self) -> pa.RecordBatch | None:
-        """Wait for the next batch; return None at the end. Errors of `read` are raised again."""
+    def next(self) -> _Item | None:
+        """Wait for the next item; return None at the end. Errors of `read` are raised again."""
         if not self._waiting:
-            self._wait_for_batch()
+            self._wait_for_item()
             if not self._waiting:
                 if self._error is not None:
                     raise self._error
                 return None
-        batch = self._waiting.take()
+        item = self._waiting.take()
         if self._producer_waits:
             self._notify()
-        return batch
+        return item
+
+    def end(self, close: Callable[[], None] | None = None) -> None:
+        """Let the thread end after what it reads now, and call `close`. What waits can be taken."""
+        self._close = close
+        self.is_stopped = True
+        self._notify()
 
     def stop(self) -> None:
-        """Drop the waiting batches and end the thread. Interrupt a pending `read` first."""
-        self._stopped = True
-        self._notify()
+        """End the thread and drop the waiting items. Interrupt a pending `read` first."""
+        self.end(self._close)
         self._thread.join()
         self._waiting.clear()
 
@@ -133,7 +166,7 @@ class TaskPrefetcher:
 
     def __init__(self, read: Callable[[], Awaitable[pa.RecordBatch | None]], window: int) -> None:
         self._read = read
-        self._waiting = _Window(window)
+        self._waiting: _Window[pa.RecordBatch] = _Window(window, _measure_batch)
         self._changed = anyio.Event()
         self._ended = False
         self._error: Exception | None = None
@@ -189,20 +222,52 @@ Run = deque[pa.RecordBatch]
 """Batches that were decoded together, in their order."""
 
 
-class Source(Protocol):
-    """What a stream reads from. One thread at a time uses it."""
+class ReaderSource:
+    """Drives the connections of a reader.
+
+    One thread at a time uses it: that of the consumer, or the one that reads ahead.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def receive(self) -> None:
+        """Wait for frames and pass them to the reader, which records errors."""
+        reader = self.reader
+        stream, channel = reader.next_channel()
+        try:
+            frames = blocking.receive(channel, reader.options.stall_timeout)
+        except SplitArrowError as error:
+            reader.fail_receiving(error)
+        else:
+            reader.feed(stream, frames)
+
+    def read(self) -> pa.RecordBatch | None:
+        """Wait for the next batch and return it, or None at the end."""
+        reader = self.reader
+        while (batch := reader.take()) is None and reader.expects_more():
+            self.receive()
+        return batch
 
     def read_run(self) -> Run:
-        """Wait for the next batches and return them; an empty run at the end."""
-        ...
-
-    def interrupt(self) -> None:
-        """Let a `read_run` that waits on another thread fail."""
-        ...
+        """Wait for the next batch and return it with those decoded with it; empty at the end."""
+        batch = self.read()
+        if batch is None:
+            return Run()
+        run = self.reader.batches
+        if not run:
+            return Run((batch,))
+        self.reader.batches = Run()
+        run.appendleft(batch)
+        return run
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        ...
+        self.reader.close()
+
+    def interrupt(self) -> None:
+        """Let a thread that waits for the server fail."""
+        self.reader.interrupt()
 
 
 class Pace:
@@ -262,94 +327,6 @@ class Pace:
         return self._is_kept
 
 
-class RunReader:
-    """Reads runs on its own thread, until it is stopped. It owns the source until `has_ended`.
-
-    It reads on while fewer bytes than the window wait for the consumer.
-    """
-
-    def __init__(self, source: Source, window: int) -> None:
-        self._source = source
-        self._window = window
-        self._runs: deque[tuple[Run, int]] = deque()
-        self._waiting_bytes = 0
-        self._changed = threading.Condition()
-        self.is_stopped = False
-        """Whether the thread ends after the run that it reads now."""
-        self._is_abandoned = False
-        self._error: BaseException | None = None
-        self.has_ended = False
-        """Whether the thread uses the source no more."""
-        self.reached_end = False
-        """Whether the source has ended, so that no batches follow those that wait."""
-        self._thread = threading.Thread(
-            target=self._read, name="splitarrow-read-ahead", daemon=True
-        )
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            while self._wait_for_room():
-                run = self._source.read_run()
-                if not run:
-                    self.reached_end = True
-                    break
-                self._append(run)
-        except BaseException as error:
-            self._error = error
-        if self._is_abandoned:
-            self._source.close()
-        with self._changed:
-            self.has_ended = True
-            self._changed.notify_all()
-
-    def _append(self, run: Run) -> None:
-        nbytes = measure(run)
-        with self._changed:
-            self._runs.append((run, nbytes))
-            self._waiting_bytes += nbytes
-            self._changed.notify_all()
-
-    def _wait_for_room(self) -> bool:
-        """Wait until the window has room; return False if the thread is to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_stopped or self._waiting_bytes < self._window)
-            return not self.is_stopped
-
-    def take(self) -> tuple[Run, int]:
-        """Wait for a run and return it and its size; an empty one once the thread has ended.
-
-        An error of the source is raised after the batches before it.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._runs or self.has_ended)
-            if self._runs:
-                run, nbytes = self._runs.popleft()
-                self._waiting_bytes -= nbytes
-                self._changed.notify_all()
-                return run, nbytes
-        if self._error is not None:
-            raise self._error
-        return deque(), 0
-
-    def stop(self) -> None:
-        """Let the thread end after the run that it reads now. Batches that wait can be taken."""
-        with self._changed:
-            self.is_stopped = True
-            self._changed.notify_all()
-
-    def abandon(self) -> None:
-        """Interrupt the source, and let the thread close it. Nobody takes what waits."""
-        self._is_abandoned = True
-        self.stop()
-        self._source.interrupt()
-
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join()
-        self._runs.clear()
-
-
 def measure(run: Run) -> int:
     """Return the size of a run in bytes. Batches that were decoded together have one layout."""
     return run[0].get_total_buffer_size() * len(run)
@@ -366,12 +343,12 @@ class ReadAhead:
     Without a `Pace`, it never reads ahead.
     """
 
-    def __init__(self, source: Source, window: int, pace: Pace | None) -> None:
+    def __init__(self, source: ReaderSource, window: int, pace: Pace | None) -> None:
         self._source = source
         self._window = window
         self._pace = pace
-        self.reader: RunReader | None = None
-        """The thread that reads ahead now."""
+        self.reader: ThreadPrefetcher[Run] | None = None
+        """The thread that reads ahead now. Until it ends, it alone uses the source."""
 
     def next_run(self) -> Run:
         """Wait for the next batches and return them; an empty run at the end."""
@@ -385,24 +362,37 @@ class ReadAhead:
         entered = pace.enter()
         run = self._source.read_run()
         if run and pace.wants_thread(entered, measure(run)):
-            self.reader = RunReader(self._source, self._window)
+            source = self._source
+            self.reader = ThreadPrefetcher(
+                lambda: source.read_run() or None,
+                self._window,
+                measure,
+                name="splitarrow-read-ahead",
+            )
         return run
 
-    def _take(self, reader: RunReader, pace: Pace) -> Run:
-        run, nbytes = reader.take()
-        if not run and not reader.reached_end:
-            self.reader = None  # It was stopped because it did not pay.
-        elif run and not reader.is_stopped and not pace.keeps_thread(nbytes):
-            reader.stop()
+    def _take(self, reader: ThreadPrefetcher[Run], pace: Pace) -> Run:
+        run = reader.next()
+        if run is None:
+            if not reader.reached_end:
+                self.reader = None  # It was stopped because it did not pay.
+            return Run()
+        if not reader.is_stopped and not pace.keeps_thread(measure(run)):
+            reader.end()
         return run
+
+    def _abandon(self, reader: ThreadPrefetcher[Run]) -> None:
+        """Interrupt the source, and let the thread close it. Nobody takes what waits."""
+        reader.end(self._source.close)
+        self._source.interrupt()
 
     def __del__(self) -> None:
         """End the thread of a stream that is dropped: the thread itself does not hold this."""
         if self.reader is not None:
-            self.reader.abandon()
+            self._abandon(self.reader)
 
     def close(self) -> None:
         """End the thread, and drop the batches that wait."""
         if self.reader is not None:
-            self.reader.abandon()
-            self.reader.join()
+            self._abandon(self.reader)
+            self.reader.stop()

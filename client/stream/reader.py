@@ -33,7 +33,6 @@ from ...protocol.messages import Message, expand_messages
 from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT, pack_interval
 from ...protocol.reassembler import Reassembler
 from ...protocol.states import READER, Machine, ReaderEvent, ReaderState
-from ...protocol.trace_context import TraceContext
 from ...protocol.uri import DataUri, Streams
 from ...transport.base import Channel
 from ..arguments import StreamOptions
@@ -78,20 +77,6 @@ class ProgressWatch:
         return now - self._repeating_since >= self._timeout
 
 
-def list_request_frames(
-    uri: DataUri, stall_timeout: float | None, context: TraceContext | None
-) -> list[TaggedFrame]:
-    """Return the frames to send, the data request last. Only tags that the URI names are used."""
-    ticket = uri.ticket or b""
-    messages: list[tuple[int, bytes]] = []
-    if uri.trace is not None and context is not None:
-        messages.append((uri.trace, context.pack()))
-    if uri.keep_alive is not None and stall_timeout is not None:
-        messages.append((uri.keep_alive, pack_interval(stall_timeout / KEEP_ALIVES_PER_TIMEOUT)))
-    messages.append((uri.require_want_data(), ticket))
-    return [TaggedFrame(tag, len(payload), (payload,)) for tag, payload in messages]
-
-
 class Reader:
     """Holds the connections of one data stream, and turns their frames into record batches.
 
@@ -123,7 +108,7 @@ class Reader:
         self._messages: deque[Message | MessageRun] = deque()
         """Complete messages that are not decoded yet."""
         self._machine = Machine(READER, ReaderState.CONNECTING, self.name)
-        tags = frozenset(uri.keep_alive for uri in uris if uri.keep_alive is not None)
+        tags = frozenset([uri.keep_alive for uri in uris if uri.keep_alive is not None])
         self._reassembler = Reassembler(
             FORMATS, options.limits, stream=self.name, keep_alive_tags=tags
         )
@@ -183,7 +168,10 @@ class Reader:
             self._trace = StreamTrace(self.name, self.uris[0].scheme, self.uris[0])
 
     def attach(self, channel: Channel, uri: DataUri) -> list[TaggedFrame]:
-        """Add a connected channel, which the reader closes; return the frames to send on it."""
+        """Add a connected channel, which the reader closes; return the frames to send on it.
+
+        The data request is the last one. Only tags that the URI names are used.
+        """
         self.channels[uri.stream] = channel
         self._lanes |= dict.fromkeys(channel.lanes)
         required = self.options.require_transport
@@ -197,8 +185,15 @@ class Reader:
             self.accepts_offsets = True
             if not capabilities.remote_reads:
                 self._lease_returns = track_leases(channel, uri.free_data)
+        messages: list[tuple[int, bytes]] = []
         context = None if self._trace is None else self._trace.request_context
-        return list_request_frames(uri, self.options.stall_timeout, context)
+        if uri.trace is not None and context is not None:
+            messages.append((uri.trace, context.pack()))
+        timeout = self.options.stall_timeout
+        if uri.keep_alive is not None and timeout is not None:
+            messages.append((uri.keep_alive, pack_interval(timeout / KEEP_ALIVES_PER_TIMEOUT)))
+        messages.append((uri.require_want_data(), uri.ticket or b""))
+        return [TaggedFrame(tag, len(payload), (payload,)) for tag, payload in messages]
 
     def _uses(self, transport: str) -> bool:
         """Return whether a scheme or a lane carries the data; a lane may lack its device."""
@@ -339,21 +334,19 @@ class Reader:
                     *(limits, validate, self.name, self._remote_bodies),
                 )
             self._decoder = decoder
-        if self._trace is not None:
-            self._measure_decoding(self._trace)
+        trace = self._trace
+        if trace is not None:
+            trace.record_open()
+            if self._decoder is not None:
+                self._decoder = trace.measure_decoder(self._decoder)
+            if self._decode_item is not None:
+                self._decode_item = trace.measure(self._decode_item)
         self._schema = decoder.schema
         self.schema_metadata = message.metadata
         if SCHEMA_MARK in message.metadata:
             self.schema_metadata = unmark_schema(message.metadata)
             self.footer_metadata = find_footer_metadata(message.metadata)
         self._machine.on(ReaderEvent.SCHEMA)
-
-    def _measure_decoding(self, trace: StreamTrace) -> None:
-        trace.record_open()
-        if self._decoder is not None:
-            self._decoder = trace.measure_decoder(self._decoder)
-        if self._decode_item is not None:
-            self._decode_item = trace.measure(self._decode_item)
 
     def fail(self, error: SplitArrowError) -> None:
         """Record the error that ended the stream, and close its connections.
@@ -411,7 +404,7 @@ class Reader:
         """
         if self._error is not None:
             raise self._error
-        state = self.state
+        state = self._machine.state
         if state is ReaderState.CLOSED and not self.is_exhausted:
             raise ClosedError("the stream is closed", stream=self.name)
         return state not in (ReaderState.ENDED, ReaderState.CLOSED)

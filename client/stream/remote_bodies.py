@@ -246,7 +246,7 @@ class _PackedLayout:
         self._unpack = struct.Struct(f"<{2 + 2 * len(layout.buffers)}Q").unpack
 
     def find(self, payload: memoryview) -> int:
-        """Return the offset of the packed body of a payload; negative if there is none."""
+        """Return the offset of the packed body of a payload; negative if the layout differs."""
         try:
             numbers = self._unpack(payload)
         except struct.error:

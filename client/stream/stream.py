@@ -5,7 +5,7 @@ Each drives the reader that an `Opening` returns, over the connections of a tran
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_object
 from ...protocol.memory import DEFAULT_ALLOCATOR
 from ...protocol.uri import DataUri
-from ...transport import aio, blocking
+from ...transport import aio
 from ..arguments import Read, StreamOptions
 from .batch_stream import AsyncBatchStream, BatchStream
 from .format_choice import choose_for_uris
@@ -28,60 +28,13 @@ from .read_ahead import (
     WINDOW_BYTES,
     Pace,
     ReadAhead,
+    ReaderSource,
     Run,
     TaskPrefetcher,
     ThreadPrefetcher,
     has_second_core,
 )
 from .reader import Reader
-
-
-class ReaderSource:
-    """Drives the connections of a reader.
-
-    One thread at a time uses it: that of the consumer, or the one that reads ahead.
-    """
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-
-    def receive(self) -> None:
-        """Wait for frames and pass them to the reader, which records errors."""
-        reader = self.reader
-        stream, channel = reader.next_channel()
-        try:
-            frames = blocking.receive(channel, reader.options.stall_timeout)
-        except SplitArrowError as error:
-            reader.fail_receiving(error)
-        else:
-            reader.feed(stream, frames)
-
-    def read(self) -> pa.RecordBatch | None:
-        """Wait for the next batch and return it, or None at the end."""
-        reader = self.reader
-        while (batch := reader.take()) is None and reader.expects_more():
-            self.receive()
-        return batch
-
-    def read_run(self) -> Run:
-        """Wait for the next batch and return it with those decoded with it; empty at the end."""
-        batch = self.read()
-        if batch is None:
-            return Run()
-        run = self.reader.batches
-        if not run:
-            return Run((batch,))
-        self.reader.batches = Run()
-        run.appendleft(batch)
-        return run
-
-    def close(self) -> None:
-        """Close the connections. Idempotent."""
-        self.reader.close()
-
-    def interrupt(self) -> None:
-        """Let a thread that waits for the server fail."""
-        self.reader.interrupt()
 
 
 class Stream(BatchStream):
@@ -119,15 +72,18 @@ class Stream(BatchStream):
     def __init__(self, opening: Opening) -> None:
         options = opening.options
         self._reader = open_reader(opening)
-        self._source = ReaderSource(self._reader)
         self._window_bytes = options.window_bytes
-        self._prefetcher: ThreadPrefetcher | None = None
+        self._prefetcher: ThreadPrefetcher[pa.RecordBatch] | None = None
         self._run = Run()
         self._read_ahead: ReadAhead | None = None
 
     @property
     def _known(self) -> Reader:
         return self._reader
+
+    @cached_property
+    def _source(self) -> ReaderSource:
+        return ReaderSource(self._reader)
 
     def _start_reading(self) -> ReadAhead:
         """Return what reads ahead where that pays.
@@ -308,17 +264,7 @@ class AsyncStream(AsyncBatchStream):
         return batch
 
     async def __anext__(self) -> pa.RecordBatch:
-        """Return the next record batch.
-
-        Raises
-        ------
-        StopAsyncIteration
-            At the proven end of the stream, and only there.
-        ProtocolError, RemoteError, TransportError
-            If the stream fails. All batches returned before are valid, but the data is incomplete.
-        ClosedError
-            If the stream was closed or cancelled.
-        """
+        """Return the next record batch; raises as `Stream` does."""
         if self._prefetcher is not None:
             batch = await self._next_prefetched(self._prefetcher)
         elif self._reader.batches:
@@ -353,10 +299,7 @@ class AsyncStream(AsyncBatchStream):
         return await self.next_tensor()
 
     def cancel(self) -> None:
-        """Interrupt a read that waits in another task: it raises `ClosedError`.
-
-        A stream that was read to its end keeps the connection over which its batches are leased.
-        """
+        """Interrupt a read that waits in another task; see `Stream.cancel`."""
         self._reader.cancel()
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class SpanScope:
         *,
         is_complete: bool = True,
     ) -> None:
-        """End the span with the outcome, and the class of an error. The first call counts."""
+        """End the span with its outcome, and the code or class of an error; do it once."""
         if self._ended:
             return
         self._ended = True
@@ -123,13 +123,8 @@ def trace_read(name: str) -> Generator[SpanScope | None]:
     if TRACING_API not in sys.modules:
         yield None
         return
-    scope = SpanScope("splitarrow.read", {"splitarrow.dataset": name})
-    try:
-        with activate(scope.context):
-            yield scope
-    except BaseException as error:
-        scope.end(error)
-        raise
+    with _end_if_failed(SpanScope("splitarrow.read", {"splitarrow.dataset": name})) as scope:
+        yield scope
 
 
 @contextmanager
@@ -138,14 +133,19 @@ def trace_plan(name: str) -> Generator[None]:
     if TRACING_API not in sys.modules:
         yield
         return
-    scope = SpanScope("splitarrow.plan", {"splitarrow.dataset": name})
+    with _end_if_failed(SpanScope("splitarrow.plan", {"splitarrow.dataset": name})) as scope:
+        yield
+    scope.end()
+
+
+@contextmanager
+def _end_if_failed(scope: SpanScope) -> Generator[SpanScope]:
     try:
         with activate(scope.context):
-            yield
+            yield scope
     except BaseException as error:
         scope.end(error)
         raise
-    scope.end()
 
 
 class StreamTrace:

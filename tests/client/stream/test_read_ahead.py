@@ -144,7 +144,7 @@ def read_numbers(ahead: ReadAhead) -> list[int]:
 
 @pytest.mark.parametrize("dropped", [set[int](), {3}, {3, 40}])
 def test_no_batch_is_lost_or_repeated_by_a_thread(dropped: set[int]) -> None:
-    source = Source(100)
+    source: Any = Source(100)
     ahead = ReadAhead(source, MIB, SetPace({2, 30, 60}, dropped))
     assert read_numbers(ahead) == [number for number in range(1, 101) for _ in range(3)]
     assert not ahead.next_run()
@@ -153,7 +153,7 @@ def test_no_batch_is_lost_or_repeated_by_a_thread(dropped: set[int]) -> None:
 
 
 def test_an_error_follows_the_batches_before_it() -> None:
-    source = Source(20, ConnectionLostError("lost"))
+    source: Any = Source(20, ConnectionLostError("lost"))
     ahead = ReadAhead(source, MIB, SetPace({2}, set()))
     runs = [ahead.next_run() for _ in range(20)]
     assert [run[0]["n"][0].as_py() for run in runs] == [*range(1, 21)]
@@ -162,7 +162,7 @@ def test_an_error_follows_the_batches_before_it() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    source = Source(1000)
+    source: Any = Source(1000)
     nbytes = 3 * pa.record_batch([pa.array([1])], names=["n"]).get_total_buffer_size()
     ahead = ReadAhead(source, 5 * nbytes, SetPace({1}, set()))
     ahead.next_run()
@@ -174,7 +174,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_closing_interrupts_a_thread_that_waits() -> None:
-    source = Source(100)
+    source: Any = Source(100)
     source.blocks_at = 5
     ahead = ReadAhead(source, MIB, SetPace({1}, set()))
     ahead.next_run()

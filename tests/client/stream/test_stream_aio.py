@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.client.arguments import StreamOptions
+from splitarrow.client.stream import read_ahead
 from splitarrow.client.stream import reader as readers
 from splitarrow.client.stream import stream as streams
 from splitarrow.client.stream.opening import Opening
-from splitarrow.client.stream.read_ahead import ReadAhead, Run
-from splitarrow.client.stream.stream import AsyncStream, ReaderSource, Stream
+from splitarrow.client.stream.read_ahead import ReadAhead, ReaderSource, Run
+from splitarrow.client.stream.stream import AsyncStream, Stream
 from splitarrow.client.uris import resolve_uris
 from splitarrow.errors import ClosedError, ConnectionLostError, NotFoundError, SplitArrowError
 from splitarrow.protocol.uri import Streams
@@ -144,7 +145,7 @@ async def test_a_connection_that_a_cancellation_ends_was_cancelled(
         raise error
 
     monkeypatch.setattr(streams, "aio", SimpleNamespace(receive=receive_later))
-    monkeypatch.setattr(streams, "blocking", SimpleNamespace(receive=receive))
+    monkeypatch.setattr(read_ahead, "blocking", SimpleNamespace(receive=receive))
     stream, other = AsyncStream(Opening(URIS, StreamOptions())), blocking_stream(real_reader())
     stream._reader = real_reader()
     for each in (stream, other):
