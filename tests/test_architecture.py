@@ -88,13 +88,13 @@ LAYERS: dict[str, list[set[str]]] = {
         {"upload"},
     ],
     "client.stream": [
-        {"batch_stream", "read_ahead", "remote_bodies"},
+        {"batch_stream", "remote_bodies"},
         {"batch_decoder", "device_stream", "format_choice"},
         {"vortex_decoder"},
         {"decoders"},
         {"device_decoder", "tracing"},
         {"reader"},
-        {"opening"},
+        {"opening", "read_ahead"},
         {"stream"},
     ],
     "memory": [
