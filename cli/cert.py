@@ -23,6 +23,7 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigError, ConnectError, MissingExtraError, UsageError
+from ..protocol.uri import CONTROL_PORT, TCP_PORT
 from .connection import AsJson, ConnectTimeout, with_tls_options
 from .formatting import escape_text
 from .options import Subcommands, option
@@ -258,7 +259,7 @@ def _describe_key(key: Any) -> str:
     return f"{kind} {key.key_size}" if hasattr(key, "key_size") else kind
 
 
-_PORTS = {"grpc+tls": 8815, "tcp+tls": 8816, "https": 443}
+_PORTS = {"grpc+tls": CONTROL_PORT, "tcp+tls": TCP_PORT, "https": 443}
 """The schemes with certificates, and their default ports."""
 
 

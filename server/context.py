@@ -13,8 +13,8 @@ from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Encoding
 from .config import Settings
-from .drain import ReadsInProgress
 from .metrics import DaemonMetrics, Metrics
+from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .report import Reporter
 from .shm.regions import SharedRegions

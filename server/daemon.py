@@ -28,10 +28,10 @@ from .catalog.dataset import Budget, Encoding
 from .catalog.published import VersionWatcher
 from .config import Configuration, Settings
 from .context import ServerContext
-from .drain import ReadsInProgress
 from .listeners import Acceptor, bind_listeners, select_listener
 from .logs import get_logger
 from .metrics import DaemonMetrics, Labelled, Metrics, list_stats
+from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .reload import Reloader
 from .report import (

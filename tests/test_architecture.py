@@ -138,7 +138,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "server": [
         {"config", "logs", "metrics", "prefetch", "usage"},
-        {"addresses", "catalog", "documentation", "drain", "refusals", "signals", "streams"},
+        {"addresses", "catalog", "reads", "refusals", "signals", "streams"},
         {"auth", "shm", "uploads"},
         {"bodies", "report"},
         {"spans"},

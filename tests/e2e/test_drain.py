@@ -21,7 +21,7 @@ from helpers.daemons import StartDaemon
 from helpers.files import write_file, write_shards
 from helpers.waiting import wait_until
 from splitarrow.errors import SplitArrowError, TransportError, UnavailableError
-from splitarrow.server.drain import LINGER_SECONDS
+from splitarrow.server.reads import LINGER_SECONDS
 from splitarrow.testing import Daemon
 
 PARTS = 6

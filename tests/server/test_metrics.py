@@ -12,10 +12,10 @@ import pytest
 
 import splitarrow
 from helpers.package import ROOT
+from helpers.server_pages import metrics_page
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError
 from splitarrow.server import metrics as metrics_module
-from splitarrow.server.documentation import metrics_page
 from splitarrow.server.metrics import (
     DaemonMetrics,
     Histogram,
@@ -162,7 +162,7 @@ def test_the_exported_names_are_unique() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), (
-        "run: python -m splitarrow.server.documentation metrics > docs/metrics.md"
+        "run: python tests/helpers/server_pages.py metrics > docs/metrics.md"
     )
 
 

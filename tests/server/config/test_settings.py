@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 from pydantic_settings import BaseSettings
 
+from helpers.server_pages import settings_page
 from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
 from splitarrow.protocol.tags import WANT_DATA
@@ -25,7 +26,6 @@ from splitarrow.server.config import (
 from splitarrow.server.config.configuration import find_line
 from splitarrow.server.config.declaration import Count
 from splitarrow.server.config.settings import ServeArguments, listener_uri
-from splitarrow.server.documentation import settings_page
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -204,7 +204,7 @@ def test_every_setting_is_an_option_of_the_command_line() -> None:
 def test_the_settings_page_is_up_to_date() -> None:
     page = settings_page()
     assert (ROOT / "docs" / "settings.md").read_text() == page, (
-        "run: python -m splitarrow.server.documentation settings > docs/settings.md"
+        "run: python tests/helpers/server_pages.py settings > docs/settings.md"
     )
     for declaration in declarations(Settings):
         assert f"\n| `{declaration.name}` |" in page

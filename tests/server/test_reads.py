@@ -7,7 +7,7 @@ import pytest
 
 from helpers.clock import Clock
 from splitarrow.protocol.request import Request
-from splitarrow.server.drain import LINGER_SECONDS, ReadsInProgress
+from splitarrow.server.reads import LINGER_SECONDS, ReadsInProgress
 
 PART = Request("d", shard=3)
 VERSION = Request("d", version="7")

@@ -1,6 +1,6 @@
 """The pages of the documentation that list all settings and all metrics.
 
-``python -m splitarrow.server.documentation settings > docs/settings.md`` writes the one, and
+``python tests/helpers/server_pages.py settings > docs/settings.md`` writes the one, and
 ``metrics > docs/metrics.md`` the other.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from .config import Declaration, Reload, Settings, declarations
-from .metrics import DaemonMetrics, Metric, Metrics, Registry
+from splitarrow.server.config import Declaration, Reload, Settings, declarations
+from splitarrow.server.metrics import DaemonMetrics, Metric, Metrics, Registry
 
 _SETTINGS_INTRODUCTION = """\
 # Settings
@@ -142,4 +142,4 @@ def _metrics_row(metric: Metric) -> str:
 
 if __name__ == "__main__":
     pages = {"settings": settings_page, "metrics": metrics_page}
-    print(pages[sys.argv[1]](), end="")  # noqa: T201
+    print(pages[sys.argv[1]](), end="")
