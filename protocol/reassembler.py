@@ -22,7 +22,7 @@ from .messages import (
     parse_failure,
     parse_metadata_prefix,
 )
-from .tags import MAX_SEQUENCE, BodyType, advance, distance, pack_body_tag, parse_body_tag
+from .tags import MAX_SEQUENCE, BodyType, pack_body_tag, parse_body_tag
 from .uri import Streams
 
 _PACKED, _OFFSETS = BodyType.PACKED, BodyType.OFFSETS
@@ -44,6 +44,32 @@ class ParsedMetadata(NamedTuple):
     """Whether a body follows the metadata."""
     body_length: int
     """The declared size of the packed body in bytes."""
+
+
+def advance(sequence: int, steps: int = 1) -> int:
+    """Return the sequence number `steps` after `sequence`.
+
+    Examples
+    --------
+    >>> advance(MAX_SEQUENCE)
+    0
+    """
+    return (sequence + steps) & MAX_SEQUENCE
+
+
+def distance(sequence: int, base: int) -> int:
+    """Return the number of steps from `base` to `sequence`, negative if `sequence` is earlier.
+
+    This is serial-number arithmetic (RFC 1982): of two numbers, the one that is less than 2**31
+    steps ahead of the other is the later one.
+
+    Examples
+    --------
+    >>> distance(1, MAX_SEQUENCE), distance(MAX_SEQUENCE, 1)
+    (2, -2)
+    """
+    ahead = (sequence - base) & MAX_SEQUENCE
+    return ahead if ahead <= MAX_SEQUENCE >> 1 else ahead - (MAX_SEQUENCE + 1)
 
 
 class PendingFrames:

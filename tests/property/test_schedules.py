@@ -23,9 +23,9 @@ from splitarrow.errors import LimitError, ProtocolError
 from splitarrow.protocol.frames import IncomingFrame, ReceivedFrame, UntaggedFrame
 from splitarrow.protocol.limits import DEFAULT_LIMITS, Limits
 from splitarrow.protocol.messages import Message, MetadataType, pack_metadata
-from splitarrow.protocol.reassembler import Reassembler
+from splitarrow.protocol.reassembler import Reassembler, advance
 from splitarrow.protocol.splitter import SourceMessage, Splitter
-from splitarrow.protocol.tags import MAX_SEQUENCE, BodyType, advance
+from splitarrow.protocol.tags import MAX_SEQUENCE, BodyType
 from splitarrow.protocol.uri import Streams
 
 SCHEMA_METADATA = schema_of_ints(["n"])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitarrow.protocol.tags import MAX_SEQUENCE, MODULUS, advance, distance
+from splitarrow.protocol.reassembler import advance, distance
+from splitarrow.protocol.tags import MAX_SEQUENCE
 
 numbers = st.integers(0, MAX_SEQUENCE)
 
@@ -40,5 +41,5 @@ def test_distance_is_the_inverse_of_advance(base: int, steps: int) -> None:
 @given(numbers, numbers)
 def test_one_of_two_numbers_is_ahead(first: int, second: int) -> None:
     there, back = distance(first, second), distance(second, first)
-    assert (there + back) % MODULUS == 0
-    assert there == -back or abs(there) == MODULUS // 2
+    assert (there + back) % (MAX_SEQUENCE + 1) == 0
+    assert there == -back or abs(there) == (MAX_SEQUENCE + 1) // 2
