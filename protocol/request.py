@@ -61,8 +61,7 @@ class Request:
     """The first stored record batch or row group to send, and the one after the last, counted from
     0 in the shard or else in the dataset. They are selected before the filter. None selects all."""
     rows: tuple[int, int] | None = None
-    """The first stored row to send, and the one after the last, counted like `batches`, which it
-    excludes. They are selected before the filter. None selects all."""
+    """Like `batches`, but in rows. At most one of the two is given."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():

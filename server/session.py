@@ -152,7 +152,7 @@ class Session:
         elif self._stuck_since is None:
             self._stuck_since = now
         elif now - self._stuck_since >= seconds:
-            self._log.warning("reader takes nothing", seconds=seconds)
+            self._log.warning("reader stalled", seconds=seconds)
             self._scope.cancel()
 
     async def _handshake(self) -> list[IncomingFrame]:
@@ -338,7 +338,7 @@ async def yield_to_writers(sessions: Iterable[Session]) -> None:
 
 
 class StallWatch:
-    """Ends streams whose reader takes nothing for the setting ``stall_seconds``.
+    """Ends streams whose reader stalled for the setting ``stall_seconds``.
 
     One task looks at all streams now and then, so that sending data costs nothing more. A reader
     that takes data slowly makes progress, and may go on.
@@ -364,5 +364,5 @@ class StallWatch:
         for stream in self._context.streams:
             since = stream.writing_since
             if since is not None and now - since >= seconds:
-                self._log.warning("reader takes nothing", peer=stream.peer, dataset=stream.dataset)
+                self._log.warning("reader stalled", peer=stream.peer, dataset=stream.dataset)
                 stream.cancel()

@@ -47,13 +47,13 @@ class Receive(NamedTuple):
     channel: Channel
 
 
-class Call(NamedTuple):
+class CallFunction(NamedTuple):
     """Call a function that blocks. The result is that of the function."""
 
     function: Callable[[], Any]
 
 
-Step = Connect | Send | Receive | Call
+Step = Connect | Send | Receive | CallFunction
 
 
 class Opening:
@@ -82,7 +82,7 @@ class Opening:
         try:
             if self._choose_format is not None:
                 choose, uris = self._choose_format, self.reader.uris
-                chosen = yield Call(lambda: choose(uris, self.options))
+                chosen = yield CallFunction(lambda: choose(uris, self.options))
                 self._select(Request(UNKNOWN_NAME, format=chosen))
             if self._filter is not None:
                 yield from self._bind_filter()
@@ -142,7 +142,7 @@ def open_reader(opening: Opening) -> Reader:
                         result = blocking.send(channel, frames, timeout)
                     case Receive(channel):
                         result = blocking.receive(channel, timeout)
-                    case Call(function):
+                    case CallFunction(function):
                         result = function()
             except BaseException as error:
                 step = steps.throw(error)
@@ -167,7 +167,7 @@ async def open_reader_async(opening: Opening) -> Reader:
                         result = await aio.send(channel, frames, timeout)
                     case Receive(channel):
                         result = await aio.receive(channel, timeout)
-                    case Call(function):
+                    case CallFunction(function):
                         result = await to_thread.run_sync(function)
             except BaseException as error:
                 step = steps.throw(error)

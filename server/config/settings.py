@@ -181,8 +181,7 @@ class Settings(BaseSettings):
     idle_seconds: PositiveSeconds = setting(600.0, Group.LIMITS, reload=Reload.RELOAD)
     """The time after which the server closes a connection that has no stream, in seconds."""
     stall_seconds: PositiveSeconds = setting(600.0, Group.LIMITS, reload=Reload.RELOAD)
-    """The time after which the server disconnects a reader that takes nothing of its stream, in
-    seconds."""
+    """The time after which the server disconnects a reader that takes no data, in seconds."""
     max_connections_per_address: Count | None = setting(
         None, Group.LIMITS, shown="half of `max_connections`", reload=Reload.RELOAD
     )

@@ -122,7 +122,7 @@ def stats(daemon: Daemon) -> dict[str, int]:
 
 @pytest.mark.parametrize("scheme", ["tcp", "shm", "ucx", "flight"])
 def test_a_stream_that_is_requested_and_never_read(daemon: Daemon, scheme: str) -> None:
-    before = daemon.log().count("reader takes nothing")
+    before = daemon.log().count("reader stalled")
     reader: Any
     client: Any = None
     if scheme in ("tcp", "shm"):
@@ -134,7 +134,7 @@ def test_a_stream_that_is_requested_and_never_read(daemon: Daemon, scheme: str) 
     else:
         client = flight.FlightClient(daemon.control_uri)
         reader = client.do_get(flight.Ticket(b"big"))
-    wait_until(lambda: daemon.log().count("reader takes nothing") > before, "the disconnection")
+    wait_until(lambda: daemon.log().count("reader stalled") > before, "the disconnection")
     wait_until(lambda: stats(daemon)["streams"] == 0, "the end of the stream")
     wait_until(lambda: stats(daemon)["leases"] == 0, "the end of the leases")
     if client is None:
@@ -145,20 +145,20 @@ def test_a_stream_that_is_requested_and_never_read(daemon: Daemon, scheme: str) 
 
 
 def test_a_stream_of_leases_that_fits_into_the_socket_and_is_never_read(daemon: Daemon) -> None:
-    before = daemon.log().count("reader takes nothing")
+    before = daemon.log().count("reader stalled")
     with connect(daemon, "shm") as client:
         client.sendall(request(b"small"))
-        wait_until(lambda: daemon.log().count("reader takes nothing") > before, "the disconnection")
+        wait_until(lambda: daemon.log().count("reader stalled") > before, "the disconnection")
         wait_until(lambda: stats(daemon)["leases"] == 0, "the end of the leases")
 
 
 def test_a_reader_that_holds_leases_is_not_disconnected(daemon: Daemon) -> None:
-    before = daemon.log().count("reader takes nothing")
+    before = daemon.log().count("reader stalled")
     with splitarrow.open(daemon.uri("small", "shm")) as stream:
         table = stream.read_all()
         time.sleep(3 * SECONDS)
         assert stats(daemon)["leases"] == 4
-    assert daemon.log().count("reader takes nothing") == before
+    assert daemon.log().count("reader stalled") == before
     assert table.num_rows == 4000
 
 
