@@ -17,6 +17,7 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from ..client.arguments import Read, ReadArguments
 from ..client.connect import AnyClient, connect
 from ..client.filters import serialize_filter
 from ..client.rpc.info import DatasetInfo
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-READ_ARGUMENTS: dict[str, Any] = {
-    "transport": "auto",
-    "connect_timeout": 10.0,
-    "stall_timeout": 30.0,
+_PLAN = Read.of({}).plan
+READ_ARGUMENTS: ReadArguments = {
+    "transport": _PLAN.transport,
+    "connect_timeout": _PLAN.options.connect_timeout,
+    "stall_timeout": _PLAN.options.stall_timeout,
     "window_bytes": 32 << 20,
 }
 """The arguments of `Client.read` that are options of ``spark.read``, and their defaults.
