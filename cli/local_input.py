@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from ..client.arguments import Validation
-from ..client.filters import serialize_filter
+from ..filters import encode_filter
 from ..client.stream.decoders import (
     KeepingDecoder,
     TensorDecoder,
@@ -244,7 +244,7 @@ def open_selection(
     choices = (columns, filter, limit, rows, batch_rows)
     if is_tensor_content(dataset.schema) and any(choice is not None for choice in choices):
         raise _tensor_error(name)
-    text = None if filter is None else serialize_filter(name, dataset.schema, filter)
+    text = None if filter is None else encode_filter(filter, dataset.schema)
     request = Request(
         name,
         columns=None if columns is None else tuple(columns),

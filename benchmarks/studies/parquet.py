@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...client.filters import serialize_filter
+from ...filters import encode_filter
 from ...formats.parquet.footer import MAGIC, TAIL_BYTES, wrap_footer
 from ...formats.parquet.geo.crs import extension_metadata
 from ...formats.parquet.logical_types import Kind, LogicalType
@@ -68,7 +68,7 @@ def measure_box(folder: Path, rows: int) -> dict[str, float]:
     schema = pa.schema([pa.field("geom", pa.binary(), metadata=metadata)])
     _write_grid(path, schema, rows // _SIDE**2)
     dataset = ParquetDataset(path)
-    text = serialize_filter("points", dataset.schema, intersects("geom", (2, 2, 3.999, 3.999)))
+    text = encode_filter(intersects("geom", (2, 2, 3.999, 3.999)), dataset.schema)
     request = Request("points", filter=text)
     selection = Selection.resolve(request, Encoding(), dataset.schema)
     file, contents = _open(path)

@@ -176,7 +176,7 @@ class BaseClient(ABC):
         """
         request = build_request(
             name,
-            filter=self._serialize_filter(name, filter),
+            filter=self._encode_filter(name, filter),
             version=version,
         )
         return self._count_rows(request, timeout)
@@ -244,7 +244,7 @@ class BaseClient(ABC):
             if read.chooses_format:
                 read = read.selecting(format=self._choose_format(read).format)
             if read.filter is not None:
-                read = read.selecting(filter=self._serialize_filter(name, read.filter))
+                read = read.selecting(filter=self._encode_filter(name, read.filter))
             request, shards, plan = read.request, read.shards, read.plan
             if request.selects_span and shards is not None and len(shards) != 1:
                 span = "rows" if request.batches is None else "batches"
@@ -298,12 +298,12 @@ class BaseClient(ABC):
         """
         return self._run_query(Read.of({"sql": query}), query)
 
-    def _serialize_filter(self, name: str, filter: Any) -> str | None:
+    def _encode_filter(self, name: str, filter: Any) -> str | None:
         if filter is None:
             return None
-        from ..filters import serialize_filter
+        from ...filters import encode_filter
 
-        return serialize_filter(name, self.schema(name), filter)
+        return encode_filter(filter, self.schema(name))
 
     @abstractmethod
     def _plan_endpoints(

@@ -119,12 +119,12 @@ class Opening:
 
     def _bind_filter(self) -> Generator[Step, Any, None]:
         """Read the schema, and add the filter to the ticket."""
-        from ..filters import serialize_filter
+        from ...filters import encode_filter
 
         preparation = self.options.for_preparation()
         reader = yield from Opening(request_schema(self.reader.uris), preparation).steps()
         reader.close()
-        text = serialize_filter("the dataset", reader.schema, self._filter)
+        text = encode_filter(self._filter, reader.schema)
         self._select(Request(UNKNOWN_NAME, filter=text))
 
 

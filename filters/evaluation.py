@@ -1,0 +1,302 @@
+"""Evaluation of a bound filter over record batches, with Arrow's compute functions.
+
+Conditions are true, false or null (three-valued logic, as in SQL). A short filter can take any
+amount of memory, so `Cost` estimates the memory for its results before a batch is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from .binding import FLOAT_FUNCTIONS, BoundCall, BoundColumn, BoundLiteral, walk_bound
+
+_MAX_EQUALITIES: Final = 4
+"""The largest number of values that are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """An estimate of the memory that the results of a filter take, all together."""
+
+    calls: int
+    """The number of calls."""
+    fixed_bytes: float
+    """The size of the results of fixed size for one row, in bytes."""
+    copying_calls: int
+    """The number of calls whose results may be as large as all columns and literals together."""
+    columns: Mapping[int, int]
+    """For each column, the number of references to it."""
+    literal_bytes: int
+    """The size of all literals, in bytes."""
+
+    @classmethod
+    def estimate(cls, bound: Any) -> Cost:
+        """Estimate the cost of a bound filter."""
+        calls = copying = literal_bytes = 0
+        fixed = 0.0
+        columns: dict[int, int] = {}
+        for node in walk_bound(bound):
+            match node:
+                case BoundColumn():
+                    columns[node.index] = columns.get(node.index, 0) + 1
+                case BoundLiteral():
+                    data: Any = node.scalar.as_py() if node.scalar.is_valid else None
+                    literal_bytes += len(data) if isinstance(data, (str, bytes)) else 16
+                case _:
+                    calls += 1
+                    width = _width(node.type)
+                    if width is None:
+                        copying += 1
+                    else:
+                        fixed += width
+        return cls(calls, fixed, copying, columns, literal_bytes)
+
+    def nbytes(self, rows: int, columns: Mapping[int, Any]) -> float:
+        """Return the estimated size of all results over some columns, in bytes."""
+        total = rows * self.fixed_bytes
+        if self.copying_calls:
+            values = sum(
+                references * _decoded_bytes(columns[index])
+                for index, references in self.columns.items()
+            )
+            total += self.copying_calls * (values + rows * self.literal_bytes)
+        return total
+
+
+def _width(data_type: Any) -> float | None:
+    """Return the size of a value of a type in bytes, with its bit of validity; None if it varies."""
+    try:
+        return (data_type.bit_width + 1) / 8
+    except ValueError:
+        return None
+
+
+def _decoded_bytes(array: Any) -> int:
+    """Return the size of an array after the values of its dictionary or runs were repeated."""
+    if isinstance(array.type, (pa.DictionaryType, pa.RunEndEncodedType)):
+        is_dictionary = isinstance(array.type, pa.DictionaryType)
+        values = array.dictionary if is_dictionary else array.values
+        return len(array) * _widest_value(values)
+    return array.nbytes
+
+
+def _widest_value(values: Any) -> int:
+    """Return the size of the largest value of an array in bytes, or more."""
+    try:
+        return pc.max(pc.binary_length(values)).as_py() or 0
+    except pa.ArrowNotImplementedError:
+        width = _width(values.type)
+        return values.nbytes if width is None else int(width + 1)
+
+
+def evaluate(bound: Any, columns: Mapping[int, Any], rows: int) -> Any:
+    """Return the values of a bound condition (``pyarrow.BooleanArray`` of `rows` values).
+
+    `columns` has the arrays of the columns that it refers to, by their indices. Raises
+    `pyarrow.ArrowException` if a value does not fit a conversion, or a computation overflows.
+    """
+    result = _evaluate(bound, columns)
+    if isinstance(result, pa.Scalar):
+        return pa.repeat(result, rows)
+    return result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+
+
+def _evaluate(bound: Any, columns: Mapping[int, Any]) -> Any:
+    match bound:
+        case BoundColumn():
+            array = columns[bound.index]
+            while isinstance(array, pa.ExtensionArray):
+                array = array.storage
+            return array
+        case BoundLiteral():
+            return bound.scalar
+        case _:
+            arguments = [_evaluate(each, columns) for each in bound.arguments]
+            return _FUNCTIONS[bound.function](bound, arguments)
+
+
+def _call(name: str) -> Callable[[BoundCall, list[Any]], Any]:
+    function: Any = getattr(pc, name)
+    return lambda _, arguments: function(*arguments)
+
+
+def _fold(name: str) -> Callable[[BoundCall, list[Any]], Any]:
+    function: Any = getattr(pc, name)
+    return lambda _, arguments: reduce(function, arguments)
+
+
+def _always(bound: BoundCall, arguments: list[Any]) -> Any:
+    """Return a value for each value, and null for null."""
+    value = pa.scalar(bound.options)
+    (array,) = arguments
+    return _where_valid(array, value)
+
+
+def _where_valid(array: Any, value: Any) -> Any:
+    """Return a value, or values, where an array is not null, and null elsewhere."""
+    valid: Any = _is_valid(array)
+    return pc.if_else(valid, value, pa.scalar(None, pa.bool_()))
+
+
+def _is_valid(array: Any) -> Any:
+    return pc.invert(_find_nulls(array))
+
+
+def _is_in(bound: BoundCall, arguments: list[Any]) -> Any:
+    values, has_null = bound.options
+    (array,) = arguments
+    if 0 < len(values) <= _MAX_EQUALITIES:
+        found = reduce(pc.or_kleene, (pc.equal(array, each) for each in values))
+    else:
+        if at.is_floating(values.type):  # Arrow tells -0.0 from 0.0 there
+            zero = pa.scalar(0, values.type)
+            values, keys = pc.add(values, zero), pc.add(array, zero)
+        else:
+            keys = array
+        found = pc.is_in(keys, value_set=values)
+        found = _where_valid(array, found) if array.null_count else found
+    if not has_null:
+        return found
+    return pc.or_kleene(found, pa.scalar(None, pa.bool_()))
+
+
+def _is_null(_: BoundCall, arguments: list[Any]) -> Any:
+    return _find_nulls(arguments[0])
+
+
+def _find_nulls(array: Any) -> Any:
+    if isinstance(array, pa.DictionaryArray) and array.dictionary.null_count:
+        nulls: Any = pc.is_null(array.dictionary)
+        return pc.fill_null(nulls.take(array.indices), True)
+    return pc.is_null(array)
+
+
+def _is_true(bound: BoundCall, arguments: list[Any]) -> Any:
+    (value,) = arguments
+    value = value if bound.function == "is true" else pc.invert(value)
+    return pc.coalesce(value, pa.scalar(False))
+
+
+def _match_text(bound: BoundCall, arguments: list[Any]) -> Any:
+    (array,), pattern = arguments, bound.options
+    match bound.function:
+        case "starts_with":
+            return pc.starts_with(array, pattern=pattern)
+        case "ends_with":
+            return pc.ends_with(array, pattern=pattern)
+        case "contains":
+            return pc.match_substring(array, pattern=pattern)
+        case _:  # SQL has no escape character, unless a filter names one
+            escaped = pattern.replace("\\", "\\\\")
+            return pc.match_like(array, escaped, ignore_case=bound.function == "ilike")
+
+
+def _decode(_: BoundCall, arguments: list[Any]) -> Any:
+    (array,) = arguments
+    if isinstance(array, pa.DictionaryArray):
+        return array.dictionary_decode()
+    return pc.run_end_decode(array)
+
+
+def _cast(bound: BoundCall, arguments: list[Any]) -> Any:
+    (array,) = arguments
+    return pc.cast(array, bound.type, safe=bound.options)
+
+
+def _compare_ticks(bound: BoundCall, arguments: list[Any]) -> Any:
+    """Compare dates, times or durations of different units exactly, without a conversion.
+
+    With n coarse units c and fine units f, and q = floor(f / n): c = f if c = q without remainder,
+    and c < f if c < q, or c = q with a remainder.
+    """
+    symbol, left_unit, right_unit = bound.options
+    left, right = map(_to_ticks, arguments)
+    if left_unit == right_unit:
+        return _COMPARISONS[symbol](left, right)
+    if left_unit < right_unit:
+        mirrored = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+        symbol, left, right = mirrored.get(symbol, symbol), right, left
+        left_unit, right_unit = right_unit, left_unit
+    factor = pa.scalar(left_unit // right_unit, pa.int64())
+    quotient: Any = pc.divide(right, factor)
+    rest: Any = pc.subtract(right, pc.multiply(quotient, factor))
+    quotient = pc.subtract(quotient, pc.cast(pc.less(rest, 0), pa.int64()))
+    has_rest = pc.not_equal(rest, 0)
+    equal = pc.equal(left, quotient)
+    match symbol:
+        case "=":
+            return pc.and_kleene(equal, pc.invert(has_rest))
+        case "<>":
+            return pc.or_kleene(pc.invert(equal), has_rest)
+        case "<":
+            return pc.or_kleene(pc.less(left, quotient), pc.and_kleene(equal, has_rest))
+        case "<=":
+            return pc.less_equal(left, quotient)
+        case ">":
+            return pc.greater(left, quotient)
+        case _:
+            rounded = pc.and_kleene(equal, pc.invert(has_rest))
+            return pc.or_kleene(pc.greater(left, quotient), rounded)
+
+
+def _to_ticks(array: Any) -> Any:
+    """Return dates, times or durations as their numbers of units (int64)."""
+    if isinstance(array, pa.Scalar):
+        value: Any = array
+        return pa.scalar(value.value, pa.int64())
+    width = pa.int32() if array.type.bit_width == 32 else pa.int64()
+    return array.view(width).cast(pa.int64())
+
+
+def _intersects(bound: BoundCall, arguments: list[Any]) -> Any:
+    condition, edges = bound.options
+    return pa.array(condition.match(arguments[0], edges))
+
+
+def _divide_whole(_: BoundCall, arguments: list[Any]) -> Any:
+    return pc.divide_checked(*arguments)
+
+
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_FUNCTIONS: Final[dict[str, Callable[[BoundCall, list[Any]], Any]]] = {
+    **{symbol: _call(function.__name__) for symbol, function in _COMPARISONS.items()},
+    "and": _fold("and_kleene"),
+    "or": _fold("or_kleene"),
+    "xor": _call("xor"),
+    "not": _call("invert"),
+    "always": _always,
+    "in": _is_in,
+    "is null": _is_null,
+    "is true": _is_true,
+    "is false": _is_true,
+    "isnan": _call("is_nan"),
+    **dict.fromkeys(("like", "ilike", "starts_with", "ends_with", "contains"), _match_text),
+    "decode": _decode,
+    "cast": _cast,
+    "compare ticks": _compare_ticks,
+    "+": _call("add_checked"),
+    "-": _call("subtract_checked"),
+    "*": _call("multiply_checked"),
+    "/": _call("divide"),
+    "divide": _divide_whole,
+    "negate": _call("negate_checked"),
+    "abs": _call("abs_checked"),
+    **{name: _call(name) for name in FLOAT_FUNCTIONS},
+    "if_else": _call("if_else"),
+    "coalesce": _call("coalesce"),
+    "intersects": _intersects,
+}
