@@ -1,7 +1,7 @@
 """The fields inside of columns that requests can name: those of structs and of Variants.
 
-``st.inner.x`` names the field ``x`` of the struct ``inner`` in the column ``st``. Columns and fields
-may have dots in their names. A column that has the whole name takes precedence. Otherwise the
+``st.inner.x`` names the field ``x`` of the struct ``inner`` in the column ``st``. The names of
+columns and fields may have dots. A column that has the whole name takes precedence. Otherwise the
 longest name that begins the path is chosen: of a column first, and then of a field of each struct.
 
 This module needs no NumPy.
@@ -9,12 +9,13 @@ This module needs no NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from ..errors import UsageError
 from .parquet.variant.arrow_fields import (
     FIELDS_KEY,
     MAX_STEPS,
@@ -75,6 +76,20 @@ def extend_schema(schema: pa.Schema, fields: Mapping[str, NestedField]) -> pa.Sc
     return pa.schema([*schema, *(each.field for each in fields.values())], metadata)
 
 
+def select_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return the schema of some columns and fields, in order.
+
+    Raises `UsageError` if one does not exist.
+    """
+    extended = extend_schema(schema, choose_fields(schema, names))
+    for name in names:
+        if len(extended.get_all_field_indices(name)) != 1:
+            reason, others = explain_missing(schema, name)
+            listed = f"; the columns are {', '.join(others)}" if others else ""
+            raise UsageError(f"no column {name!r}{reason}{listed}")
+    return pa.schema([extended.field(name) for name in names])
+
+
 def extract_field(column: Any, field: NestedField) -> Any:
     """Return a field of a column, which is null where a struct around it is null.
 
@@ -95,6 +110,10 @@ def explain_missing(schema: pa.Schema, name: str) -> tuple[str, list[str]]:
     """Return why no column or field has a name, as the end of a message, and similar names."""
     path, rest = _follow(schema, name)
     if not path:
+        first = name if name in schema.names else name.partition(".")[0]
+        count = schema.names.count(first)
+        if count > 1:
+            return f": {count} columns are named {first!r}", []
         return "", schema.names
     last = path[-1]
     kind = str(last.type).partition("<")[0]
@@ -109,7 +128,9 @@ def explain_missing(schema: pa.Schema, name: str) -> tuple[str, list[str]]:
         return f": {prefix!r} has {number} {rest[0]!r}", [f"{prefix}.{each}" for each in names]
     if is_variant_field(last):
         return f": {prefix!r} is a Variant without the shredded field {'.'.join(rest)!r}", []
-    return f": {prefix!r} has the type {kind}; select it, or a field of a struct", []
+    if pa.types.is_nested(last.type):
+        return f": a field inside of the {kind} {prefix!r} has no name; select {prefix!r}", []
+    return f": {prefix!r} has the type {kind}, which has no fields", []
 
 
 def _follow(schema: pa.Schema, name: str) -> tuple[list[Any], list[str]]:
