@@ -22,6 +22,7 @@ from ..client.connect import AnyClient, connect
 from ..client.filters import serialize_filter
 from ..client.rpc.info import DatasetInfo
 from ..errors import UsageError, remote_error
+from ..formats.nested_fields import select_schema
 from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
@@ -279,13 +280,10 @@ def dataset_schema(info: DatasetInfo, columns: Sequence[str] | None = None) -> s
     """
     schema = info.schema
     if columns is not None:
-        missing = [name for name in columns if name not in schema.names]
-        if missing:
-            raise UsageError(
-                f"dataset {info.name!r} has no column {missing[0]!r}; "
-                f"its columns are {', '.join(schema.names)}"
-            )
-        schema = pa.schema([schema.field(name) for name in columns])
+        try:
+            schema = select_schema(schema, columns)
+        except UsageError as error:
+            raise UsageError(f"dataset {info.name!r} has {error.message}") from None
     return spark_schema(schema)
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from ..client.connect import AnyClient
 from ..errors import ConnectionLostError, SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import prevent_pandas_import
+from ..formats.nested_fields import select_schema
 from ..transport.grpc_usage import GRPC_USAGE
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def make_plan(
     blocks = tuple(form_blocks(counts, window_rows))
     schema = info.schema
     if selection.columns is not None:
-        schema = pa.schema([_find_field(schema, name) for name in selection.columns])
+        schema = select_schema(schema, selection.columns)
     return DatasetPlan(
         selection,
         schema,
@@ -183,13 +184,6 @@ Block(shard=4, first=0, end=1, rows=9)]
                 blocks.append(Block(shard, first, end, rows))
                 first, rows = end, 0
     return blocks
-
-
-def _find_field(schema: pa.Schema, name: str) -> Any:
-    index = schema.get_field_index(name)
-    if index < 0:
-        raise UsageError(f"no column {name!r}; the columns are {', '.join(schema.names)}")
-    return schema.field(index)
 
 
 def _find_categories(

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ...errors import DatasetError, MissingExtraError, remote_error
+from ...formats.nested_fields import choose_fields, extend_schema
 from ...protocol.request import Request
 from ...publication.storage import ObjectStorage, check_credentials, is_object_url
 from ...transport.memory.files import SourceFile
@@ -211,8 +212,6 @@ class DeltaFileDataset(ParquetDataset):
     Raises `DatasetError` if the file cannot be read or does not fit the schema.
     """
 
-    reads_fields = False
-
     def __init__(
         self, origin: FileOrigin, schema: pa.Schema, partition_values: Mapping[str, Any]
     ) -> None:
@@ -245,13 +244,15 @@ class DeltaFileDataset(ParquetDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        own = self._file_schema
-        own_contents = replace(contents, schema=own)
-        names = selection.schema.names
-        stored = [name for name in names if self._is_stored(name)]
+        own_contents = replace(contents, schema=self._file_schema)
+        fields = choose_fields(self._file_schema, selection.fields)
+        own = extend_schema(self._file_schema, fields)
+        values = self._partition_values
+        stored = [n for n in selection.schema.names if n not in values and n in own.names]
         columns = tuple(own.get_field_index(name) for name in stored)
-        in_file = replace(selection, schema=select_fields(own, columns), columns=columns)
-        if own.remove_metadata() != self._table_schema.remove_metadata():
+        part = select_fields(own, columns)
+        in_file = replace(selection, schema=part, columns=columns, fields=fields)
+        if self._file_schema.remove_metadata() != self._table_schema.remove_metadata():
             in_file = replace(in_file, filter=None)  # it refers to the columns of the table
         with (
             map_read_errors(file.path, _FILE_TYPE),
@@ -262,9 +263,6 @@ class DeltaFileDataset(ParquetDataset):
                 if arrays:
                     batch = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
                 yield batch, None
-
-    def _is_stored(self, name: str) -> bool:
-        return name not in self._partition_values and name in self._file_schema.names
 
     def _build_column(
         self, batch: pa.RecordBatch, stored: list[str], field: pa.Field[Any]

@@ -140,6 +140,7 @@ def _is_unchanged(selection: Selection) -> bool:
     return (
         selection.codec is None
         and selection.filter is None
+        and selection.derivation is None
         and selection.limit is None
         and selection.batch_rows is None
         and not selection.offset

@@ -54,8 +54,6 @@ class PublishedVersion(FixedDataset):
     """One version of a published dataset."""
 
     _kind = "published dataset"
-    reads_fields = True
-    """See `FileDataset.reads_fields`."""
 
     def __init__(self, manifest: Manifest, store: VersionStore, reader: ShardReader) -> None:
         self.manifest = manifest

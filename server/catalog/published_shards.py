@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ...errors import DatasetError, InvalidRequestError, ProtocolError
 from ...formats.arrow.schema import describe_difference
-from ...formats.parquet.variant.arrow_fields import VariantField, extend_schema
+from ...formats.nested_fields import extend_schema
 from ...protocol.request import Request
 from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
 from ...publication.column_ranges import prune_by_boxes, prune_shards
@@ -33,7 +33,7 @@ from .files.concatenated import ConcatenatedFiles
 from .files.origins import make_read_error, read_identity
 from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
-from .selection import Selection, add_fields
+from .selection import Selection
 
 _MAX_INSPECTED_FILES = 8192
 
@@ -176,8 +176,7 @@ class ShardReader:
         object store are downloaded one at a time, and their schema messages may differ, so they are
         re-encoded.
         """
-        extended, fields, own_request = add_fields(schema, request)
-        selection = Selection.resolve(own_request, encoding, extended)
+        selection = Selection.resolve(request, encoding, schema)
         row_filter = selection.filter
         is_numbered = request.batches is not None and len(shards) > 1
         if (
@@ -185,7 +184,7 @@ class ShardReader:
             and not is_numbered
             and row_filter.cost.allows_pruning(len(shards))
         ):
-            shards = _prune(shards, extended, row_filter)
+            shards = _prune(shards, extend_schema(schema, selection.fields), row_filter)
         folder, location = self._storage.folder, self._storage.location
         if is_numbered and folder is None:
             raise InvalidRequestError(
@@ -204,8 +203,7 @@ class ShardReader:
             return ConcatenatedFiles.of(datasets, schema).open(request, encoding, location)
         if selection.filter is None:
             shards, selection = _skip_shards(shards, selection)
-        to_read = selection.for_reading(extend_schema(schema, fields))
-        batches = self._read_batches(shards, schema, to_read, fields)
+        batches = self._read_batches(shards, schema, selection.for_reading(schema))
         groups = encode_groups(selection, batches, location, is_valid=False)
         return GeneratorSource(groups, blocking=True)
 
@@ -223,17 +221,13 @@ class ShardReader:
         return all(self._cache.has(shard) for shard in shards)
 
     def _read_batches(
-        self,
-        shards: Sequence[ShardEntry],
-        schema: pa.Schema,
-        selection: Selection,
-        fields: Mapping[str, VariantField],
+        self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
     ) -> Batches:
         for shard in shards:
             with self._local_file(shard) as path:
                 dataset = self._inspect(path, shard, schema)
                 with closing(dataset.open_file()) as file:
-                    contents = dataset.load_contents(file).with_fields(fields)
+                    contents = dataset.load_contents(file)
                     with closing(dataset.read_batches(file, contents, selection)) as batches:
                         yield from batches
 

@@ -8,18 +8,88 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
 from ...errors import InvalidRequestError, NotFoundError
-from ...formats.parquet.variant.arrow_fields import VariantField, choose_fields, extend_schema
+from ...formats.nested_fields import (
+    NestedField,
+    StructField,
+    choose_fields,
+    explain_missing,
+    extend_schema,
+    extract_field,
+)
+from ...formats.parquet.variant.arrow_fields import VariantField
 from ...protocol.request import AUTO, Request
 from .dataset import DEFAULT_BUDGET, Budget, Encoding, ServedDataset, Source
 from .filters import RowFilter
 from .suggestions import suggest_names
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Columns that a dataset reads, and how to make those of a selection of them.
+
+    The selection has fields of columns as columns; see `Selection.fields`.
+    """
+
+    columns: tuple[int, ...]
+    """The columns to read, as indices into the dataset's schema."""
+    schema: pa.Schema
+    """The schema of the columns to read."""
+    paths: tuple[str, ...] | None
+    """The columns and fields in them that are needed, by which other fields can be left out. None
+    if a name is not unique or has a dot."""
+    fields: tuple[tuple[int, NestedField], ...]
+    """The fields to extract, and where their columns are in `columns`."""
+    order: tuple[int, ...]
+    """Where the columns to make are, in `columns` and then `fields`."""
+
+    @classmethod
+    def plan(
+        cls, schema: pa.Schema, columns: Sequence[int] | None, fields: Mapping[str, NestedField]
+    ) -> Derivation | None:
+        """Return how to make some columns of a schema and fields; None if none is a field."""
+        width = len(schema)
+        if columns is None or all(column < width for column in columns):
+            return None
+        listed = list(fields.values())
+        own = [column for column in columns if column < width]
+        chosen = [listed[column - width] for column in columns if column >= width]
+        parents = [schema.get_field_index(each.column) for each in chosen]
+        stored = tuple(dict.fromkeys((*own, *parents)))
+        structs = [each for each in chosen if isinstance(each, StructField)]
+        is_plain = has_plain_names(schema) and not any("." in "".join(f.steps) for f in structs)
+        names = [schema.names[column] for column in own]
+        names += [f.path if isinstance(f, StructField) else f.column for f in chosen]
+        places = {column: place for place, column in enumerate(stored)}
+        made = iter(range(len(stored), len(stored) + len(chosen)))
+        return cls(
+            stored,
+            select_fields(schema, stored),
+            tuple(dict.fromkeys(names)) if is_plain else None,
+            tuple((places[parent], f) for parent, f in zip(parents, chosen, strict=True)),
+            tuple(places[column] if column < width else next(made) for column in columns),
+        )
+
+    @property
+    def variants(self) -> set[int]:
+        """Where the Variants are in `columns` whose fields are extracted."""
+        return {column for column, each in self.fields if isinstance(each, VariantField)}
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns to make of those that were read.
+
+        Raises `InvalidDataError` if a Variant is invalid.
+        """
+        for position, each in self.fields:
+            column = extract_field(batch.column(position), each)
+            batch = batch.append_column(each.field, column)
+        return batch.select(list(self.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +103,8 @@ class Selection:
     schema: pa.Schema
     """The schema of the stream."""
     columns: tuple[int, ...] | None = None
-    """The columns to send, in order, as indices into the dataset's schema. None means all."""
+    """The columns to send, in order, as indices into the dataset's schema and then `fields`. None
+    means all of the schema."""
     limit: int | None = None
     """The largest number of rows. None means all."""
     batch_rows: int | None = None
@@ -56,10 +127,20 @@ class Selection:
     `first_batch`. None means all."""
     budget: Budget = DEFAULT_BUDGET
     """Bounds on reading the dataset."""
+    fields: Mapping[str, NestedField] = field(default_factory=dict[str, NestedField])
+    """The fields of structs and Variants that count as columns after those of the dataset."""
+    derivation: Derivation | None = None
+    """How to make the columns to send of those that the dataset reads. None if it returns them."""
+    paths: tuple[str, ...] | None = None
+    """See `Derivation.paths`. None means all of the columns."""
 
     @classmethod
-    def resolve(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
+    def resolve(
+        cls, request: Request, encoding: Encoding, schema: pa.Schema, *, reads_fields: bool = False
+    ) -> Selection:
         """Resolve a request against the schema of a dataset.
+
+        `reads_fields` states that the dataset returns `fields` as columns.
 
         Raises `NotFoundError` if a column does not exist, and `InvalidRequestError` if a column
         name is ambiguous or given twice, or the format is not Arrow. Errors of the filter are those
@@ -71,16 +152,19 @@ class Selection:
                 "only 'arrow' is supported",
                 stream=request.dataset,
             )
-        columns = _resolve_columns(request, schema)
+        has_filter = request.filter is not None
+        fields = choose_fields(schema, request.columns or (), has_filter=has_filter)
+        extended = extend_schema(schema, fields)
+        columns = _resolve_columns(request, schema, extended)
         row_filter = None
         if request.filter is not None:
             row_filter = RowFilter.resolve(
-                request.filter, schema, request.dataset, seconds=encoding.budget.filter_seconds
+                request.filter, extended, request.dataset, seconds=encoding.budget.filter_seconds
             )
         first_batch, end_batch = request.batches or (0, None)
         compression = request.compression or encoding.compression
-        return cls(
-            schema=schema if columns is None else select_fields(schema, columns),
+        selection = cls(
+            schema=schema if columns is None else select_fields(extended, columns),
             columns=columns,
             limit=request.limit,
             batch_rows=request.batch_rows or encoding.batch_rows,
@@ -91,10 +175,14 @@ class Selection:
             end_batch=end_batch,
             rows=request.rows,
             budget=encoding.budget,
+            fields=fields,
         )
+        return selection if reads_fields else selection._derive_fields(schema)
 
     @classmethod
-    def for_counting(cls, request: Request, encoding: Encoding, schema: pa.Schema) -> Selection:
+    def for_counting(
+        cls, request: Request, encoding: Encoding, schema: pa.Schema, *, reads_fields: bool = False
+    ) -> Selection:
         """Return a selection of the rows that pass a request's filter, and of the columns it needs.
 
         Parameters and errors are those of `resolve`. The rest of the request does not apply.
@@ -103,11 +191,14 @@ class Selection:
             Request(request.dataset, filter=request.filter),
             Encoding(budget=encoding.budget),
             schema,
+            reads_fields=True,
         )
         columns = tuple(sorted(selection.filter.columns)) if selection.filter is not None else ()
         if not columns:
             return selection
-        return replace(selection, schema=select_fields(schema, columns), columns=columns)
+        part = select_fields(extend_schema(schema, selection.fields), columns)
+        selection = replace(selection, schema=part, columns=columns)
+        return selection if reads_fields else selection._derive_fields(schema)
 
     @property
     def selects_batches(self) -> bool:
@@ -138,11 +229,35 @@ class Selection:
         its limit are hints: the dataset may return more rows.
         """
         columns = self.read_columns
-        part = schema if columns is None else select_fields(schema, columns)
+        extended = extend_schema(schema, self.fields)
+        part = schema if columns is None else select_fields(extended, columns)
         limit = None if self.offset or self.filter is not None else self.limit
         # A filter that leaves out row groups would change the numbers of the rows.
         row_filter = self.filter if self.rows is None else None
-        return replace(self, schema=part, columns=columns, limit=limit, offset=0, filter=row_filter)
+        selection = replace(
+            self, schema=part, columns=columns, limit=limit, offset=0, filter=row_filter
+        )
+        return selection.for_storage()
+
+    def for_storage(self) -> Selection:
+        """Return the selection of the columns that the dataset reads for `derivation`."""
+        found = self.derivation
+        if found is None:
+            return self
+        return replace(
+            self,
+            schema=found.schema,
+            columns=found.columns,
+            paths=found.paths,
+            filter=None,
+            fields={},
+            derivation=None,
+        )
+
+    def _derive_fields(self, schema: pa.Schema) -> Selection:
+        """Return the selection for a dataset with a schema that returns no fields as columns."""
+        derivation = Derivation.plan(schema, self.read_columns, self.fields)
+        return replace(self, derivation=derivation)
 
     def apply_filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that pass the filter, with the columns to send."""
@@ -169,54 +284,41 @@ class Selection:
         return batch.select([present.index(column) for column in self.columns])
 
 
+def has_plain_names(schema: pa.Schema) -> bool:
+    """Return whether no two columns have one name, and no name has a dot."""
+    names = schema.names
+    return len(set(names)) == len(names) and not any("." in name for name in names)
+
+
 def select_fields(schema: pa.Schema, columns: Sequence[int]) -> pa.Schema:
     """Return the schema of some columns, with the custom metadata of the whole schema."""
     metadata: Any = schema.metadata
     return pa.schema([schema.field(column) for column in columns], metadata=metadata)
 
 
-def _resolve_columns(request: Request, schema: pa.Schema) -> tuple[int, ...] | None:
-    if request.columns is None:
-        return None
-    columns = tuple(_find_column(schema, name, request.dataset) for name in request.columns)
+def _resolve_columns(
+    request: Request, schema: pa.Schema, extended: pa.Schema
+) -> tuple[int, ...] | None:
+    columns = tuple(range(len(schema)))
+    if request.columns is not None:
+        columns = tuple(_find_column(schema, extended, name, request) for name in request.columns)
     if len(set(columns)) < len(columns):
         raise InvalidRequestError("a column is requested twice", stream=request.dataset)
-    return None if columns == tuple(range(len(schema))) else columns
+    return None if columns == tuple(range(len(extended))) == tuple(range(len(schema))) else columns
 
 
-def _find_column(schema: pa.Schema, name: str, dataset: str) -> int:
-    indices = schema.get_all_field_indices(name)
+def _find_column(schema: pa.Schema, extended: pa.Schema, name: str, request: Request) -> int:
+    indices = extended.get_all_field_indices(name)
     if not indices:
-        suggestion = suggest_names(name, schema.names)
-        raise NotFoundError(f"no column {name!r}{suggestion}", stream=dataset)
+        reason, names = explain_missing(schema, name)
+        suggestion = suggest_names(name, names)
+        raise NotFoundError(f"no column {name!r}{reason}{suggestion}", stream=request.dataset)
     if len(indices) > 1:
         raise InvalidRequestError(
             f"the column name {name!r} is ambiguous: {len(indices)} columns have it",
-            stream=dataset,
+            stream=request.dataset,
         )
     return indices[0]
-
-
-def add_fields(
-    schema: pa.Schema, request: Request
-) -> tuple[pa.Schema, Mapping[str, VariantField], Request]:
-    """Return a schema with the fields of Variants that a request may name, and these fields.
-
-    They follow the columns of the schema, which describes them. The request returned names all
-    columns to send. If it can name no field, nothing is added.
-    """
-    has_filter = request.filter is not None
-    fields = choose_fields(schema, request.columns or (), has_filter=has_filter)
-    if not fields:
-        return schema, fields, request
-    columns = tuple(schema.names) if request.columns is None else request.columns
-    return extend_schema(schema, fields), fields, replace(request, columns=columns)
-
-
-def resolve_schema(request: Request, encoding: Encoding, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the stream for a request; errors are those of `Selection.resolve`."""
-    schema, _, request = add_fields(schema, request)
-    return Selection.resolve(request, encoding, schema).schema
 
 
 def open_rows(dataset: ServedDataset, request: Request, encoding: Encoding) -> Source:

@@ -164,6 +164,7 @@ def _is_expensive(selection: Selection, schema: pa.Schema) -> bool:
     return (
         selection.codec is not None
         or selection.filter is not None
+        or selection.derivation is not None
         or (is_cut and needs_truncation(schema))
     )
 

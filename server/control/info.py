@@ -24,10 +24,8 @@ from ...transport.registry import find_transport
 from ..addresses import ANY_INTERFACE, parse_peer
 from ..catalog.dataset import ServedDataset, check_version, select_shards
 from ..catalog.delta import DeltaDataset
-from ..catalog.files.directory import DirectoryDataset
-from ..catalog.files.file_dataset import FileDataset
 from ..catalog.published import PublishedDataset, PublishedVersion
-from ..catalog.selection import Selection, resolve_schema
+from ..catalog.selection import Selection
 from ..catalog.tensors import describe_tensors
 from .call import Call
 
@@ -220,9 +218,6 @@ def _build(
 
 def _result_schema(call: Call, request: Request, dataset: ServedDataset) -> pa.Schema:
     as_arrow = replace(request, format=None)
-    kinds = (FileDataset, DirectoryDataset, PublishedVersion)
-    if isinstance(dataset, kinds) and dataset.reads_fields:
-        return resolve_schema(as_arrow, call.server.encoding, dataset.schema)
     return Selection.resolve(as_arrow, call.server.encoding, dataset.schema).schema
 
 

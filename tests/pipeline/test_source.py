@@ -181,7 +181,7 @@ def test_a_custom_schema_selects_and_casts(spark, control_uri):
     ("options", "message"),
     [
         ({"colunms": "id"}, "no option 'colunms'; did you mean 'columns'"),
-        ({"columns": "absent"}, "no column 'absent'; its columns are id, f, s, u, b"),
+        ({"columns": "absent"}, "no column 'absent'; the columns are id, f, s, u, b"),
         ({"limit": "many"}, "option 'limit' is 'many'; it must be an integer"),
         ({"transport": "pigeon"}, "not available over 'pigeon'"),
         ({"version": "old"}, "its version is"),

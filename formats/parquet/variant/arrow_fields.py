@@ -356,22 +356,3 @@ def filter_schema(schema: pa.Schema) -> pa.Schema:
         return schema
     metadata: Any = schema.metadata
     return pa.schema([*fields, *added], metadata)
-
-
-def choose_fields(
-    schema: pa.Schema, columns: Iterable[str], *, has_filter: bool
-) -> dict[str, VariantField]:
-    """Return the fields that a request for some columns may name; all if it has a filter.
-
-    Either it is all the schema describes, or nothing.
-    """
-    if not any(FIELDS_KEY in (field.metadata or {}) for field in schema):
-        return {}
-    fields = list_described_fields(schema)
-    return fields if has_filter or any(name in fields for name in columns) else {}
-
-
-def extend_schema(schema: pa.Schema, fields: Mapping[str, VariantField]) -> pa.Schema:
-    """Return a schema that is followed by fields of its Variants."""
-    metadata: Any = schema.metadata
-    return pa.schema([*schema, *(each.field for each in fields.values())], metadata)

@@ -8,10 +8,8 @@ decodes them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -36,13 +34,12 @@ from ....formats.arrow.file import (
 from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_header, read_endianness
 from ....formats.arrow.metadata_limits import survey_footer, survey_schema
 from ....formats.arrow.schema import are_schemas_equal, read_dictionary_types, read_schema
-from ....formats.parquet.variant_columns import find_field
 from ....protocol.limits import DEFAULT_LIMITS
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
 from ..messages.message_index import MessageIndex
 from ..messages.reencoding import Batches
-from ..selection import Selection, select_fields
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import map_read_errors, open_handle, open_with_arrow
 
@@ -94,36 +91,10 @@ class FileMessageChecker:
         return checked.dictionary_id is None
 
 
-def read_fields(
-    read: Callable[[FileContents, Selection], Batches], contents: FileContents, selection: Selection
-) -> Batches:
-    """Yield batches of columns and fields of Variants.
-
-    Raises `InvalidDataError` if a Variant is invalid.
-    """
-    schema = contents.schema
-    own = select_fields(schema, range(len(schema) - len(contents.fields)))
-    indices = range(len(schema)) if selection.columns is None else selection.columns
-    names = [schema.names[index] for index in indices]
-    sources = [contents.fields[name].column if name in contents.fields else name for name in names]
-    columns = tuple(own.get_field_index(name) for name in dict.fromkeys(sources))
-    stored = replace(selection, schema=select_fields(own, columns), columns=columns, filter=None)
-    stored_contents = replace(contents, schema=own, fields={})
-    with closing(read(stored_contents, stored)) as batches:
-        for batch, custom_metadata in batches:
-            arrays: list[Any] = []
-            for name, source in zip(names, sources, strict=True):
-                column = batch.column(source)
-                field = contents.fields.get(name)
-                arrays.append(column if field is None else find_field(column, field))
-            yield pa.RecordBatch.from_arrays(arrays, schema=selection.schema), custom_metadata
-
-
 class ArrowFileDataset(FileDataset):
     """A dataset in an Arrow IPC file."""
 
     _kind = "arrow file"
-    reads_fields = True
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file. Its footer is the index."""
@@ -160,9 +131,6 @@ class ArrowFileDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        if contents.fields:
-            yield from read_fields(partial(self.read_batches, file), contents, selection)
-            return
         with open_with_arrow(file, _IPC_FILE) as handle:
             options = _choose_options(selection, contents.schema)
             reader = pa.ipc.open_file(handle, options=options)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from ....errors import DatasetError
+from ....formats.nested_fields import extend_schema
 from ....formats.parquet.variant.arrow_fields import (
-    VariantField,
     describe_fields,
-    extend_schema,
     list_described_fields,
     merge_fields,
 )
@@ -24,7 +23,7 @@ from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import allows_passthrough
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import Selection, add_fields
+from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .hive import Partitions, PartitionValues, add_partition_columns, select_from_file
 from .origins import Identity
@@ -86,8 +85,6 @@ class ConcatenatedFiles:
     must be re-encoded."""
     codecs: frozenset[str]
     """The compressions of the messages in the files: ``none``, ``lz4``, ``zstd``."""
-    fields: Mapping[str, VariantField] = field(default_factory=dict[str, VariantField])
-    """The fields of Variants that follow the partition columns in `schema`."""
 
     @classmethod
     def of(
@@ -121,7 +118,7 @@ class ConcatenatedFiles:
 
     @property
     def reads_fields(self) -> bool:
-        """Whether readers can name the fields of Variants."""
+        """Whether all files return the fields of a selection; see `FileDataset.reads_fields`."""
         return all(entry.dataset.reads_fields for entry in self.entries)
 
     def describe_fields(self) -> ConcatenatedFiles:
@@ -141,14 +138,13 @@ class ConcatenatedFiles:
 
         The caller has dealt with the version and the shard of the request.
         """
-        files, request = self._add_fields(request)
-        selection = Selection.resolve(request, encoding, files.schema)
-        if request.batches is not None:
-            files = files._select_batches(request)
+        selection = Selection.resolve(
+            request, encoding, self.schema, reads_fields=self.reads_fields
+        )
+        files = self if request.batches is None else self._select_batches(request)
         if selection.offset and selection.filter is None:
             files, selection = files._skip_rows(selection)
-        is_plain = not files.fields and allows_passthrough(selection, files.codecs)
-        if files.index is not None and is_plain:
+        if files.index is not None and allows_passthrough(selection, files.codecs):
             groups = files._passthrough_groups(files.index, regions=encoding.regions)
             paths = [Path(entry.dataset.path) for entry in files.entries]
             region_files = paths if encoding.regions else []
@@ -166,17 +162,11 @@ class ConcatenatedFiles:
         rows = [rows for entry in self.entries for rows in entry.list_batch_rows()]
         if request.filter is None:
             return rows
-        files, request = self._add_fields(request)
-        selection = Selection.for_counting(request, encoding, files.schema)
+        selection = Selection.for_counting(
+            request, encoding, self.schema, reads_fields=self.reads_fields
+        )
         is_valid = all(entry.dataset.decodes_batches for entry in self.entries)
-        return count_matches(selection, files._read_batches, rows, label, is_valid=is_valid)
-
-    def _add_fields(self, request: Request) -> tuple[ConcatenatedFiles, Request]:
-        """Return the files with the fields of Variants that a request names; see `add_fields`."""
-        if not self.reads_fields:
-            return self, request
-        schema, fields, request = add_fields(self.schema, request)
-        return replace(self, schema=schema, fields=fields), request
+        return count_matches(selection, self._read_batches, rows, label, is_valid=is_valid)
 
     def _select_batches(self, request: Request) -> ConcatenatedFiles:
         """Return the files with the record batches of a request, counted over all files."""
@@ -224,15 +214,16 @@ class ConcatenatedFiles:
                 yield from PassthroughMessages(index, regions=regions).groups(file)
 
     def _read_batches(self, selection: Selection) -> Batches:
-        partitions = range(len(self.file_schema), len(self.schema) - len(self.fields))
-        schema = extend_schema(self.file_schema, self.fields)
+        partitions = range(len(self.file_schema), len(self.schema))
+        schema = extend_schema(self.file_schema, selection.fields)
         in_file = select_from_file(selection, schema, partitions)
         for entry in self.entries:
             in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
-            with entry.open() as (file, contents):
-                contents = contents.with_fields(self.fields)
-                with closing(entry.dataset.read_batches(file, contents, in_file)) as batches:
-                    for batch, custom_metadata in batches:
-                        values = entry.partition_values
-                        batch = add_partition_columns(batch, values, selection, partitions)
-                        yield batch, custom_metadata
+            with (
+                entry.open() as (file, contents),
+                closing(entry.dataset.read_batches(file, contents, in_file)) as batches,
+            ):
+                for batch, custom_metadata in batches:
+                    values = entry.partition_values
+                    batch = add_partition_columns(batch, values, selection, partitions)
+                    yield batch, custom_metadata

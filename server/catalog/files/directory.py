@@ -242,11 +242,6 @@ class DirectoryDataset(ServedDataset):
         return self._files.schema
 
     @property
-    def reads_fields(self) -> bool:
-        """See `FileDataset.reads_fields`."""
-        return self._files.reads_fields
-
-    @property
     def rows(self) -> int | None:
         """The number of rows in all files; None if it is unknown until the files are decoded.
 
@@ -337,7 +332,7 @@ class DirectoryDataset(ServedDataset):
         if all(isinstance(dataset, ParquetDataset) for dataset in datasets):
             partitions = Partitions.read(self.location, origins, schema)
         files = ConcatenatedFiles.of(datasets, schema, partitions)
-        return files.describe_fields() if files.reads_fields else files
+        return files.describe_fields()
 
     def _open_datasets(
         self, origins: Sequence[FileOrigin], known: Mapping[str, FileDataset]

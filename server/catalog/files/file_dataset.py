@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from ....errors import DatasetError
 from ....formats.arrow.schema import has_utf8_names
-from ....formats.parquet.variant.arrow_fields import VariantField, extend_schema
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
 from ...logs import get_logger
@@ -34,7 +33,7 @@ from ..messages.message_index import MessageIndex
 from ..messages.passthrough import PassthroughMessages
 from ..messages.plan import add_footer, file_groups, keeps_messages, plan_file
 from ..messages.reencoding import Batches, count_matches, encode_groups
-from ..selection import Selection, add_fields
+from ..selection import Selection
 from .origins import FileOrigin, Identity, LocalOrigin
 
 _SMALL_INDEX = 256
@@ -61,16 +60,8 @@ class FileContents:
     """The custom metadata of the footer to send to readers; None if there is none."""
     plan: Any = None
     """What the type of the file needs beside the schema to decode it."""
-    fields: Mapping[str, VariantField] = field(default_factory=dict[str, VariantField])
-    """The fields of Variants that follow the columns of the file in `schema`."""
     is_complete: bool = True
     """Whether the index has its blocks."""
-
-    def with_fields(self, fields: Mapping[str, VariantField]) -> FileContents:
-        """Return contents with fields of Variants as columns."""
-        if not fields:
-            return self
-        return replace(self, schema=extend_schema(self.schema, fields), fields=fields)
 
 
 class FileDataset(ServedDataset):
@@ -85,7 +76,7 @@ class FileDataset(ServedDataset):
     states_batch_rows: ClassVar[bool] = False
     """Whether `list_batch_rows` decodes nothing, even without an index."""
     reads_fields: ClassVar[bool] = False
-    """Whether `read_batches` can return the fields of Variants that the schema describes."""
+    """Whether `read_batches` returns the fields of a selection as columns."""
 
     def __init__(
         self,
@@ -251,10 +242,12 @@ class FileDataset(ServedDataset):
         with closing(self.open_file()) as file:
             check_version(request, hash_version(file.version))
             select_shards(request, (self,))
-            contents, request = self._load_columns(file, request)
+            contents = self.load_contents(file)
             rows = self.list_batch_rows(file, contents)
             if request.filter is not None:
-                selection = Selection.for_counting(request, encoding, contents.schema)
+                selection = Selection.for_counting(
+                    request, encoding, contents.schema, reads_fields=self.reads_fields
+                )
                 read = partial(self.read_batches, file, contents)
                 rows = count_matches(
                     selection, read, rows, str(self.path), is_valid=self.decodes_batches
@@ -290,8 +283,10 @@ class FileDataset(ServedDataset):
                 check_version(request, hash_version(file.version))
             select_shards(request, (self,))
             if contents is None:
-                contents, request = self._load_columns(file, request)
-            selection = Selection.resolve(request, encoding, contents.schema)
+                contents = self.load_contents(file)
+            selection = Selection.resolve(
+                request, encoding, contents.schema, reads_fields=self.reads_fields
+            )
             if request.batches is not None:
                 check_batches(request, self.count_batches(file, contents))
             source = self._open_selection(file, contents, selection, encoding)
@@ -312,7 +307,7 @@ class FileDataset(ServedDataset):
     ) -> GeneratorSource:
         selection = self.skip_rows(file, contents, selection)
         messages = None
-        if not self.origin.is_remote and not contents.fields:
+        if not self.origin.is_remote:
             messages = plan_file(selection, contents.index, file, regions=encoding.regions)
         if messages is None:
             groups = encode_groups(
@@ -331,14 +326,6 @@ class FileDataset(ServedDataset):
             source.region_files = (Path(self.path),)
             source.region = file
         return source
-
-    def _load_columns(self, file: SourceFile, request: Request) -> tuple[FileContents, Request]:
-        """Return the contents with the fields that a request names; see `add_fields`."""
-        contents = self.load_contents(file)
-        if not self.reads_fields:
-            return contents, request
-        _, fields, request = add_fields(contents.schema, request)
-        return contents.with_fields(fields), request
 
     def _inspect_checked(self, file: SourceFile) -> FileContents:
         contents = self.inspect(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -79,13 +79,7 @@ def select_from_file(selection: Selection, schema: pa.Schema, partitions: range)
         row_filter = None  # it needs partition columns, which the file does not have
     if row_filter is not None and count:
         row_filter = row_filter.skip_columns(partitions)
-    return Selection(
-        part,
-        columns,
-        selection.limit,
-        selection.batch_rows,
-        filter=row_filter,
-    )
+    return replace(selection, schema=part, columns=columns, filter=row_filter)
 
 
 def add_partition_columns(

@@ -1,4 +1,4 @@
-"""ORC files: one record batch for each stripe."""
+"""ORC files: one record batch for each stripe, of which only the selected columns are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ....transport.memory.files import SourceFile
 from ..messages.reencoding import Batches
-from ..selection import Selection
+from ..selection import Selection, has_plain_names
 from .file_dataset import FileContents, FileDataset
 from .origins import open_with_arrow
 
@@ -30,10 +30,13 @@ class OrcDataset(FileDataset):
         """Yield the record batches; see `FileDataset.read_batches`."""
         with _open_orc(file) as orc:
             stripes = range(orc.nstripes)[selection.first_batch : selection.end_batch]
+            names = None
+            if selection.columns and has_plain_names(contents.schema):
+                names = list(selection.paths or selection.schema.names)
             for stripe in stripes:
-                batch = orc.read_stripe(stripe)
+                batch = orc.read_stripe(stripe, columns=names)
                 file.check()
-                yield selection.select_columns(batch), None
+                yield selection.reorder(batch), None
 
 
 @contextmanager

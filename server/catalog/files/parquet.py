@@ -2,14 +2,15 @@
 
 The sizes, the numbers of values and the dictionaries of a row group are checked before pyarrow
 decodes it. pyarrow gets a schema that it reads without loss. Row groups that a filter excludes
-are skipped. Shredded fields of Variant columns are read without the rest.
+are skipped. Fields of structs and shredded fields of Variants are read without the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import ExhaustedError, InvalidDataError, ProtocolError
+from ....formats.nested_fields import NestedField, extend_schema
+from ....formats.nested_fields import extract_field as extract_nested_field
 from ....formats.parquet.columns import Columns, plan_columns
 from ....formats.parquet.conversions import DEFAULT_OPTIONS, correct_schema
 from ....formats.parquet.footer import (
@@ -30,9 +33,9 @@ from ....formats.parquet.geo.boxes import Box
 from ....formats.parquet.geo.conditions import may_match
 from ....formats.parquet.geo.crs import hide_extension
 from ....formats.parquet.thrift import CompactReader, Struct
+from ....formats.parquet.variant.arrow_fields import VariantField
 from ....formats.parquet.variant_columns import (
     extract_field,
-    find_field,
     fit_fields,
     physical_names,
 )
@@ -40,7 +43,7 @@ from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
 from ..filters import RowFilter
 from ..messages.reencoding import Batches
-from ..selection import Selection
+from ..selection import Derivation, Selection, has_plain_names
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
 
@@ -60,7 +63,7 @@ _FIXED = "FIXED_LEN_BYTE_ARRAY"
 def check_row_groups(
     file: SourceFile, parquet: Any, groups: list[int], names: list[str] | None, limit: int
 ) -> None:
-    """Check some top-level columns of some row groups; `names` is None for all columns.
+    """Check some columns and fields of some row groups; `names` is None for all columns.
 
     Raises `ExhaustedError` if the decoded size of a column in a row group exceeds `limit` bytes: a
     page or even a value may be as large, and pyarrow decodes a page in one go. Raises
@@ -71,7 +74,7 @@ def check_row_groups(
     selected = [
         (index, schema.column(index))
         for index in range(len(schema))
-        if names is None or schema.column(index).path.partition(".")[0] in names
+        if names is None or _is_selected(schema.column(index).path, names)
     ]
     for group in groups:
         row_group = parquet.metadata.row_group(group)
@@ -91,6 +94,11 @@ def check_row_groups(
                 )
             if column.physical_type == _FIXED and chunk.has_dictionary_page:
                 _check_dictionary(file, chunk.dictionary_page_offset, column)
+
+
+def _is_selected(path: str, names: list[str]) -> bool:
+    """Return whether a column of a file, or a group around it, has one of the names."""
+    return any(f"{path}.".startswith(f"{name}.") for name in names)
 
 
 def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:
@@ -284,23 +292,23 @@ def _read_footer(file: SourceFile) -> bytes:
 
 
 class FieldReader:
-    """Reads some columns and some fields of Variants of a file."""
+    """Reads some columns of a file, and some fields of its structs and Variants."""
 
     def __init__(self, contents: FileContents, selection: Selection) -> None:
         self._columns: Columns = contents.plan.columns
-        self._schema = contents.schema
+        self._schema = extend_schema(contents.schema, selection.fields)
         self._selection = selection
-        self._fields = fit_fields(contents.fields, self._columns.shredded)
+        variants = {n: f for n, f in selection.fields.items() if isinstance(f, VariantField)}
+        fitted = fit_fields(variants, self._columns.shredded)
+        self._fields = {**selection.fields, **fitted}
         columns = selection.columns
-        indices: Sequence[int] = range(len(contents.schema)) if columns is None else columns
-        self._names = [contents.schema.names[index] for index in indices]
+        indices: Sequence[int] = range(len(self._schema)) if columns is None else columns
+        self._names = [self._schema.names[index] for index in indices]
         own = [name for name in self._names if name not in self._fields]
         fields = [self._fields[name] for name in self._names if name in self._fields]
-        parts = [path for each in fields if each.column not in own for path in physical_names(each)]
+        parts = [path for each in fields if each.column not in own for path in self._list(each)]
         self.physical_names = list(dict.fromkeys([*own, *parts]))
         """The names by which pyarrow reads what is needed."""
-        self.column_names = list(dict.fromkeys([*own, *(each.column for each in fields)]))
-        """The columns of the file that have it."""
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected columns of a batch that pyarrow has read.
@@ -312,11 +320,18 @@ class FieldReader:
             field = self._fields.get(name)
             if field is None:
                 arrays.append(self._convert(batch, name))
-            elif field.path:
+            elif isinstance(field, VariantField) and field.path:
                 arrays.append(extract_field(batch.column(field.column), field))
             else:
-                arrays.append(find_field(self._convert(batch, field.column), field))
+                arrays.append(extract_nested_field(self._convert(batch, field.column), field))
         return pa.RecordBatch.from_arrays(arrays, schema=self._selection.schema)
+
+    def _list(self, field: NestedField) -> list[str]:
+        """Return the names by which pyarrow reads what a field needs."""
+        if isinstance(field, VariantField):
+            return physical_names(field)
+        column = self._columns.schema.get_field_index(field.column)
+        return [field.column if column in self._columns.conversions else field.path]
 
     def _convert(self, batch: pa.RecordBatch, name: str) -> Any:
         """Return a column of the file as readers get it."""
@@ -449,16 +464,31 @@ class ParquetDataset(FileDataset):
         rows = selection.batch_rows or contents.batch_rows or 1
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
-        width = len(contents.schema)
-        indices = range(width) if selection.columns is None else selection.columns
-        if any(index >= width - len(contents.fields) for index in indices):
-            yield from self._read_fields(file, contents, selection, rows)
+        derivation = Derivation.plan(contents.schema, selection.columns, selection.fields)
+        if derivation is None or derivation.paths is not None:
+            yield from self._read_columns(file, contents, selection, rows)
             return
-        names = _select_names(contents.plan.columns.schema, selection)
+        stored = replace(selection, derivation=derivation).for_storage()
+        with closing(self._read_columns(file, contents, stored, rows)) as batches:
+            for batch, custom_metadata in batches:
+                yield derivation.apply(batch), custom_metadata
+
+    def _read_columns(
+        self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
+    ) -> Batches:
+        """Yield batches of at most so many rows; see `read_batches`.
+
+        pyarrow must be able to find the fields of the selection by name.
+        """
         with open_parquet(file, contents.plan) as parquet:
-            columns: Columns = contents.plan.columns
-            options = selection.budget.parquet_options
-            groups = select_row_groups(file, parquet, contents.plan, selection)
+            if Derivation.plan(contents.schema, selection.columns, selection.fields) is None:
+                names = _select_names(contents.plan.columns.schema, selection)
+                groups = select_row_groups(file, parquet, contents.plan, selection)
+                convert = partial(_convert, contents.plan.columns, selection, names is not None)
+            else:
+                reader = FieldReader(contents, selection)
+                names, convert = reader.physical_names, reader.convert
+                groups = reader.select_row_groups(parquet.metadata)
             check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
             # Prefetching a row group from an object store takes its memory until it is decoded.
             steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
@@ -467,28 +497,12 @@ class ParquetDataset(FileDataset):
                 for batch in parquet.iter_batches(batch_size=rows, row_groups=step, columns=names):
                     file.check()
                     missing -= batch.num_rows
-                    batch = columns.convert(batch, by_name=names is not None, options=options)
-                    yield _select_columns(batch, selection, by_name=names is not None), None
+                    yield convert(batch), None
                 if missing:
                     raise InvalidDataError(
                         f"a column has {abs(missing)} rows {'less' if missing > 0 else 'more'} "
                         "than the metadata states"
                     )
-
-    def _read_fields(
-        self, file: SourceFile, contents: FileContents, selection: Selection, rows: int
-    ) -> Batches:
-        """Yield batches with fields of Variants; see `read_batches`."""
-        with open_parquet(file, contents.plan) as parquet:
-            reader = FieldReader(contents, selection)
-            groups = reader.select_row_groups(parquet.metadata)
-            limit = selection.budget.parquet_bytes
-            check_row_groups(file, parquet, groups, reader.column_names, limit)
-            for batch in parquet.iter_batches(
-                batch_size=rows, row_groups=groups, columns=reader.physical_names
-            ):
-                file.check()
-                yield reader.convert(batch), None
 
 
 def _choose_batch_rows(metadata: Any, schema: pa.Schema) -> int:
@@ -518,16 +532,16 @@ def _select_names(schema: pa.Schema, selection: Selection) -> list[str] | None:
     """
     if selection.columns is None:
         return None
-    names = schema.names
-    if len(set(names)) < len(names) or any("." in name for name in names):
+    if not has_plain_names(schema):
         return None
-    return [names[column] for column in selection.columns]
+    return [schema.names[column] for column in selection.columns]
 
 
-def _select_columns(
-    batch: pa.RecordBatch, selection: Selection, *, by_name: bool
+def _convert(
+    columns: Columns, selection: Selection, by_name: bool, batch: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """Return the selected columns in order."""
+    """Return the selected columns of a batch that pyarrow has read, in order."""
+    batch = columns.convert(batch, by_name=by_name, options=selection.budget.parquet_options)
     if selection.columns is None:
         indices = range(batch.num_columns)
     elif by_name:

@@ -31,7 +31,7 @@ def plan_file(
     The metadata of the file is read where the decision depends on it. Raises `DatasetError` if it
     cannot be read.
     """
-    if index is None or selection.filter is not None or selection.offset:
+    if index is None or selection.filter is not None or selection.offset or selection.derivation:
         return None
     if selection.compression not in (None, index.codec or "none") and len(index.blocks):
         return None

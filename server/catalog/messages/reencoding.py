@@ -47,7 +47,7 @@ def encode_groups(
     with closing(batches), _map_errors(label):
         encoder = MessageEncoder(selection.schema, selection.codec)
         schema_message = encoder.schema_message
-        if schema_metadata is not None:
+        if schema_metadata is not None and selection.derivation is None:
             adopted = adopt_schema(schema_metadata, schema_message.metadata, selection.columns)
             schema_message = schema_message._replace(metadata=adopted)
         yield [SourceMessage(*schema_message)]
@@ -94,9 +94,10 @@ def count_matches(
     counts = [0] * len(stored_rows)
     ends = list(accumulate(stored_rows))
     number = row = 0
-    unfiltered = read_batches(replace(selection, filter=None))
+    unfiltered = read_batches(replace(selection.for_storage(), filter=None))
     with _map_errors(label), closing(unfiltered) as batches:
         for batch, _ in batches:
+            batch = _derive_fields(selection, batch, is_valid=is_valid)
             if not is_valid:
                 _validate_filtered_columns(selection, batch)
             begin, end = row, row + batch.num_rows
@@ -122,6 +123,7 @@ def _select_rows(
     is_cut = cutter.may_cut or selection.filter is not None
     row = 0
     for batch, custom_metadata in batches:
+        batch = _derive_fields(selection, batch, is_valid=is_valid)
         if not is_valid:
             _validate(batch, offsets=is_cut)
             _validate_filtered_columns(selection, batch)
@@ -186,6 +188,20 @@ class _BatchCutter:
     def _slice(self, batch: pa.RecordBatch, start: int, rows: int | None = None) -> pa.RecordBatch:
         part = batch.slice(start, rows)
         return truncate(part) if self._truncates else part
+
+
+def _derive_fields(
+    selection: Selection, batch: pa.RecordBatch, *, is_valid: bool
+) -> pa.RecordBatch:
+    """Return the columns to send and to filter of a batch that the dataset has read."""
+    derivation = selection.derivation
+    if derivation is None:
+        return batch
+    if not is_valid:
+        batch.validate()
+        for column in derivation.variants:
+            validate_memory(batch.column(column))
+    return derivation.apply(batch)
 
 
 def _validate_filtered_columns(selection: Selection, batch: pa.RecordBatch) -> None:
