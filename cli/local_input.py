@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from ..client.arguments import Validation
-from ..filters import encode_filter
 from ..client.stream.decoders import (
     KeepingDecoder,
     TensorDecoder,
@@ -26,6 +25,7 @@ from ..client.stream.decoders import (
     open_decoder,
 )
 from ..errors import DatasetError, UsageError
+from ..filters import encode_filter
 from ..formats.arrow.conversion import BatchEncoder
 from ..formats.arrow.custom_metadata import find_footer_metadata
 from ..formats.arrow.encoder import MessageEncoder

@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import InvalidDataError, MissingExtraError, UsageError
-from ..formats.parquet.variant.arrow_fields import choose_fields, extend_schema
+from ..formats.nested_fields import choose_fields, extend_schema
 from ..geo import BoxFilter
 from .binding import bind
 from .tree import Call, Cast, Column, Literal, combine, decode_tree, encode_tree, list_columns
@@ -32,7 +33,7 @@ def encode_filter(filter: Any, schema: pa.Schema) -> str:
     Raises `UsageError` if it is malformed, or does not fit the schema.
     """
     tree = parse_filter(filter, schema)
-    fields = choose_fields(schema, list_columns(tree), has_filter=True)
+    fields = choose_fields(schema, list_columns(tree))
     bind(tree, extend_schema(schema, fields))
     data = f'{{"where":{encode_tree(tree)}}}'.encode()
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -67,7 +68,7 @@ def parse_filter(filter: Any, schema: pa.Schema) -> Any:
             from .expressions import parse_tuples
 
             return parse_tuples(filter)
-        case pa.compute.Expression():
+        case pc.Expression():
             from .expressions import convert_arrow
 
             return convert_arrow(filter)

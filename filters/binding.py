@@ -9,27 +9,33 @@ compared with one is rounded to it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Final, NoReturn
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.types as at
 
-from ..errors import InvalidDataError, UsageError
+from ..errors import InvalidDataError
 from ..formats.parquet.geo.boxes import Box
 from ..formats.parquet.geo.conditions import BoxCondition, find_edges
+from .literals import (
+    find_limits,
+    find_place,
+    find_unit,
+    kind_of,
+    make_bytes,
+    make_float,
+    make_scalar,
+    make_uuid,
+)
 from .tree import (
     COMPARISONS,
     DAY,
     MIRRORED,
-    NANOSECONDS,
     Call,
     Cast,
     Column,
@@ -37,6 +43,7 @@ from .tree import (
     Literal,
     describe,
     describe_value,
+    refuse,
 )
 
 TEXT_TESTS: Final = ("like", "ilike", "starts_with", "ends_with", "contains")
@@ -50,8 +57,6 @@ FLOAT_FUNCTIONS: Final = {
 """The functions from floating-point numbers to one, and the number of their arguments."""
 _ARITHMETIC: Final = ("+", "-", "*", "/", "divide")
 _MAX_PRECISION: Final = 76
-_BIG: Final = 400
-"""Decimal exponents beyond this one are as good as infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,40 +105,6 @@ def bind(node: Any, schema: pa.Schema) -> Any:
     return _Binder(schema).condition(node)
 
 
-def kind_of(data_type: Any) -> str:
-    """Return the kind of values that a type has; only values of some kinds can be compared.
-
-    Examples
-    --------
-    >>> kind_of(pa.uint8()), kind_of(pa.string_view()), kind_of(pa.list_(pa.int8()))
-    ('integer', 'text', 'nested')
-    """
-    if isinstance(data_type, pa.UuidType):
-        return "UUID"
-    if isinstance(data_type, pa.BaseExtensionType):
-        return kind_of(data_type.storage_type)
-    if isinstance(data_type, (pa.DictionaryType, pa.RunEndEncodedType)):
-        return kind_of(data_type.value_type)
-    for kind, tests in _KINDS.items():
-        if any(test(data_type) for test in tests):
-            return kind
-    return "nested"
-
-
-_KINDS: Final[dict[str, Any]] = {
-    "boolean": (at.is_boolean,),
-    "integer": (at.is_integer,),
-    "decimal": (at.is_decimal,),
-    "float": (at.is_floating,),
-    "text": (at.is_string, at.is_large_string, at.is_string_view),
-    "binary": (at.is_binary, at.is_large_binary, at.is_fixed_size_binary, at.is_binary_view),
-    "date": (at.is_date,),
-    "timestamp": (at.is_timestamp,),
-    "time": (at.is_time,),
-    "duration": (at.is_duration,),
-    "interval": (at.is_interval,),
-    "null": (at.is_null,),
-}
 _NUMBERS: Final = ("integer", "decimal", "float")
 _REMEDIES: Final = {
     "boolean": "compare it with true or false",
@@ -211,11 +182,11 @@ class _Binder:
             case "in" if count > 1:
                 return self._is_in(arguments[0], arguments[1:], node)
             case _ if function in COMPARISONS and count == 2:
-                return self._compare(function, *arguments, node)
+                return self._compare(function, arguments[0], arguments[1], node)
             case _ if function in TEXT_TESTS and count == 2:
-                return self._test_text(function, *arguments, node)
+                return self._test_text(function, arguments[0], arguments[1], node)
             case _ if function in _ARITHMETIC and count == 2:
-                return self._compute(function, *arguments, node)
+                return self._compute(function, arguments[0], arguments[1], node)
             case "negate" | "abs" if count == 1:
                 return self._compute_one(function, arguments[0], node)
             case _ if FLOAT_FUNCTIONS.get(function) == count:
@@ -388,12 +359,12 @@ def _compare_literal(symbol: str, operand: Any, literal: Literal, nodes: tuple[A
         return BoundLiteral(pa.scalar(None, pa.bool_()))
     match kind:
         case "float":
-            scalar = _make_float(literal.value, operand.type)
+            scalar = make_float(literal.value, operand.type)
             if scalar is not None:
                 operand = _to_float(operand) if scalar.type != operand.type else operand
                 return _make_comparison(symbol, operand, scalar)
         case "integer" | "decimal" | "date" | "timestamp" | "time" | "duration":
-            place = _find_place(literal.value, operand.type)
+            place = find_place(literal.value, operand.type)
             if place is not None:
                 return _compare_place(symbol, operand, place)
         case "boolean" if isinstance(literal.value, bool):
@@ -401,11 +372,11 @@ def _compare_literal(symbol: str, operand: Any, literal: Literal, nodes: tuple[A
         case "text" if isinstance(literal.value, str):
             return _make_comparison(symbol, operand, pa.scalar(literal.value, operand.type))
         case "binary":
-            data = _make_bytes(literal.value)
+            data = make_bytes(literal.value)
             if data is not None:
                 return _compare_bytes(symbol, operand, data)
         case "UUID":
-            data = _make_uuid(literal.value)
+            data = make_uuid(literal.value)
             if data is not None:
                 return _make_comparison(symbol, operand, pa.scalar(data, pa.binary(16)))
         case _:
@@ -432,7 +403,7 @@ def _make_comparison(symbol: str, operand: Any, scalar: Any) -> BoundCall:
 
 def _compare_place(symbol: str, operand: Any, place: Fraction) -> Any:
     """Return the comparison with a number of units of the operand's type, or one equal to it."""
-    low, high = _find_limits(operand.type)
+    low, high = find_limits(operand.type)
     if place.denominator == 1 and low <= place <= high:
         return _make_comparison(symbol, operand, make_scalar(int(place), operand.type))
     if symbol in ("=", "<>"):
@@ -446,131 +417,6 @@ def _compare_place(symbol: str, operand: Any, place: Fraction) -> Any:
     return _make_comparison("<=" if is_less else ">", operand, floor)
 
 
-def _find_place(value: Any, data_type: Any) -> Fraction | None:
-    """Return the number of units of a type that a literal stands for; None if it has none."""
-    kind = kind_of(data_type)
-    if kind in ("integer", "decimal"):
-        number = _make_number(value)
-        if number is None:
-            return None
-        return number * Fraction(10) ** (data_type.scale if kind == "decimal" else 0)
-    nanoseconds = _find_nanoseconds(value, kind)
-    unit = DAY if at.is_date32(data_type) else 10**6
-    if kind != "date":
-        unit = NANOSECONDS[data_type.unit]
-    return None if nanoseconds is None else Fraction(nanoseconds, unit)
-
-
-def _make_number(value: Any) -> Fraction | None:
-    """Return the exact number that a literal denotes. A float is the shortest such decimal."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, float):
-        if value in (float("inf"), float("-inf")):
-            return Fraction(10) ** _BIG * (1 if value > 0 else -1)
-        return None if value != value else _make_number(Decimal(repr(value)))
-    if isinstance(value, str):
-        text = value.strip()
-        return _make_number(Decimal(text)) if _NUMBER.fullmatch(text) else None
-    if isinstance(value, Decimal):
-        if value and abs(value.adjusted()) > _BIG:
-            exponent = _BIG if value.adjusted() > 0 else -_BIG
-            return Fraction(10) ** exponent * (-1 if value.is_signed() else 1)
-        return Fraction(value)
-    return Fraction(value) if isinstance(value, int) else None
-
-
-_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,6})?", re.ASCII | re.IGNORECASE)
-_DATE: Final = r"(\d{4})-(\d{1,2})-(\d{1,2})"
-_CLOCK: Final = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?"
-_TIMESTAMP: Final = re.compile(
-    rf"{_DATE}(?:[T ]{_CLOCK}\s*(?:(Z|UTC)|([+-])(\d{{2}})(?::?(\d{{2}}))?)?)?", re.ASCII
-)
-_TIME: Final = re.compile(_CLOCK, re.ASCII)
-
-
-def _find_nanoseconds(value: Any, kind: str) -> int | None:
-    """Return what a literal denotes beside a column of dates, times or durations."""
-    if isinstance(value, str):
-        text = value.strip()
-        if kind == "time":
-            match = _TIME.fullmatch(text)
-            return None if match is None else parse_clock(*match.groups())
-        return None if kind == "duration" else parse_timestamp(text)[0]
-    if not isinstance(value, Instant):
-        return None
-    if kind in ("time", "duration"):
-        return value.nanoseconds if value.kind == kind else None
-    return value.nanoseconds if value.kind in ("date", "timestamp", "timestamptz") else None
-
-
-def parse_timestamp(text: str) -> tuple[int | None, bool]:
-    """Return the nanoseconds since the epoch of a date or timestamp in ISO 8601, and its offset.
-
-    The second value is whether the text has an offset from UTC. The first is None if the text is
-    malformed.
-    """
-    match = _TIMESTAMP.fullmatch(text)
-    if match is None:
-        return None, False
-    *parts, utc, sign, hours, minutes = match.groups()
-    try:
-        days = date(*map(int, parts[:3])).toordinal() - date(1970, 1, 1).toordinal()
-    except ValueError:
-        return None, False
-    clock = 0 if parts[3] is None else parse_clock(*parts[3:])
-    if clock is None:
-        return None, False
-    offset = 0 if sign is None else int(hours) * 60 + int(minutes or 0)
-    moved = offset * (-1 if sign == "-" else 1) * 60 * 10**9
-    return days * DAY + clock - moved, utc is not None or sign is not None
-
-
-def parse_clock(hours: str, minutes: str, seconds: str | None, fraction: str | None) -> int | None:
-    """Return the nanoseconds since midnight; None if there is no such time."""
-    parts = int(hours), int(minutes), int(seconds or 0)
-    if parts[0] > 23 or parts[1] > 59 or parts[2] > 59:
-        return None
-    total = (parts[0] * 60 + parts[1]) * 60 + parts[2]
-    return total * 10**9 + int((fraction or "0").ljust(9, "0"))
-
-
-def parse_time(text: str) -> int | None:
-    """Return the nanoseconds since midnight of a time in ISO 8601; None if it is malformed."""
-    match = _TIME.fullmatch(text.strip())
-    return None if match is None else parse_clock(*match.groups())
-
-
-def _make_float(value: Any, data_type: Any) -> Any:
-    """Return a literal as a scalar of a type, or of float64 if it is a float that the type lacks."""
-    if isinstance(value, float):
-        narrow: Any = pa.scalar(value, data_type)
-        is_same = narrow.as_py() == value or value != value
-        return narrow if is_same else pa.scalar(value, pa.float64())
-    if isinstance(value, str):
-        text = value.strip()
-        if not _NUMBER.fullmatch(text):
-            return None
-        value = Decimal(text)
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
-        return None
-    try:
-        return pa.scalar(float(value), data_type)
-    except OverflowError:
-        return pa.scalar(float("inf") if value > 0 else float("-inf"), data_type)
-
-
-def _make_bytes(value: Any) -> bytes | None:
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        return None
-    escaped = re.split(r"\\x([0-9a-fA-F]{2})", value)
-    return b"".join(
-        bytes.fromhex(part) if number % 2 else part.encode() for number, part in enumerate(escaped)
-    )
-
-
 def _compare_bytes(symbol: str, operand: Any, data: bytes) -> Any:
     data_type = operand.type
     if at.is_fixed_size_binary(data_type) and data_type.byte_width != len(data):
@@ -578,41 +424,6 @@ def _compare_bytes(symbol: str, operand: Any, data: bytes) -> Any:
             return BoundCall("always", (operand,), pa.bool_(), symbol == "<>")
         operand = _cast(operand, pa.binary())
     return _make_comparison(symbol, operand, pa.scalar(data, operand.type))
-
-
-def _make_uuid(value: Any) -> bytes | None:
-    if isinstance(value, bytes):
-        return value if len(value) == 16 else None
-    try:
-        return UUID(value.strip()).bytes if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def make_scalar(number: int, data_type: Any) -> Any:
-    """Return the scalar of a type whose value is a number of its units."""
-    if at.is_integer(data_type):
-        return pa.scalar(number, data_type)
-    if at.is_decimal(data_type):
-        digits = tuple(map(int, str(abs(number))))
-        return pa.scalar(Decimal((int(number < 0), digits, -data_type.scale)), data_type)
-    ticks: Any = pa.array([number], _ticks_type(data_type))
-    return ticks.view(data_type)[0]
-
-
-def _ticks_type(data_type: Any) -> Any:
-    return pa.int32() if data_type.bit_width == 32 else pa.int64()
-
-
-def _find_limits(data_type: Any) -> tuple[int, int]:
-    """Return the smallest and the largest number of units that a type has."""
-    if at.is_decimal(data_type):
-        most = 10**data_type.precision - 1
-        return -most, most
-    if at.is_unsigned_integer(data_type):
-        return 0, (1 << data_type.bit_width) - 1
-    half = 1 << (data_type.bit_width - 1)
-    return -half, half - 1
 
 
 def _make_natural(node: Literal) -> BoundLiteral:
@@ -700,8 +511,8 @@ def _widens(source: Any, target: Any) -> bool:
     kinds = kind_of(source), kind_of(target)
     match kinds:
         case ("integer", "integer"):
-            low, high = _find_limits(source)
-            least, most = _find_limits(target)
+            low, high = find_limits(source)
+            least, most = find_limits(target)
             return least <= low and high <= most
         case ("integer", "float"):
             return source.bit_width <= (32 if at.is_float64(target) else 16)
@@ -768,7 +579,9 @@ def _compute_decimal(function: str, operands: list[Any], node: Any) -> Any:
     if precision > _MAX_PRECISION:
         refuse(f"{describe(node)} needs decimals of {precision} digits", node)
     if precision > 38:
-        operands = [_cast(each, pa.decimal256(each.type.precision, each.type.scale)) for each in operands]
+        operands = [
+            _cast(each, pa.decimal256(each.type.precision, each.type.scale)) for each in operands
+        ]
     return BoundCall(function, tuple(operands), _decimal_type(precision, scale))
 
 
@@ -781,7 +594,7 @@ def _compare_operands(symbol: str, left: Any, right: Any, node: Any) -> Any:
         left, right = _align_numbers(left, right, node)
     elif set(kinds) <= {"date", "timestamp"} or kinds in (("time",) * 2, ("duration",) * 2):
         if left.type != right.type:
-            units = tuple(_find_unit(each.type) for each in (left, right))
+            units = tuple(find_unit(each.type) for each in (left, right))
             return BoundCall("compare ticks", (left, right), pa.bool_(), (symbol, *units))
     elif kinds[0] == kinds[1] and kinds[0] in ("text", "binary"):
         if left.type != right.type:
@@ -818,20 +631,6 @@ def _align_numbers(left: Any, right: Any, node: Any) -> tuple[Any, Any]:
             return _cast(left, pa.int64()), _cast(right, pa.int64())
     operands = [_to_decimal(left, node), _to_decimal(right, node)]
     return tuple(_align_decimals(operands, node))  # pyright: ignore[reportReturnType]
-
-
-def _find_unit(data_type: Any) -> int:
-    """Return the nanoseconds of a unit of a type."""
-    if at.is_date32(data_type):
-        return DAY
-    return 10**6 if at.is_date64(data_type) else NANOSECONDS[data_type.unit]
-
-
-def refuse(problem: str, node: Any = None) -> NoReturn:
-    """Raise a `UsageError` that gives the position of a node."""
-    position: int | None = getattr(node, "position", None)
-    place = "" if position is None else f" at character {position + 1}"
-    raise UsageError(f"the filter is invalid{place}: {problem}")
 
 
 def walk_bound(bound: Any) -> Iterator[Any]:

@@ -71,7 +71,7 @@ class Cost:
 
 
 def _width(data_type: Any) -> float | None:
-    """Return the size of a value of a type in bytes, with its bit of validity; None if it varies."""
+    """Return the size of a value and its bit of validity, in bytes; None if it varies."""
     try:
         return (data_type.bit_width + 1) / 8
     except ValueError:
@@ -102,9 +102,10 @@ def evaluate(bound: Any, columns: Mapping[int, Any], rows: int) -> Any:
     `columns` has the arrays of the columns that it refers to, by their indices. Raises
     `pyarrow.ArrowException` if a value does not fit a conversion, or a computation overflows.
     """
-    result = _evaluate(bound, columns)
+    result: Any = _evaluate(bound, columns)
     if isinstance(result, pa.Scalar):
-        return pa.repeat(result, rows)
+        repeat: Any = pa.repeat
+        return repeat(result, rows)
     return result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
 
 
@@ -202,7 +203,8 @@ def _decode(_: BoundCall, arguments: list[Any]) -> Any:
     (array,) = arguments
     if isinstance(array, pa.DictionaryArray):
         return array.dictionary_decode()
-    return pc.run_end_decode(array)
+    decode: Any = getattr(pc, "run_end_decode")  # noqa: B009
+    return decode(array)
 
 
 def _cast(bound: BoundCall, arguments: list[Any]) -> Any:
@@ -225,10 +227,11 @@ def _compare_ticks(bound: BoundCall, arguments: list[Any]) -> Any:
         symbol, left, right = mirrored.get(symbol, symbol), right, left
         left_unit, right_unit = right_unit, left_unit
     factor = pa.scalar(left_unit // right_unit, pa.int64())
+    zero = pa.scalar(0, pa.int64())
     quotient: Any = pc.divide(right, factor)
     rest: Any = pc.subtract(right, pc.multiply(quotient, factor))
-    quotient = pc.subtract(quotient, pc.cast(pc.less(rest, 0), pa.int64()))
-    has_rest = pc.not_equal(rest, 0)
+    quotient = pc.subtract(quotient, pc.cast(pc.less(rest, zero), pa.int64()))
+    has_rest = pc.not_equal(rest, zero)
     equal = pc.equal(left, quotient)
     match symbol:
         case "=":

@@ -184,7 +184,7 @@ def _convert_arrow_call(name: str, arguments: list[Any], options: Any) -> Any:
             function = "ilike" if options["ignore_case"].as_py() else "like"
             return Call(function, (*arguments, Literal(options["pattern"].as_py())))
         case _:
-            raise UsageError(f"the filter is invalid: it has the function {name}, which filters lack")
+            raise UsageError(f"the filter is invalid: it calls {name}, which filters lack")
 
 
 def _find_any(operand: Any, literals: list[Literal], *, matches_null: bool) -> Any:
@@ -195,9 +195,8 @@ def _find_any(operand: Any, literals: list[Literal], *, matches_null: bool) -> A
         parts.append(Call("is true", (Call("in", (operand, *plain)),)))
     if any(_is_nan(each.value) for each in literals):
         parts.append(Call("is true", (Call("isnan", (operand,)),)))
-    if matches_null and len(plain) < len(literals):
-        if any(each.value is None for each in literals):
-            parts.append(Call("is null", (operand,)))
+    if matches_null and any(each.value is None for each in literals):
+        parts.append(Call("is null", (operand,)))
     return combine("or", parts) if parts else Literal(False)
 
 
@@ -329,7 +328,7 @@ class _PolarsReader:
     def _read_list(self, node: Any) -> list[Literal]:
         """Return the values of a list, which polars serializes as a stream of Arrow."""
         match node:
-            case {"Literal": {"Scalar": {"List": list() as data}}} | {"Literal": {"Series": list() as data}}:
+            case {"Literal": {"Scalar": {"List": [*data]}} | {"Series": [*data]}}:
                 table = pa.ipc.open_stream(bytes(data)).read_all()
                 values = table.column(0).combine_chunks()
                 return [_round_trip(make_literal(each)) for each in values]
@@ -341,7 +340,7 @@ class _PolarsReader:
             case {"Dyn": {"Int": value}}:
                 return Literal(int(value))
             case {"Dyn": {"Float": value}}:
-                return make_literal(float(value))
+                return self._convert_float(value)
             case {"Dyn": {"Str": str() as value}}:
                 return Literal(value)
             case {"Scalar": {"Null": _}} | {"Scalar": "Null"}:
@@ -352,6 +351,12 @@ class _PolarsReader:
             case _:
                 self._refuse()
 
+    def _convert_float(self, value: Any) -> Literal:
+        """Return a number. Serialized expressions have null for NaN, but for infinity as well."""
+        if value is None and "inf" in self._text:
+            self._refuse()
+        return make_literal(math.nan if value is None else float(value))
+
     def _convert_scalar(self, kind: str, value: Any) -> Literal:
         match kind, value:
             case "String" | "StringOwned", str():
@@ -361,7 +366,7 @@ class _PolarsReader:
             case "Binary" | "BinaryOwned", list():
                 return Literal(bytes(value))
             case "Float32" | "Float64" | "Float16", _:
-                return make_literal(math.nan if value is None else float(value))
+                return self._convert_float(value)
             case "Date", int():
                 return Literal(Instant("date", value * DAY))
             case "Time", int():

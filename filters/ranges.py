@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow.types as at
 
 from ..formats.parquet.geo.boxes import Box
 from .binding import BoundCall, BoundColumn, BoundLiteral
+from .literals import kind_of
 from .tree import COMPARISONS
 
 _TRUE, _FALSE, _NULL, _ANY = 1, 2, 4, 7
@@ -54,11 +56,7 @@ def to_bound(scalar: Any) -> Any:
     value = scalar.as_py()
     if isinstance(value, float) and value != value:
         return None
-    return value if isinstance(value, (bool, int, float, str, bytes)) or _is_decimal(scalar) else None
-
-
-def _is_decimal(scalar: Any) -> bool:
-    return at.is_decimal(scalar.type)
+    return value if isinstance(value, (int, float, str, bytes, Decimal)) else None
 
 
 def may_match(bound: Any, find_range: Callable[[int], Range]) -> bool:
@@ -97,15 +95,16 @@ def _find_outcomes(bound: Any, find_range: Callable[[int], Range]) -> int:
         case "in":
             values, has_null = bound.options
             found = _find_range(bound.arguments[0], find_range)
-            parts = [_compare("=", found, _make_point(each)) for each in values]
+            parts = [_compare("=", found, make_point(each)) for each in values]
             if has_null or not parts:
                 parts.append(_NULL if has_null else _FALSE)
             return _combine(parts, is_and=False) | (_NULL if found.nulls else 0)
         case "intersects":
             box = _find_range(bound.arguments[0], find_range).box
             condition, edges = bound.options
-            is_known = box is not None and box.is_valid(geographic=edges is not None)
-            return _FALSE if is_known and not box.intersects(condition.box) else _TRUE | _FALSE
+            if box is None or not box.is_valid(geographic=edges is not None):
+                return _TRUE | _FALSE
+            return _FALSE | (_TRUE if box.intersects(condition.box) else 0)
         case _ if bound.function in COMPARISONS:
             left, right = (_find_range(each, find_range) for each in bound.arguments)
             return _compare(bound.function, left, right)
@@ -115,7 +114,8 @@ def _find_outcomes(bound: Any, find_range: Callable[[int], Range]) -> int:
 
 def _swap(outcomes: int) -> int:
     """Return the outcomes of a negation."""
-    return (outcomes & _NULL) | (_FALSE if outcomes & _TRUE else 0) | (_TRUE if outcomes & _FALSE else 0)
+    swapped = (_FALSE if outcomes & _TRUE else 0) | (_TRUE if outcomes & _FALSE else 0)
+    return swapped | (outcomes & _NULL)
 
 
 def _combine(parts: list[int], *, is_and: bool) -> int:
@@ -136,7 +136,7 @@ def _find_range(bound: Any, find_range: Callable[[int], Range]) -> Range:
     """Return the range of the values of a bound node."""
     match bound:
         case BoundLiteral():
-            return _make_point(bound.scalar)
+            return make_point(bound.scalar)
         case BoundColumn():
             return find_range(bound.index)
         case BoundCall(function="decode"):
@@ -154,14 +154,13 @@ def _keeps_order(bound: BoundCall) -> bool:
         return at.is_decimal(target) or (at.is_integer(target) and bound.options)
     if at.is_decimal(source):
         return at.is_decimal(target) and bound.options
-    return (at.is_floating(source) and at.is_float64(target)) or _is_text(source) == _is_text(target) == 1
+    if at.is_floating(source):
+        return at.is_floating(target) and target.bit_width >= source.bit_width
+    return kind_of(source) == kind_of(target) == "text"
 
 
-def _is_text(data_type: Any) -> bool:
-    return at.is_string(data_type) or at.is_large_string(data_type) or at.is_string_view(data_type)
-
-
-def _make_point(scalar: Any) -> Range:
+def make_point(scalar: Any) -> Range:
+    """Return the range of a single value, which may be null."""
     value = to_bound(scalar)
     is_nan = at.is_floating(scalar.type) and value is None and scalar.is_valid
     return Range(value, value, nulls=not scalar.is_valid, values=scalar.is_valid, nan=is_nan)

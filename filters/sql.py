@@ -12,8 +12,9 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from ..errors import UsageError
-from .binding import FLOAT_FUNCTIONS, parse_time, parse_timestamp, refuse
-from .tree import DAY, Call, Column, Instant, Literal, combine
+from .binding import FLOAT_FUNCTIONS
+from .literals import parse_time, parse_timestamp
+from .tree import DAY, Call, Column, Instant, Literal, combine, refuse
 
 _DIALECT: Final = "duckdb"
 _COMPARISONS: Final[Mapping[Any, str]] = {
@@ -119,7 +120,7 @@ def _convert_positive(node: Any) -> Any:
         case exp.Is():
             return _convert_is(node)
         case exp.NullSafeEQ() | exp.NullSafeNEQ():
-            equal = _equal_or_both_null(_convert_nullable(node.this), _convert_nullable(node.expression))
+            equal = _equal_or_both_null(*map(_convert_nullable, (node.this, node.expression)))
             return equal if isinstance(node, exp.NullSafeEQ) else Call("not", (equal,))
         case exp.Escape():
             _refuse_sql(node, "has an ESCAPE clause, which is not supported")
@@ -131,8 +132,8 @@ def _convert_positive(node: Any) -> Any:
         case _ if type(node) in _UNARY:
             return Call(_UNARY[type(node)], (_convert(node.this),), position)
         case exp.Func() if node.sql_name().lower() in FLOAT_FUNCTIONS:
-            arguments = (node.this, node.expression) if node.args.get("expression") else (node.this,)
-            return Call(node.sql_name().lower(), tuple(map(_convert, arguments)), position)
+            parts = [each for each in (node.this, node.args.get("expression")) if each is not None]
+            return Call(node.sql_name().lower(), tuple(map(_convert, parts)), position)
         case exp.Neg() if not isinstance(node.this, exp.Literal):
             return Call("negate", (_convert(node.this),), position)
         case exp.Null():

@@ -18,6 +18,7 @@ from google.protobuf.wrappers_pb2 import UInt64Value
 from ..errors import InvalidDataError
 from ..proto.SubstraitFilter_pb2 import ExtendedExpression
 from .binding import FLOAT_FUNCTIONS
+from .literals import kind_of
 from .tree import DAY, MAX_DEPTH, Call, Cast, Column, Instant, Literal, combine
 
 _FUNCTIONS: Final = {
@@ -96,8 +97,9 @@ class _Reader:
 
     def __init__(self, message: Any) -> None:
         declared = list(message.extensions)
-        functions = [each.extension_function for each in declared if each.HasField("extension_function")]
-        types = [each.extension_type for each in declared if each.HasField("extension_type")]
+        # A declaration of the other kind has an empty name.
+        functions = [each.extension_function for each in declared if each.extension_function.name]
+        types = [each.extension_type for each in declared if each.extension_type.name]
         self._functions = {each.function_anchor: each.name.partition(":")[0] for each in functions}
         self._types = {each.type_anchor: each.name for each in types}
         names = iter(message.base_schema.names[:_MAX_NAMES])
@@ -132,8 +134,7 @@ class _Reader:
         if name == "user_defined":
             name = self._types.get(data_type.user_defined.type_reference, "")
         found: Any = _TYPES.get(name or "")
-        is_number = found is not None and (pa.types.is_integer(found) or pa.types.is_floating(found))
-        return found if is_number else None
+        return found if found is not None and kind_of(found) in ("integer", "float") else None
 
     def read(self, node: Any, depth: int) -> Any:
         """Return the tree of an expression."""
@@ -157,7 +158,8 @@ class _Reader:
                     result = Call("if_else", (condition, self.read(clause.then, depth), result))
                 return result
             case "cast":
-                return Cast(self.read(node.cast.input, depth), self._read_type(node.cast.type), False)
+                target = self._read_type(node.cast.type)
+                return Cast(self.read(node.cast.input, depth), target, safe=False)
             case _:
                 raise InvalidDataError("the filter has a kind of expression that filters lack")
 

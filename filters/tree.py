@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 import pyarrow as pa
 
 from ..errors import InvalidDataError, UsageError
-
-Node = "Column | Literal | Call"
 
 MAX_DEPTH: Final = 100
 """The largest depth of a tree."""
@@ -151,11 +149,11 @@ def make_literal(value: Any, position: int | None = None) -> Literal:
 def _convert_instant(value: Any) -> Any:
     match value:
         case datetime():
-            exact: int | None = getattr(value, "nanosecond", None)
+            exact: int = getattr(value, "nanosecond", 0)
             offset = value.utcoffset()
             kind = "timestamp" if offset is None else "timestamptz"
             wall = value.replace(tzinfo=None) - datetime(1970, 1, 1) - (offset or timedelta())
-            return Instant(kind, wall // _MICROSECOND * 1000 + (exact or 0))
+            return Instant(kind, wall // _MICROSECOND * 1000 + exact)
         case date():
             return Instant("date", (value.toordinal() - _EPOCH) * DAY)
         case time() if value.tzinfo is None:
@@ -253,7 +251,8 @@ def decode_type(text: str) -> Any:
         return make(int(match[2]), int(match[3]))
     if match := _BINARIES.fullmatch(text):
         return pa.binary(int(match[1]))
-    return pa.type_for_alias(text.removesuffix("[day]").removesuffix("[ms]"))
+    by_alias: Any = pa.type_for_alias
+    return by_alias(text.removesuffix("[day]"))
 
 
 def decode_tree(value: Any, depth: int = 0) -> Any:
@@ -263,9 +262,8 @@ def decode_tree(value: Any, depth: int = 0) -> Any:
 
     Examples
     --------
-    >>> decode_tree(["<", {"column": "delay"}, {"decimal": "4.5"}])
-    Call(function='<', arguments=(Column(name='delay', position=None), Literal(value=Decimal('4.5'), \
-position=None)), position=None)
+    >>> describe(decode_tree(["<", {"column": "delay"}, {"decimal": "4.5"}]))
+    'delay < 4.5'
     """
     if depth > MAX_DEPTH:
         raise InvalidDataError(f"the filter is nested deeper than {MAX_DEPTH}")
@@ -328,3 +326,10 @@ def describe_value(value: Any) -> str:
         case _:
             text = str(value)
             return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def refuse(problem: str, node: Any = None) -> NoReturn:
+    """Raise a `UsageError` that gives the position of a node."""
+    position: int | None = getattr(node, "position", None)
+    place = "" if position is None else f" at character {position + 1}"
+    raise UsageError(f"the filter is invalid{place}: {problem}")

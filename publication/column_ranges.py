@@ -1,4 +1,4 @@
-"""The ranges of columns, as manifests carry them, and shard pruning by these ranges.
+"""The ranges of columns, as manifests carry them.
 
 A range is the exact minimum and maximum of a column, or unknown, so a reader may skip a shard whose
 range excludes its filter. Ranges are known for integers, floats, text, dates, timestamps and
@@ -9,14 +9,14 @@ no order. A geospatial column has a bounding box instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..filters.ranges import UNKNOWN, Range, to_bound
 from ..formats.parquet.geo.boxes import Box, BoxTracker
-from ..formats.parquet.geo.conditions import BoxCondition, find_edges, may_match
+from ..formats.parquet.geo.conditions import find_edges
 from ..formats.parquet.geo.crs import is_geospatial
 from ..formats.parquet.variant.arrow_fields import list_described_fields
 from ..formats.parquet.variant_columns import find_field
@@ -198,77 +198,16 @@ def _compute_bounds(values: Any) -> list[pa.Scalar[Any]]:
     return [bounds["min"], bounds["max"]]
 
 
-def prune_shards(
-    shards: Sequence[ShardEntry],
-    schema: pa.Schema,
-    expression: Any,
-    columns: Mapping[int, int],
-    types: Sequence[Any],
-) -> list[ShardEntry]:
-    """Return the shards in which a filter may match, in order.
-
-    Arrow's dataset scanner evaluates the filter: each shard becomes a fragment whose partition
-    expression states the ranges of its columns. No file is opened. `expression` refers to columns
-    by field number.
-    """
-    import pyarrow.dataset as ds  # takes a third of a second
-    from pyarrow.fs import LocalFileSystem
-
-    # The expression refers to fields by number, so the names only have to be unique.
-    fields = pa.schema([(str(number), data_type) for number, data_type in enumerate(types)])
-    try:
-        dataset: Any = ds.FileSystemDataset.from_paths(
-            [str(index) for index in range(len(shards))],
-            schema=fields,
-            format=ds.IpcFileFormat(),
-            filesystem=LocalFileSystem(),
-            partitions=[_state_ranges(shard, schema, columns, types) for shard in shards],
-        )
-        fragments = list(dataset.get_fragments(filter=expression))
-    except (pa.ArrowException, ValueError, TypeError):
-        return list(shards)  # Arrow cannot compare this expression with ranges
-    matching = {int(fragment.path) for fragment in fragments}
-    return [shard for index, shard in enumerate(shards) if index in matching]
-
-
-def prune_by_boxes(
-    shards: Sequence[ShardEntry], conditions: Sequence[BoxCondition], geographies: frozenset[str]
-) -> list[ShardEntry]:
-    """Return the shards whose boxes allow rows that fulfill all conditions, in order."""
-    kept: list[ShardEntry] = []
-    for shard in shards:
-        boxes = {
-            name: (Box(*column.box), name in geographies)
-            for name, column in shard.columns.items()
-            if column.box is not None
-        }
-        if may_match(conditions, boxes):
-            kept.append(shard)
-    return kept
-
-
-def _state_ranges(
-    shard: ShardEntry, schema: pa.Schema, columns: Mapping[int, int], types: Sequence[Any]
-) -> Any:
-    """Return an expression that is true for every row of a shard."""
-    statement: Any = pc.scalar(True)
-    for number, index in columns.items():
-        field = schema.field(index)
-        column = shard.columns.get(field.name)
-        data_type: Any = field.type
-        if isinstance(data_type, pa.DictionaryType):
-            data_type = data_type.value_type
-        if column is None or not data_type.equals(types[number]):
-            continue
-        minimum: Any = decode_bound(column.minimum, data_type)
-        maximum: Any = decode_bound(column.maximum, data_type)
-        if minimum is None or maximum is None:
-            continue
-        value: Any = pc.field(number)
-        above: Any = value >= pc.scalar(minimum)
-        below: Any = value <= pc.scalar(maximum)
-        if column.nulls:
-            # Arrow understands a comparison or a null, but not a range or a null.
-            above, below = above | value.is_null(), below | value.is_null()
-        statement = statement & above & below
-    return statement
+def find_range(shard: ShardEntry, field: pa.Field[Any]) -> Range:
+    """Return what the manifest knows of a column, or of a field of a Variant, in a shard."""
+    column = shard.columns.get(field.name)
+    if column is None:
+        return UNKNOWN
+    if column.box is not None:
+        return Range(box=Box(*column.box))
+    minimum, maximum = (decode_bound(each, field.type) for each in (column.minimum, column.maximum))
+    if minimum is None or maximum is None:
+        return UNKNOWN
+    # A column with a NaN has no range. One with a range has a value.
+    bounds = to_bound(minimum), to_bound(maximum)
+    return Range(*bounds, nulls=column.nulls > 0, nan=False)

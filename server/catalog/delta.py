@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ...errors import DatasetError, MissingExtraError, remote_error
+from ...filters.ranges import UNKNOWN, Range, make_point
 from ...formats.nested_fields import choose_fields, extend_schema
 from ...protocol.request import Request
 from ...publication.storage import ObjectStorage, check_credentials, is_object_url
@@ -239,6 +240,13 @@ class DeltaFileDataset(ParquetDataset):
                     raise DatasetError(f"{file.path} lacks the column {field.name!r}")
         self._file_schema = own
         return replace(contents, schema=self._table_schema)
+
+    def find_range(self, index: int) -> Range:
+        """Return what is known of a column: partition columns have one value."""
+        if index < len(self._table_schema):
+            value = self._partition_values.get(self._table_schema.field(index).name)
+            return UNKNOWN if value is None else make_point(value)
+        return UNKNOWN
 
     def read_batches(
         self, file: SourceFile, contents: FileContents, selection: Selection

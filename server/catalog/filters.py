@@ -99,15 +99,19 @@ class RowFilter:
     @property
     def columns(self) -> frozenset[int]:
         """The columns of the dataset that the filter refers to, as indices."""
-        return frozenset(self.cost.columns)
+        return frozenset(index for index in self.cost.columns if index >= 0)
 
     def skip_columns(self, columns: range) -> RowFilter:
-        """Return the filter for a dataset without some columns, to which it does not refer."""
+        """Return the filter for a dataset without some columns, which only prunes.
+
+        Nothing is known of these columns.
+        """
 
         def move(bound: Any) -> Any:
             match bound:
-                case BoundColumn(index) if index >= columns.stop:
-                    return replace(bound, index=index - len(columns))
+                case BoundColumn(index) if index >= columns.start:
+                    moved = -1 if index in columns else index - len(columns)
+                    return replace(bound, index=moved)
                 case BoundCall(arguments=arguments):
                     return replace(bound, arguments=tuple(map(move, arguments)))
                 case _:

@@ -21,7 +21,7 @@ from ...formats.arrow.schema import describe_difference
 from ...formats.nested_fields import extend_schema
 from ...protocol.request import Request
 from ...publication.atomic_files import TEMPORARY_PREFIX, AtomicFile
-from ...publication.column_ranges import prune_by_boxes, prune_shards
+from ...publication.column_ranges import find_range
 from ...publication.manifest import ShardEntry
 from ...publication.shard_files import check_shard_length, hash_file
 from ...publication.storage import Storage
@@ -179,11 +179,7 @@ class ShardReader:
         selection = Selection.resolve(request, encoding, schema)
         row_filter = selection.filter
         is_numbered = request.batches is not None and len(shards) > 1
-        if (
-            row_filter is not None
-            and not is_numbered
-            and row_filter.cost.allows_pruning(len(shards))
-        ):
+        if row_filter is not None and not is_numbered:
             shards = _prune(shards, extend_schema(schema, selection.fields), row_filter)
         folder, location = self._storage.folder, self._storage.location
         if is_numbered and folder is None:
@@ -280,10 +276,6 @@ def _prune(
     shards: Sequence[ShardEntry], schema: pa.Schema, row_filter: RowFilter
 ) -> Sequence[ShardEntry]:
     """Return the shards in which a filter may match, by their ranges and boxes."""
-    if row_filter.boxes:
-        conditions = [test.condition for test in row_filter.boxes]
-        geographies = {test.condition.column for test in row_filter.boxes if test.edges is not None}
-        shards = prune_by_boxes(shards, conditions, frozenset(geographies))
-    if row_filter.expression is None or not shards:
-        return shards
-    return prune_shards(shards, schema, row_filter.expression, row_filter.fields, row_filter.types)
+    return row_filter.prune(
+        shards, lambda shard: lambda index: find_range(shard, schema.field(index))
+    )

@@ -11,6 +11,7 @@ from ....errors import InvalidDataError
 from .boxes import Box, bound_rows
 from .crs import is_geospatial, read_metadata
 
+
 @dataclass(frozen=True, slots=True)
 class BoxCondition:
     """The condition that the box of a geospatial column has a common X and Y with a box.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ....errors import DatasetError
+from ....filters.ranges import Range, make_point
 from ....formats.nested_fields import extend_schema
 from ....formats.parquet.variant.arrow_fields import (
     describe_fields,
@@ -61,6 +62,16 @@ class FileEntry:
         """Return the number of stored record batches or row groups in the file."""
         with self.open() as (file, contents):
             return self.dataset.count_batches(file, contents)
+
+    def find_range(self, index: int, schema: pa.Schema) -> Range:
+        """Return what is known of a column without opening the file; `schema` is that of all files.
+
+        The partition columns are the last ones.
+        """
+        place = index - len(schema) + len(self.partition_values)
+        if 0 <= place < len(self.partition_values):
+            return make_point(self.partition_values[place])
+        return self.dataset.find_range(index)
 
     @property
     def rows(self) -> int | None:
@@ -217,7 +228,12 @@ class ConcatenatedFiles:
         partitions = range(len(self.file_schema), len(self.schema))
         schema = extend_schema(self.file_schema, selection.fields)
         in_file = select_from_file(selection, schema, partitions)
-        for entry in self.entries:
+        entries: Sequence[FileEntry] = self.entries
+        if selection.filter is not None:
+            entries = selection.filter.prune(
+                entries, lambda entry: lambda index: entry.find_range(index, self.schema)
+            )
+        for entry in entries:
             in_file = replace(in_file, first_batch=entry.first_batch, end_batch=entry.end_batch)
             with (
                 entry.open() as (file, contents),

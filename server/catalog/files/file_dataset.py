@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from ....errors import DatasetError
+from ....filters.ranges import UNKNOWN, Range
 from ....formats.arrow.schema import has_utf8_names
 from ....protocol.request import Request
 from ....transport.memory.files import SourceFile
@@ -230,6 +231,11 @@ class FileDataset(ServedDataset):
             return contents.index.list_rows(file)
         with closing(self.read_batches(file, contents, Selection(contents.schema))) as batches:
             return [batch.num_rows for batch, _ in batches]
+
+    def find_range(self, index: int) -> Range:
+        """Return what is known of a column without opening the file, for pruning."""
+        del index
+        return UNKNOWN
 
     def count_batches(self, file: SourceFile, contents: FileContents) -> int:
         """Return the number of stored record batches or row groups; see `list_batch_rows`."""

@@ -74,11 +74,7 @@ def select_from_file(selection: Selection, schema: pa.Schema, partitions: range)
             if column not in partitions
         )
         part = select_fields(schema, columns)
-    row_filter = selection.filter
-    if row_filter is not None and not row_filter.columns.isdisjoint(partitions):
-        row_filter = None  # it needs partition columns, which the file does not have
-    if row_filter is not None and count:
-        row_filter = row_filter.skip_columns(partitions)
+    row_filter = None if selection.filter is None else selection.filter.skip_columns(partitions)
     return replace(selection, schema=part, columns=columns, filter=row_filter)
 
 

@@ -7,7 +7,7 @@ are skipped. Fields of structs and shredded fields of Variants are read without 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ....errors import ExhaustedError, InvalidDataError, ProtocolError
 from ....formats.nested_fields import NestedField, extend_schema
@@ -29,8 +28,6 @@ from ....formats.parquet.footer import (
     read_footer_size,
     wrap_footer,
 )
-from ....formats.parquet.geo.boxes import Box
-from ....formats.parquet.geo.conditions import may_match
 from ....formats.parquet.geo.crs import hide_extension
 from ....formats.parquet.thrift import CompactReader, Struct
 from ....formats.parquet.variant.arrow_fields import VariantField
@@ -41,11 +38,11 @@ from ....formats.parquet.variant_columns import (
 )
 from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
-from ..filters import RowFilter
 from ..messages.reencoding import Batches
 from ..selection import Derivation, Selection, has_plain_names
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
+from .row_groups import select_row_groups
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
@@ -182,82 +179,6 @@ def read_parquet(path: Path) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBat
         yield columns.schema, batches, parquet.metadata.num_rows
 
 
-def select_row_groups(
-    file: SourceFile, parquet: Any, plan: ParquetPlan, selection: Selection
-) -> list[int]:
-    """Return the row groups to read. Statistics rule out those in which the filter cannot match."""
-    selected = range(parquet.num_row_groups)[selection.first_batch : selection.end_batch]
-    row_filter = selection.filter
-    if row_filter is None or not row_filter.cost.allows_pruning(parquet.num_row_groups):
-        return list(selected)
-    groups = list(selected)
-    if row_filter.boxes:
-        groups = [
-            group for group in groups if _may_match(parquet.metadata, group, plan, row_filter)
-        ]
-    if (
-        row_filter.expression is None
-        or not row_filter.uses_dataset_numbers
-        or not _have_order(plan.columns, row_filter)
-    ):
-        return groups
-    matching = _match_statistics(file, plan, row_filter.expression)
-    return groups if matching is None else [group for group in groups if group in matching]
-
-
-def _may_match(metadata: Any, group: int, plan: ParquetPlan, row_filter: RowFilter) -> bool:
-    """Return whether the boxes of a row group allow rows that pass a filter."""
-    columns = metadata.row_group(group)
-    boxes: dict[str, tuple[Box, bool]] = {}
-    for test in row_filter.boxes:
-        found = columns.column(plan.columns.leaves[test.column]).geo_statistics
-        if found is not None and None not in (found.xmin, found.ymin, found.xmax, found.ymax):
-            box = Box(found.xmin, found.ymin, found.xmax, found.ymax)
-            boxes[test.condition.column] = (box, test.edges is not None)
-    return may_match([test.condition for test in row_filter.boxes], boxes)
-
-
-def _match_statistics(file: SourceFile, plan: ParquetPlan, expression: Any) -> set[int] | None:
-    """Return the row groups whose statistics allow an expression; None if they are no help."""
-    import pyarrow.dataset as ds  # takes a third of a second
-    from pyarrow import fs
-
-    parquet_format = ds.ParquetFileFormat()
-    try:
-        if plan.elements is not None:
-            footer = Footer.parse(_read_footer(file)).with_elements(plan.elements)
-            handle: Any = pa.BufferReader(wrap_footer(hide_extension(footer)))
-            fragment: Any = parquet_format.make_fragment(handle)
-        elif isinstance(file, ObjectFile):
-            handle = file.open_handle()
-            fragment = parquet_format.make_fragment(handle)
-        else:
-            descriptor = f"/proc/self/fd/{file.fileno()}"
-            fragment = parquet_format.make_fragment(descriptor, fs.LocalFileSystem())
-        return {group.id for group in fragment.subset(filter=expression).row_groups}
-    except (pa.ArrowException, OSError, ValueError):
-        return None  # Arrow cannot compare this expression with statistics
-
-
-def _have_order(columns: Columns, row_filter: RowFilter) -> bool:
-    """Return whether statistics bound what the filter sees in each of its columns.
-
-    Those of floating-point columns leave out NaN, so only comparisons that are false for it count.
-    """
-    used = frozenset(row_filter.fields.values())
-    if used & columns.without_order:
-        return False
-    if not row_filter.may_hold_for_nan:
-        return True
-    return not any(_has_nan(columns.schema.field(index).type) for index in used)
-
-
-def _has_nan(data_type: Any) -> bool:
-    if pa.types.is_floating(data_type):
-        return True
-    return any(_has_nan(data_type.field(index).type) for index in range(data_type.num_fields))
-
-
 @contextmanager
 def _open(file: SourceFile, corrected: tuple[Footer, tuple[Struct, ...]] | None) -> Generator[Any]:
     import pyarrow.parquet as pq  # takes a tenth of a second
@@ -340,97 +261,11 @@ class FieldReader:
         options = self._selection.budget.parquet_options
         return column if convert is None else convert(column, options)
 
-    def select_row_groups(self, metadata: Any) -> list[int]:
-        """Return the row groups to read. Statistics rule out those in which the filter is false."""
-        selection, row_filter = self._selection, self._selection.filter
-        groups = range(metadata.num_row_groups)[selection.first_batch : selection.end_batch]
-        if row_filter is None or not row_filter.cost.allows_pruning(len(groups)):
-            return list(groups)
-        statements = [self._state_ranges(metadata.row_group(group), row_filter) for group in groups]
-        return _prune(list(groups), statements, row_filter)
-
-    def _state_ranges(self, row_group: Any, row_filter: RowFilter) -> Any:
-        """Return an expression that is true for every row of a row group.
-
-        Statistics of floating-point numbers leave out NaN, so they count only for a filter that is
-        false for it.
-        """
-        statement: Any = pc.scalar(True)
-        chunks = {
-            row_group.column(index).path_in_schema: row_group.column(index)
-            for index in range(row_group.num_columns)
-            if index not in self._columns.malformed_statistics
-        }
-        for number, index in row_filter.fields.items():
-            data_type = row_filter.types[number]
-            if row_filter.may_hold_for_nan and pa.types.is_floating(data_type):
-                continue
-            statistics = self._find_statistics(chunks, index)
-            if statistics is None or not statistics.has_min_max:
-                continue
-            try:
-                low = pa.scalar(statistics.min, data_type)
-                high = pa.scalar(statistics.max, data_type)
-            except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                continue
-            value: Any = pc.field(number)
-            # Arrow understands a comparison or a null, but not a range or a null.
-            above: Any = (value >= low) | value.is_null()
-            statement = statement & above & ((value <= high) | value.is_null())
-        return statement
-
-    def _find_statistics(self, chunks: Mapping[str, Any], index: int) -> Any:
-        """Return the statistics of a column or field; None if it has none that bound its values.
-
-        Those of a shredded field say nothing of values of other types, so only those of a row group
-        in which all values have the type of the field count ("Data Skipping").
-        """
-        name = self._schema.names[index]
-        field = self._fields.get(name)
-        if field is None:
-            ordered = index not in self._columns.without_order
-            return chunks[name].statistics if ordered and name in chunks else None
-        typed = chunks.get(f"{field.path}.typed_value")
-        if not field.path or typed is None:
-            return None
-        return typed.statistics if _is_always_null(chunks.get(f"{field.path}.value")) else None
-
-
-def _prune(groups: list[int], statements: list[Any], row_filter: RowFilter) -> list[int]:
-    """Return the row groups for which a filter and a statement about all rows do not contradict.
-
-    Arrow's dataset scanner compares them: each row group stands for a file that is never opened.
-    """
-    import pyarrow.dataset as ds  # takes a third of a second
-    from pyarrow.fs import LocalFileSystem
-
-    fields = pa.schema(
-        [(str(number), data_type) for number, data_type in enumerate(row_filter.types)]
-    )
-    try:
-        dataset: Any = ds.FileSystemDataset.from_paths(
-            [str(group) for group in groups],
-            schema=fields,
-            format=ds.IpcFileFormat(),
-            filesystem=LocalFileSystem(),
-            partitions=statements,
+    def select_row_groups(self, parquet: Any) -> list[int]:
+        """Return the row groups to read."""
+        return select_row_groups(
+            parquet, self._columns, self._selection, self._schema, self._fields
         )
-        fragments = list(dataset.get_fragments(filter=row_filter.expression))
-    except (pa.ArrowException, ValueError, TypeError):
-        return groups  # Arrow cannot compare this expression with ranges
-    return sorted(int(fragment.path) for fragment in fragments)
-
-
-def _is_always_null(column: Any) -> bool:
-    """Return whether all encoded values are missing, or are the Variant null."""
-    if column is None:
-        return True
-    statistics = column.statistics
-    if statistics is None or not statistics.has_null_count:
-        return False
-    if statistics.null_count == column.num_values:
-        return True
-    return bool(statistics.has_min_max and statistics.min == statistics.max == b"\0")
 
 
 class ParquetDataset(FileDataset):
@@ -483,12 +318,13 @@ class ParquetDataset(FileDataset):
         with open_parquet(file, contents.plan) as parquet:
             if Derivation.plan(contents.schema, selection.columns, selection.fields) is None:
                 names = _select_names(contents.plan.columns.schema, selection)
-                groups = select_row_groups(file, parquet, contents.plan, selection)
+                columns: Columns = contents.plan.columns
+                groups = select_row_groups(parquet, columns, selection, columns.schema, {})
                 convert = partial(_convert, contents.plan.columns, selection, names is not None)
             else:
                 reader = FieldReader(contents, selection)
                 names, convert = reader.physical_names, reader.convert
-                groups = reader.select_row_groups(parquet.metadata)
+                groups = reader.select_row_groups(parquet)
             check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
             # Prefetching a row group from an object store takes its memory until it is decoded.
             steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
