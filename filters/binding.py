@@ -359,10 +359,11 @@ def _compare_literal(symbol: str, operand: Any, literal: Literal, nodes: tuple[A
         return BoundLiteral(pa.scalar(None, pa.bool_()))
     match kind:
         case "float":
-            scalar = make_float(literal.value, operand.type)
+            scalar = make_float(literal.value, _find_precision(operand))
             if scalar is not None:
-                operand = _to_float(operand) if scalar.type != operand.type else operand
-                return _make_comparison(symbol, operand, scalar)
+                is_double = at.is_float64(scalar.type)
+                operand = _to_float(operand) if is_double else operand
+                return _make_comparison(symbol, operand, scalar.cast(operand.type))
         case "integer" | "decimal" | "date" | "timestamp" | "time" | "duration":
             place = find_place(literal.value, operand.type)
             if place is not None:
@@ -382,6 +383,13 @@ def _compare_literal(symbol: str, operand: Any, literal: Literal, nodes: tuple[A
         case _:
             pass
     _refuse_pair(operand.type, literal, nodes)
+
+
+def _find_precision(operand: Any) -> Any:
+    """Return the type of the values of a floating-point operand. Half floats are computed wider."""
+    is_cast = isinstance(operand, BoundCall) and operand.function == "cast"
+    source = operand.arguments[0].type if is_cast else operand.type
+    return source if at.is_float16(source) else operand.type
 
 
 def _refuse_pair(data_type: Any, literal: Literal, nodes: tuple[Any, Any]) -> NoReturn:
@@ -481,13 +489,20 @@ def _make_plain(column: Any) -> Any:
     """Return a column with the values of its dictionary or runs, in a type that Arrow compares."""
     bound = column
     while isinstance(bound.type, (pa.DictionaryType, pa.RunEndEncodedType)):
-        bound = BoundCall("decode", (bound,), bound.type.value_type)
+        bound = BoundCall("decode", (bound,), _widen_view(bound.type.value_type))
     data_type = bound.type
     if at.is_float16(data_type):
         return _cast(bound, pa.float32())
     if at.is_decimal32(data_type) or at.is_decimal64(data_type):
         return _cast(bound, pa.decimal128(data_type.precision, data_type.scale))
     return bound
+
+
+def _widen_view(data_type: Any) -> Any:
+    """Return the type in which Arrow decodes values of a dictionary or of runs."""
+    if at.is_string_view(data_type):
+        return pa.large_string()
+    return pa.large_binary() if at.is_binary_view(data_type) else data_type
 
 
 def _cast(bound: Any, data_type: Any, *, safe: bool = True) -> Any:

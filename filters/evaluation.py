@@ -65,6 +65,7 @@ class Cost:
             values = sum(
                 references * _decoded_bytes(columns[index])
                 for index, references in self.columns.items()
+                if index in columns
             )
             total += self.copying_calls * (values + rows * self.literal_bytes)
         return total
@@ -118,9 +119,29 @@ def _evaluate(bound: Any, columns: Mapping[int, Any]) -> Any:
             return array
         case BoundLiteral():
             return bound.scalar
+        case BoundCall(
+            arguments=(BoundCall(function="decode", arguments=(BoundColumn() as column,)), *rest)
+        ):
+            array = _evaluate(column, columns)
+            if isinstance(array, pa.DictionaryArray) and _fits_dictionary(array, bound, rest):
+                values = array.dictionary.cast(bound.arguments[0].type)
+                literals = [each.scalar for each in rest]
+                return _FUNCTIONS[bound.function](bound, [values, *literals]).take(array.indices)
+            arguments = [
+                _decode(array, bound.arguments[0].type),
+                *(_evaluate(each, columns) for each in rest),
+            ]
+            return _FUNCTIONS[bound.function](bound, arguments)
         case _:
             arguments = [_evaluate(each, columns) for each in bound.arguments]
             return _FUNCTIONS[bound.function](bound, arguments)
+
+
+def _fits_dictionary(array: Any, bound: BoundCall, others: list[Any]) -> bool:
+    """Return whether to evaluate a function on a dictionary rather than on each row."""
+    if bound.function in ("always", "is null") or len(array.dictionary) > len(array):
+        return False
+    return all(isinstance(each, BoundLiteral) for each in others)
 
 
 def _call(name: str) -> Callable[[BoundCall, list[Any]], Any]:
@@ -199,12 +220,12 @@ def _match_text(bound: BoundCall, arguments: list[Any]) -> Any:
             return pc.match_like(array, escaped, ignore_case=bound.function == "ilike")
 
 
-def _decode(_: BoundCall, arguments: list[Any]) -> Any:
-    (array,) = arguments
+def _decode(array: Any, data_type: Any) -> Any:
+    """Return the values of an array without its dictionary or its runs."""
     if isinstance(array, pa.DictionaryArray):
-        return array.dictionary_decode()
+        return array.dictionary.cast(data_type).take(array.indices)
     decode: Any = getattr(pc, "run_end_decode")  # noqa: B009
-    return decode(array)
+    return decode(array).cast(data_type)
 
 
 def _cast(bound: BoundCall, arguments: list[Any]) -> Any:
@@ -288,7 +309,7 @@ _FUNCTIONS: Final[dict[str, Callable[[BoundCall, list[Any]], Any]]] = {
     "is false": _is_true,
     "isnan": _call("is_nan"),
     **dict.fromkeys(("like", "ilike", "starts_with", "ends_with", "contains"), _match_text),
-    "decode": _decode,
+    "decode": lambda bound, arguments: _decode(arguments[0], bound.type),
     "cast": _cast,
     "compare ticks": _compare_ticks,
     "+": _call("add_checked"),

@@ -1,64 +1,48 @@
-"""Filter pushdown: translating filters of Spark to expressions that the daemon evaluates.
+"""Filter pushdown: translating filters of Spark to filters that the daemon evaluates.
 
-The filters come from PySpark as objects, or from Spark's JVM as JSON.
+The filters come from PySpark as objects, or from Spark's JVM as JSON. Spark reads each value
+unchanged, or the read fails, so the daemon compares the values as it has them. Only NaN differs:
+to Spark it is the largest number.
 """
 
 from __future__ import annotations
 
-import base64
 import datetime
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.sql import datasource as ds
 
-from ..client.filters import serialize_filter
-from ..errors import UsageError
+from ..errors import InvalidDataError, UsageError
+from ..filters import decode_filter, encode_filter
+from ..filters.binding import bind
+from ..filters.literals import kind_of
+from ..filters.tree import Call, Column, Literal, combine, make_literal
+from ..formats.nested_fields import choose_fields, extend_schema
 from ..protocol.request import MAX_FILTER_CHARS
-from .casting import CASTING_ERRORS
 
-_STRING_PREDICATES: dict[type[ds.Filter], Callable[..., Any]] = {
-    ds.StringStartsWith: pc.starts_with,
-    ds.StringEndsWith: pc.ends_with,
-    ds.StringContains: pc.match_substring,
+_STRING_PREDICATES: dict[type[ds.Filter], str] = {
+    ds.StringStartsWith: "starts_with",
+    ds.StringEndsWith: "ends_with",
+    ds.StringContains: "contains",
 }
+_COMPARISONS: dict[type[ds.Filter], str] = {
+    ds.EqualTo: "=",
+    ds.LessThan: "<",
+    ds.LessThanOrEqual: "<=",
+    ds.GreaterThan: ">",
+    ds.GreaterThanOrEqual: ">=",
+}
+_PUSHED_KINDS = ("boolean", "integer", "float", "decimal", "text", "date", "timestamp")
 
 
 class _UnsupportedFilterError(Exception):
     """A filter has no exact translation."""
-
-
-@dataclass(frozen=True, slots=True)
-class PushedFilter:
-    """A filter that the daemon evaluates. `Client.read` accepts it in place of an expression."""
-
-    plan: bytes
-    """The Substrait extended expression."""
-
-    @classmethod
-    def from_text(cls, text: str) -> PushedFilter:
-        """Return the filter that `filter_option` encoded.
-
-        Raises `UsageError` if the text is not base64.
-        """
-        try:
-            return cls(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
-        except ValueError:
-            raise UsageError(
-                "the option 'filter' must be a result of splitarrow.pipeline.filter_option"
-            ) from None
-
-    def to_substrait(self, schema: pa.Schema) -> pa.Buffer:
-        """Return the expression. It contains its own schema, to which the daemon casts."""
-        del schema
-        return pa.py_buffer(self.plan)
 
 
 def filter_option(expression: Any, schema: pa.Schema) -> str:
@@ -66,135 +50,124 @@ def filter_option(expression: Any, schema: pa.Schema) -> str:
 
     Parameters
     ----------
-    expression : pyarrow.compute.Expression
-        The condition on the rows to read.
+    expression : str, tuples, or expression
+        The condition on the rows to read, as `splitarrow.Client.read` takes it.
     schema : pyarrow.Schema
-        The columns that the expression uses, with the types that it expects.
+        The columns that the condition uses.
 
     Raises
     ------
     UsageError
-        If `expression` is not an expression, or does not match the schema.
+        If the condition is malformed, or does not match the schema.
     """
-    return serialize_filter("the schema", schema, expression)
+    return encode_filter(expression, schema)
+
+
+def parse_option(text: str) -> Any:
+    """Return the filter that `filter_option` encoded; raise `UsageError` if it is none."""
+    try:
+        return decode_filter(text)
+    except InvalidDataError:
+        raise UsageError(
+            "the option 'filter' must be a result of splitarrow.pipeline.filter_option"
+        ) from None
 
 
 def translate_filter(spark_filter: ds.Filter, schema: pa.Schema) -> Any:
-    """Return the expression that keeps exactly the rows that a filter keeps.
+    """Return the filter that keeps exactly the rows that a filter of Spark keeps.
 
-    Return None if the filter has no exact translation.
+    `schema` is that of the dataset. Return None if there is none.
     """
     try:
-        expression, _ = _translate(spark_filter, schema)
-        combine_filters([(expression, referenced_columns(spark_filter))], schema)
-    except (_UnsupportedFilterError, *CASTING_ERRORS):
+        return _translate(spark_filter, schema)
+    except (_UnsupportedFilterError, UsageError):
         return None
-    return expression
 
 
-def referenced_columns(spark_filter: ds.Filter) -> list[str]:
-    """Return the names of the columns that a filter uses."""
-    operand: Any = spark_filter.child if isinstance(spark_filter, ds.Not) else spark_filter
-    return [operand.attribute[0]]
+def combine_filters(filters: Iterable[Any], schema: pa.Schema) -> str | None:
+    """Return the conjunction of some filters as the field ``filter`` of a ticket.
+
+    Return None if there are none, or they are too long for a ticket.
+    """
+    nodes = list(filters)
+    text = encode_filter(combine("and", nodes), schema) if nodes else None
+    return None if text is None or len(text) > MAX_FILTER_CHARS else text
 
 
-def combine_filters(filters: Iterable[tuple[Any, list[str]]], schema: pa.Schema) -> PushedFilter:
-    """Return the conjunction of expressions over columns that the daemon casts to a schema."""
-    conjunction: Any = None
-    names: list[str] = []
-    for expression, columns in filters:
-        conjunction = expression if conjunction is None else conjunction & expression
-        names += columns
-    used = pa.schema([schema.field(name) for name in dict.fromkeys(names)])
-    return PushedFilter(bytes(memoryview(conjunction.to_substrait(used))))
-
-
-def _translate(spark_filter: ds.Filter, schema: pa.Schema) -> tuple[Any, Any]:
-    """Return the expression of a filter and that of its negation."""
+def _translate(spark_filter: ds.Filter, schema: pa.Schema) -> Any:
     if isinstance(spark_filter, ds.Not):
-        expression, negation = _translate(spark_filter.child, schema)
-        return negation, expression
+        return Call("not", (_translate(spark_filter.child, schema),))
     operands: Any = spark_filter
-    path: tuple[str, ...] = operands.attribute
-    if len(path) != 1 or len(schema.get_all_field_indices(path[0])) != 1:
-        raise _UnsupportedFilterError("it does not refer to exactly one top-level column")
-    column, column_type = pc.field(path[0]), schema.field(path[0]).type
-    if isinstance(spark_filter, ds.IsNull):
-        return column.is_null(), column.is_valid()
-    if isinstance(spark_filter, ds.IsNotNull):
-        return column.is_valid(), column.is_null()
-    if isinstance(spark_filter, ds.In):
-        return _translate_in(column, column_type, operands.value)
-    if type(spark_filter) in _STRING_PREDICATES:
-        if not at.is_string(column_type):
-            raise _UnsupportedFilterError("the column is not a string")
-        expression = _STRING_PREDICATES[type(spark_filter)](column, operands.value)
-        return expression, ~expression
-    if isinstance(spark_filter, ds.EqualNullSafe) and operands.value is None:
-        return column.is_null(), column.is_valid()
-    value = _exact_scalar(operands.value, column_type)
-    if isinstance(spark_filter, ds.EqualNullSafe):
-        return column == value, (column != value) | column.is_null()
-    expression = _translate_comparison(spark_filter, column, value)
-    return expression, ~expression
-
-
-def _translate_comparison(spark_filter: ds.Filter, column: Any, value: Any) -> Any:
+    column = Column(".".join(operands.attribute))
+    data_type = _find_type(operands.attribute, schema)
     match spark_filter:
-        case ds.EqualTo():
-            return column == value
-        case ds.LessThan():
-            return column < value
-        case ds.LessThanOrEqual():
-            return column <= value
-        case ds.GreaterThan():
-            return ~(column <= value)  # true for NaN, unlike column > value
-        case ds.GreaterThanOrEqual():
-            return ~(column < value)
+        case ds.IsNull():
+            tree = Call("is null", (column,))
+        case ds.IsNotNull():
+            tree = Call("not", (Call("is null", (column,)),))
+        case ds.In():
+            if at.is_floating(data_type):
+                raise _UnsupportedFilterError("-0.0 equals 0.0, but their hashes differ")
+            values = [_make_literal(value, data_type) for value in operands.value]
+            tree = Call("in", (column, *values))
+        case ds.EqualNullSafe() if operands.value is None:
+            tree = Call("is null", (column,))
+        case ds.EqualNullSafe():
+            equal = Call("=", (column, _make_literal(operands.value, data_type)))
+            tree = Call("is true", (equal,))
+        case _ if type(spark_filter) in _STRING_PREDICATES:
+            function = _STRING_PREDICATES[type(spark_filter)]
+            tree = Call(function, (column, Literal(operands.value)))
+        case _ if type(spark_filter) in _COMPARISONS:
+            symbol = _COMPARISONS[type(spark_filter)]
+            if operands.value is None:
+                raise _UnsupportedFilterError("it compares with null")
+            literal = _make_literal(operands.value, data_type)
+            if symbol in (">", ">="):  # true for NaN, which is less than nothing
+                opposite = {">": "<=", ">=": "<"}[symbol]
+                tree = Call("not", (Call(opposite, (column, literal)),))
+            else:
+                tree = Call(symbol, (column, literal))
         case _:
             raise _UnsupportedFilterError(f"the filter {type(spark_filter).__name__} is unknown")
+    bind(tree, _extend(schema, column.name))
+    return tree
 
 
-def _translate_in(column: Any, column_type: Any, values: Iterable[Any]) -> tuple[Any, Any]:
-    candidates = list(values)
-    present = [_exact_scalar(value, column_type) for value in candidates if value is not None]
-    if not present:
-        raise _UnsupportedFilterError("the list has no values")
-    if at.is_floating(column_type):
-        raise _UnsupportedFilterError("-0.0 equals 0.0, but their hashes differ")
-    expression = column.isin(pa.array([value.as_py() for value in present], column_type))
-    if len(present) < len(candidates):
-        raise _UnsupportedFilterError("the list contains null")
-    return expression, ~expression & column.is_valid()
+def _find_type(path: tuple[str, ...], schema: pa.Schema) -> Any:
+    """Return the type of a column or of a field of a struct."""
+    name = ".".join(path)
+    extended = _extend(schema, name)
+    found = extended.get_all_field_indices(name)
+    if len(found) != 1 or any("." in part for part in path):
+        raise _UnsupportedFilterError("it does not refer to exactly one column")
+    return extended.field(found[0]).type
 
 
-def _exact_scalar(value: Any, column_type: Any) -> Any:
-    """Return the operand of a filter with the type of its column, if no digit is lost."""
-    comparable = (
-        at.is_boolean(column_type)
-        or at.is_integer(column_type)
-        or at.is_floating(column_type)
-        or at.is_string(column_type)
-        or at.is_date(column_type)
-        or at.is_timestamp(column_type)
-        or at.is_decimal(column_type)
-    )
-    if not comparable:
-        raise _UnsupportedFilterError(f"values of the type {column_type} are not compared")
-    if value is None or at.is_boolean(column_type) != isinstance(value, bool):
-        raise _UnsupportedFilterError(f"{value!r} is not comparable to {column_type}")
+def _extend(schema: pa.Schema, name: str) -> pa.Schema:
+    return extend_schema(schema, choose_fields(schema, [name]))
+
+
+def _make_literal(value: Any, data_type: Any) -> Literal:
+    """Return the operand of a filter, if Spark has values of its type in the column."""
+    kind = kind_of(data_type)
+    if kind not in _PUSHED_KINDS:
+        raise _UnsupportedFilterError(f"values of the type {data_type} are not compared")
+    if (kind == "boolean") != isinstance(value, bool) and value is not None:
+        raise _UnsupportedFilterError(f"{value!r} is not comparable to {data_type}")
     if isinstance(value, float) and math.isnan(value):
-        raise _UnsupportedFilterError("Arrow does not compare NaN as Spark does")
-    scalar = pa.scalar(value, column_type)
-    if scalar.as_py() != value:
-        raise _UnsupportedFilterError(f"{column_type} cannot represent {value!r} exactly")
-    return scalar
+        raise _UnsupportedFilterError("Spark finds NaN equal to NaN")
+    if isinstance(value, datetime.datetime):
+        is_local = kind != "timestamp" or data_type.tz is None
+        if is_local != (value.tzinfo is None):
+            raise _UnsupportedFilterError("it mixes timestamps with and without a time zone")
+    return make_literal(value)
 
 
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
-_COMPARISONS: dict[str, Callable[..., ds.Filter]] = {
+_SYMBOLS: dict[str, Callable[..., ds.Filter]] = {
     "=": ds.EqualTo,
     "<=>": ds.EqualNullSafe,
     "<": ds.LessThan,
@@ -228,46 +201,32 @@ def push_predicates(
 ) -> tuple[list[bool], str | None]:
     """Choose the predicates of a query that the daemon can evaluate exactly as Spark does.
 
-    Return which are chosen, and their conjunction as the field ``filter`` of a ticket; None if
-    there are none.
+    `schema` is that of the dataset. Return which are chosen, and their conjunction as the field
+    ``filter`` of a ticket; None if there are none.
     """
     translated = [_try_translate(predicate, schema) for predicate in predicates]
-    pushed = [each for each in translated if each is not None]
-    if not pushed:
-        return [False] * len(predicates), None
-    plan = combine_filters(pushed, schema).plan
-    text = base64.urlsafe_b64encode(plan).decode()
-    if len(text) > MAX_FILTER_CHARS:
+    text = combine_filters((each for each in translated if each is not None), schema)
+    if text is None:
         return [False] * len(predicates), None
     return [each is not None for each in translated], text
 
 
-def _try_translate(
-    predicate: Mapping[str, Any] | None, schema: pa.Schema
-) -> tuple[Any, list[str]] | None:
+def _try_translate(predicate: Mapping[str, Any] | None, schema: pa.Schema) -> Any:
     if predicate is None:
         return None
     try:
-        translated = _translate_predicate(predicate, schema)
-        combine_filters([translated], schema)
-    except (_UnsupportedFilterError, *CASTING_ERRORS):
+        return _translate_predicate(predicate, schema)
+    except (_UnsupportedFilterError, UsageError, ValueError, OverflowError):
         return None
-    return translated
 
 
-def _translate_predicate(predicate: Mapping[str, Any], schema: pa.Schema) -> tuple[Any, list[str]]:
-    """Return the expression of a predicate, and the columns that it uses."""
+def _translate_predicate(predicate: Mapping[str, Any], schema: pa.Schema) -> Any:
+    """Return the filter of a predicate."""
     operator, operands = predicate["operator"], predicate["operands"]
     if operator in ("AND", "OR"):
-        left, left_columns = _translate_predicate(operands[0], schema)
-        right, right_columns = _translate_predicate(operands[1], schema)
-        both = left & right if operator == "AND" else left | right
-        return both, left_columns + right_columns
-    spark_filter = _spark_filter(operator, operands)
-    expression = translate_filter(spark_filter, schema)
-    if expression is None:
-        raise _UnsupportedFilterError("it has no translation")
-    return expression, referenced_columns(spark_filter)
+        parts = [_translate_predicate(each, schema) for each in operands]
+        return combine(operator.lower(), parts)
+    return _translate(_spark_filter(operator, operands), schema)
 
 
 def _spark_filter(operator: str, operands: Sequence[Mapping[str, Any]]) -> ds.Filter:
@@ -290,8 +249,8 @@ def _spark_filter(operator: str, operands: Sequence[Mapping[str, Any]]) -> ds.Fi
             return ds.IsNotNull(column)
         case "IN":
             return ds.In(column, tuple(_literal(operand) for operand in rest))
-        case _ if operator in _COMPARISONS:
-            return _COMPARISONS[operator](column, _literal(rest[0]))
+        case _ if operator in _SYMBOLS:
+            return _SYMBOLS[operator](column, _literal(rest[0]))
         case _:
             raise _UnsupportedFilterError("it has no translation")
 

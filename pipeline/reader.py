@@ -19,14 +19,14 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..client.arguments import Read, ReadArguments
 from ..client.connect import AnyClient, connect
-from ..client.filters import serialize_filter
 from ..client.rpc.info import DatasetInfo
 from ..errors import UsageError, remote_error
+from ..filters import decode_filter, encode_filter
 from ..formats.nested_fields import select_schema
 from ..protocol.request import Request
 from ..transport.tls_options import TlsOptions
 from .casting import Caster
-from .filters import PushedFilter, combine_filters, referenced_columns, translate_filter
+from .filters import combine_filters, parse_option, translate_filter
 from .options import TLS_OPTIONS, SparkOptions
 from .types import arrow_schema, check_readable, spark_schema
 from .workers import Portable, check_workers, use_worker_python
@@ -153,7 +153,7 @@ def shard_ordinals(info: DatasetInfo) -> list[int]:
 
 
 def read_batches(
-    dataset: RemoteDataset, task: ReadTask, filter: PushedFilter | None, schema: pa.Schema
+    dataset: RemoteDataset, task: ReadTask, filter: str | None, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a read task that pass a filter, with the schema that Spark expects.
 
@@ -165,7 +165,7 @@ def read_batches(
         client.read(
             dataset.name,
             columns=schema.names or None,
-            filter=filter,
+            filter=None if filter is None else decode_filter(filter),
             limit=task.limit,
             prefetch_bytes=dataset.arguments["window_bytes"],
             parallel=2,
@@ -219,8 +219,9 @@ class DatasetReader(Portable, ds.DataSourceReader):
         self._limit = options.count("limit", minimum=0)
         self._shards_per_task = options.count("shards_per_partition") or 1
         self._pushdown = options.flag("pushdown", _PUSHDOWN_IS_SAFE)
-        filter_text = options.text("filter")
-        self._filter = None if filter_text is None else PushedFilter.from_text(filter_text)
+        self._filter = options.text("filter")
+        if self._filter is not None:
+            parse_option(self._filter)
         # PySpark refuses a reader that overrides this method while pushdown is disabled. Such a
         # session must work too: the reader returns all rows, and Spark filters them.
         self.pushFilters: Any = _FilterPushdown(self)
@@ -233,17 +234,13 @@ class DatasetReader(Portable, ds.DataSourceReader):
         """Accept the filters that the daemon can apply, and return the others."""
         if not self._pushdown or self._limit is not None or self._filter is not None:
             return filters
-        accepted: list[tuple[Any, list[str]]] = []
-        rejected: list[ds.Filter] = []
-        for candidate in filters:
-            expression = translate_filter(candidate, self._schema)
-            if expression is None:
-                rejected.append(candidate)
-            else:
-                accepted.append((expression, referenced_columns(candidate)))
-        if accepted:
-            self._filter = combine_filters(accepted, self._schema)
-        return rejected
+        schema = self._dataset.info(self._version).schema
+        translated = [translate_filter(candidate, schema) for candidate in filters]
+        self._filter = combine_filters((each for each in translated if each is not None), schema)
+        if self._filter is None:
+            return filters
+        pairs = zip(filters, translated, strict=True)
+        return [candidate for candidate, tree in pairs if tree is None]
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         """Return one partition per ``shards_per_partition`` shards."""
@@ -444,9 +441,7 @@ def read(
     info = remote.info(settings.text("version"))
     schema = dataset_schema(info, columns)
     check_readable(schema)
-    pushed = None
-    if filter is not None:
-        pushed = PushedFilter.from_text(serialize_filter(dataset, info.schema, filter))
+    pushed = None if filter is None else encode_filter(filter, info.schema)
     shards_per_task = settings.count("shards_per_partition") or 1
     tasks = plan_read(info, shard_ordinals(info), shards_per_task, limit)
     if hasattr(spark, "_jsparkSession"):  # with Spark Connect, the server chooses the interpreter
@@ -463,7 +458,7 @@ class TaskReader(Portable):
 
     dataset: RemoteDataset
     tasks: tuple[ReadTask, ...]
-    filter: PushedFilter | None
+    filter: str | None
     schema: pa.Schema
 
     def read(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

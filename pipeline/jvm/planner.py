@@ -30,7 +30,7 @@ from ...publication.manifest import ShardEntry
 from ...publication.storage import is_object_url
 from ...publication.version_store import VersionStore
 from ...transport.tls_options import TlsOptions
-from ..filters import PushedFilter, push_predicates
+from ..filters import parse_option, push_predicates
 from ..options import SparkOptions
 from ..reader import READ_OPTIONS, RemoteDataset, dataset_schema, shard_ordinals
 from ..types import arrow_schema, check_readable
@@ -130,7 +130,7 @@ def _describe(question: _Question) -> dict[str, Any]:
     filter_text = options.text("filter")
     filtered = filter_text is not None
     if filter_text is not None:
-        PushedFilter.from_text(filter_text)
+        parse_option(filter_text)
     rows = -1 if filtered or info.rows is None else info.rows
     if limit is not None and rows >= 0:
         rows = min(limit, rows)
@@ -181,8 +181,7 @@ def _find_key_problem(tls: TlsOptions) -> str | None:
 def _push(question: _Question) -> dict[str, Any]:
     """Choose the predicates that the daemon evaluates."""
     info = question.dataset.info(question.text("version"))
-    columns = dataset_schema(info, question.options.names("columns"))
-    accepted, text = push_predicates(question.values["predicates"], _exportable(columns))
+    accepted, text = push_predicates(question.values["predicates"], info.schema)
     return {"accepted": accepted, "filter": text}
 
 

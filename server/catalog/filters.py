@@ -20,6 +20,7 @@ from ...filters import decode_filter
 from ...filters.binding import BoundCall, BoundColumn, bind
 from ...filters.evaluation import Cost, evaluate
 from ...filters.ranges import may_match
+from ...filters.tree import list_columns
 from ...formats.arrow.truncation import needs_truncation, truncate
 
 EVALUATION_BYTES = 32 << 20
@@ -87,9 +88,10 @@ class RowFilter:
         is not a condition, refers to a missing column, or does not fit the types of the columns.
         Raises `ExhaustedError` if it takes too much memory for a single row.
         """
+        tree = _decode(text, dataset)
         try:
-            condition = bind(decode_filter(text), schema)
-        except (InvalidDataError, UsageError) as error:
+            condition = bind(tree, schema)
+        except UsageError as error:
             raise InvalidRequestError(error.message, stream=dataset) from None
         cost = Cost.estimate(condition)
         row_filter = cls(condition, dataset, cost, ProcessorTime(seconds, dataset))
@@ -191,6 +193,21 @@ class RowFilter:
                 "row; use a simpler filter or shorter literals",
                 stream=self.dataset,
             )
+
+
+def list_filter_columns(text: str, dataset: str) -> list[str]:
+    """Return the names of the columns and fields that a filter refers to.
+
+    Raises `InvalidRequestError` if it is malformed.
+    """
+    return list_columns(_decode(text, dataset))
+
+
+def _decode(text: str, dataset: str) -> Any:
+    try:
+        return decode_filter(text)
+    except InvalidDataError as error:
+        raise InvalidRequestError(error.message, stream=dataset) from None
 
 
 def _filter_array(array: Any, mask: Any) -> Any:

@@ -26,7 +26,7 @@ from ...formats.nested_fields import (
 from ...formats.parquet.variant.arrow_fields import VariantField
 from ...protocol.request import AUTO, Request
 from .dataset import DEFAULT_BUDGET, Budget, Encoding, ServedDataset, Source
-from .filters import RowFilter
+from .filters import RowFilter, list_filter_columns
 from .suggestions import suggest_names
 
 
@@ -152,8 +152,10 @@ class Selection:
                 "only 'arrow' is supported",
                 stream=request.dataset,
             )
-        has_filter = request.filter is not None
-        fields = choose_fields(schema, request.columns or (), has_filter=has_filter)
+        names = list(request.columns or ())
+        if request.filter is not None:
+            names += list_filter_columns(request.filter, request.dataset)
+        fields = choose_fields(schema, names)
         extended = extend_schema(schema, fields)
         columns = _resolve_columns(request, schema, extended)
         row_filter = None
