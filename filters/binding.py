@@ -278,8 +278,8 @@ class _Binder:
         operand = self.value(argument)
         if kind_of(operand.type) not in (*_NUMBERS, "null"):
             refuse(
-                f"{describe(node)} computes with {describe(argument)}, which has the type "
-                f"{operand.type}; expected a number",
+                f"{describe(node)} computes with a value of the type {operand.type} "
+                f"({describe(argument)}); expected a number",
                 node,
             )
         return _cast(operand, pa.int64()) if at.is_null(operand.type) else operand
@@ -399,8 +399,8 @@ def _refuse_pair(data_type: Any, literal: Literal, nodes: tuple[Any, Any]) -> No
         is_text = isinstance(literal.value, str)
         remedy = "write a number without quotes" if is_text else "compare it with a number"
     refuse(
-        f"{describe(left)} has the type {data_type} and cannot be compared with "
-        f"{describe_value(literal.value)}: {remedy}",
+        f"{describe_value(literal.value)} cannot be compared with a column of type {data_type} "
+        f"({describe(left)}): {remedy}",
         literal if literal.position is not None else node,
     )
 

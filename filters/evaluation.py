@@ -256,18 +256,18 @@ def _compare_ticks(bound: BoundCall, arguments: list[Any]) -> Any:
     equal = pc.equal(left, quotient)
     match symbol:
         case "=":
-            return pc.and_kleene(equal, pc.invert(has_rest))
+            return pc.and_(equal, pc.invert(has_rest))
         case "<>":
-            return pc.or_kleene(pc.invert(equal), has_rest)
+            return pc.or_(pc.invert(equal), has_rest)
         case "<":
-            return pc.or_kleene(pc.less(left, quotient), pc.and_kleene(equal, has_rest))
+            return pc.or_(pc.less(left, quotient), pc.and_(equal, has_rest))
         case "<=":
             return pc.less_equal(left, quotient)
         case ">":
             return pc.greater(left, quotient)
         case _:
-            rounded = pc.and_kleene(equal, pc.invert(has_rest))
-            return pc.or_kleene(pc.greater(left, quotient), rounded)
+            rounded = pc.and_(equal, pc.invert(has_rest))
+            return pc.or_(pc.greater(left, quotient), rounded)
 
 
 def _to_ticks(array: Any) -> Any:

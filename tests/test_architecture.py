@@ -25,6 +25,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"fbs", "proto"},
         {"formats"},
         {"geo", "protocol", "variant"},
+        {"filters"},
         {"isolation", "memory", "transport"},
         {"publication"},
         {"client", "server"},
@@ -60,9 +61,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"loader", "spark"},
     ],
     "client": [
-        {"comparisons", "uris"},
-        {"arguments", "sql_filter"},
-        {"filters"},
+        {"uris"},
+        {"arguments"},
         {"stream"},
         {"rpc"},
         {"dataset"},
@@ -96,6 +96,12 @@ LAYERS: dict[str, list[set[str]]] = {
         {"reader"},
         {"opening", "read_ahead"},
         {"stream"},
+    ],
+    "filters": [
+        {"tree"},
+        {"literals"},
+        {"binding"},
+        {"evaluation", "expressions", "ranges", "sql", "substrait"},
     ],
     "memory": [
         {"array_layout", "device", "pool"},

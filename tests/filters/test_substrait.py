@@ -1,0 +1,142 @@
+"""Substrait expressions of other clients select the rows that pyarrow selects with them."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from splitarrow.errors import InvalidDataError, UsageError
+from splitarrow.filters.binding import bind
+from splitarrow.filters.evaluation import evaluate
+from splitarrow.filters.substrait import decode_substrait
+from splitarrow.proto.SubstraitFilter_pb2 import ExtendedExpression
+
+F: Any = pc.field
+functions: Any = pc
+TABLE = pa.table(
+    {
+        "n": pa.array([1, None, 3, -4], pa.int32()),
+        "st": pa.array(
+            [{"x": 1, "y": {"z": "a"}}, None, {"x": 3, "y": None}, {"x": None, "y": {"z": "d"}}]
+        ),
+        "t": ["ab", None, "b", "abc"],
+        "u": pa.array([1, 2, None, 2**32 - 1], pa.uint32()),
+        "d": pa.array(
+            [Decimal("1.50"), None, Decimal("-3.25"), Decimal("0.00")], pa.decimal128(9, 2)
+        ),
+        "day": pa.array([date(2026, 1, n + 1) for n in range(4)]),
+        "at": pa.array([datetime(2026, 1, n + 1) for n in range(4)], pa.timestamp("us")),
+        "tz": pa.array([datetime(2026, 1, n + 1, tzinfo=UTC) for n in range(4)]),
+        "clock": pa.array([time(n) for n in range(4)], pa.time64("us")),
+        "f": pa.array([0.5, float("nan"), None, 2.0]),
+        "b": pa.array([b"a", b"b", None, b"\xff"]),
+        "ok": pa.array([True, None, False, True]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        F("n") > 1,
+        ~(F("n") >= 3),
+        F("n").isin([1, 3]),
+        F(("st", "x")) > 1,
+        F(("st", "y", "z")) == "a",
+        functions.starts_with(F("t"), "ab"),
+        functions.ends_with(F("t"), "b"),
+        functions.match_substring(F("t"), "b") & F("ok"),
+        F("u") == pa.scalar(2**32 - 1, pa.uint32()),
+        F("d") < pa.scalar(Decimal("1.00"), pa.decimal128(9, 2)),
+        F("day") >= date(2026, 1, 3),
+        F("at") >= datetime(2026, 1, 3),
+        F("tz") < datetime(2026, 1, 3, tzinfo=UTC),
+        F("clock") > pa.scalar(time(1), pa.time64("us")),
+        F("n") + 1 > 2,
+        F("n") * 2 - 1 < 0,
+        F("n") / 2 == 1,
+        F("n").is_null() | (F("f") > 1),
+        functions.is_nan(F("f")),
+        F("t").is_valid() & (F("n") != 3),
+        functions.if_else(F("n") > 1, "x", F("t")) == "x",
+        functions.coalesce(F("t"), pc.scalar("none")) == "none",
+        F("n").cast(pa.int64(), safe=False) == 3,
+        F("b") == pa.scalar(b"\xff"),
+        F("n") == pa.scalar(None, pa.int32()),
+        functions.sqrt(F("f")) < 1,
+        functions.abs(F("n")) == 4,
+    ],
+    ids=str,
+)
+def test_the_same_rows_as_pyarrow(expression: Any) -> None:
+    data = bytes(expression.to_substrait(TABLE.schema))
+    batch = TABLE.combine_chunks().to_batches()[0]
+    bound = bind(decode_substrait(data), flatten(TABLE).schema)
+    flat = flatten(pa.Table.from_batches([batch]))
+    columns = {index: column.combine_chunks() for index, column in enumerate(flat.columns)}
+    mask = evaluate(bound, columns, 4)
+    expected = TABLE.append_column("row", pa.array(range(4))).filter(expression)["row"]
+    assert TABLE.append_column("row", pa.array(range(4))).filter(mask)["row"].equals(expected)
+
+
+def flatten(table: pa.Table) -> pa.Table:
+    """Add the fields of structs as columns, as a server does that is asked for them."""
+    added = {
+        "st.x": functions.struct_field(table["st"], "x"),
+        "st.y.z": functions.struct_field(table["st"], ["y", "z"]),
+    }
+    for name, column in added.items():
+        table = table.append_column(name, column)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        (functions.utf8_upper(F("t")) == "A", "calls 'utf8_upper'|calls 'upper'"),
+        (functions.starts_with(F("t"), "A", ignore_case=True), "without regard to case"),
+    ],
+    ids=str,
+)
+def test_other_functions_are_refused(expression: Any, problem: str) -> None:
+    data = bytes(expression.to_substrait(TABLE.schema))
+    with pytest.raises(InvalidDataError, match=problem):
+        decode_substrait(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 60])
+def test_damaged_messages_are_refused(size: int) -> None:
+    data = bytes((F("n") > 1).to_substrait(TABLE.schema))[:size]
+    with pytest.raises((InvalidDataError, UsageError)):
+        bind(decode_substrait(data), TABLE.schema)
+
+
+def test_a_field_number_out_of_range_is_refused() -> None:
+    message = ExtendedExpression.FromString(bytes((F("n") > 1).to_substrait(TABLE.schema)))
+    function = message.referred_expr[0].expression.scalar_function
+    reference = function.arguments[0].value.selection.direct_reference
+    for number in (99, -1):
+        reference.struct_field.field = number
+        with pytest.raises(InvalidDataError, match=f"refers to the field {number}"):
+            decode_substrait(message.SerializeToString())
+
+
+def test_deep_messages_are_refused() -> None:
+    expression: Any = F("ok")
+    for _ in range(40):
+        expression = ~expression
+    message = ExtendedExpression.FromString(bytes(expression.to_substrait(TABLE.schema)))
+    inner = message.referred_expr[0].expression
+    for _ in range(80):
+        outer = type(inner)()
+        outer.scalar_function.CopyFrom(inner.scalar_function)
+        outer.scalar_function.arguments[0].value.CopyFrom(inner)
+        inner = outer
+    message.referred_expr[0].expression.CopyFrom(inner)
+    with pytest.raises(InvalidDataError, match=r"nested deeper|not a Substrait"):
+        decode_substrait(message.SerializeToString())
