@@ -176,10 +176,11 @@ class VectorLog:
 
         Raises `DatasetError` if the log cannot be read, lacks a part or has other data files.
         """
-        known, vectors = self._newest
+        known, newest = self._newest
+        vectors: Vectors = {}
         if 0 <= known <= number:
             with suppress(DatasetError):  # the log may have been cleaned up
-                vectors = self._update(dict(vectors), known, number)
+                vectors = self._update(dict(newest), known, number)
         if vectors.keys() != paths:
             names = [entry.name for entry in self._storage.list_objects(_LOG)]
             checkpoint, parts = _find_checkpoint(names, number)

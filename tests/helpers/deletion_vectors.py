@@ -112,17 +112,22 @@ def _frame(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
+def list_commits(table: Path) -> list[Path]:
+    """Return the commits of a log, in order."""
+    return sorted((table / "_delta_log").glob("[0-9]" * 20 + ".json"))
+
+
 def change_log(table: Path, *actions: Action) -> None:
     """Write a commit after the last one."""
-    number = len(list((table / "_delta_log").glob("*.json")))
+    number = int(list_commits(table)[-1].stem) + 1
     text = "\n".join(json.dumps(action) for action in actions)
     (table / "_delta_log" / f"{number:020}.json").write_text(text)
 
 
 def read_actions(table: Path, name: str) -> list[Action]:
     """Return all actions of a kind in the commits of a log, in order."""
-    commits = sorted((table / "_delta_log").glob("*.json"))
-    actions = (json.loads(line) for commit in commits for line in commit.read_text().splitlines())
+    lines = (line for commit in list_commits(table) for line in commit.read_text().splitlines())
+    actions = map(json.loads, lines)
     return [action[name] for action in actions if name in action]
 
 
