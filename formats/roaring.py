@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidDataError
 
-PORTABLE_MAGIC = 1681511377
-"""The number that precedes the standard 64-bit format ("Deletion Vector Format")."""
-NATIVE_MAGIC = 1681511376
-"""The number that precedes Delta's older format, which the protocol's inline example has."""
+_MAGIC = 1681511377
+"""The number that precedes the portable 64-bit format ("Deletion Vector Format")."""
 _CONTAINER_ROWS = 1 << 16
 _ARRAY_ROWS = 4096
 _BITMAP_BYTES = _CONTAINER_ROWS // 8
@@ -71,16 +69,14 @@ class RowSet:
         """
         reader = _Reader(data)
         magic = reader.read_number(4)
-        if magic not in (PORTABLE_MAGIC, NATIVE_MAGIC):
+        if magic != _MAGIC:
             raise InvalidDataError(
-                f"the set of rows begins with the number {magic}; expected {PORTABLE_MAGIC}"
+                f"the set of rows begins with the number {magic}; expected {_MAGIC}"
             )
-        is_portable = magic == PORTABLE_MAGIC
         containers: list[_Container] = []
-        for number in range(reader.read_number(8 if is_portable else 4)):
-            # In the older format, the place of a bitmap is its key, and its size precedes it.
+        for _ in range(reader.read_number(8)):
             key = reader.read_number(4)
-            for container in reader.read_bitmap((key if is_portable else number) << 32):
+            for container in reader.read_bitmap(key << 32):
                 if containers and container.begin <= containers[-1].begin:
                     raise InvalidDataError("the containers of the set of rows are not in order")
                 containers.append(container)

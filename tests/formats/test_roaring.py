@@ -1,8 +1,9 @@
-"""Sets of row numbers: every container, malformed bytes, and an independent decoder."""
+"""Sets of row numbers: every kind of container, and malformed bytes."""
 
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -27,9 +28,8 @@ SETS = {
 
 @pytest.mark.parametrize("rows", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("runs", [False, True])
-@pytest.mark.parametrize("native", [False, True])
-def test_a_set_has_the_rows_that_were_written(rows: list[int], runs: bool, native: bool) -> None:
-    found = RowSet.parse(encode_rows(rows, runs=runs, native=native))
+def test_a_set_has_the_rows_that_were_written(rows: list[int], runs: bool) -> None:
+    found = RowSet.parse(encode_rows(rows, runs=runs))
     assert (len(found), found.end) == (len(rows), rows[-1] + 1 if rows else 0)
     for row in rows[:50]:
         assert found.mask(row, row + 1).all()
@@ -58,12 +58,10 @@ def test_a_truncated_set_is_refused(encoded: bytes, data: st.DataObject) -> None
         RowSet.parse(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
 
 
-@given(st.binary(max_size=60), st.sampled_from([1681511376, 1681511377]))
-def test_garbage_raises_one_kind_of_error(garbage: bytes, magic: int) -> None:
-    try:
-        RowSet.parse(struct.pack("<I", magic) + garbage)
-    except InvalidDataError:
-        pass
+@given(st.binary(max_size=60))
+def test_garbage_raises_one_kind_of_error(garbage: bytes) -> None:
+    with suppress(InvalidDataError):
+        RowSet.parse(struct.pack("<I", 1681511377) + garbage)
 
 
 def bitmap(*containers: tuple[int, int], body: bytes) -> bytes:

@@ -26,17 +26,11 @@ def encode_base85(data: bytes) -> str:
     return base64.b85encode(data).decode().translate(str.maketrans(_B85, _Z85))
 
 
-def encode_rows(rows: Iterable[int], *, runs: bool = False, native: bool = False) -> bytes:
+def encode_rows(rows: Iterable[int], *, runs: bool = False) -> bytes:
     """Serialize a set of row numbers, with containers of runs or of arrays and bitmaps."""
     buckets: dict[int, list[int]] = {}
     for row in sorted(rows):
         buckets.setdefault(row >> 32, []).append(row & 0xFFFFFFFF)
-    if native:
-        data = struct.pack("<II", 1681511376, max(buckets, default=-1) + 1)
-        for number in range(max(buckets, default=-1) + 1):
-            bitmap = _encode_bitmap(buckets.get(number, []), runs=runs)
-            data += struct.pack("<I", len(bitmap)) + bitmap
-        return data
     data = struct.pack("<IQ", 1681511377, len(buckets))
     for key, numbers in buckets.items():
         data += struct.pack("<I", key) + _encode_bitmap(numbers, runs=runs)
@@ -87,7 +81,12 @@ def _encode_runs(values: list[int]) -> bytes:
 def describe_inline(data: bytes, rows: int) -> Action:
     """Return the descriptor of a vector in the log."""
     text = encode_base85(data)
-    return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": rows}
+    return {
+        "storageType": "i",
+        "pathOrInlineDv": text,
+        "sizeInBytes": len(data),
+        "cardinality": rows,
+    }
 
 
 def write_vector(table: Path, data: bytes, rows: int, storage: str, prefix: str = "") -> Action:

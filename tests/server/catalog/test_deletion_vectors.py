@@ -6,7 +6,6 @@ The vectors are written after the protocol. deltalake decodes them as well, and 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 
 from helpers.catalog import read_dataset
 from helpers.control_plane import running
-from helpers.daemons import StartDaemon
 from helpers.deletion_vectors import (
     Action,
     change_log,
@@ -36,11 +34,13 @@ from helpers.deletion_vectors import (
 from helpers.faults import Faults, FaultyTransport
 from helpers.sources import encode_filter
 from splitarrow.client.connect import connect
+from splitarrow.client.dataset import endpoints
 from splitarrow.errors import DatasetError
 from splitarrow.protocol.request import Request
+from splitarrow.publication.storage import LocalStorage, open_storage
 from splitarrow.server.catalog.catalog import open_dataset
-from splitarrow.server.catalog.dataset import Encoding, ServedDataset
-from splitarrow.server.catalog.deletion_vectors import DeletionVector
+from splitarrow.server.catalog.dataset import Encoding
+from splitarrow.server.catalog.deletion_vectors import DeletionVector, VectorLog
 from splitarrow.server.catalog.selection import resolve_rows
 from splitarrow.transport import registry, tcp
 
@@ -57,7 +57,7 @@ PROTOCOL: Action = {
     "protocol": {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        **dict.fromkeys(FEATURES, ["deletionVectors"]),
+        **{key: ["deletionVectors"] for key in FEATURES},
     }
 }
 
@@ -145,10 +145,9 @@ def test_deltalake_agrees(table: Path, groups: list[pa.Table]) -> None:
     query = QueryBuilder().register("t", other).execute("select n, t, p from t order by n")
     expected = pa.concat_tables(groups).sort_by("n")
     assert pa.table(query.read_all()).cast(expected.schema).equals(expected)
-    vectors = pa.table(pa.RecordBatchReader.from_stream(other.deletion_vectors()))
-    assert sorted(mask.count(False) for mask in vectors["selection_vector"].to_pylist()) == [
-        *(7, 121, FILE_ROWS)
-    ]
+    vectors: Any = pa.table(pa.RecordBatchReader.from_stream(other.deletion_vectors()))
+    masks = vectors["selection_vector"].to_pylist()
+    assert sorted(mask.count(False) for mask in masks) == [*(7, 121, FILE_ROWS)]
 
 
 @settings(
@@ -178,6 +177,7 @@ def test_every_selection_equals_that_of_the_rows_that_are_left(
         end = data.draw(st.integers(0, total))
         fields["rows"] = (data.draw(st.integers(0, end)), end)
         expected = expected.slice(fields["rows"][0], end - fields["rows"][0])
+    wanted: pc.Expression | None = None
     bounds = data.draw(st.none() | st.tuples(st.integers(0, 950), st.integers(0, 950)))
     if bounds is not None:
         # Row groups are pruned on one side or on both sides, or between the bounds.
@@ -187,12 +187,14 @@ def test_every_selection_equals_that_of_the_rows_that_are_left(
         expected = expected.filter(wanted)
     request = resolve_rows(dataset, Request("x", **fields), Encoding())
     changed = ("batches", "rows", "offset", "limit", "version")
-    result = read_dataset(dataset, **{**fields, **{name: getattr(request, name) for name in changed}})
+    result = read_dataset(
+        dataset, **{**fields, **{name: getattr(request, name) for name in changed}}
+    )
     expected = expected.slice(fields["offset"] or 0, fields["limit"])
     assert result.rows == expected.num_rows
     columns = fields["columns"] or expected.column_names
     assert result.table.equals(expected.select(list(columns)))
-    if bounds is not None:
+    if wanted is not None:
         request = Request("x", shard=shard, filter=fields["filter"])
         mine = groups if shard is None else groups[5 * shard : 5 * (shard + 1)]
         counts = [group.filter(wanted).num_rows for group in mine]
@@ -237,8 +239,8 @@ def test_each_version_has_the_vectors_of_its_time(tmp_path: Path) -> None:
         versions[dataset.version] = rows
     for served in (dataset, open_dataset(tmp_path)):
         for version, gone in versions.items():
-            found = read_dataset(served, version=version).table
-            assert sorted(found["n"].to_pylist()) == sorted({*range(2 * FILE_ROWS)} - gone)
+            found: Any = read_dataset(served, version=version).table["n"]
+            assert sorted(found.to_pylist()) == sorted({*range(2 * FILE_ROWS)} - gone)
     change_log(tmp_path, replace_vector(first, None)[0])
     assert read_dataset(dataset).table["n"].to_pylist() == [*range(FILE_ROWS, 2 * FILE_ROWS)]
     change_log(tmp_path, replace_vector(second, None)[0])
@@ -309,3 +311,155 @@ def test_vectors_are_found_in_checkpoints(
         assert read_dataset(dataset).rows == expected.num_rows + 6
         older = read_dataset(dataset, version=str(int(checkpoint.name[:20])))
         assert older.table.sort_by("n").equals(expected.sort_by("n"))
+
+
+def test_a_log_that_lacks_a_commit_is_refused(tmp_path: Path) -> None:
+    delete_rows(tmp_path, write_files(tmp_path, 1), DELETED)
+    log = VectorLog(LocalStorage(tmp_path))
+    with pytest.raises(DatasetError, match=r"is inconsistent: .* has other data files, such as"):
+        log.load(2, {"x"})
+    list_commits(tmp_path)[1].unlink()
+    with pytest.raises(DatasetError, match=r"0001\.json does not exist; the log may have been"):
+        log.load(2, {"x"})
+
+
+def spoil_byte(file: Path, position: int) -> None:
+    contents = bytearray(file.read_bytes())
+    contents[position] ^= 1
+    file.write_bytes(contents)
+
+
+ROWS = encode_rows([3, 4])
+PROTOCOL_EXAMPLE: Action = {
+    "storageType": "i",
+    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+    "sizeInBytes": 40,
+    "cardinality": 6,
+}
+"""The inline example of the protocol. It is in an older format, which deltalake refuses, too."""
+INVALID: dict[str, tuple[Callable[[Path, Action], object], str]] = {
+    "missing": (lambda file, _: file.unlink(), r"cannot read .*deletion_vector_.*No such file"),
+    "truncated": (
+        lambda file, _: file.write_bytes(file.read_bytes()[:-1]),
+        "bytes; expected .* at byte",
+    ),
+    "checksum": (lambda file, _: spoil_byte(file, -1), "its checksum in .* is wrong"),
+    "content": (lambda file, _: spoil_byte(file, -6), "its checksum in .* is wrong"),
+    "size": (lambda _, vector: vector.update(sizeInBytes=20), "states 36 bytes; the log states 20"),
+    "offset": (lambda _, vector: vector.update(offset=1), "the log states 36"),
+    "huge": (lambda _, vector: vector.update(sizeInBytes=2**31 - 1), "bytes; expected 2147483655"),
+    "cardinality": (lambda _, vector: vector.update(cardinality=3), "2 rows; the log states 3"),
+    "too many": (lambda _, vector: vector.update(cardinality=11), "deletes 11 rows; .* has 10"),
+    "storage": (lambda _, vector: vector.update(storageType="q"), "storage type 'q'"),
+    "letters": (lambda _, vector: vector.update(pathOrInlineDv="~" * 20), "'~~~.* is invalid"),
+    "place": (
+        lambda _, vector: vector.update(storageType="p", pathOrInlineDv="file:///etc/passwd"),
+        "/etc/passwd is outside of the folder of its table, /.*; copy the table",
+    ),
+    "prefix": (
+        lambda _, vector: vector.update(pathOrInlineDv="../" + vector["pathOrInlineDv"]),
+        "is outside of the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), INVALID.values(), ids=INVALID)
+def test_an_invalid_vector_is_an_error(
+    tmp_path: Path, spoil: Callable[[Path, Action], object], reason: str
+) -> None:
+    (add,) = write_files(tmp_path, 1, rows=10)
+    dataset = open_dataset(tmp_path)
+    assert len(ROWS) == 36
+    vector = write_vector(tmp_path, ROWS, 2, "u")
+    spoil(next(tmp_path.glob("*.bin")), vector)
+    change_log(tmp_path, *replace_vector(add, vector))
+    for use in (
+        lambda: read_dataset(dataset),
+        lambda: dataset.count_rows(Request("x"), Encoding()),
+        lambda: read_dataset(open_dataset(tmp_path), limit=1),
+    ):
+        with pytest.raises(DatasetError, match=reason):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (describe_inline(encode_rows([10]), 1), "has the row 10, .* the data file has 10 rows"),
+        (describe_inline(encode_rows([1 << 40]), 1), "has the row 1099511627776"),
+        (describe_inline(b"1234", 1), "begins with the number"),
+        (PROTOCOL_EXAMPLE, "begins with the number 3503503716; expected 1681511377"),
+        ({**describe_inline(ROWS, 2), "sizeInBytes": 37}, "has 36 bytes of it; expected 37"),
+        ({**describe_inline(ROWS, 2), "pathOrInlineDv": "abcd"}, "4 letters of base85"),
+        ({**describe_inline(ROWS, 2), "pathOrInlineDv": "~" * 45}, "bad base85 character"),
+    ],
+)
+def test_an_invalid_vector_in_the_log_is_an_error(
+    tmp_path: Path, vector: Action, reason: str
+) -> None:
+    (add,) = write_files(tmp_path, 1, rows=10)
+    change_log(tmp_path, *replace_vector(add, vector))
+    dataset = open_dataset(tmp_path)
+    with pytest.raises(
+        DatasetError, match=f"the deletion vector of .*parquet is invalid: .*{reason}"
+    ):
+        read_dataset(dataset)
+
+
+def test_files_of_vectors_are_found_as_in_the_examples_of_the_protocol() -> None:
+    relative = DeletionVector("u", "ab^-aqEH.-t@S}K{vb[*k^", 4, 40, 6)
+    name = "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    assert relative.find_file("s3://mytable") == name
+    absolute = DeletionVector("p", "s3://mytable/a%20b/x.bin", 4, 40, 6)
+    assert absolute.find_file("s3://mytable") == "a b/x.bin"
+    assert DeletionVector("p", "file:/t/x.bin", 4, 40, 6).find_file("/t") == "x.bin"
+
+
+def test_clients_never_get_a_deleted_row(
+    table: Path, groups: list[pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "FIRST_PAUSE_SECONDS", 0.001)
+    expected = pa.concat_tables(groups)
+    first, gone = str(expected["n"][0]), (pc.field("n") < 45)
+    with running({"trips": table}) as served, connect(served.uri) as client:
+        info = client.info("trips")
+        assert info.rows == expected.num_rows
+        assert len(client["trips"]) == expected.num_rows
+        counts = client.count_rows("trips")
+        assert [rows for shard in counts.values() for rows in shard] == [
+            group.num_rows for group in groups
+        ]
+        matching = client.count_rows("trips", filter=gone)
+        assert sum(map(sum, matching.values())) == expected.filter(gone).num_rows
+        for begin, end in ((0, 300), (33, 34), (30, 200)):
+            with client.read("trips", rows=(begin, end)) as stream:
+                assert stream.read_all().equals(expected.slice(begin, end - begin))
+        with client.read("trips", format="vortex") as stream:
+            assert stream.read_all().num_rows == expected.num_rows
+        cut = FaultyTransport(tcp.TRANSPORT, Faults(cut_after=6))
+        with registry.override_transport(cut):
+            with client.read("trips", batch_rows=9) as stream:
+                assert stream.read_all().equals(expected)
+                assert stream.resumed >= 5
+            with client.read("trips", batch_rows=9, filter=f"n > {first}") as stream:
+                assert stream.read_all().equals(expected.filter(pc.field("n") > expected["n"][0]))
+
+
+def test_vectors_are_read_from_an_object_store(
+    table: Path, groups: list[pa.Table], bucket: str
+) -> None:
+    storage = open_storage(bucket)
+    for entry in LocalStorage(table).list_objects(""):
+        data = (table / entry.name.lstrip("/")).read_bytes()
+        moved = data.replace(table.as_uri().encode(), bucket.encode())
+        assert storage.create(entry.name.lstrip("/"), moved)
+    dataset = open_dataset(bucket)
+    expected = pa.concat_tables(groups)
+    assert read_dataset(dataset).table.equals(expected)
+    assert read_dataset(dataset, offset=30, limit=90).table.equals(expected.slice(30, 90))
+    name = next(table.glob("ab/*.bin")).relative_to(table)
+    storage.delete([str(name)])
+    with pytest.raises(DatasetError, match=r"deletion_vector_.* (does not exist|was replaced)"):
+        read_dataset(dataset)
+    with pytest.raises(DatasetError, match="does not exist; it may have been vacuumed"):
+        open_dataset(bucket)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -15,10 +21,12 @@ from deltalake import DeltaTable, write_deltalake
 import splitarrow
 from helpers.catalog import read_dataset
 from helpers.daemons import StartDaemon
+from helpers.deletion_vectors import Action, change_log, read_actions
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError, MissingExtraError, RemoteError
 from splitarrow.server.catalog import delta as delta
 from splitarrow.server.catalog.catalog import open_dataset
+from splitarrow.server.catalog.delta_features import find_unsupported_use
 
 Row = dict[str, Any]
 
@@ -110,18 +118,7 @@ def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
     assert read_dataset(dataset, shard=0).table.to_pylist() == []
 
 
-def change_log(table: Path, *actions: dict[str, Any]) -> None:
-    number = len(list((table / "_delta_log").glob("*.json")))
-    text = "\n".join(json.dumps(action) for action in actions)
-    (table / "_delta_log" / f"{number:020}.json").write_text(text)
-
-
-def read_actions(table: Path, name: str) -> list[dict[str, Any]]:
-    lines = (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
-    return [action[name] for line in lines if name in (action := json.loads(line))]
-
-
-def protocol(*features: str, version: int = 3) -> dict[str, Any]:
+def protocol(*features: str, version: int = 3) -> Action:
     return {
         "protocol": {
             "minReaderVersion": version,
@@ -132,53 +129,228 @@ def protocol(*features: str, version: int = 3) -> dict[str, Any]:
     }
 
 
-VECTOR = {
-    "storageType": "i",
-    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
-}
+Fields = list[dict[str, Any]]
 
 
-def test_deletion_vectors_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, range(3))
-    change_log(tmp_path, protocol("deletionVectors"))
+def change_metadata(table: Path, change: Callable[[Fields], object], **configuration: str) -> None:
+    """Change the fields of the schema and the configuration of a table."""
+    metadata = read_actions(table, "metaData")[-1]
+    schema = json.loads(metadata["schemaString"])
+    change(schema["fields"])
+    changed = {"schemaString": json.dumps(schema), "configuration": configuration}
+    change_log(table, {"metaData": {**metadata, **changed}})
+
+
+def test_a_table_of_delta_rs_that_allows_deletion_vectors_is_served(tmp_path: Path) -> None:
+    write(tmp_path, range(3), configuration={"delta.enableDeletionVectors": "true"})
+    assert "deletionVectors" in read_actions(tmp_path, "protocol")[0]["readerFeatures"]
     dataset = open_dataset(tmp_path)
     assert read_dataset(dataset).rows == 3
-    (added,) = read_actions(tmp_path, "add")
-    vector = {**VECTOR, "sizeInBytes": 40, "cardinality": 6}
-    removed = {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}
-    change_log(tmp_path, {"remove": removed}, {"add": {**added, "deletionVector": vector}})
-    for refused in (lambda: open_dataset(tmp_path), lambda: read_dataset(dataset)):
-        with pytest.raises(DatasetError, match="uses deletion vectors; remove them with REORG"):
-            refused()
+    DeltaTable(tmp_path).delete("n = 1")
+    assert read_dataset(dataset).table["n"].to_pylist() == [0, 2]
 
 
 @pytest.mark.parametrize(
-    ("feature", "reason"),
-    [("rowWings", "rowWings"), ("typeWidening", "typeWidening")],
+    "features",
+    [
+        ("variantType",),
+        ("variantType-preview", "variantShredding-preview"),
+        ("typeWidening",),
+        ("typeWidening-preview",),
+        ("columnMapping",),
+        ("timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "deletionVectors"),
+    ],
 )
-def test_unknown_reader_features_are_refused(tmp_path: Path, feature: str, reason: str) -> None:
+def test_features_that_no_column_uses_are_served(tmp_path: Path, features: tuple[str, ...]) -> None:
     write(tmp_path, range(3))
-    change_log(tmp_path, protocol(feature))
-    with pytest.raises(DatasetError, match=rf"Delta table .*{reason}") as caught:
+    change_log(tmp_path, protocol(*features))
+    assert rows(read_dataset(open_dataset(tmp_path)).table) == [
+        {"n": n, "t": f"v{n}"} for n in range(3)
+    ]
+
+
+def test_unknown_reader_features_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, range(3))
+    change_log(tmp_path, protocol("rowWings"))
+    with pytest.raises(DatasetError, match=r"Delta table .*rowWings") as caught:
         open_dataset(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_column_mapping_is_refused(tmp_path: Path) -> None:
+def test_features_are_checked_without_deltalake() -> None:
+    schema = json.dumps({"type": "struct", "fields": []})
+    for version, features, use in (
+        (3, {"rowWings", "catalogManaged"}, "the feature catalogManaged, rowWings"),
+        (4, set[str](), "the reader version 4"),
+        (3, {"typeWidening-preview"}, None),
+    ):
+        assert find_unsupported_use(version, features, {}, schema) == use
+
+
+VARIANT = {"name": "v", "type": "variant", "nullable": True, "metadata": {}}
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        "variant",
+        {"type": "array", "elementType": "variant", "containsNull": True},
+        {"type": "struct", "fields": [VARIANT]},
+        {
+            "type": "map",
+            "keyType": "string",
+            "valueType": {"type": "struct", "fields": [VARIANT]},
+            "valueContainsNull": True,
+        },
+    ],
+    ids=["column", "list", "struct", "map"],
+)
+def test_variants_are_refused(tmp_path: Path, data_type: Any) -> None:
     write(tmp_path, range(3))
-    (metadata,) = read_actions(tmp_path, "metaData")
+    change_log(tmp_path, protocol("variantType"))
+    change_metadata(tmp_path, lambda fields: fields.append({**VARIANT, "type": data_type}))
+    with pytest.raises(DatasetError, match=r"uses variantType \(the column 'v' is a Variant\)"):
+        open_dataset(tmp_path)
+
+
+def map_columns(fields: Fields, *names: str) -> None:
+    for number, (field, name) in enumerate(zip(fields, names, strict=True), 1):
+        field["metadata"] = {
+            "delta.columnMapping.id": number,
+            "delta.columnMapping.physicalName": name,
+        }
+
+
+def test_column_mapping_is_refused_where_names_differ(tmp_path: Path) -> None:
+    write(tmp_path, range(3))
     mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
-    schema = json.loads(metadata["schemaString"])
-    for number, field in enumerate(schema["fields"], 1):
-        names = {"delta.columnMapping.physicalName": f"c{number}"}
-        field["metadata"] = {"delta.columnMapping.id": number, **names}
-    metadata = {**metadata, "schemaString": json.dumps(schema), "configuration": mapping}
-    change_log(
-        tmp_path,
-        {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}},
-        {"metaData": metadata},
-    )
-    with pytest.raises(DatasetError, match="uses column mapping, which is not supported"):
+    change_log(tmp_path, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}})
+    change_metadata(tmp_path, lambda fields: map_columns(fields, "n", "t"), **mapping)
+    assert read_dataset(open_dataset(tmp_path)).rows == 3
+    change_metadata(tmp_path, lambda fields: map_columns(fields, "n", "c2"), **mapping)
+    reason = r"uses columnMapping by name \(the column 't' is 'c2' in its files\), which is not"
+    with pytest.raises(DatasetError, match=reason):
+        open_dataset(tmp_path)
+    mapping["delta.columnMapping.mode"] = "id"
+    change_metadata(tmp_path, lambda fields: map_columns(fields, "n", "t"), **mapping)
+    with pytest.raises(DatasetError, match="uses columnMapping by id"):
+        open_dataset(tmp_path)
+
+
+def decimals(*texts: str) -> list[Decimal]:
+    return [Decimal(text) for text in texts]
+
+
+INT8, INT16, INT32, INT64 = ([-(1 << n), (1 << n) - 1] for n in (7, 15, 31, 63))
+DAYS = [date(1, 1, 1), date(1582, 10, 15), date(2026, 2, 28), date(9999, 12, 31)]
+FLOATS = [float(np.float32(0.1)), -0.0, 1.5, math.inf, 2.0**-149]
+WIDENINGS: list[tuple[pa.DataType, list[Any], str, str, pa.DataType, list[Any]]] = [
+    (pa.int8(), INT8, "byte", "short", pa.int16(), INT8),
+    (pa.int8(), INT8, "byte", "long", pa.int64(), INT8),
+    (pa.int16(), INT16, "short", "integer", pa.int32(), INT16),
+    (pa.int32(), INT32, "integer", "long", pa.int64(), INT32),
+    (pa.float32(), FLOATS, "float", "double", pa.float64(), FLOATS),
+    (pa.int32(), INT32, "integer", "double", pa.float64(), INT32),
+    (pa.int16(), INT16, "short", "decimal(10,0)", pa.decimal128(10, 0), INT16),
+    (pa.int32(), INT32, "integer", "decimal(12,2)", pa.decimal128(12, 2), INT32),
+    (pa.int64(), INT64, "long", "decimal(20,0)", pa.decimal128(20, 0), INT64),
+    (pa.int64(), INT64, "long", "decimal(38,18)", pa.decimal128(38, 18), INT64),
+    (
+        pa.decimal128(6, 2),
+        decimals("9999.99", "-0.01"),
+        "decimal(6,2)",
+        "decimal(10, 4)",
+        pa.decimal128(10, 4),
+        decimals("9999.9900", "-0.0100"),
+    ),
+    (
+        pa.date32(),
+        DAYS,
+        "date",
+        "timestamp_ntz",
+        pa.timestamp("us"),
+        [datetime(day.year, day.month, day.day) for day in DAYS],
+    ),
+]
+
+
+@pytest.mark.parametrize("place", ["column", "list", "struct", "map"])
+@pytest.mark.parametrize(
+    ("old", "values", "old_name", "new_name", "new", "expected"),
+    WIDENINGS,
+    ids=[f"{case[2]} to {case[3]}" for case in WIDENINGS],
+)
+def test_a_widened_column_keeps_all_values(
+    tmp_path: Path,
+    old: pa.DataType,
+    values: list[Any],
+    old_name: str,
+    new_name: str,
+    new: pa.DataType,
+    expected: list[Any],
+    place: str,
+) -> None:
+    def nest(data_type: Any, items: list[Any]) -> Any:
+        if place == "column":
+            return pa.array([*items, None], data_type)
+        if place == "list":
+            return pa.array([items, None, []], pa.list_(data_type))
+        if place == "struct":
+            return pa.array([{"x": item} for item in items], pa.struct({"x": data_type}))
+        return pa.array([[("k", items[0])]], pa.map_(pa.string(), data_type))
+
+    write_deltalake(tmp_path, pa.table({"c": nest(old, values)}))
+    features = ["timestampNtz"] if new_name == "timestamp_ntz" else []
+    change_log(tmp_path, protocol("typeWidening", *features))
+    change = {"fromType": old_name, "toType": new_name}
+    if place in ("list", "map"):
+        change["fieldPath"] = "element" if place == "list" else "value"
+
+    def widen(fields: Fields) -> None:
+        field = fields[0]
+        if place == "column":
+            field["type"] = new_name
+        elif place == "struct":
+            field = field["type"]["fields"][0]
+            field["type"] = new_name
+        else:
+            field["type"]["elementType" if place == "list" else "valueType"] = new_name
+        field["metadata"] = {"delta.typeChanges": [change]}
+
+    change_metadata(tmp_path, widen)
+    dataset = open_dataset(tmp_path)
+    found = read_dataset(dataset).table["c"]
+    wanted = nest(new, expected)
+    assert found.type == dataset.schema.field("c").type
+    assert found.to_pylist() == wanted.to_pylist()
+    assert found.combine_chunks().cast(wanted.type).equals(wanted)
+    if place == "column":
+        row_filter = encode_filter(pc.field("c") == pa.scalar(expected[0], new), dataset.schema)
+        assert read_dataset(dataset, filter=row_filter).table["c"].to_pylist() == [expected[0]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("long", "integer"),
+        ("long", "double"),
+        ("double", "float"),
+        ("integer", "decimal(9,0)"),
+        ("long", "decimal(19,0)"),
+        ("decimal(6,2)", "decimal(7,4)"),
+        ("decimal(6,2)", "decimal(8,1)"),
+        ("double", "decimal(38,0)"),
+        ("date", "timestamp"),
+        ("integer", "string"),
+    ],
+)
+def test_other_changes_of_types_are_refused(tmp_path: Path, old: str, new: str) -> None:
+    write(tmp_path, range(3))
+    change_log(tmp_path, protocol("typeWidening"))
+    change = {"delta.typeChanges": [{"fromType": old, "toType": new}]}
+    change_metadata(tmp_path, lambda fields: fields[0].update(metadata=change))
+    reason = re.escape(f"uses typeWidening of the column 'n' from {old} to {new}, which is not")
+    with pytest.raises(DatasetError, match=reason):
         open_dataset(tmp_path)
 
 
