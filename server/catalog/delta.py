@@ -7,6 +7,7 @@ and the protocol of a version. Each Parquet file is read with the schema of the 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import DatasetError, MissingExtraError, remote_error
+from ...formats.parquet.variant.arrow_fields import is_variant_field
 from ...formats.roaring import RowSet
 from ...protocol.request import Request
 from ...publication.storage import (
@@ -45,7 +47,7 @@ from .dataset import (
     select_shards,
 )
 from .deletion_vectors import DeletionVector, VectorLog, Vectors
-from .delta_features import DELETION_VECTORS, find_unsupported_use
+from .delta_features import DELETION_VECTORS, find_unsupported_use, mark_variants
 from .files.concatenated import ConcatenatedFiles
 from .files.file_dataset import FileContents
 from .files.origins import FileOrigin, LocalOrigin, ObjectOrigin, map_read_errors
@@ -147,15 +149,13 @@ class DeltaLog:
         protocol, metadata = table.protocol(), table.metadata()
         features: frozenset[str] = frozenset(protocol.reader_features or ())
         try:
+            delta_schema = json.loads(table.schema().to_json())
             unsupported = find_unsupported_use(
-                protocol.min_reader_version,
-                features,
-                metadata.configuration,
-                table.schema().to_json(),
+                protocol.min_reader_version, features, metadata.configuration, delta_schema
             )
             if unsupported is not None:
                 raise self._unsupported(unsupported)
-            schema = pa.schema(table.schema())
+            schema = mark_variants(pa.schema(table.schema()), delta_schema)
             actions = pa.table(table.get_add_actions(flatten=True))
         except (*self._errors, pa.ArrowException) as error:
             raise self._read_error(error) from None
@@ -230,6 +230,7 @@ class DeltaFileDataset(ParquetDataset):
         self._vector = file.vector
         self._vector_origin = vector_origin
         self._file_schema = schema
+        self._variants = [field.name for field in schema if is_variant_field(field)]
         # The data files of a table are never written to: each has a unique name.
         super().__init__(origin, keep_index=False, refuse_writers=False)
 

@@ -6,10 +6,13 @@ deletion vectors. A feature counts if the schema or the metadata uses it ("Activ
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+import pyarrow as pa
+
+from ...formats.parquet.variant.arrow_fields import variant_field
 
 DELETION_VECTORS = "deletionVectors"
 _READER_VERSION = 3
@@ -33,18 +36,18 @@ def find_unsupported_use(
     reader_version: int,
     features: Collection[str],
     configuration: Mapping[str, str],
-    schema: str,
+    schema: Mapping[str, Any],
 ) -> str | None:
     """Return the feature that a version of a table uses and that is not supported; None if none is.
 
-    `schema` is the schema as JSON ("Schema Serialization Format").
+    `schema` is the schema in its form for JSON ("Schema Serialization Format").
     """
     if reader_version > _READER_VERSION:
         return f"the reader version {reader_version}"
     unknown = {name for name in features if name.removesuffix("-preview") not in _KNOWN}
     if unknown:
         return f"the feature {', '.join(sorted(unknown))}"
-    fields = list(_list_fields(json.loads(schema)))
+    fields = list(_list_fields(schema))
     mode = configuration.get(_MODE, "none")
     if mode != "none" and (reader_version < _READER_VERSION or _COLUMN_MAPPING in features):
         for field in fields:
@@ -54,14 +57,25 @@ def find_unsupported_use(
                     f"columnMapping by {mode} (the column {field['name']!r} is {name!r} in its "
                     "files)"
                 )
+    for column in schema["fields"]:
+        if column["type"] != "variant" and _contains_variant(column["type"]):
+            return f"variantType (a Variant inside of the column {column['name']!r})"
     for field in fields:
-        if _contains_variant(field["type"]):
-            return f"variantType (the column {field['name']!r} is a Variant)"
         for change in field["metadata"].get(_TYPE_CHANGES, ()):
             old, new = change["fromType"], change["toType"]
             if not _is_exact(old, new):
                 return f"typeWidening of the column {field['name']!r} from {old} to {new}"
     return None
+
+
+def mark_variants(schema: pa.Schema, delta_schema: Mapping[str, Any]) -> pa.Schema:
+    """Return the schema of a table with its columns that are Variants marked as such."""
+    for index, column in enumerate(delta_schema["fields"]):
+        if column["type"] == "variant":
+            field = schema.field(index)
+            marked = variant_field(field.name, nullable=field.nullable, metadata=field.metadata)
+            schema = schema.set(index, marked)
+    return schema
 
 
 def _list_fields(data_type: Any) -> Iterator[Mapping[str, Any]]:
@@ -76,10 +90,12 @@ def _list_fields(data_type: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _contains_variant(data_type: Any) -> bool:
-    """Return whether a type is a Variant, or a list or map of Variants."""
+    """Return whether a type is a Variant or contains one."""
     if not isinstance(data_type, dict):
         return data_type == "variant"
-    return any(_contains_variant(data_type.get(name)) for name in ("elementType", "valueType"))
+    types = [field["type"] for field in data_type.get("fields", ())]
+    types += [data_type.get(name) for name in ("elementType", "keyType", "valueType")]
+    return any(map(_contains_variant, types))
 
 
 def _is_exact(old: str, new: str) -> bool:

@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import splitarrow
+import splitarrow.variant as variant
 from helpers.catalog import read_dataset
 from helpers.daemons import StartDaemon
 from helpers.deletion_vectors import Action, change_log, read_actions
 from helpers.sources import encode_filter
 from splitarrow.errors import DatasetError, MissingExtraError, RemoteError
+from splitarrow.formats.parquet.variant.arrow_fields import is_variant_field
 from splitarrow.server.catalog import delta as delta
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.delta_features import find_unsupported_use
@@ -178,7 +181,7 @@ def test_unknown_reader_features_are_refused(tmp_path: Path) -> None:
 
 
 def test_features_are_checked_without_deltalake() -> None:
-    schema = json.dumps({"type": "struct", "fields": []})
+    schema: dict[str, Any] = {"type": "struct", "fields": []}
     for version, features, use in (
         (3, {"rowWings", "catalogManaged"}, "the feature catalogManaged, rowWings"),
         (4, set[str](), "the reader version 4"),
@@ -193,7 +196,6 @@ VARIANT = {"name": "v", "type": "variant", "nullable": True, "metadata": {}}
 @pytest.mark.parametrize(
     "data_type",
     [
-        "variant",
         {"type": "array", "elementType": "variant", "containsNull": True},
         {"type": "struct", "fields": [VARIANT]},
         {
@@ -203,14 +205,51 @@ VARIANT = {"name": "v", "type": "variant", "nullable": True, "metadata": {}}
             "valueContainsNull": True,
         },
     ],
-    ids=["column", "list", "struct", "map"],
+    ids=["list", "struct", "map"],
 )
-def test_variants_are_refused(tmp_path: Path, data_type: Any) -> None:
+def test_variants_inside_of_columns_are_refused(tmp_path: Path, data_type: Any) -> None:
     write(tmp_path, range(3))
     change_log(tmp_path, protocol("variantType"))
-    change_metadata(tmp_path, lambda fields: fields.append({**VARIANT, "type": data_type}))
-    with pytest.raises(DatasetError, match=r"uses variantType \(the column 'v' is a Variant\)"):
+    nested = {**VARIANT, "name": "x", "type": data_type}
+    change_metadata(tmp_path, lambda fields: fields.extend([VARIANT, nested]))
+    with pytest.raises(
+        DatasetError, match=r"uses variantType \(a Variant inside of the column 'x'"
+    ):
         open_dataset(tmp_path)
+
+
+VALUES = [{"a": 1, "b": "x"}, None, [1, True], {"a": "text"}]
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+@pytest.mark.parametrize("shredded", [False, True])
+def test_variants_are_served(tmp_path: Path, annotated: bool, shredded: bool) -> None:
+    write(tmp_path, range(2))
+    change_log(tmp_path, protocol("variantType", "variantShredding-preview"))
+    change_metadata(tmp_path, lambda fields: fields.append(VARIANT))
+    variants = variant.from_python([*VALUES, 0])
+    is_null = pa.array([False] * 4 + [True])
+    variants = pa.StructArray.from_arrays(
+        variants.flatten(), fields=list(variants.type), mask=is_null
+    )
+    data_type = variant.parse_type("struct<a: int64>") if shredded else None
+    file = tmp_path / "variants.parquet"
+    data = pa.table({"n": range(2, 7), "t": ["v"] * 5})
+    if annotated:
+        data = data.append_column(variant.field("v"), variants)
+        variant.write_parquet(data, file, shred={"v": data_type} if shredded else None)
+    else:
+        column = variant.shred(variants, data_type) if shredded else variants
+        pq.write_table(data.append_column("v", column), file)
+    (add,) = read_actions(tmp_path, "add")
+    change_log(tmp_path, {"add": {**add, "path": file.name, "size": file.stat().st_size}})
+    dataset = open_dataset(tmp_path)
+    assert is_variant_field(dataset.schema.field("v"))
+    found = read_dataset(dataset).table.sort_by("n")
+    assert variant.to_python(found["v"].combine_chunks()) == [None, None, *VALUES, None]
+    row_filter = encode_filter(pc.field("n") > 4, pa.schema({"n": pa.int64()}))
+    found = read_dataset(dataset, filter=row_filter, columns=("v",)).table
+    assert variant.to_python(found["v"].combine_chunks()) == [{"a": "text"}, None]
 
 
 def map_columns(fields: Fields, *names: str) -> None:
