@@ -30,10 +30,11 @@ from ...formats.parquet.variant.arrow_fields import is_variant_field
 from ...formats.roaring import RowSet
 from ...protocol.request import Request
 from ...publication.storage import (
+    LocalStorage,
     ObjectStorage,
+    Storage,
     check_credentials,
     is_object_url,
-    open_storage,
 )
 from ...transport.memory.files import SourceFile
 from ..logs import get_logger
@@ -94,12 +95,12 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, storage: Storage) -> None:
         self.location = location
         """The folder, or the URL."""
         check_credentials(location, os.environ)
         self._api = _import_deltalake(location)
-        self._vectors = VectorLog(open_storage(location))
+        self._vectors = VectorLog(storage)
         self._lock = threading.Lock()
         self._table: Any = self._open(None)
 
@@ -313,10 +314,11 @@ class DeltaFileDataset(ParquetDataset):
                 for batch, _ in batches:
                     yield batch, None
             return
-        counts = super().list_batch_rows(file, contents)
-        deleted = self._load_vector(self._vector, file, sum(counts))
         with open_parquet(file, contents.plan) as parquet:
+            metadata = parquet.metadata
+            counts = [metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
             groups = select_row_groups(file, parquet, contents.plan, selection)
+        deleted = self._load_vector(self._vector, file, sum(counts))
         limit = None if selection.limit is None else selection.limit + len(deleted)
         for first, end in _find_runs(groups):
             part = replace(selection, first_batch=first, end_batch=end, filter=None, limit=limit)
@@ -400,8 +402,9 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
 
     def __init__(self, location: str) -> None:
         self._storage = ObjectStorage(location) if is_object_url(location) else None
-        self._folder = open_storage(location).location
-        self._log = DeltaLog(location)
+        storage = self._storage or LocalStorage(Path(location))
+        self._folder = storage.location
+        self._log = DeltaLog(location, storage)
         self._logger = get_logger("delta")
         super().__init__(self._make_version(self._log.load_newest(), ()))
         self._polled_at = time.monotonic()

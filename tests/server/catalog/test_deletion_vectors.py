@@ -247,6 +247,13 @@ def test_each_version_has_the_vectors_of_its_time(tmp_path: Path) -> None:
     assert (read_dataset(dataset).rows, dataset.rows) == (0, 0)
 
 
+def test_a_tombstone_of_an_older_vector_removes_nothing(tmp_path: Path) -> None:
+    (add,) = write_files(tmp_path, 1)
+    delete_rows(tmp_path, [add], DELETED)
+    change_log(tmp_path, replace_vector(add, None)[0])
+    assert read_dataset(open_dataset(tmp_path)).rows == FILE_ROWS - 7
+
+
 def keep_checkpoint(log: Path, checkpoint: Path) -> None:
     """Keep the checkpoint as deltalake has written it."""
 
