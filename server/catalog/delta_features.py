@@ -50,13 +50,12 @@ def find_unsupported_use(
     fields = list(_list_fields(schema))
     mode = configuration.get(_MODE, "none")
     if mode != "none" and (reader_version < _READER_VERSION or _COLUMN_MAPPING in features):
+        if mode != "name":
+            return f"columnMapping by {mode}"
         for field in fields:
             name = field["metadata"].get(_PHYSICAL_NAME)
-            if mode != "name" or name != field["name"]:
-                return (
-                    f"columnMapping by {mode} (the column {field['name']!r} is {name!r} in its "
-                    "files)"
-                )
+            if name != field["name"]:
+                return f"columnMapping (the column {field['name']!r} is {name!r} in the files)"
     for column in schema["fields"]:
         if column["type"] != "variant" and _contains_variant(column["type"]):
             return f"variantType (a Variant inside of the column {column['name']!r})"

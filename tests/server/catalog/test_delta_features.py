@@ -178,7 +178,7 @@ def test_column_mapping_is_refused_where_names_differ(tmp_path: Path) -> None:
     change_metadata(tmp_path, lambda fields: map_columns(fields, "n", "t"), **mapping)
     assert read_dataset(open_dataset(tmp_path)).rows == 3
     change_metadata(tmp_path, lambda fields: map_columns(fields, "n", "c2"), **mapping)
-    reason = r"uses columnMapping by name \(the column 't' is 'c2' in its files\), which is not"
+    reason = r"uses columnMapping \(the column 't' is 'c2' in the files\), which is not"
     with pytest.raises(DatasetError, match=reason):
         open_dataset(tmp_path)
     mapping["delta.columnMapping.mode"] = "id"
