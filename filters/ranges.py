@@ -138,7 +138,7 @@ def _find_range(bound: Any, find_range: Callable[[int], Range]) -> Range:
         case BoundLiteral():
             return make_point(bound.scalar)
         case BoundColumn():
-            return find_range(bound.index)
+            return find_range(bound.index) if bound.index >= 0 else UNKNOWN
         case BoundCall(function="decode"):
             return _find_range(bound.arguments[0], find_range)
         case BoundCall(function="cast") if _keeps_order(bound):

@@ -7,25 +7,37 @@ and the protocol of a version. Each Parquet file is read with the schema of the 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import DatasetError, MissingExtraError, remote_error
 from ...filters.ranges import UNKNOWN, Range, make_point
 from ...formats.nested_fields import choose_fields, extend_schema
+from ...formats.parquet.variant.arrow_fields import is_variant_field
+from ...formats.roaring import RowSet
 from ...protocol.request import Request
-from ...publication.storage import ObjectStorage, check_credentials, is_object_url
+from ...publication.storage import (
+    LocalStorage,
+    ObjectStorage,
+    Storage,
+    check_credentials,
+    is_object_url,
+)
 from ...transport.memory.files import SourceFile
 from ..logs import get_logger
 from .dataset import (
@@ -37,20 +49,18 @@ from .dataset import (
     parse_version_number,
     select_shards,
 )
+from .deletion_vectors import DeletionVector, VectorLog, Vectors
+from .delta_features import DELETION_VECTORS, find_unsupported_use, mark_variants
 from .files.concatenated import ConcatenatedFiles
 from .files.file_dataset import FileContents
 from .files.origins import FileOrigin, LocalOrigin, ObjectOrigin, map_read_errors
-from .files.parquet import ParquetDataset
+from .files.parquet import ParquetDataset, open_parquet
+from .files.row_groups import select_row_groups
 from .messages.reencoding import Batches
 from .selection import Selection, select_fields
 
 LOG_FOLDER = "_delta_log"
 """The folder that makes a folder a Delta table."""
-_READER_VERSION = 3
-_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
-"""The reader features that change nothing about how data files are read."""
-_CHECKED_FEATURES = frozenset({"columnMapping", "deletionVectors"})
-"""The reader features that a table may list without using them."""
 _PARTITION = "partition."
 _FILE_TYPE = "a file of a Delta table"
 _REQUESTS = 16
@@ -67,6 +77,8 @@ class DeltaFile:
     """The path below the folder of the table. ``/`` separates its components."""
     partition_values: Mapping[str, Any]
     """The values of the partition columns, as ``pyarrow.Scalar``."""
+    vector: DeletionVector | None
+    """The rows that are deleted; None if no row is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +98,12 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, storage: Storage) -> None:
         self.location = location
         """The folder, or the URL."""
         check_credentials(location, os.environ)
         self._api = _import_deltalake(location)
+        self._vectors = VectorLog(storage)
         self._lock = threading.Lock()
         self._table: Any = self._open(None)
 
@@ -137,54 +150,47 @@ class DeltaLog:
         return DatasetError(f"cannot read the Delta table {self.location}: {reason}")
 
     def _load(self, table: Any) -> DeltaSnapshot:
-        self._check_features(table)
+        protocol, metadata = table.protocol(), table.metadata()
+        features: frozenset[str] = frozenset(protocol.reader_features or ())
         try:
-            schema = pa.schema(table.schema())
+            delta_schema = json.loads(table.schema().to_json())
+            unsupported = find_unsupported_use(
+                protocol.min_reader_version, features, metadata.configuration, delta_schema
+            )
+            if unsupported is not None:
+                raise self._unsupported(unsupported)
+            schema = mark_variants(pa.schema(table.schema()), delta_schema)
             actions = pa.table(table.get_add_actions(flatten=True))
-            metadata = table.metadata()
         except (*self._errors, pa.ArrowException) as error:
             raise self._read_error(error) from None
-        files = self._list_files(actions, schema, metadata.partition_columns)
-        digest = hashlib.blake2b(str(metadata.id).encode(), digest_size=4).hexdigest()
         number: int = table.version()
+        paths = [str(path) for path in actions["path"].to_pylist()]
+        vectors: Vectors = {}
+        if DELETION_VECTORS in features:
+            vectors = self._vectors.load(number, set(paths))
+        files = self._list_files(actions, schema, metadata.partition_columns, vectors)
+        digest = hashlib.blake2b(str(metadata.id).encode(), digest_size=4).hexdigest()
         return DeltaSnapshot(number, f"{number}-{digest}", schema, files)
 
     def _list_files(
-        self, actions: pa.Table, schema: pa.Schema, partition_columns: list[str]
+        self,
+        actions: pa.Table,
+        schema: pa.Schema,
+        partition_columns: list[str],
+        vectors: Vectors,
     ) -> tuple[DeltaFile, ...]:
         values = {
             name: actions[_PARTITION + name].cast(schema.field(name).type)
             for name in partition_columns
         }
         files: list[DeltaFile] = []
-        for number, path in enumerate(actions["path"].to_pylist()):
-            name = unquote(str(path))
+        for number, path in enumerate(map(str, actions["path"].to_pylist())):
+            name = unquote(path)
             if "://" in name or name.startswith("/") or ".." in name.split("/"):
                 raise self._unsupported("files outside of its folder (a shallow clone)")
-            files.append(DeltaFile(name, {key: column[number] for key, column in values.items()}))
+            partition_values = {key: column[number] for key, column in values.items()}
+            files.append(DeltaFile(name, partition_values, vectors.get(path)))
         return tuple(sorted(files, key=lambda file: file.name.split("/")))
-
-    def _check_features(self, table: Any) -> None:
-        """Check that the data files alone, as they are, have the rows of the table."""
-        protocol, metadata = table.protocol(), table.metadata()
-        features: set[str] = set(protocol.reader_features or ())
-        unknown = features - _FEATURES - _CHECKED_FEATURES
-        if protocol.min_reader_version > _READER_VERSION:
-            raise self._unsupported(f"the reader version {protocol.min_reader_version}")
-        if unknown:
-            raise self._unsupported(f"the features {', '.join(sorted(unknown))}")
-        if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise self._unsupported("column mapping")
-        if "deletionVectors" in features and self._has_deletion_vectors(table):
-            raise self._unsupported(
-                "deletion vectors; remove them with REORG TABLE … APPLY (PURGE) or OPTIMIZE"
-            )
-
-    def _has_deletion_vectors(self, table: Any) -> bool:
-        try:
-            return any(batch.num_rows for batch in table.deletion_vectors())
-        except Exception:  # an invalid deletion vector is one, too
-            return True
 
     def _unsupported(self, feature: str) -> DatasetError:
         return DatasetError(
@@ -205,26 +211,34 @@ def _import_deltalake(location: str) -> Any:
 
 
 class DeltaFileDataset(ParquetDataset):
-    """A data file, with the columns of the table.
+    """A data file, with the columns of the table, without the rows that are deleted.
 
     These are its own columns, in the types of the table, the partition columns, and nulls for
     columns that were added to the table later.
 
-    Raises `DatasetError` if the file cannot be read or does not fit the schema.
+    Raises `DatasetError` if the file cannot be read or does not fit the schema or its deletion
+    vector.
     """
 
     def __init__(
-        self, origin: FileOrigin, schema: pa.Schema, partition_values: Mapping[str, Any]
+        self,
+        origin: FileOrigin,
+        schema: pa.Schema,
+        file: DeltaFile,
+        vector_origin: FileOrigin | None,
     ) -> None:
         self._table_schema = schema
-        self._partition_values = partition_values
+        self._partition_values = file.partition_values
+        self._vector = file.vector
+        self._vector_origin = vector_origin
         self._file_schema = schema
+        self._variants = [field.name for field in schema if is_variant_field(field)]
         # The data files of a table are never written to: each has a unique name.
         super().__init__(origin, keep_index=False, refuse_writers=False)
 
-    def fits(self, schema: pa.Schema) -> bool:
-        """Return whether the file was opened for a schema."""
-        return self._table_schema.equals(schema, check_metadata=True)
+    def fits(self, schema: pa.Schema, vector: DeletionVector | None) -> bool:
+        """Return whether the file was opened for a schema and a deletion vector."""
+        return self._vector == vector and self._table_schema.equals(schema, check_metadata=True)
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, with the schema of the table."""
@@ -239,7 +253,26 @@ class DeltaFileDataset(ParquetDataset):
                 elif not field.nullable:
                     raise DatasetError(f"{file.path} lacks the column {field.name!r}")
         self._file_schema = own
-        return replace(contents, schema=self._table_schema)
+        rows = contents.rows or 0
+        if self._vector is not None:
+            rows -= self._vector.rows
+            if rows < 0:
+                raise DatasetError(
+                    f"the deletion vector of {file.path} deletes {self._vector.rows} rows; "
+                    f"the file has {contents.rows}"
+                )
+        return replace(contents, schema=self._table_schema, rows=rows)
+
+    def list_batch_rows(self, file: SourceFile, contents: FileContents) -> list[int]:
+        """Return the rows of each row group that are not deleted."""
+        counts = super().list_batch_rows(file, contents)
+        if self._vector is None:
+            return counts
+        deleted = self._load_vector(self._vector, file, sum(counts))
+        ends = accumulate(counts)
+        return [
+            count - deleted.count(end - count, end) for count, end in zip(counts, ends, strict=True)
+        ]
 
     def find_range(self, index: int) -> Range:
         """Return what is known of a column: partition columns have one value."""
@@ -259,18 +292,61 @@ class DeltaFileDataset(ParquetDataset):
         stored = [n for n in selection.schema.names if n not in values and n in own.names]
         columns = tuple(own.get_field_index(name) for name in stored)
         part = select_fields(own, columns)
-        in_file = replace(selection, schema=part, columns=columns, fields=fields)
-        if self._file_schema.remove_metadata() != self._table_schema.remove_metadata():
-            in_file = replace(in_file, filter=None)  # it refers to the columns of the table
+        row_filter = selection.filter
+        if row_filter is not None:
+            table = extend_schema(self._table_schema, selection.fields)
+            places = [_find_same(own, field) for field in table]
+            row_filter = row_filter.move_columns(places.__getitem__)
+        in_file = replace(selection, schema=part, columns=columns, fields=fields, filter=row_filter)
         with (
             map_read_errors(file.path, _FILE_TYPE),
-            closing(super().read_batches(file, own_contents, in_file)) as batches,
+            closing(self._read_rows(file, own_contents, in_file)) as batches,
         ):
-            for batch, _ in batches:
+            for batch, kept in batches:
                 arrays = [self._build_column(batch, stored, field) for field in selection.schema]
                 if arrays:
                     batch = pa.RecordBatch.from_arrays(arrays, schema=selection.schema)
+                if kept is not None:
+                    rows = int(np.count_nonzero(kept))
+                    if not rows:
+                        continue
+                    batch = batch.filter(pa.array(kept)) if arrays else batch.slice(0, rows)
                 yield batch, None
+
+    def _read_rows(
+        self, file: SourceFile, contents: FileContents, selection: Selection
+    ) -> Generator[tuple[pa.RecordBatch, NDArray[np.bool_] | None]]:
+        """Yield the batches of the file, and which of their rows are kept; None for all.
+
+        Row groups that the filter excludes are skipped, so consecutive ones are read at a time:
+        the vector has the numbers of the rows in the file.
+        """
+        read = super().read_batches
+        if self._vector is None:
+            with closing(read(file, contents, selection)) as batches:
+                for batch, _ in batches:
+                    yield batch, None
+            return
+        with open_parquet(file, contents.plan) as parquet:
+            metadata = parquet.metadata
+            counts = [metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
+            schema = extend_schema(contents.schema, selection.fields)
+            groups = select_row_groups(
+                parquet, contents.plan.columns, selection, schema, selection.fields
+            )
+        deleted = self._load_vector(self._vector, file, sum(counts))
+        limit = None if selection.limit is None else selection.limit + len(deleted)
+        for first, end in _find_runs(groups):
+            part = replace(selection, first_batch=first, end_batch=end, filter=None, limit=limit)
+            row = sum(counts[:first])
+            with closing(read(file, contents, part)) as batches:
+                for batch, _ in batches:
+                    kept = ~deleted.mask(row, row + batch.num_rows)
+                    row += batch.num_rows
+                    yield batch, None if kept.all() else kept
+
+    def _load_vector(self, vector: DeletionVector, file: SourceFile, file_rows: int) -> RowSet:
+        return vector.load(self._vector_origin, str(file.path), file_rows)
 
     def _build_column(
         self, batch: pa.RecordBatch, stored: list[str], field: pa.Field[Any]
@@ -282,6 +358,21 @@ class DeltaFileDataset(ParquetDataset):
         if value is None:
             return pa.nulls(batch.num_rows, field.type)
         return pa.repeat(value, batch.num_rows)
+
+
+def _find_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive numbers: the first number, and the one after the last."""
+    begin = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield numbers[begin], numbers[index - 1] + 1
+            begin = index
+
+
+def _find_same(schema: pa.Schema, field: pa.Field[Any]) -> int:
+    """Return the index of a field with the same name and type; -1 if there is none."""
+    index = schema.get_field_index(field.name)
+    return index if index >= 0 and schema.field(index).type == field.type else -1
 
 
 class DeltaVersion(FixedDataset):
@@ -330,7 +421,9 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
 
     def __init__(self, location: str) -> None:
         self._storage = ObjectStorage(location) if is_object_url(location) else None
-        self._log = DeltaLog(location)
+        storage = self._storage or LocalStorage(Path(location))
+        self._folder = storage.location
+        self._log = DeltaLog(location, storage)
         self._logger = get_logger("delta")
         super().__init__(self._make_version(self._log.load_newest(), ()))
         self._polled_at = time.monotonic()
@@ -415,20 +508,21 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
 
         def open_file(file: DeltaFile) -> DeltaFileDataset:
             dataset = known.get(file.name)
-            if dataset is not None and dataset.fits(snapshot.schema):
+            if dataset is not None and dataset.fits(snapshot.schema, file.vector):
                 return dataset
-            return DeltaFileDataset(self._find_origin(file), snapshot.schema, file.partition_values)
+            name = None if file.vector is None else file.vector.find_file(self._folder)
+            vector_origin = None if name is None else self._find_origin(name)
+            origin = self._find_origin(file.name)
+            return DeltaFileDataset(origin, snapshot.schema, file, vector_origin)
 
         with ThreadPoolExecutor(_REQUESTS if self._storage is not None else 1) as pool:
             files = list(pool.map(open_file, snapshot.files))
         return DeltaVersion(self.location, snapshot, files)
 
-    def _find_origin(self, file: DeltaFile) -> FileOrigin:
+    def _find_origin(self, name: str) -> FileOrigin:
         if self._storage is None:
-            return LocalOrigin(Path(self.location, file.name), file.name)
-        entry = self._storage.find(file.name)
+            return LocalOrigin(Path(self.location, name), name)
+        entry = self._storage.find(name)
         if entry is None:
-            raise DatasetError(
-                f"{self.location}/{file.name} does not exist; it may have been vacuumed"
-            )
+            raise DatasetError(f"{self.location}/{name} does not exist; it may have been vacuumed")
         return ObjectOrigin(self._storage, entry)

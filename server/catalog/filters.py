@@ -8,7 +8,7 @@ slices is added up.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...errors import ExhaustedError, InvalidDataError, InvalidRequestError, Usa
 from ...filters import decode_filter
 from ...filters.binding import BoundCall, BoundColumn, bind
 from ...filters.evaluation import Cost, evaluate
-from ...filters.ranges import may_match
+from ...filters.ranges import Range, may_match
 from ...filters.tree import list_columns
 from ...formats.arrow.truncation import needs_truncation, truncate
 
@@ -103,17 +103,16 @@ class RowFilter:
         """The columns of the dataset that the filter refers to, as indices."""
         return frozenset(index for index in self.cost.columns if index >= 0)
 
-    def skip_columns(self, columns: range) -> RowFilter:
-        """Return the filter for a dataset without some columns, which only prunes.
+    def move_columns(self, find_place: Callable[[int], int]) -> RowFilter:
+        """Return the filter for a part of the dataset with other columns, which it only prunes.
 
-        Nothing is known of these columns.
+        `find_place` returns the new index of a column; -1 if the part does not have it.
         """
 
         def move(bound: Any) -> Any:
             match bound:
-                case BoundColumn(index) if index >= columns.start:
-                    moved = -1 if index in columns else index - len(columns)
-                    return replace(bound, index=moved)
+                case BoundColumn(index):
+                    return replace(bound, index=find_place(index))
                 case BoundCall(arguments=arguments):
                     return replace(bound, arguments=tuple(map(move, arguments)))
                 case _:
@@ -122,7 +121,9 @@ class RowFilter:
         condition = move(self.condition)
         return replace(self, condition=condition, cost=Cost.estimate(condition))
 
-    def prune(self, parts: Sequence[Any], find_ranges: Any) -> list[Any]:
+    def prune(
+        self, parts: Sequence[Any], find_ranges: Callable[[Any], Callable[[int], Range]]
+    ) -> list[Any]:
         """Return the parts of a dataset that may have a row for which the filter is true.
 
         `find_ranges` takes a part, and returns a function from the index of a column to its

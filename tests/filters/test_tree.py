@@ -134,7 +134,7 @@ BERLIN = timezone(timedelta(hours=2))
         (pa.scalar(5, pa.time32("ms")), Instant("time", 5_000_000)),
         (pa.scalar(86_400_000, pa.date64()), Instant("date", DAY)),
         (pa.scalar(None, pa.int8()), None),
-        (pa.DictionaryArray.from_arrays([0], ["x"])[0], "x"),
+        (pa.array(["x"]).dictionary_encode()[0], "x"),
         (pa.scalar(UUID(int=2).bytes, pa.uuid()), str(UUID(int=2))),
     ],
     ids=repr,

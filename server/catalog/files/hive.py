@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -74,8 +75,17 @@ def select_from_file(selection: Selection, schema: pa.Schema, partitions: range)
             if column not in partitions
         )
         part = select_fields(schema, columns)
-    row_filter = None if selection.filter is None else selection.filter.skip_columns(partitions)
+    row_filter = selection.filter
+    if row_filter is not None and count:
+        row_filter = row_filter.move_columns(partial(_find_in_file, partitions))
     return replace(selection, schema=part, columns=columns, filter=row_filter)
+
+
+def _find_in_file(partitions: range, index: int) -> int:
+    """Return the index of a column in a file; -1 if it is a partition column."""
+    if index in partitions:
+        return -1
+    return index if index < partitions.start else index - len(partitions)
 
 
 def add_partition_columns(

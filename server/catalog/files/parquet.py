@@ -7,7 +7,7 @@ are skipped. Fields of structs and shredded fields of Variants are read without 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from ....formats.parquet.footer import (
     wrap_footer,
 )
 from ....formats.parquet.geo.crs import hide_extension
+from ....formats.parquet.logical_types import Kind, LogicalType
 from ....formats.parquet.thrift import CompactReader, Struct
 from ....formats.parquet.variant.arrow_fields import VariantField
 from ....formats.parquet.variant_columns import (
@@ -130,14 +131,21 @@ class ParquetPlan:
 
 
 @contextmanager
-def inspect_parquet(file: SourceFile) -> Generator[tuple[ParquetPlan, Any]]:
+def inspect_parquet(
+    file: SourceFile, variants: Collection[str] = ()
+) -> Generator[tuple[ParquetPlan, Any]]:
     """Open a file, and yield the plan to read it and a ``pyarrow.parquet.ParquetFile``.
+
+    The columns `variants` are Variants even if the file does not annotate them.
 
     Raises `ProtocolError` if the footer is malformed, and `pyarrow.ArrowException` if pyarrow
     refuses the file.
     """
     data = _read_footer(file)
     footer = Footer.parse(data)
+    for node in footer.root.children:
+        if node.name in variants and node.logical is None:
+            node.logical = LogicalType(Kind.VARIANT)
     elements = correct_schema(footer)
     malformed = find_malformed_statistics(data, footer.root)
     with _open(file, None if elements is None else (footer, elements)) as parquet:
@@ -275,10 +283,14 @@ class ParquetDataset(FileDataset):
     decodes_batches = True
     states_batch_rows = True
     reads_fields = True
+    _variants: Collection[str] = ()
 
     def inspect(self, file: SourceFile) -> FileContents:
         """Return the contents of the file, from its footer."""
-        with map_read_errors(file.path, _FILE_TYPE), inspect_parquet(file) as (plan, parquet):
+        with (
+            map_read_errors(file.path, _FILE_TYPE),
+            inspect_parquet(file, self._variants) as (plan, parquet),
+        ):
             rows = parquet.metadata.num_rows
             schema = plan.columns.schema
             batch_rows = _choose_batch_rows(parquet.metadata, schema)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,78 +107,6 @@ def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert (dataset.rows, len(dataset.shards)) == (0, 1)
     assert read_dataset(dataset, shard=0).table.to_pylist() == []
-
-
-def change_log(table: Path, *actions: dict[str, Any]) -> None:
-    number = len(list((table / "_delta_log").glob("*.json")))
-    text = "\n".join(json.dumps(action) for action in actions)
-    (table / "_delta_log" / f"{number:020}.json").write_text(text)
-
-
-def read_actions(table: Path, name: str) -> list[dict[str, Any]]:
-    lines = (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
-    return [action[name] for line in lines if name in (action := json.loads(line))]
-
-
-def protocol(*features: str, version: int = 3) -> dict[str, Any]:
-    return {
-        "protocol": {
-            "minReaderVersion": version,
-            "minWriterVersion": 7,
-            "readerFeatures": list(features),
-            "writerFeatures": list(features),
-        }
-    }
-
-
-VECTOR = {
-    "storageType": "i",
-    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
-}
-
-
-def test_deletion_vectors_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, range(3))
-    change_log(tmp_path, protocol("deletionVectors"))
-    dataset = open_dataset(tmp_path)
-    assert read_dataset(dataset).rows == 3
-    (added,) = read_actions(tmp_path, "add")
-    vector = {**VECTOR, "sizeInBytes": 40, "cardinality": 6}
-    removed = {"path": added["path"], "dataChange": True, "deletionTimestamp": 1}
-    change_log(tmp_path, {"remove": removed}, {"add": {**added, "deletionVector": vector}})
-    for refused in (lambda: open_dataset(tmp_path), lambda: read_dataset(dataset)):
-        with pytest.raises(DatasetError, match="uses deletion vectors; remove them with REORG"):
-            refused()
-
-
-@pytest.mark.parametrize(
-    ("feature", "reason"),
-    [("rowWings", "rowWings"), ("typeWidening", "typeWidening")],
-)
-def test_unknown_reader_features_are_refused(tmp_path: Path, feature: str, reason: str) -> None:
-    write(tmp_path, range(3))
-    change_log(tmp_path, protocol(feature))
-    with pytest.raises(DatasetError, match=rf"Delta table .*{reason}") as caught:
-        open_dataset(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_column_mapping_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, range(3))
-    (metadata,) = read_actions(tmp_path, "metaData")
-    mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
-    schema = json.loads(metadata["schemaString"])
-    for number, field in enumerate(schema["fields"], 1):
-        names = {"delta.columnMapping.physicalName": f"c{number}"}
-        field["metadata"] = {"delta.columnMapping.id": number, **names}
-    metadata = {**metadata, "schemaString": json.dumps(schema), "configuration": mapping}
-    change_log(
-        tmp_path,
-        {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}},
-        {"metaData": metadata},
-    )
-    with pytest.raises(DatasetError, match="uses column mapping, which is not supported"):
-        open_dataset(tmp_path)
 
 
 def test_a_missing_data_file_is_an_error_and_not_a_shorter_result(tmp_path: Path) -> None:
