@@ -28,12 +28,12 @@ from helpers.filter_conditions import (
     STYLES,
     Columns,
     NotWritableError,
-    draw_condition,
     list_paths,
     permitted_outcomes,
     render,
     simplify,
 )
+from helpers.filter_drawing import draw_condition
 from helpers.filter_oracle import Oracle, RejectedError, evaluate
 from helpers.filter_tables import ROW, SOURCES, draw_table, list_columns, write_source
 from splitarrow.errors import InvalidRequestError, UsageError
