@@ -181,7 +181,9 @@ def _find_key_problem(tls: TlsOptions) -> str | None:
 def _push(question: _Question) -> dict[str, Any]:
     """Choose the predicates that the daemon evaluates."""
     info = question.dataset.info(question.text("version"))
-    columns = dataset_schema(info, question.options.names("columns"))
+    schema = dataset_schema(info, question.options.names("columns"))
+    # Spark drops a column that only a pushed filter uses, and the daemon finds columns alone then.
+    columns = st.StructType([field for field in schema if field.name in info.schema.names])
     accepted, text = push_predicates(question.values["predicates"], _exportable(columns))
     return {"accepted": accepted, "filter": text}
 
@@ -233,10 +235,14 @@ def _plan(question: _Question) -> dict[str, Any]:
 def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
     """Return the files that the tasks may map; None if the daemon has to send the rows.
 
-    The daemon evaluates the filters, and the files have all rows.
+    The daemon evaluates the filters and extracts the fields of structs, and the files have all rows
+    and whole columns.
     """
     folder = question.options.text("folder")
     if folder is None or question.text("filter") or question.options.text("filter"):
+        return None
+    names = question.options.names("columns")
+    if names and set(names) - set(question.dataset.info(merged.info.version).schema.names):
         return None
     versions = {replica.version for replicas in merged.replicas for replica in replicas}
     return LocalShards(folder, versions)
