@@ -36,7 +36,8 @@ class ReadArguments(TypedDict, total=False):
     """
 
     columns: str | Sequence[str] | None
-    """The columns to read, in this order. `None` reads all columns."""
+    """The columns to read, in this order, and fields of structs such as `st.x`. `None` reads all
+    columns."""
     filter: Any
     """The rows to read. The filter may use any column of the dataset. It is one of these:
 

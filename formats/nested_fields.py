@@ -46,20 +46,13 @@ NestedField = StructField | VariantField
 """A field that requests can name like a column."""
 
 
-def choose_fields(
-    schema: pa.Schema, names: Collection[str], *, has_filter: bool = False
-) -> dict[str, NestedField]:
-    """Return the fields that have some of the names, by name. Columns have no entries.
-
-    With `has_filter`, all fields of Variants that the schema describes follow.
-    """
+def choose_fields(schema: pa.Schema, names: Collection[str]) -> dict[str, NestedField]:
+    """Return the fields that have some of the names, by name. Columns have no entries."""
     found: dict[str, NestedField] = {}
     others = [name for name in names if schema.get_field_index(name) < 0]
-    if (others or has_filter) and any(FIELDS_KEY in (each.metadata or {}) for each in schema):
+    if others and any(FIELDS_KEY in (each.metadata or {}) for each in schema):
         described = list_described_fields(schema)
         found.update({name: described[name] for name in others if name in described})
-        if has_filter:
-            found.update(described)
     for name in others:
         if name not in found and not schema.get_all_field_indices(name):
             path, rest = _follow(schema, name)

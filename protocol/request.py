@@ -38,7 +38,8 @@ class Request:
     dataset: str
     """The name of the dataset in the server's catalog."""
     columns: tuple[str, ...] | None = None
-    """The columns to send, in this order. None selects all."""
+    """The columns, and fields of structs (``st.x``), to send, in this order. None selects all
+    columns."""
     limit: int | None = None
     """The largest number of rows to send. None sends all."""
     batch_rows: int | None = None

@@ -46,7 +46,7 @@ def compute_aggregates(
     None for null.
     """
     columns = tuple(dict.fromkeys(each["column"] for each in aggregates if "column" in each))
-    if any(column not in target.names for column in columns):
+    if not set(columns) <= {*target.names} & {*merged.info.schema.names}:
         return None
     try:
         shards = _collect_ranges(dataset, merged, columns)

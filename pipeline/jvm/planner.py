@@ -232,10 +232,14 @@ def _plan(question: _Question) -> dict[str, Any]:
 def _find_files(question: _Question, merged: MergedDataset) -> LocalShards | None:
     """Return the files that the tasks may map; None if the daemon has to send the rows.
 
-    The daemon evaluates the filters, and the files have all rows.
+    The daemon evaluates the filters and extracts the fields of structs, and the files have all rows
+    and whole columns.
     """
     folder = question.options.text("folder")
     if folder is None or question.text("filter") or question.options.text("filter"):
+        return None
+    names = question.options.names("columns")
+    if names and set(names) - set(question.dataset.info(merged.info.version).schema.names):
         return None
     versions = {replica.version for replicas in merged.replicas for replica in replicas}
     return LocalShards(folder, versions)

@@ -306,7 +306,8 @@ def _resolve_columns(
         columns = tuple(_find_column(schema, extended, name, request) for name in request.columns)
     if len(set(columns)) < len(columns):
         raise InvalidRequestError("a column is requested twice", stream=request.dataset)
-    return None if columns == tuple(range(len(extended))) == tuple(range(len(schema))) else columns
+    is_whole = extended is schema and columns == tuple(range(len(schema)))
+    return None if is_whole else columns
 
 
 def _find_column(schema: pa.Schema, extended: pa.Schema, name: str, request: Request) -> int:

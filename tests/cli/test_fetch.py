@@ -14,6 +14,7 @@ import pytest
 
 import splitarrow
 from helpers.cli import COMMAND, PATIENCE, ROWS, WORDS, Run, Served, read
+from helpers.files import write_parquet
 from helpers.wkb import write_wkb
 
 
@@ -86,6 +87,17 @@ def test_columns_and_limit(run: Run, served: Served, table: pa.Table, tmp_path: 
     assert run("fetch", served.uri("table"), *chosen, "-o", "out.arrow").returncode == 0
     expected = table.select(["kind", "a, b", "number"]).slice(0, 12345)
     assert read(tmp_path / "out.arrow").equals(expected)
+
+
+def test_columns_may_be_fields_of_structs(run: Run, tmp_path: Path) -> None:
+    table = pa.table({"st": [{"x": 1, "y": "a"}, None, {"x": 3, "y": "c"}], "n": [1, 2, 3]})
+    chosen = ["--columns", "st.x,n", "--limit", "2"]
+    with splitarrow.serve({"t": table}, listen=["tcp://127.0.0.1:0"]) as server:
+        assert run("fetch", server.uri("t"), *chosen, "-o", "out.parquet").returncode == 0
+    assert read(tmp_path / "out.parquet").to_pydict() == {"st.x": [1, None], "n": [1, 2]}
+    write_parquet(tmp_path / "t.parquet", table)
+    assert run("convert", "t.parquet", "out.arrow", *chosen).returncode == 0
+    assert read(tmp_path / "out.arrow").to_pydict() == {"st.x": [1, None], "n": [1, 2]}
 
 
 def test_record_batches_of_a_dataset(

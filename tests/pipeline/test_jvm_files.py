@@ -100,6 +100,23 @@ def test_filters_are_left_to_the_daemon(tmp_path, serve, load):
     assert sorted(row.id for row in rare.collect()) == [0, 1, 2]
 
 
+def test_fields_of_structs_come_from_the_daemon(tmp_path, serve, load):
+    publish(tmp_path / "set", [varied_table(0)])
+    uri = serve({"set": tmp_path / "set"}).control_uri
+    options = {"columns": "structs.a,id", "folder": str(tmp_path / "set")}
+    expected = [None if n % 5 == 0 else n for n in range(ROWS)]
+    for reader in ("jvm", "python"):
+        frame = load(uri, reader, **options)
+        assert frame.toArrow().sort_by("id")["structs.a"].to_pylist() == expected
+        few = frame.where("`structs.a` < 4").select("id")
+        assert sorted(row.id for row in few.collect()) == [1, 2, 3]
+        maximum = frame.selectExpr("max(`structs.a`)").collect()[0][0]
+        assert maximum == max(each for each in expected if each is not None)
+    received, mapped = transfer(load(uri, **options))
+    assert received > 0
+    assert mapped == 0
+
+
 @pytest.mark.parametrize("damage", ["removed", "longer", "no footer", "no message"])
 def test_a_file_that_cannot_be_mapped_is_read_from_the_daemon(
     tmp_path, tmp_path_factory, serve, load, damage

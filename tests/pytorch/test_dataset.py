@@ -40,7 +40,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     write_file(folder / "trips.arrow", make_table(), batch_rows=300)
     for number, part in enumerate(make_numbered_shards(5, 700, batch_rows=100)):
         write_file(folder / "many" / f"{number}.arrow", part)
-    datasets = {"trips": folder / "trips.arrow", "many": folder / "many"}
+    words = pa.array([f"word {n % 3}" for n in range(400)]).dictionary_encode()
+    fields: Any = [pa.array(range(0, 800, 2)), words]
+    structs: Any = pa.StructArray.from_arrays(fields, ["x", "word"])
+    table = pa.table({"n": pa.array(range(400)), "st": structs})
+    write_file(folder / "structs.arrow", table, batch_rows=90)
+    names = ("trips.arrow", "many", "structs.arrow")
+    datasets = {name.removesuffix(".arrow"): folder / name for name in names}
     listen = ["tcp://127.0.0.1:0", "shm://"]
     with Daemon(datasets, listen=listen, control="grpc://127.0.0.1:0") as daemon:
         yield daemon
@@ -118,6 +124,16 @@ def test_a_filter_counts_before_it_reads(server: Daemon) -> None:
     assert (dataset.rows, dataset.schema.names) == (ROWS - 3211, ["x"])
     (batch, *_) = dataset
     assert batch["x"][0].item() == pytest.approx(3211 / 7)
+
+
+def test_columns_may_be_fields_of_structs(server: Daemon) -> None:
+    dataset = open_dataset(server, "structs", columns=["st.x", "st.word"], filter="n >= 100")
+    assert dataset.schema.names == ["st.x", "st.word"]
+    batches = list(dataset)
+    assert [x for batch in batches for x in batch["st.x"].tolist()] == list(range(200, 800, 2))
+    assert {code for batch in batches for code in batch["st.word"].tolist()} == {0, 1, 2}
+    with pytest.raises(errors.UsageError, match=r"'st' has no field 'y'; .* st\.x, st\.word"):
+        open_dataset(server, "structs", columns=["st.y"])
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

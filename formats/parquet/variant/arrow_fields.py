@@ -337,22 +337,3 @@ def _find_common_type(one: Any, other: Any) -> Any:
         digits = max(one.precision - one.scale, other.precision - other.scale)
         return pa.decimal128(digits + scale, scale) if digits + scale <= 38 else None
     return None
-
-
-def filter_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema for filters on columns and on the typed fields that it describes.
-
-    Variants have no metadata inside of their type then, which Substrait cannot express.
-    """
-    fields: list[Any] = []
-    for field in schema:
-        if is_variant_field(field):
-            plain = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
-            field = pa.field(field.name, plain)
-        fields.append(field)
-    described = list_described_fields(schema).values()
-    added = [each.field for each in described if each.data_type is not None]
-    if not added and fields == list(schema):
-        return schema
-    metadata: Any = schema.metadata
-    return pa.schema([*fields, *added], metadata)

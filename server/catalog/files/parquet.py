@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -69,10 +70,11 @@ def check_row_groups(
     size than its values. Repeated columns may have any number of values.
     """
     schema = parquet.schema
+    chosen = None if names is None else frozenset(names)
     selected = [
         (index, schema.column(index))
         for index in range(len(schema))
-        if names is None or _is_selected(schema.column(index).path, names)
+        if chosen is None or _is_selected(schema.column(index).path, chosen)
     ]
     for group in groups:
         row_group = parquet.metadata.row_group(group)
@@ -94,9 +96,9 @@ def check_row_groups(
                 _check_dictionary(file, chunk.dictionary_page_offset, column)
 
 
-def _is_selected(path: str, names: list[str]) -> bool:
+def _is_selected(path: str, names: frozenset[str]) -> bool:
     """Return whether a column of a file, or a group around it, has one of the names."""
-    return any(f"{path}.".startswith(f"{name}.") for name in names)
+    return not names.isdisjoint(accumulate(path.split("."), "{}.{}".format))
 
 
 def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import splitarrow
 from helpers.arrow_data import make_arrays_of_all_types
+from helpers.catalog import read_source
 from helpers.trap_device import HostDevice, TrapDevice, TrapMemory
 from helpers.trap_library import TrapLibrary
 from splitarrow.errors import ExhaustedError, UsageError
@@ -142,6 +143,17 @@ def test_what_needs_the_values_is_staged(memory: TrapMemory, request_: Request) 
     parts = [part for group in source for message in group for part in message.body or ()]
     assert not any(isinstance(part, DeviceSpan) for part in parts)
     source.close()
+
+
+def test_fields_of_structs_are_staged(memory: TrapMemory) -> None:
+    structs = pa.array([None if n % 3 == 0 else {"x": n, "y": n / 2} for n in range(ROWS)])
+    dataset = open_dataset(move(pa.record_batch({"p": structs, "n": FIXED["n"]}), memory))
+    source = dataset.open(
+        Request("data", columns=("n", "p.y")), Encoding(devices=frozenset({TRAP}))
+    )
+    table = read_source(source).table
+    assert table["p.y"].to_pylist() == [None if n % 3 == 0 else n / 2 for n in range(ROWS)]
+    assert table["n"].to_pylist() == list(range(ROWS))
 
 
 @pytest.fixture(params=["trap", "readable"])

@@ -14,6 +14,7 @@ import pytest
 
 import splitarrow
 from helpers.catalog import read_dataset
+from helpers.files import write_stream
 from helpers.publication import publish
 from splitarrow import variant
 from splitarrow.client.filters import serialize_filter
@@ -123,19 +124,22 @@ def test_only_the_chunks_of_a_field_are_read(tmp_path: Path) -> None:
     assert chunks <= read < chunks + 150_000 < total / 20
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "published", "one shard"])
+@pytest.mark.parametrize("kind", ["file", "stream", "folder", "published", "one shard", "table"])
 def test_described_fields_of_arrow_data_are_columns(tmp_path: Path, kind: str) -> None:
     tables = [make_table(ROWS[at : at + 40], at, fields=FIELDS) for at in (0, 40, 80)]
     if kind == "published":
         publish(VersionStore(tmp_path), "job", *tables)
     elif kind == "one shard":
         publish(VersionStore(tmp_path), "job", pa.concat_tables(tables))
-    else:
+    elif kind == "stream":
+        write_stream(tmp_path / "0.arrow", pa.concat_tables(tables))
+    elif kind != "table":
         parts = [pa.concat_tables(tables)] if kind == "file" else tables
         for number, part in enumerate(parts):
             write_arrow(tmp_path / f"{number}.arrow", part)
-    path = tmp_path / "0.arrow" if kind == "file" else tmp_path
-    with splitarrow.serve({"v": path}, control="grpc://127.0.0.1:0") as server:
+    data: Any = tmp_path / "0.arrow" if kind in ("file", "stream") else tmp_path
+    data = pa.concat_tables(tables) if kind == "table" else data
+    with splitarrow.serve({"v": data}, control="grpc://127.0.0.1:0") as server:
         assert server.control_uri is not None
         with splitarrow.connect(server.control_uri) as client:
             whole = client.read("v").read_all()
