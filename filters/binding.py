@@ -494,8 +494,10 @@ def _make_plain(column: Any) -> Any:
     if at.is_float16(data_type):
         return _cast(bound, pa.float32())
     if at.is_decimal32(data_type) or at.is_decimal64(data_type):
-        return _cast(bound, pa.decimal128(data_type.precision, data_type.scale))
-    return bound
+        data_type = pa.decimal128(data_type.precision, data_type.scale)
+    if at.is_decimal(data_type) and data_type.scale < 0:
+        data_type = _decimal_type(data_type.precision - data_type.scale, 0)
+    return _cast(bound, data_type)
 
 
 def _widen_view(data_type: Any) -> Any:
@@ -533,7 +535,7 @@ def _widens(source: Any, target: Any) -> bool:
             return source.bit_width <= (32 if at.is_float64(target) else 16)
         case ("float", "float"):
             return False  # a literal beside a float32 means another value than beside a float64
-        case ("decimal", "decimal"):
+        case ("decimal", "decimal") if source.bit_width >= 128 and source.scale >= 0:
             digits = source.precision - source.scale, target.precision - target.scale
             return target.scale >= source.scale and digits[1] >= digits[0]
         case ("text", "text"):

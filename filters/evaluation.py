@@ -6,6 +6,7 @@ amount of memory, so `Cost` estimates the memory for its results before a batch 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -215,9 +216,15 @@ def _match_text(bound: BoundCall, arguments: list[Any]) -> Any:
             return pc.ends_with(array, pattern=pattern)
         case "contains":
             return pc.match_substring(array, pattern=pattern)
-        case _:  # SQL has no escape character, unless a filter names one
-            escaped = pattern.replace("\\", "\\\\")
-            return pc.match_like(array, escaped, ignore_case=bound.function == "ilike")
+        case _:
+            ignore_case = bound.function == "ilike"
+            if "\\" not in pattern:
+                return pc.match_like(array, pattern, ignore_case=ignore_case)
+            # To Arrow, a backslash is an escape character. SQL has none.
+            wildcards = {"%": ".*", "_": "."}
+            parts = (wildcards.get(each) or re.escape(each) for each in pattern)
+            expression = f"^(?s:{''.join(parts)})$"
+            return pc.match_substring_regex(array, expression, ignore_case=ignore_case)
 
 
 def _decode(array: Any, data_type: Any) -> Any:

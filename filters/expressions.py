@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -17,7 +17,18 @@ import pyarrow as pa
 from ..errors import UsageError
 from ..formats.arrow.schema import find_schema
 from .binding import FLOAT_FUNCTIONS
-from .tree import COMPARISONS, DAY, Call, Cast, Column, Instant, Literal, combine, make_literal
+from .tree import (
+    COMPARISONS,
+    DAY,
+    Call,
+    Cast,
+    Column,
+    Instant,
+    Literal,
+    combine,
+    make_decimal,
+    make_literal,
+)
 
 # --- tuples --------------------------------------------------------------------------------------
 
@@ -225,6 +236,7 @@ _POLARS_OPERATORS: Final = {
     "TrueDivide": "/",
     "RustDivide": "/",
 }
+_SPECIAL: Final = re.compile(r"(?<![\w\"])(-?inf|NaN)(?![\w\"])")
 _POLARS_UNITS: Final = {"Nanoseconds": 1, "Microseconds": 10**3, "Milliseconds": 10**6}
 _POLARS_TEXT_TESTS: Final = {"StartsWith": "starts_with", "EndsWith": "ends_with"}
 
@@ -247,6 +259,8 @@ class _PolarsReader:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        # A serialized expression has null for NaN and infinity. The text has them, in this order.
+        self._special = iter(_SPECIAL.findall(text))
 
     def convert(self, node: Any) -> Any:
         """Return the tree of a node."""
@@ -352,10 +366,7 @@ class _PolarsReader:
                 self._refuse()
 
     def _convert_float(self, value: Any) -> Literal:
-        """Return a number. Serialized expressions have null for NaN, but for infinity as well."""
-        if value is None and "inf" in self._text:
-            self._refuse()
-        return make_literal(math.nan if value is None else float(value))
+        return make_literal(float(next(self._special, "nan") if value is None else value))
 
     def _convert_scalar(self, kind: str, value: Any) -> Literal:
         match kind, value:
@@ -377,7 +388,7 @@ class _PolarsReader:
                 kind = "timestamp" if zone is None else "timestamptz"
                 return Literal(Instant(kind, number * _POLARS_UNITS[unit]))
             case "Decimal", [number, _, int() as scale]:
-                return Literal(Decimal(int(number)).scaleb(-scale))
+                return Literal(make_decimal(int(number), scale))
             case _, int():
                 return Literal(value)
             case _:

@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.types as at
 
-from .tree import DAY, NANOSECONDS, Instant
+from .tree import DAY, NANOSECONDS, Instant, make_decimal
 
 _BIG: Final = 400
 """Decimal exponents beyond this one are as good as infinite."""
@@ -203,8 +203,7 @@ def make_scalar(number: int, data_type: Any) -> Any:
     if at.is_integer(data_type):
         return pa.scalar(number, data_type)
     if at.is_decimal(data_type):
-        digits = tuple(map(int, str(abs(number))))
-        return pa.scalar(Decimal((int(number < 0), digits, -data_type.scale)), data_type)
+        return pa.scalar(make_decimal(number, data_type.scale), data_type)
     ticks: Any = pa.array([number], _ticks_type(data_type))
     return ticks.view(data_type)[0]
 

@@ -175,7 +175,9 @@ def _convert_value(node: Any) -> Any:
         case exp.Boolean():
             return bool(node.this)
         case exp.Neg():
-            return -_convert_value(node.this)
+            value = _convert_value(node.this)
+            # The minus sign of Python rounds a decimal.
+            return value.copy_negate() if isinstance(value, Decimal) else -value
         case exp.Cast() if node.to.this.name in _INSTANTS:
             return _convert_instant(node, _INSTANTS[node.to.this.name])
         case exp.Cast() if node.to.this.name in ("INTERVAL", "UUID"):
@@ -191,10 +193,8 @@ def _convert_value(node: Any) -> Any:
 
 
 def _convert_number(text: str) -> Any:
-    """Return a number: exact, unless it has an exponent."""
-    if "e" in text.lower():
-        return float(text)
-    return Decimal(text) if "." in text else int(text)
+    """Return the exact number."""
+    return int(text) if text.isdecimal() else Decimal(text)
 
 
 def _convert_instant(node: Any, kind: str) -> Instant:

@@ -7,7 +7,6 @@ and the names connect it to the columns of the dataset.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +18,7 @@ from ..errors import InvalidDataError
 from ..proto.SubstraitFilter_pb2 import ExtendedExpression
 from .binding import FLOAT_FUNCTIONS
 from .literals import kind_of
-from .tree import DAY, MAX_DEPTH, Call, Cast, Column, Instant, Literal, combine
+from .tree import DAY, MAX_DEPTH, Call, Cast, Column, Instant, Literal, combine, make_decimal
 
 _FUNCTIONS: Final = {
     "equal": "=",
@@ -239,8 +238,7 @@ class _Reader:
                 return value.value
             case "decimal":
                 number = int.from_bytes(value.value, "little", signed=True)
-                digits = tuple(map(int, str(abs(number))))
-                return Decimal((int(number < 0), digits, -value.scale))
+                return make_decimal(number, value.scale)
             case "date":
                 return Instant("date", value * DAY)
             case "timestamp" | "timestamp_tz" | "time":

@@ -146,6 +146,11 @@ def make_literal(value: Any, position: int | None = None) -> Literal:
             return Literal(_convert_instant(value), position)
 
 
+def make_decimal(digits: int, scale: int) -> Decimal:
+    """Return ``digits / 10**scale`` without rounding, which Python's operations do."""
+    return Decimal((int(digits < 0), tuple(map(int, str(abs(digits)))), -scale))
+
+
 def _convert_instant(value: Any) -> Any:
     match value:
         case datetime():

@@ -126,17 +126,21 @@ def test_a_field_number_out_of_range_is_refused() -> None:
             decode_substrait(message.SerializeToString())
 
 
-def test_deep_messages_are_refused() -> None:
-    expression: Any = F("ok")
-    for _ in range(40):
-        expression = ~expression
-    message = ExtendedExpression.FromString(bytes(expression.to_substrait(TABLE.schema)))
-    inner = message.referred_expr[0].expression
-    for _ in range(80):
-        outer = type(inner)()
-        outer.scalar_function.CopyFrom(inner.scalar_function)
-        outer.scalar_function.arguments[0].value.CopyFrom(inner)
-        inner = outer
-    message.referred_expr[0].expression.CopyFrom(inner)
-    with pytest.raises(InvalidDataError, match=r"nested deeper|not a Substrait"):
-        decode_substrait(message.SerializeToString())
+def nest(field: int, data: bytes) -> bytes:
+    """Return a field of a message that has another message."""
+    size = len(data)
+    length = b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([field << 3 | 2]) + length + bytes([size]) + data
+
+
+@pytest.mark.parametrize("depth", [40, 5000])
+def test_deep_messages_are_refused(depth: int) -> None:
+    message = ExtendedExpression.FromString(bytes((~F("ok")).to_substrait(TABLE.schema)))
+    inner = message.referred_expr[0].expression.SerializeToString()
+    for _ in range(depth):
+        inner = nest(3, nest(4, nest(3, inner)))
+    with pytest.raises(InvalidDataError, match="is not a Substrait extended expression"):
+        decode_substrait(nest(3, nest(1, inner)))

@@ -10,7 +10,6 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.types as at
 
 from ....filters.literals import find_unit, kind_of
 from ....filters.ranges import UNKNOWN, Range
-from ....filters.tree import DAY, NANOSECONDS
+from ....filters.tree import DAY, NANOSECONDS, make_decimal
 from ....formats.nested_fields import NestedField, StructField
 from ....formats.parquet.columns import Columns
 from ....formats.parquet.geo.boxes import Box
@@ -145,8 +144,7 @@ def _read_bound(raw: Any, column: Any, data_type: Any, kind: str, *, is_minimum:
             return None if value != value else value
         case "decimal", int() | bytes():
             number = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
-            digits = tuple(map(int, str(abs(number))))
-            return Decimal((int(number < 0), digits, -column.scale))
+            return make_decimal(number, column.scale)
         case "text", bytes():
             return _decode_text(raw)
         case "binary" | "UUID", bytes():
