@@ -45,7 +45,7 @@ from ..messages.reencoding import Batches
 from ..selection import Selection
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
-from .parquet_memory import estimate_column, measure_row_group
+from .parquet_memory import estimate_column, locate_pages, measure_row_group
 
 BATCH_BYTES = 8 << 20
 """The decoded size of a batch in bytes, if the request leaves the batch size open."""
@@ -95,7 +95,7 @@ def check_row_groups(
                     f"{group}, which has {row_group.num_rows} rows"
                 )
             if column.physical_type == _FIXED and chunk.has_dictionary_page:
-                _check_dictionary(file, chunk.dictionary_page_offset, column)
+                _check_dictionary(file, locate_pages(chunk)[0], column)
 
 
 def _check_dictionary(file: SourceFile, offset: int, column: Any) -> None:

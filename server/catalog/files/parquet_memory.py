@@ -269,7 +269,7 @@ def measure_row_group(
             _find_width(parquet.schema.column(index)),
             row_group.num_rows,
         )
-        for page in read_pages(file, *_locate(column), column.num_values):
+        for page in read_pages(file, *locate_pages(column), column.num_values):
             if page.is_dictionary:
                 chunk.dictionary = page
             else:
@@ -289,11 +289,16 @@ def estimate_column(column: Any) -> int:
     return max(column.total_compressed_size, 0) + 2 * max(column.total_uncompressed_size, 0)
 
 
-def _locate(column: Any) -> tuple[int, int]:
-    """Return the first byte of the pages of a column, and the one after the last."""
+def locate_pages(column: Any) -> tuple[int, int]:
+    """Return the first byte of the pages of a column, and the one after the last.
+
+    Some writers state that a column has no dictionary by the offset 0, and others that it has no
+    values.
+    """
     start = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-        start = column.dictionary_page_offset
+    dictionary = column.dictionary_page_offset if column.has_dictionary_page else None
+    if dictionary and dictionary > 0 and (dictionary < start or not column.num_values):
+        start = dictionary
     return start, start + column.total_compressed_size
 
 
