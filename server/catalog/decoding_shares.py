@@ -90,8 +90,8 @@ class DecodingShares:
         if len(self._queue) >= MAX_WAITING:
             raise self._exhausted(nbytes, label, f"{MAX_WAITING} readers wait already")
         place = object()
-        self._queue.append(place)
         self._report_waiting(1)
+        self._queue.append(place)
         end = time.monotonic() + self._wait_seconds
         try:
             while self._queue[0] is not place or self._used + nbytes > self.limit:
