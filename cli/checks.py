@@ -54,6 +54,7 @@ from ..protocol.tags import BodyType
 from ..publication.shard_files import hash_file
 from ..publication.version_store import VersionStore
 from ..server.catalog.files.parquet import inspect_parquet
+from ..server.catalog.files.parquet_memory import locate_pages
 from ..transport.memory.files import SourceFile
 from .connection import open_client
 from .formatting import escape_text, format_count
@@ -316,11 +317,10 @@ class _FileCheck:
                 self._report.add_defect(Defect(f"row group {number}", None, problem))
             for index in range(group.num_columns):
                 chunk = group.column(index)
-                begin = chunk.data_page_offset
-                if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-                    begin = min(begin, chunk.dictionary_page_offset)
+                begin, _ = locate_pages(chunk)
                 nbytes = chunk.total_compressed_size
-                if begin < len(_PARQUET_MAGIC) or nbytes < 0 or begin + nbytes > size:
+                is_inside = begin >= len(_PARQUET_MAGIC) and 0 <= nbytes <= size - begin
+                if not is_inside and (begin or nbytes or chunk.num_values):
                     problem = (
                         f"column {chunk.path_in_schema} has {nbytes} bytes at byte {begin}, "
                         f"outside the file of {size} bytes"

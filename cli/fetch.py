@@ -33,6 +33,7 @@ from .selection import (
     leave_out_absent,
     parse_reading,
     parse_selection,
+    require_validation,
 )
 from .terminal import is_closed, is_terminal, print_message, standard_output
 
@@ -215,6 +216,8 @@ def fetch(
     if format in ("arrow", "vortex", "auto"):
         arguments["format"], format = format, None
     check_output(output, format, as_json=as_json)
+    if output is not None:
+        require_validation(arguments)
     shred_types = parse_shredding(shred, output)
     transport = arguments.get("transport")
     if is_control_uri(uri):
@@ -319,7 +322,7 @@ def convert(
 ) -> None:
     """Copy data from any input to any format.
 
-    Arrow IPC messages are copied without decoding them, unless the options or the output need it.
+    Arrow IPC messages are copied unchanged, unless the options or the output need other ones.
     The file appears once it is complete.
 
     [dim]splitarrow convert trips.parquet trips.arrow[/dim]
@@ -329,6 +332,7 @@ def convert(
     [dim]splitarrow convert trips.arrow old.arrows --framing legacy --endianness big[/dim]
     """
     check_output(output, format, as_json=as_json)
+    require_validation(arguments)
     suffix = output[output.rfind(".") :].lower() if output != "-" else ".arrows"
     is_arrow = suffix in ARROW_SUFFIXES and format in (None, "arrows")
     is_legacy = framing == "legacy"

@@ -155,9 +155,12 @@ class LocalInput:
         return self._decoder.schema
 
     def messages(self) -> Iterator[InputMessage]:
-        """Yield the messages after the schema, without decoding them."""
-        for message in self._source_messages():
-            yield InputMessage(message.metadata, message.body or (), message.body_length)
+        """Yield the messages after the schema, unchanged. Each is decoded to validate it."""
+        for message in self._received_messages():
+            self._decoder.decode(message)
+            nbytes = 0 if message.body is None else message.body.nbytes
+            body = [message.body.payload()] if nbytes and message.body is not None else []
+            yield InputMessage(message.metadata, body, nbytes)
 
     def tensors(self) -> Iterator[AnyTensor]:
         """Yield the tensors of a dataset that holds tensors."""

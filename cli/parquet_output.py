@@ -14,13 +14,40 @@ from .. import variant
 from ..errors import ProtocolError, UsageError
 from ..formats.arrow.numpy_arrays import require_numpy
 from ..formats.parquet.footer import MAGIC, TAIL_BYTES, read_footer_size
+from ..formats.parquet.variant.arrow_fields import is_variant_field
 from ..formats.parquet.variant_columns import find_variant_paths
 from ..formats.parquet.write_plan import GeoStatistics, WritePlan
+from ..server.catalog.suggestions import suggest_names
 from .output_file import Sink
 
 _ROW_GROUP_ROWS = 1 << 20
 _ROW_GROUP_BYTES = 128 << 20
 """The size at which a row group is written. Until then it is kept in memory."""
+
+
+def _check_shredded(schema: pa.Schema, name: str) -> None:
+    """Check that a column is a Variant, and can be shredded."""
+    found = schema.get_all_field_indices(name)
+    if not found:
+        inside = ""
+        if name in find_variant_paths(schema):
+            inside = ": this Variant is inside of a column, and only whole columns can be shredded"
+        raise UsageError(
+            f"--shred {name}: the data has no column {name!r}"
+            f"{inside or suggest_names(name, schema.names)}"
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"--shred {name}: the data has {len(found)} columns {name!r}; expected one"
+        )
+    field = schema.field(found[0])
+    if not is_variant_field(field):
+        variants = [each.name for each in schema if is_variant_field(each)]
+        choice = f"choose {' or '.join(map(repr, variants))}" if variants else "leave --shred out"
+        raise UsageError(
+            f"--shred {name}: the column {name!r} is of the type {field.type}; "
+            f"expected a Variant column; {choice}"
+        )
 
 
 class ParquetSink(Sink):
@@ -45,8 +72,7 @@ class ParquetSink(Sink):
         self._plan: Any = None
         self._writer: Any = None
         for name in self._shred:
-            if name not in self._variants:
-                raise UsageError(f"--shred {name}: the data has no Variant column of this name")
+            _check_shredded(schema, name)
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0

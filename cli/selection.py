@@ -131,6 +131,16 @@ def parse_selection(
     )
 
 
+def require_validation(arguments: dict[str, Any]) -> None:
+    """Let data that is written be validated in full; raise `UsageError` if less was requested."""
+    validate = arguments.setdefault("validate", "full")
+    if validate not in ("full", "strict"):
+        raise UsageError(
+            f"--validate {validate}: data is validated in full before it is written; use "
+            "--validate full or --validate strict"
+        )
+
+
 def parse_reading(
     transport: Transport = "auto",
     validate: Validate = None,

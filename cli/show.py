@@ -16,7 +16,12 @@ from .exit_status import raise_on_signals
 from .formatting import escape_text, format_count, format_number, shorten
 from .inputs import Input, InputFormat, open_input
 from .options import option, with_arguments
-from .selection import count_expected_rows, parse_reading, parse_selection
+from .selection import (
+    count_expected_rows,
+    parse_reading,
+    parse_selection,
+    require_validation,
+)
 from .terminal import make_console, make_table, standard_output
 
 if TYPE_CHECKING:
@@ -48,6 +53,7 @@ def cat(
 
     [dim]splitarrow cat trips.arrow --format jsonl | jq .fare[/dim]
     """
+    require_validation(arguments)
     source = open_input(input, arguments, token, input_format, quiet=True)
     show_rows(source, format)
 

@@ -71,8 +71,9 @@ def transfer(
 ) -> Transfer:
     """Read a stream to its end.
 
-    Arrow IPC messages are written as they arrive. They are decoded for other formats, and for a
-    file of a stream whose dictionaries are replaced, which is read a second time.
+    Arrow IPC messages are validated and written as they arrive. Other formats are written from
+    decoded batches, as is a file of a stream whose dictionaries are replaced, which is read a
+    second time.
 
     The suffix of `output` selects the format. ``-`` is standard output; None keeps a preview. After
     any error, the file is unchanged or absent.

@@ -70,7 +70,8 @@ class ReadArguments(TypedDict, total=False):
     """How to check batches before they are returned. ``full`` checks every value that a consumer
     relies on: offsets, UTF-8, indices. Values outside of the range of their type, such as a decimal
     with too many digits, cause an `errors.InvalidValueWarning`; ``strict`` refuses them. ``cheap``
-    checks the sizes of buffers. ``off`` checks nothing. The default is ``full``, or ``cheap`` if
+    checks the sizes of buffers and no value: text may not be UTF-8, and an offset may be out of
+    bounds. ``off`` checks nothing. The default is ``full``, or ``cheap`` if
     the server is on this host."""
     connect_timeout: float
     """The time limit to connect, in seconds. The default is 10."""

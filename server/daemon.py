@@ -25,6 +25,7 @@ from .addresses import http_uri
 from .auth.access_control import AccessControl
 from .catalog.catalog import Catalog
 from .catalog.dataset import Budget, Encoding
+from .catalog.decoding_shares import DecodingShares
 from .catalog.published import VersionWatcher
 from .config import Configuration, Settings
 from .context import ServerContext
@@ -47,7 +48,7 @@ from .session import Session, StallWatch, yield_to_writers
 from .shm.regions import SharedRegions
 from .streams import FilterSlots, StreamRegistry
 from .tracing import open_tracer
-from .usage import Usage
+from .usage import Usage, measure_host_memory
 
 if TYPE_CHECKING:
     from .control.plane import ControlPlane
@@ -95,7 +96,11 @@ class Daemon:
         self.process = process
         """The name of this process in metrics."""
         usage = Usage() if usage is None else usage
-        self.regions = SharedRegions(settings, usage.processes)
+        memory = settings.parquet_decoding_bytes or measure_host_memory() // 2 // usage.processes
+        self.decoding = DecodingShares(memory, self._lend_threads)
+        """The memory in which readers decode row groups of Parquet files."""
+        budget = Budget.from_settings(settings, self.decoding)
+        self.regions = SharedRegions(settings, usage.processes, budget)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
         self.daemon_metrics = DaemonMetrics(
@@ -114,9 +119,7 @@ class Daemon:
             settings=settings,
             limits=limits,
             access=self.access,
-            encoding=Encoding(
-                settings.compression, settings.batch_rows, budget=Budget.from_settings(settings)
-            ),
+            encoding=Encoding(settings.compression, settings.batch_rows, budget=budget),
             regions=self.regions,
             metrics=self.metrics,
             daemon_metrics=self.daemon_metrics,
@@ -255,6 +258,14 @@ class Daemon:
         """End every stream now. Readers see broken connections."""
         self.context.draining.set()
         self._scope.cancel()
+
+    def _lend_threads(self, change: int) -> None:
+        """Change the number of worker threads. Any thread may call this."""
+
+        def apply() -> None:
+            self.context.threads.total_tokens += change
+
+        self.loop.call_soon_threadsafe(apply)
 
     def _leased_by(self, user: int | None) -> int:
         return sum(s.lease_table.held_bytes for s in list(self._sessions) if s.user == user)

@@ -20,8 +20,9 @@ class Prefetch(Generic[_T]):
 
     A worker thread prepares one item ahead of the consumer, while it holds the slot. No item is
     None. `close` is called once, when the thread has finished: after the last item, after an
-    error, or after the context was left. The task group waits for that, so it may outlive the
-    context. Each time the consumer has waited for `idle_seconds`, `on_idle` is called.
+    error, or after the context was left, which cancels the task of the thread. The task group waits
+    for that, so it may outlive the context. Each time the consumer has waited for `idle_seconds`,
+    `on_idle` is called.
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class Prefetch(Generic[_T]):
         sender, self._receiver = anyio.create_memory_object_stream[_T | Exception | None](0)
         self._idle_seconds = idle_seconds
         self._on_idle = on_idle
-        tasks.start_soon(_produce, items, close, sender, threads, slot)
+        self._scope = anyio.CancelScope()
+        tasks.start_soon(_produce, items, close, sender, threads, slot, self._scope)
 
     def __enter__(self) -> Prefetch[_T]:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._receiver.close()
+        self._scope.cancel()
 
     def __aiter__(self) -> Prefetch[_T]:
         return self
@@ -79,10 +82,11 @@ async def _produce(
     sender: MemoryObjectSendStream[_T | Exception | None],
     threads: CapacityLimiter,
     slot: AbstractAsyncContextManager[Any, Any],
+    scope: anyio.CancelScope,
 ) -> None:
     """Send each item, and then None or the error of the iterator."""
     try:
-        with sender:
+        with scope, sender:
             while True:
                 try:
                     async with slot:

@@ -22,6 +22,11 @@ from typing import Any
 import numpy as np
 
 
+def measure_host_memory() -> int:
+    """Return the size of this host's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 class KeyedCounter:
     """Numbers of things in use, by a key: the streams of a principal, for example."""
 

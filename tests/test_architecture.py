@@ -163,7 +163,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"access_control"},
     ],
     "server.catalog": [
-        {"dataset", "suggestions"},
+        {"decoding_shares", "suggestions"},
+        {"dataset"},
         {"filters", "tensors"},
         {"selection"},
         {"messages"},

@@ -23,7 +23,7 @@ from .conversions import (
     keeps_annotation,
     replace_element,
 )
-from .geo.crs import extension_metadata
+from .geo.crs import extension_metadata, find_projjson
 from .int96_interval import convert_int96, convert_intervals
 from .logical_types import Kind
 from .schema import INTERVAL_BYTES, Node, Physical, is_list_of_entries, list_element, map_entries
@@ -106,7 +106,7 @@ def plan_columns(
             or not malformed_statistics.isdisjoint(chunks)
         ):
             without_order.add(index)
-    metadata: Any = schema.metadata
+    metadata: Any = {**(schema.metadata or {}), **find_projjson(root, key_values)} or None
     shredded = list_shredded_fields(root, schema)
     return Columns(
         describe_fields(pa.schema(fields, metadata=metadata), shredded),

@@ -139,9 +139,9 @@ class WritePlan:
         Raises `InvalidDataError` if the metadata of a geospatial column is malformed, and
         `pyarrow.ArrowException` if Parquet cannot hold a column.
         """
-        planner = _Planner()
-        planned = [planner.plan(each) for each in schema]
         metadata: Any = schema.metadata
+        planner = _Planner(metadata or {})
+        planned = [planner.plan(each) for each in schema]
         fields = [each for each, _ in planned]
         conversions = {
             index: convert for index, (_, convert) in enumerate(planned) if convert is not None
@@ -224,7 +224,8 @@ class WritePlan:
 class _Planner:
     """Plans the fields of a schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: Mapping[bytes, bytes]) -> None:
+        self._metadata = metadata
         self.annotations: dict[str, LogicalType] = {}
         self.key_values: dict[bytes, bytes] = {}
         self.geospatial: dict[str, GeoColumn] = {}
@@ -287,8 +288,8 @@ class _Planner:
         data_type: Any = column.type
         metadata: Mapping[bytes, bytes] = column.metadata or {}
         if is_geospatial(column):
-            logical, key_values = make_logical_type(column)
-            self.key_values.update(key_values)
+            logical, added = make_logical_type(column, {**self._metadata, **self.key_values})
+            self.key_values.update(added)
             return logical
         if data_type == pa.month_day_nano_interval():
             return LogicalType(Kind.INTERVAL)

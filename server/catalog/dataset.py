@@ -27,6 +27,7 @@ from ...formats.parquet.conversions import DEFAULT_OPTIONS, ParquetOptions
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import SourceFile
+from .decoding_shares import DecodingShares
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -46,12 +47,14 @@ class Budget:
     """The largest decoded size of a column in a row group of a Parquet file, in bytes."""
     parquet_options: ParquetOptions = DEFAULT_OPTIONS
     """How to read values for which Parquet leaves a choice."""
+    decoding: DecodingShares | None = None
+    """The memory in which all readers decode row groups of Parquet files; None for no limit."""
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Budget:
+    def from_settings(cls, settings: Settings, decoding: DecodingShares | None = None) -> Budget:
         """Return the budget that a server's settings describe."""
         options = ParquetOptions(settings.parquet_int96, settings.parquet_keys)
-        return cls(settings.filter_seconds, settings.parquet_bytes, options)
+        return cls(settings.filter_seconds, settings.parquet_bytes, options, decoding)
 
 
 DEFAULT_BUDGET = Budget()

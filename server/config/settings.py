@@ -205,6 +205,12 @@ class Settings(BaseSettings):
     parquet_bytes: Size = setting(4 << 30, Group.LIMITS)
     """The largest size of a column in a row group of a Parquet file, decoded, as in 8GiB. A
     request for a larger one gets RESOURCE_EXHAUSTED."""
+    parquet_decoding_bytes: Size | None = setting(
+        None, Group.LIMITS, shown="half of this host's memory, divided by the processes"
+    )
+    """The memory in which a process decodes row groups of Parquet files for all of its readers,
+    as in 8GiB. A reader waits for its share for up to a minute. It gets RESOURCE_EXHAUSTED if
+    the share is not free by then, or can never be. The bound holds for each of the `workers`."""
     parquet_int96: Literal["microseconds", "exact"] = setting("microseconds", Group.LIMITS)
     """How to read INT96 timestamps of Parquet: cut them to `microseconds`, or refuse those that
     have more digits (`exact`)."""
@@ -362,6 +368,7 @@ class ServeArguments(TypedDict, total=False):
     filter_seconds: float
     filter_threads: int
     parquet_bytes: int | str
+    parquet_decoding_bytes: int | str | None
     parquet_int96: Literal["microseconds", "exact"]
     parquet_keys: Literal["last", "keep"]
     shm_cache: int | str | None

@@ -15,6 +15,7 @@ from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
 from ...transport.memory.sealed import SealedMemory, SealedMemoryWriter
 from ..catalog.dataset import ServedDataset, Source
+from ..catalog.decoding_shares import DecodingCancelledError
 from ..metrics import CacheUses
 
 
@@ -156,6 +157,11 @@ class SharedStream:
                 if self._writer is None:
                     self._writer = self._open_writer()
                 chunk = self._writer.next_chunk()
+            except DecodingCancelledError:
+                self._close_writer()
+                self._written = len(self._chunks) + 1  # so that each other reader writes the rest
+                self._store.forget(self)
+                raise
             except BaseException as error:
                 self._fail(error)
                 self._store.forget(self)

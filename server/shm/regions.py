@@ -5,7 +5,6 @@ A dataset opens so that every body is one span of a file or of sealed memory.
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from ..catalog.dataset import Budget, Encoding, ServedDataset, Source, Writers
 from ..catalog.files.file_dataset import FileDataset
 from ..catalog.vortex_encoding import VortexDataset
 from ..logs import get_logger
+from ..usage import measure_host_memory
 from .mapped_files import FileGuards, FileMappings, guard_refusal
 from .region_store import Chunk, ChunkSizes, ChunkWriter, RegionStore, SharedStream
 
@@ -134,12 +134,12 @@ class SharedRegions:
     readers that map data, so the other cache is not divided.
     """
 
-    def __init__(self, settings: Settings, processes: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, processes: int = 1, budget: Budget | None = None
+    ) -> None:
         capacity = settings.shm_cache
         if capacity is None:
-            capacity = (
-                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _DEFAULT_CAPACITY_SHARE
-            )
+            capacity = measure_host_memory() // _DEFAULT_CAPACITY_SHARE
         self.store = RegionStore(capacity, _compute_max_chunks())
         """The datasets that were written into sealed memory."""
         self.vortex_store = RegionStore(
@@ -159,7 +159,7 @@ class SharedRegions:
         self.freed = anyio.Event()
         """Set, and replaced, when a reader frees offsets or disconnects."""
         self._copy = settings.shm_copy
-        self._budget = Budget.from_settings(settings)
+        self._budget = Budget.from_settings(settings) if budget is None else budget
 
     def open(self, dataset: ServedDataset, request: Request, *, copy: bool = False) -> RegionSource:
         """Open a dataset so that each body is a span of its file, or with `copy`, of a copy.

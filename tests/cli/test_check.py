@@ -14,7 +14,16 @@ import pytest
 from pyarrow import parquet
 
 import splitarrow
+from helpers.parquet_files import footer_of, with_footer, write_parquet
 from splitarrow.cli.app import run
+from splitarrow.formats.parquet.thrift import (
+    CompactReader,
+    Struct,
+    ThriftList,
+    Type,
+    Value,
+    encode_struct,
+)
 from splitarrow.publication.version_store import VersionStore
 
 Say = Callable[..., tuple[int, str, str]]
@@ -163,6 +172,70 @@ def test_parquet_chunks_outside_of_the_file_are_defects(tmp_path: Path, say: Say
     status, out, _ = say("check", path)
     assert status == 1
     assert "row group 0 at byte 4: column n has" in out
+
+
+def edit_chunks(file: bytes, edit: Callable[[Struct], Struct]) -> bytes:
+    """Return a file with edited ColumnMetaData of all column chunks."""
+    footer = CompactReader(footer_of(file)).read_struct()
+    for group in footer[4].content.items:
+        for chunk in group[1].content.items:
+            chunk[3] = Value(Type.STRUCT, edit(chunk[3].content))
+    return with_footer(file, encode_struct(footer))
+
+
+def read_served(path: Path) -> pa.Table:
+    with (
+        splitarrow.serve({"x": path}, listen=["tcp://127.0.0.1:0"]) as server,
+        splitarrow.open(server.uri("x")) as stream,
+    ):
+        return stream.read_all()
+
+
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_a_dictionary_at_offset_0_means_that_there_is_none(
+    tmp_path: Path, say: Say, has_dictionary: bool
+) -> None:
+    def edit(chunk: Struct) -> Struct:
+        first = chunk.get(11, chunk[9])  # the dictionary is the first page
+        return chunk | {9: first, 11: Value(Type.I64, 0)}
+
+    uuids = pa.array([b"%016d" % (n % 9) for n in range(500)], pa.binary(16))
+    table = pa.table({"n": [n % 9 for n in range(500)], "u": uuids})
+    data = write_parquet(table, use_dictionary=has_dictionary)
+    path = tmp_path / "x.parquet"
+    path.write_bytes(edit_chunks(data, edit))
+    status, out, _ = say("check", "--full", path)
+    assert (status, "sound" in out) == (0, True), out
+    assert read_served(path).equals(table)
+
+
+@pytest.mark.parametrize("rows", [0, 9])
+def test_column_chunks_may_have_metadata_and_no_data_page(
+    tmp_path: Path, say: Say, rows: int
+) -> None:
+    pairs = [
+        {1: Value(Type.BINARY, b"foo"), 2: Value(Type.BINARY, b"bar")},
+        {1: Value(Type.BINARY, b"without value")},
+    ]
+    metadata = {8: Value(Type.LIST, ThriftList(Type.STRUCT, pairs))}
+    table = pa.table({"a": pa.array(range(rows), pa.int32()), "b": pa.array(range(rows))})
+    data = write_parquet(table)
+    assert (
+        parquet.read_metadata(io.BytesIO(data)).row_group(0).column(0).data_page_offset > 0
+    ) == (rows > 0)
+    path = tmp_path / "x.parquet"
+    path.write_bytes(edit_chunks(data, lambda chunk: chunk | metadata))
+    status, out, _ = say("check", "--full", path)
+    assert (status, "sound" in out) == (0, True), out
+    assert read_served(path).equals(table)
+
+
+def test_values_without_a_data_page_are_a_defect(tmp_path: Path, say: Say) -> None:
+    path = tmp_path / "x.parquet"
+    data = write_parquet(pa.table({"n": [1, 2]}))
+    path.write_bytes(edit_chunks(data, lambda chunk: chunk | {9: Value(Type.I64, 0)}))
+    status, out, _ = say("check", path)
+    assert (status, "outside the file" in out) == (1, True)
 
 
 def test_a_damaged_page_is_found_by_full(folder: Path, say: Say) -> None:

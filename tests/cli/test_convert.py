@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import splitarrow
 from helpers.cli import COMMAND, REPLACED, Run, Served, encoded, read
 from helpers.files import write_file, write_stream
+from splitarrow.cli.app import run as run_here
 
 TABLE = pa.table(
     {
@@ -312,3 +314,67 @@ def test_a_truncated_pipe_is_an_error(
     assert done.returncode == 1
     assert "ends inside message 1" in done.stderr
     assert not (tmp_path / "out.arrow").exists()
+
+
+def invalid_text() -> pa.RecordBatch:
+    """Return a batch with a text that is not UTF-8."""
+    buffers = [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pa.py_buffer(b"ok\xff\xfe")]
+    text = pa.Array.from_buffers(pa.string(), 2, buffers)
+    return pa.record_batch({"n": pa.array([1, 2]), "s": text})
+
+
+@pytest.fixture(params=["file", "stream", "parquet"])
+def invalid(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a file with an invalid value."""
+    batch, path = invalid_text(), tmp_path / "in.arrow"
+    if request.param == "parquet":
+        path = tmp_path / "in.parquet"
+        pq.write_table(pa.Table.from_batches([batch]), path)
+        return path
+    make_writer = pa.ipc.new_file if request.param == "file" else pa.ipc.new_stream
+    with make_writer(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".arrows", ".parquet", ".csv", ".jsonl", ".vortex"])
+@pytest.mark.parametrize("command", ["convert", "fetch"])
+def test_an_invalid_value_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], invalid: Path, suffix: str, command: str
+) -> None:
+    output = tmp_path / f"out{suffix}"
+    with splitarrow.serve({"x": invalid}) as server:
+        uri = server.uri("x", scheme="tcp")
+        arguments = ["convert", str(invalid)] if command == "convert" else ["fetch", uri, "-o"]
+        assert run_here([*arguments, str(output)]) == 1
+        output.write_bytes(b"old")
+        assert run_here([*arguments, str(output)]) == 1
+    error = capsys.readouterr().err
+    assert "UTF8" in error
+    assert "internal" not in error
+    assert output.read_bytes() == b"old"
+    assert {each.name for each in tmp_path.iterdir()} == {invalid.name, output.name}
+
+
+@pytest.mark.parametrize("output", ["-", "out.arrow"])
+def test_an_invalid_value_from_a_pipe_is_an_error(tmp_path: Path, output: str) -> None:
+    command = [*COMMAND, "convert", "-", output]
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, invalid_text().schema) as writer:
+        writer.write_batch(invalid_text())
+    done = subprocess.run(command, input=sink.getvalue(), capture_output=True, cwd=tmp_path)
+    assert (done.returncode, b"UTF8" in done.stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(pa.ArrowException):
+        pa.ipc.open_stream(done.stdout).read_all()
+
+
+@pytest.mark.parametrize("validate", ["cheap", "off"])
+def test_writing_without_validation_is_refused(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str], validate: str
+) -> None:
+    output = str(tmp_path / "x.arrow")
+    for arguments in (["convert", str(file), output], ["cat", str(file)]):
+        assert run_here([*arguments, "--validate", validate]) == 2
+        assert f"--validate {validate}: data is validated in full" in capsys.readouterr().err
+    assert run_here(["fetch", "tcp://h/x", "-o", output, "--validate", validate]) == 2

@@ -12,14 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers.catalog import read_dataset
-from helpers.parquet_files import footer_of
+from helpers.parquet_files import edit_schema, footer_of
 from helpers.wkb import write_wkb
+from splitarrow import serve
+from splitarrow.cli.app import run
 from splitarrow.cli.output_formats import open_sink
 from splitarrow.errors import UsageError
 from splitarrow.formats.parquet.footer import Footer
 from splitarrow.formats.parquet.geo.crs import extension_metadata
 from splitarrow.formats.parquet.logical_types import EDGES, Converted, Kind, LogicalType
-from splitarrow.formats.parquet.schema import Node, Physical
+from splitarrow.formats.parquet.schema import Node, Physical, annotate
 from splitarrow.server.catalog.files.file_types import open_file
 
 INTERVALS = pa.array([(1, 2, 3_000_000), None, (0, 0, 0)], pa.month_day_nano_interval())
@@ -189,10 +191,63 @@ def test_geospatial_columns_keep_their_crs_and_edges(tmp_path, crs, edges):
     logical = node_of(path).logical
     assert logical is not None
     assert logical.kind is kind
-    expected = {"projjson:k": "projjson:projjson_a"}.get(crs or "", crs)
-    assert logical.crs == expected
-    assert logical.edges == (None if edges in (None, EDGES[0]) else edges)
+    assert (logical.crs, logical.edges) == (crs, edges)
+    if crs == "projjson:k":
+        table = table.replace_schema_metadata(key_values)  # pyright: ignore[reportArgumentType]
     assert read_dataset(open_file(path)).table.equals(table, check_metadata=True)
+
+
+@pytest.mark.parametrize("store_schema", [False, True])
+@pytest.mark.parametrize("edges", EDGES)
+def test_fetch_keeps_edges_and_the_keys_of_each_crs(
+    tmp_path: Path, edges: str, store_schema: bool
+) -> None:
+    key_values = {b"wgs": b'{ "id": {"code": 4979} }', b"utm": b'{"id": {"code": 32632}}'}
+    annotations = {
+        "a": LogicalType(Kind.GEOGRAPHY, crs="projjson:wgs", edges=edges),
+        "b": LogicalType(Kind.GEOMETRY, crs="projjson:utm"),
+        "c": LogicalType(Kind.GEOGRAPHY, crs="srid:4979", edges=edges),
+    }
+    point = write_wkb(1, (1, 2))
+    table = pa.table({name: pa.array([point], pa.binary()) for name in annotations})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, store_schema=store_schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(key_values)  # pyright: ignore[reportArgumentType]
+    file = sink.getvalue().to_pybytes()
+    source, result = tmp_path / "x.parquet", tmp_path / "y.parquet"
+    source.write_bytes(
+        edit_schema(
+            file,
+            {
+                name: lambda element, logical=logical: annotate(element, logical)
+                for name, logical in annotations.items()
+            },
+        )
+    )
+    with serve({"x": source}, listen=["tcp://127.0.0.1:0"]) as server:
+        assert run(["fetch", server.uri("x"), "-o", str(result)]) == 0
+    converted = tmp_path / "z.parquet"
+    assert run(["convert", str(result), str(converted)]) == 0
+    for path in (result, converted):
+        assert {name: node_of(path, name).logical for name in annotations} == annotations
+        found: Any = pq.read_metadata(path).metadata
+        assert {key: value for key, value in found.items() if key != b"ARROW:schema"} == key_values
+
+
+def test_columns_of_the_same_name_keep_different_crs(tmp_path: Path) -> None:
+    point = pa.array([write_wkb(1, (1, 2))], pa.binary())
+    structs: list[Any] = []
+    for code in (1, 2, 2):
+        key_values = {b"k": b'{"id": %d}' % code}
+        field, _ = geo_column("g", [], crs="projjson:k", key_values=key_values)
+        structs.append(pa.StructArray.from_arrays([point], fields=[field]))
+    table = pa.table(structs, names=["x", "y", "z"]).replace_schema_metadata({"k": "other"})
+    path = write(tmp_path / "x.parquet", table)
+    crs = [node_of(path, name).children[0].logical for name in "xyz"]
+    assert [each.crs for each in crs if each] == [f"projjson:k_{n}" for n in (2, 3, 3)]
+    found: Any = pq.read_metadata(path).metadata
+    assert [found[key] for key in (b"k", b"k_2", b"k_3")] == [b"other", b'{"id": 1}', b'{"id": 2}']
 
 
 def chunk_of(path: Path, index: int, group: int = 0) -> Any:

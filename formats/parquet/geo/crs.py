@@ -10,16 +10,20 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 
 from ....errors import InvalidDataError
 from ..logical_types import EDGES, Kind, LogicalType
+from ..schema import Node
 
 NAME_KEY = b"ARROW:extension:name"
 METADATA_KEY = b"ARROW:extension:metadata"
 EXTENSION = b"geoarrow.wkb"
+CRS_KEY = b"PARQUET:crs"
+"""The key in field metadata of ``projjson:KEY``, for a CRS from the metadata of the file."""
 DEFAULT_CRS = "OGC:CRS84"
 """The CRS of a column that states none."""
 NO_CRS = "srid:0"
@@ -51,7 +55,24 @@ def extension_metadata(
     if logical.kind is Kind.GEOGRAPHY:
         values["edges"] = logical.edges or EDGES[0]
     text = json.dumps(values, ensure_ascii=False)
-    return {NAME_KEY: EXTENSION, METADATA_KEY: text.encode()}
+    metadata = {NAME_KEY: EXTENSION, METADATA_KEY: text.encode()}
+    if values.get("crs_type") == "projjson" and logical.crs is not None:
+        metadata[CRS_KEY] = logical.crs.encode()
+    return metadata
+
+
+def find_projjson(root: Node, key_values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the key-value metadata of a file to which its geospatial columns refer."""
+    found: dict[bytes, bytes] = {}
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(node.children)
+        if node.logical is not None and (node.logical.crs or "").startswith(_PROJJSON):
+            key = (node.logical.crs or "").removeprefix(_PROJJSON).encode()
+            if key in key_values:
+                found[key] = key_values[key]
+    return found
 
 
 def is_geospatial(column: pa.Field[Any]) -> bool:
@@ -92,20 +113,20 @@ def read_metadata(column: pa.Field[Any]) -> dict[str, Any]:
     return values  # pyright: ignore[reportUnknownVariableType]
 
 
-def make_logical_type(column: pa.Field[Any]) -> tuple[LogicalType, dict[bytes, bytes]]:
-    """Return the logical type to write for a geospatial column of Arrow.
+def make_logical_type(
+    column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[LogicalType, dict[bytes, bytes]]:
+    """Return the logical type to write for a geospatial column, and its key-value metadata.
 
-    Raises `InvalidDataError` if the metadata of the column is malformed.
+    `key_values` is the metadata that the file has already. Raises `InvalidDataError` if the
+    metadata of the column is malformed.
     """
     values = read_metadata(column)
     edges: str | None = values.get("edges")
-    crs, key_values = _write_crs(values.get("crs"), values.get("crs_type"), column.name)
+    crs, added = _write_crs(values.get("crs"), values.get("crs_type"), column, key_values)
     if edges in (None, "planar"):
-        return LogicalType(Kind.GEOMETRY, crs=crs), key_values
-    # Spherical edges are the default, so they need not be stated.
-    return LogicalType(
-        Kind.GEOGRAPHY, crs=crs, edges=None if edges == EDGES[0] else edges
-    ), key_values
+        return LogicalType(Kind.GEOMETRY, crs=crs), added
+    return LogicalType(Kind.GEOGRAPHY, crs=crs, edges=edges), added
 
 
 def _read_crs(crs: str, key_values: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -129,15 +150,27 @@ def _is_code(crs: str) -> bool:
     return prefix not in _NOT_CODES and _AUTHORITY_CODE.fullmatch(crs) is not None
 
 
-def _write_crs(crs: Any, kind: Any, name: str) -> tuple[str | None, dict[bytes, bytes]]:
+def _write_crs(
+    crs: Any, kind: Any, column: pa.Field[Any], key_values: Mapping[bytes, bytes]
+) -> tuple[str | None, dict[bytes, bytes]]:
     if crs is None:
         return NO_CRS, {}
     if isinstance(crs, str):
         if crs == DEFAULT_CRS:
             return None, {}
         return (f"srid:{crs}" if kind == "srid" else crs), {}
-    key = f"projjson_{name}"
-    return f"{_PROJJSON}{key}", {key.encode(): json.dumps(crs, ensure_ascii=False).encode()}
+    former = (column.metadata or {}).get(CRS_KEY, b"").decode(errors="replace")
+    first = former.removeprefix(_PROJJSON) or f"projjson_{column.name}"
+    for number in count(1):
+        key = first if number == 1 else f"{first}_{number}"
+        if key.encode() not in key_values:
+            return f"{_PROJJSON}{key}", {key.encode(): json.dumps(crs, ensure_ascii=False).encode()}
+        try:
+            if json.loads(key_values[key.encode()]) == crs:
+                return f"{_PROJJSON}{key}", {}
+        except (ValueError, RecursionError):
+            pass  # other metadata
+    raise AssertionError("the numbers never end")
 
 
 def hide_extension(footer: bytes) -> bytes:

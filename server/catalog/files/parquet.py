@@ -8,7 +8,7 @@ are skipped. Fields of structs and shredded fields of Variants are read without 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -40,10 +40,12 @@ from ....formats.parquet.variant_columns import (
 )
 from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
+from ..decoding_shares import DecodingShares
 from ..messages.reencoding import Batches
 from ..selection import Derivation, Selection, has_plain_names
 from .file_dataset import FileContents, FileDataset
 from .origins import ObjectFile, map_read_errors, open_handle
+from .parquet_memory import estimate_column, locate_pages, measure_row_group
 from .row_groups import select_row_groups
 
 BATCH_BYTES = 8 << 20
@@ -56,6 +58,8 @@ _COLUMN_BUFFER = 1 << 20
 _TAIL_READ = 64 << 10
 _HEADER_BYTES = 256
 _PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
+_STEP_BYTES = 64 << 20
+"""The memory of small row groups that are decoded together."""
 _FIXED = "FIXED_LEN_BYTE_ARRAY"
 
 
@@ -93,7 +97,7 @@ def check_row_groups(
                     f"{group}, which has {row_group.num_rows} rows"
                 )
             if column.physical_type == _FIXED and chunk.has_dictionary_page:
-                _check_dictionary(file, chunk.dictionary_page_offset, column)
+                _check_dictionary(file, locate_pages(chunk)[0], column)
 
 
 def _is_selected(path: str, names: frozenset[str]) -> bool:
@@ -340,19 +344,113 @@ class ParquetDataset(FileDataset):
                 names, convert = reader.physical_names, reader.convert
                 groups = reader.select_row_groups(parquet)
             check_row_groups(file, parquet, groups, names, selection.budget.parquet_bytes)
-            # Prefetching a row group from an object store takes its memory until it is decoded.
-            steps = [[group] for group in groups] if isinstance(file, ObjectFile) else [groups]
-            for step in steps:
-                missing = sum(parquet.metadata.row_group(group).num_rows for group in step)
-                for batch in parquet.iter_batches(batch_size=rows, row_groups=step, columns=names):
-                    file.check()
-                    missing -= batch.num_rows
-                    yield convert(batch), None
+            for step in _plan_steps(file, parquet, groups, names, rows, selection.budget.decoding):
+                missing = sum(parquet.metadata.row_group(group).num_rows for group in step.groups)
+                with step.hold():
+                    for batch in parquet.iter_batches(
+                        batch_size=step.rows, row_groups=step.groups, columns=names
+                    ):
+                        file.check()
+                        missing -= batch.num_rows
+                        yield convert(batch), None
                 if missing:
                     raise InvalidDataError(
                         f"a column has {abs(missing)} rows {'less' if missing > 0 else 'more'} "
                         "than the metadata states"
                     )
+
+
+@dataclass(slots=True)
+class _Step:
+    """Row groups that are decoded one after the other while the reader holds a share of memory."""
+
+    groups: list[int]
+    rows: int
+    """The largest number of rows of a batch."""
+    nbytes: int
+    """The size of the share in bytes."""
+    shares: DecodingShares | None
+    file_name: str
+    error: ProtocolError | None = None
+    """The reason why the size is unknown."""
+
+    def hold(self, nbytes: int | None = None) -> AbstractContextManager[None]:
+        """Hold the share, or one of another size; see `DecodingShares.hold`."""
+        if self.error is not None:
+            raise self.error
+        if self.shares is None:
+            return nullcontext()
+        label = f"row group {self.groups[0]} of {self.file_name}"
+        return self.shares.hold(self.nbytes if nbytes is None else nbytes, label)
+
+
+def _plan_steps(
+    file: SourceFile,
+    parquet: Any,
+    groups: list[int],
+    names: list[str] | None,
+    rows: int,
+    shares: DecodingShares | None,
+) -> Iterator[_Step]:
+    """Yield row groups with the memory that they take; small ones together.
+
+    Prefetching a row group from an object store takes its memory until it is decoded. Without
+    shares, nothing is measured.
+    """
+    file_name = PurePath(file.path).name
+    is_remote = isinstance(file, ObjectFile)
+    if shares is None:
+        for step in [[group] for group in groups] if is_remote else [groups]:
+            yield _Step(step, rows, 0, None, file_name)
+        return
+    leaves = _select_leaves(parquet.schema, names)
+    read_dictionary = partial(_read_dictionary, file, parquet)
+    waiting: _Step | None = None
+    for group in groups:
+        step = _Step([group], rows, 0, shares, file_name)
+        if is_remote:
+            row_group = parquet.metadata.row_group(group)
+            step.nbytes = sum(estimate_column(row_group.column(index)) for index in leaves)
+        else:
+            try:
+                step.nbytes, step.rows = measure_row_group(
+                    file, parquet, group, leaves, rows, partial(read_dictionary, group), step.hold
+                )
+            except ProtocolError as error:  # for a reader who gets to this row group
+                step.nbytes, step.error = _STEP_BYTES, error
+        if waiting is None:
+            waiting = step
+        elif is_remote or waiting.nbytes + step.nbytes > _STEP_BYTES or waiting.rows != step.rows:
+            yield waiting
+            waiting = step
+        else:
+            waiting.groups.append(group)
+            waiting.nbytes += step.nbytes
+    if waiting is not None:
+        yield waiting
+
+
+def _select_leaves(schema: Any, names: list[str] | None) -> list[int]:
+    """Return the leaf columns of columns or fields; `names` is None for all columns."""
+    if names is None:
+        return list(range(len(schema)))
+    chosen = frozenset(names)
+    return [n for n in range(len(schema)) if _is_selected(schema.column(n).path, chosen)]
+
+
+def _read_dictionary(file: SourceFile, parquet: Any, group: int, path: str) -> pa.RecordBatch:
+    """Return a row of a leaf column, with the dictionary of its row group."""
+    import pyarrow.parquet as pq  # takes a tenth of a second
+
+    with closing(open_handle(file)) as handle:
+        reader: Any = pq.ParquetFile(
+            handle,
+            metadata=parquet.metadata,
+            read_dictionary=[path],
+            pre_buffer=False,
+            buffer_size=_COLUMN_BUFFER,
+        )
+        return next(reader.iter_batches(batch_size=1, row_groups=[group], columns=[path]))
 
 
 def _choose_batch_rows(metadata: Any, schema: pa.Schema) -> int:

@@ -29,6 +29,11 @@ from helpers.shm import (
 from helpers.shm_servers import Serve
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError, SplitArrowError
+from splitarrow.protocol.splitter import SourceMessage
+from splitarrow.server.catalog.dataset import GeneratorSource, MessageGroups
+from splitarrow.server.catalog.decoding_shares import DecodingCancelledError, DecodingShares
+from splitarrow.server.catalog.tables import TableDataset
+from splitarrow.server.shm.region_store import Chunk, ChunkSizes, ChunkWriter, RegionStore
 
 ARRAYS = make_arrays_of_all_types()
 
@@ -227,3 +232,41 @@ def test_simultaneous_readers_get_their_own_data(serve: Serve) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_reader_that_leaves_while_it_waits_does_not_fail_the_others() -> None:
+    shares = DecodingShares(1)
+    opened: list[GeneratorSource] = []
+
+    def open_source() -> GeneratorSource:
+        is_first = not opened
+
+        def groups() -> MessageGroups:
+            for number in range(3):
+                if is_first and number == 1:
+                    raise DecodingCancelledError("the reader left")
+                with shares.hold(1, "it"):
+                    yield [SourceMessage(b"%d" % number, [bytes(8)], 8)]
+
+        opened.append(GeneratorSource(groups(), blocking=True))
+        return opened[-1]
+
+    store = RegionStore(1 << 20, 100, ChunkSizes(1, 1))
+    stream = store.acquire(TableDataset(pa.table({"n": [1]})), "x", open_source, "x")
+    try:
+        first = stream.chunk(0, 0)
+        assert isinstance(first, Chunk)
+        with pytest.raises(DecodingCancelledError):
+            stream.chunk(1, first.memory.size)
+        writer = stream.chunk(1, first.memory.size)
+        assert isinstance(writer, ChunkWriter)
+        writer.skip(1)
+        rest = [writer.next_chunk(), writer.next_chunk()]
+        texts = [bytes(chunk.messages[0].metadata) for chunk in rest if chunk is not None]
+        assert texts == [b"1", b"2"]
+        assert writer.next_chunk() is None
+        writer.close()
+    finally:
+        store.release(stream)
+        store.close()
+    assert shares.used == 0

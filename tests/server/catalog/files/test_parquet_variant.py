@@ -19,6 +19,7 @@ from helpers.cli import COMMAND
 from helpers.parquet_files import edit_schema, write_parquet
 from splitarrow import variant
 from splitarrow.cli.app import run as run_here
+from splitarrow.cli.output_formats import open_sink
 from splitarrow.errors import DatasetError, NotFoundError, UsageError
 from splitarrow.formats.parquet.logical_types import Kind, LogicalType
 from splitarrow.formats.parquet.schema import annotate
@@ -187,15 +188,21 @@ def test_fetch_shreds_a_column(tmp_path: Path, shred: str, leaf: str) -> None:
     [
         ("x.arrow", ["v"], "--shred is for a Parquet file"),
         ("x.parquet", ["v", "v=int64"], "names the column 'v' twice"),
-        ("x.parquet", ["id"], "no Variant column of this name"),
-        ("x.parquet", ["w"], "no Variant column of this name"),
+        (
+            "x.parquet",
+            ["id"],
+            "column 'id' is of the type int64; expected a Variant column; choose 'v'",
+        ),
+        ("x.parquet", ["id=int64"], "column 'id' is of the type int64; expected a Variant column"),
+        ("x.parquet", ["ID"], "no column 'ID'; the nearest is 'id'"),
+        ("x.parquet", ["w"], "no column 'w'; there are"),
         ("x.parquet", ["v=struct<a int>"], "expected the name of a field"),
         ("x.parquet", ["v=uint8"], "expected one of bool, int8"),
         ("x.parquet", ["v=list<int8"], "expected '>' at ''"),
         ("x.parquet", ["v=int8>"], "expected the end"),
         ("x.parquet", ["v=" + "list<" * 200], "at most 100 deep"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_wrong_shredding_is_refused(
     tmp_path: Path,
@@ -210,6 +217,19 @@ def test_a_wrong_shredding_is_refused(
         assert run_here(["fetch", server.uri("v"), "-o", str(tmp_path / output), *options]) == 2
     assert problem in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["v.parquet"]
+
+
+def test_a_variant_inside_of_a_column_is_not_shredded(tmp_path: Path) -> None:
+    inner = variant.field("v")
+    number = pa.field("n", pa.int64())
+    schema = pa.schema([pa.field("s", pa.struct([inner])), number, number])
+    for name, problem in (
+        ("s.v", "no column 's.v': this Variant is inside of a column"),
+        ("s", "'s' is of the type struct<.*; leave --shred out"),
+        ("n", "2 columns 'n'"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            open_sink(".parquet", tmp_path / "x.parquet", schema, shred={name: None})
 
 
 def test_a_stream_without_rows_is_written_unshredded(tmp_path: Path) -> None:
