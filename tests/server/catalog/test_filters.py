@@ -19,7 +19,7 @@ from splitarrow.errors import ExhaustedError
 from splitarrow.server.catalog import filters
 from splitarrow.server.catalog.catalog import open_dataset
 from splitarrow.server.catalog.dataset import Budget, Encoding
-from splitarrow.server.catalog.filters import FilterCost, RowFilter
+from splitarrow.server.catalog.filters import RowFilter
 
 NUMBERS = pa.table({"n": pa.array(range(100_000), pa.int64())})
 PLAIN = pa.schema({"n": pa.int64(), "t": pa.string()})
@@ -122,15 +122,6 @@ def test_a_cheap_filter_may_run_over_any_number_of_rows() -> None:
     for _ in range(10):
         for batch in many.to_batches(max_chunksize=1_000_000):
             row_filter.apply(batch, [0])
-
-
-def test_text_in_a_literal_hides_no_call() -> None:
-    hidden = FilterCost.estimate('is_null(list<item: string>["]) or coalesce(FieldPath(0), a)', 9)
-    assert (hidden.calls, hidden.copying_calls) == (2, 1)
-
-
-def test_the_cost_of_a_long_word_is_estimated_at_once() -> None:
-    assert FilterCost.estimate(f'(FieldPath(0) == "{"x" * 1_000_000}")', 1_000_000).calls == 1
 
 
 def record_row_groups(path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> int:

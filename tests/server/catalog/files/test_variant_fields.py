@@ -17,8 +17,8 @@ from helpers.catalog import read_dataset
 from helpers.files import write_stream
 from helpers.publication import publish
 from splitarrow import variant
-from splitarrow.client.filters import serialize_filter
 from splitarrow.errors import NotFoundError, UsageError
+from splitarrow.filters import encode_filter
 from splitarrow.publication.column_ranges import RangeTracker
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.server.catalog.files.directory import DirectoryDataset
@@ -168,7 +168,7 @@ def test_shards_are_skipped_by_the_ranges_of_fields(location: str, tmp_path: Pat
     ]  # fmt: skip
     store.storage.delete([shard.path for shard in manifest.shards[:2]])
     dataset = PublishedDataset(location, ObjectCache(tmp_path / "cache", 1 << 30))
-    text = serialize_filter("v", dataset.schema, ("v.n", ">", 117))
+    text = encode_filter(("v.n", ">", 117), dataset.schema)
     for columns in (("id",), ("v.n", "id"), None):
         table = read_dataset(dataset, columns=columns, filter=text).table
         assert table["id"].to_pylist() == [118, 119]
