@@ -133,8 +133,8 @@ class _Binder:
             return BoundLiteral(pa.scalar(None, pa.bool_()))
         if not at.is_boolean(bound.type):
             refuse(
-                f"{describe(node)} is not a condition: its type is {bound.type}; compare it with "
-                "a value",
+                f"{describe(node)} is not a condition: it has the type {bound.type}; expected "
+                "bool: compare it with a value",
                 node,
             )
         return bound

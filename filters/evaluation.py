@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from .binding import FLOAT_FUNCTIONS, BoundCall, BoundColumn, BoundLiteral, walk_bound
+from .binding import FLOAT_FUNCTIONS, TEXT_TESTS, BoundCall, BoundColumn, BoundLiteral, walk_bound
+from .tree import COMPARISONS
 
 _MAX_EQUALITIES: Final = 4
 """The largest number of values that are compared one by one."""
@@ -27,7 +28,7 @@ class Cost:
     """An estimate of the memory that the results of a filter take, all together."""
 
     calls: int
-    """The number of calls."""
+    """The number of calls. A comparison with several values counts for each."""
     fixed_bytes: float
     """The size of the results of fixed size for one row, in bytes."""
     copying_calls: int
@@ -51,7 +52,7 @@ class Cost:
                     data: Any = node.scalar.as_py() if node.scalar.is_valid else None
                     literal_bytes += len(data) if isinstance(data, (str, bytes)) else 16
                 case _:
-                    calls += 1
+                    calls += len(node.options[0]) if node.function == "in" else 1
                     width = _width(node.type)
                     if width is None:
                         copying += 1
@@ -74,6 +75,8 @@ class Cost:
 
 def _width(data_type: Any) -> float | None:
     """Return the size of a value and its bit of validity, in bytes; None if it varies."""
+    if at.is_fixed_size_binary(data_type):  # the number of bits of a wide one overflows
+        return data_type.byte_width + 1 / 8
     try:
         return (data_type.bit_width + 1) / 8
     except ValueError:
@@ -140,7 +143,7 @@ def _evaluate(bound: Any, columns: Mapping[int, Any]) -> Any:
 
 def _fits_dictionary(array: Any, bound: BoundCall, others: list[Any]) -> bool:
     """Return whether to evaluate a function on a dictionary rather than on each row."""
-    if bound.function in ("always", "is null") or len(array.dictionary) > len(array):
+    if bound.function not in _ELEMENTWISE or len(array.dictionary) > len(array):
         return False
     return all(isinstance(each, BoundLiteral) for each in others)
 
@@ -295,6 +298,8 @@ def _divide_whole(_: BoundCall, arguments: list[Any]) -> Any:
     return pc.divide_checked(*arguments)
 
 
+_ELEMENTWISE: Final = frozenset((*COMPARISONS, *TEXT_TESTS, "in", "isnan"))
+"""Functions that are null for null."""
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
     "<>": pc.not_equal,
@@ -315,7 +320,7 @@ _FUNCTIONS: Final[dict[str, Callable[[BoundCall, list[Any]], Any]]] = {
     "is true": _is_true,
     "is false": _is_true,
     "isnan": _call("is_nan"),
-    **dict.fromkeys(("like", "ilike", "starts_with", "ends_with", "contains"), _match_text),
+    **dict.fromkeys(TEXT_TESTS, _match_text),
     "decode": lambda bound, arguments: _decode(arguments[0], bound.type),
     "cast": _cast,
     "compare ticks": _compare_ticks,

@@ -211,7 +211,7 @@ MAY_IMPORT_PUBLIC_API = {"pipeline", "testing", "benchmarks", "cli", "__main__",
 # Only editable installs link these (deploy/build_package.py).
 NOT_IN_WHEEL = {"splitarrow.benchmarks.studies"}
 
-PURE = {"formats", "protocol"}
+PURE = {"filters", "formats", "protocol"}
 IMPURE_MODULES = {
     "anyio",
     "asyncio",

@@ -185,7 +185,7 @@ SCHEMA = pa.schema(
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        (Column("n"), r"n is not a condition: its type is int8"),
+        (Column("n"), r"n is not a condition: it has the type int8; expected bool"),
         (Column("nn"), r"there is no column 'nn'; did you mean 'n'\?"),
         (Column("twice"), "2 columns are named 'twice'"),
         (Call("=", (Column("day"), Literal(5))), "write a date in single quotes"),

@@ -73,12 +73,6 @@ def test_a_cast_to_a_wide_type_is_refused(width: int) -> None:
     assert pool.max_memory() < before + (16 << 20)
 
 
-def test_a_filter_that_expects_a_wide_type_is_refused() -> None:
-    wide = pa.schema({"n": pa.int64(), "t": pa.binary(1 << 26)})
-    with pytest.raises(ExhaustedError, match="for a single row"):
-        RowFilter.resolve(encode_filter(pc.field("t").is_null(), wide), PLAIN, "x")
-
-
 @pytest.mark.parametrize("budget", [2_000, 50_000])
 @pytest.mark.parametrize(
     "expression",
@@ -146,7 +140,7 @@ def test_a_costly_filter_is_not_compared_with_every_row_group(
 ) -> None:
     path = write_parquet(tmp_path / "x.parquet", NUMBERS.slice(0, 10_000), row_group_size=10)
     assert record_row_groups(path, monkeypatch, 3) == 1
-    assert record_row_groups(path, monkeypatch, 100) == 1000
+    assert record_row_groups(path, monkeypatch, 200) == 1000
 
 
 def test_columns_that_the_filter_ignores_do_not_count(tmp_path: Path) -> None:

@@ -155,20 +155,20 @@ def test_a_record_batch_reader_has_one_shard_and_accepts_an_offset() -> None:
         ("A", "base64url"),
         (
             encode_filter(pc.field("n") + 1, make_table().schema),
-            "type int64; expected bool",
+            "has the type int64; expected bool",
         ),
         (
             encode_filter(pc.field("o") > 1, pa.schema({"o": pa.int8()})),
-            "column 'o'.* not have",
+            "there is no column 'o'",
         ),
         (encode_filter(pc.field("t") > 1, pa.schema({"t": pa.int8()})), "cannot be applied"),
         (
             encode_filter(pc.field("q", "x") > 1, pa.schema({"q": pa.struct([("x", pa.int8())])})),
-            "column 'q'",
+            r"there is no column 'q\.x'",
         ),
         (
             urlsafe_b64encode(b"urn:arrow:substrait_simple_extension_function").decode(),
-            "not a standard Substrait function",
+            "not a Substrait extended expression",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_row_groups_that_cannot_match_are_not_read(
     assert read_dataset(source, offset=510).rows == 490
     other = pa.schema({"t": pa.string(), "n": pa.int64()})
     assert read_dataset(source, filter=encode_filter(pc.field("n") == 600, other)).rows == 1
-    assert seen == [[2], [2, 3], [0, 1, 2, 3]]
+    assert seen == [[2], [2, 3], [2]]
 
 
 def test_filters_may_refer_to_partition_columns(tmp_path: Path) -> None:
