@@ -39,7 +39,7 @@ ENCODINGS: dict[str, Any] = {
     "view dictionary": pa.DictionaryArray.from_arrays(
         pa.array([0, None, 1, 0, 2, 3]), pa.array(["a", "b", "", "B"], pa.string_view())
     ),
-    "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 3, 4, 5, 6], pa.array(WORDS)),
+    "runs": pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4, 5, 6]), pa.array(WORDS)),
 }
 
 

@@ -30,7 +30,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     "decimal": (pa.decimal128(9, 2), [Decimal(n) / 100 for n in (-499, 0, 1, 501)]),
     "wide decimal": (pa.decimal256(50, 2), [Decimal(n) / 100 for n in (-499, 0, 1, 501)]),
     "string": (pa.string(), ["", "a", "é", "\U0001f600"]),
-    "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["", "a", "é", "z"]),
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["", "a", "é", "ü"]),
     "binary": (pa.binary(), [b"", b"a", b"\x7f", b"\xff"]),
     "fixed": (pa.binary(2), [b"\0\0", b"\0\1", b"\x7f\0", b"\xff\0"]),
     "uuid": (pa.uuid(), [UUID(int=n << 60).bytes for n in range(0, 8, 2)]),
