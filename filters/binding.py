@@ -44,6 +44,7 @@ from .tree import (
     describe,
     describe_value,
     refuse,
+    walk,
 )
 
 TEXT_TESTS: Final = ("like", "ilike", "starts_with", "ends_with", "contains")
@@ -285,9 +286,9 @@ class _Binder:
         return _cast(operand, pa.int64()) if at.is_null(operand.type) else operand
 
     def _compute(self, function: str, left: Any, right: Any, node: Any) -> Any:
-        if isinstance(left, Literal) and isinstance(right, Literal):
+        if not any(isinstance(each, Column) for each in (*walk(left), *walk(right))):
             refuse(
-                f"{describe(node)} computes with two literals; write the result, or a date in "
+                f"{describe(node)} computes with literals alone; write the result, or a date in "
                 "single quotes, as in '2026-01-05'",
                 node,
             )

@@ -102,19 +102,28 @@ def _widest_value(values: Any) -> int:
 
 
 def evaluate(bound: Any, columns: Mapping[int, Any], rows: int) -> Any:
-    """Return the values of a bound condition (``pyarrow.BooleanArray`` of `rows` values).
+    """Return whether a bound condition is true for each row (``pyarrow.BooleanArray``, no nulls).
 
     `columns` has the arrays of the columns that it refers to, by their indices. Raises
     `pyarrow.ArrowException` if a value does not fit a conversion, or a computation overflows.
     """
-    result: Any = _evaluate(bound, columns)
+    result: Any = compute(bound, columns)
     if isinstance(result, pa.Scalar):
         repeat: Any = pa.repeat
-        return repeat(result, rows)
-    return result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+        return repeat(pc.fill_null(result, pa.scalar(False)), rows)
+    array = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+    if array.null_count:
+        array = pc.fill_null(array, pa.scalar(False))
+    # Arrow filters in half the time without a bitmap for nulls.
+    bitmap = array.buffers()[1]
+    return pa.Array.from_buffers(pa.bool_(), len(array), [None, bitmap], 0, array.offset)
 
 
-def _evaluate(bound: Any, columns: Mapping[int, Any]) -> Any:
+def compute(bound: Any, columns: Mapping[int, Any]) -> Any:
+    """Return the values of a bound node: an array, or a scalar if it refers to no column.
+
+    `columns` and errors are those of `evaluate`.
+    """
     match bound:
         case BoundColumn():
             array = columns[bound.index]
@@ -126,18 +135,18 @@ def _evaluate(bound: Any, columns: Mapping[int, Any]) -> Any:
         case BoundCall(
             arguments=(BoundCall(function="decode", arguments=(BoundColumn() as column,)), *rest)
         ):
-            array = _evaluate(column, columns)
+            array = compute(column, columns)
             if isinstance(array, pa.DictionaryArray) and _fits_dictionary(array, bound, rest):
                 values = array.dictionary.cast(bound.arguments[0].type)
                 literals = [each.scalar for each in rest]
                 return _FUNCTIONS[bound.function](bound, [values, *literals]).take(array.indices)
             arguments = [
                 _decode(array, bound.arguments[0].type),
-                *(_evaluate(each, columns) for each in rest),
+                *(compute(each, columns) for each in rest),
             ]
             return _FUNCTIONS[bound.function](bound, arguments)
         case _:
-            arguments = [_evaluate(each, columns) for each in bound.arguments]
+            arguments = [compute(each, columns) for each in bound.arguments]
             return _FUNCTIONS[bound.function](bound, arguments)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.filters.binding import bind
-from splitarrow.filters.evaluation import Cost, evaluate
+from splitarrow.filters.evaluation import Cost, compute, evaluate
 from splitarrow.filters.sql import parse_sql
 
 WORDS = ["a", None, "b", "a", "", "B"]
@@ -18,7 +18,11 @@ def run(condition: str, **arrays: Any) -> list[bool | None]:
     schema = pa.schema([(name, array.type) for name, array in arrays.items()])
     bound = bind(parse_sql(condition), schema)
     columns = dict(enumerate(arrays.values()))
-    return evaluate(bound, columns, len(next(iter(arrays.values())))).to_pylist()
+    found = compute(bound, columns).to_pylist()
+    selected = evaluate(bound, columns, len(found))
+    assert selected.to_pylist() == [value is True for value in found]
+    assert selected.null_count == 0
+    return found
 
 
 def with_nulls_in_the_dictionary() -> Any:
@@ -88,9 +92,9 @@ def test_a_pattern_has_no_escape_character(pattern: str, expected: list[bool]) -
 
 
 def test_a_condition_without_columns_holds_for_each_row() -> None:
-    array = pa.array([1, 2])
-    assert run("1 = 1", n=array) == [True, True]
-    assert run("n = n AND TRUE", n=array) == [True, True]
+    schema = pa.schema([("n", pa.int64())])
+    assert evaluate(bind(parse_sql("1 = 1"), schema), {}, 2).to_pylist() == [True, True]
+    assert run("n = n AND TRUE", n=pa.array([1, 2])) == [True, True]
 
 
 def test_overflow_and_division() -> None:
