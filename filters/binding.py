@@ -225,8 +225,8 @@ class _Binder:
             operand = _cast(operand, wide)
         scalars: list[Any] = []
         for literal in candidates:
-            if literal.value is None:
-                continue
+            if literal.value is None or literal.value != literal.value:
+                continue  # NaN equals nothing, but Arrow finds it in a set
             equality = _compare_literal("=", operand, literal, (operand_node, node))
             # Others are never true: no value of the column equals the literal.
             if equality.function == "=" and equality.arguments[0] is operand:

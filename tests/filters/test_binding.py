@@ -215,6 +215,14 @@ def test_what_cannot_be_bound_is_explained(tree: Any, problem: str) -> None:
         bind(tree, SCHEMA)
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_nan_is_in_no_list(count: int) -> None:
+    values = [float("nan"), *map(float, range(count))]
+    array = pa.array([float("nan"), 0.0, -0.0, 5.5, None], pa.float16())
+    found = run(Call("in", (Column("a"), *map(Literal, values))), a=array)
+    assert found == [False, True, True, False, None]
+
+
 def test_enormous_numbers_cost_nothing() -> None:
     array = pa.array([1, None], pa.int64())
     for text, expected in (("1E+999999999", True), ("-1E+999999999", False), ("1E-999999", False)):
