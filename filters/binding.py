@@ -180,7 +180,7 @@ class _Binder:
                 return self._is_null(arguments[0])
             case "isnan" if count == 1:
                 return self._is_nan(arguments[0], node)
-            case "in" if count > 1:
+            case "in" | "in bits" if count > 1:
                 return self._is_in(arguments[0], arguments[1:], node)
             case _ if function in COMPARISONS and count == 2:
                 return self._compare(function, arguments[0], arguments[1], node)
@@ -233,9 +233,11 @@ class _Binder:
                 scalars.append(equality.arguments[1].scalar)
         values = pa.array(scalars, _storage(operand.type))
         has_null = any(each.value is None for each in candidates)
-        return BoundCall("in", (operand,), pa.bool_(), (values, has_null))
+        return BoundCall(node.function, (operand,), pa.bool_(), (values, has_null))
 
     def _is_null(self, node: Any) -> Any:
+        if isinstance(node, Literal):
+            return BoundLiteral(pa.scalar(node.value is None))
         if isinstance(node, Column):
             return BoundCall("is null", (self._column(node),), pa.bool_())
         return BoundCall("is null", (strip_casts(self.value(node)),), pa.bool_())

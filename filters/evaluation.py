@@ -52,7 +52,7 @@ class Cost:
                     data: Any = node.scalar.as_py() if node.scalar.is_valid else None
                     literal_bytes += len(data) if isinstance(data, (str, bytes)) else 16
                 case _:
-                    calls += len(node.options[0]) if node.function == "in" else 1
+                    calls += len(node.options[0]) if node.function in ("in", "in bits") else 1
                     width = _width(node.type)
                     if width is None:
                         copying += 1
@@ -187,10 +187,11 @@ def _is_valid(array: Any) -> Any:
 def _is_in(bound: BoundCall, arguments: list[Any]) -> Any:
     values, has_null = bound.options
     (array,) = arguments
-    if 0 < len(values) <= _MAX_EQUALITIES:
+    distinguishes_zeros = bound.function == "in bits"
+    if 0 < len(values) <= _MAX_EQUALITIES and not distinguishes_zeros:
         found = reduce(pc.or_kleene, (pc.equal(array, each) for each in values))
     else:
-        if at.is_floating(values.type):  # Arrow tells -0.0 from 0.0 there
+        if at.is_floating(values.type) and not distinguishes_zeros:
             zero = pa.scalar(0, values.type)
             values, keys = pc.add(values, zero), pc.add(array, zero)
         else:
@@ -307,7 +308,7 @@ def _divide_whole(_: BoundCall, arguments: list[Any]) -> Any:
     return pc.divide_checked(*arguments)
 
 
-_ELEMENTWISE: Final = frozenset((*COMPARISONS, *TEXT_TESTS, "in", "isnan"))
+_ELEMENTWISE: Final = frozenset((*COMPARISONS, *TEXT_TESTS, "in", "in bits", "isnan"))
 """Functions that are null for null."""
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
@@ -325,6 +326,7 @@ _FUNCTIONS: Final[dict[str, Callable[[BoundCall, list[Any]], Any]]] = {
     "not": _call("invert"),
     "always": _always,
     "in": _is_in,
+    "in bits": _is_in,
     "is null": _is_null,
     "is true": _is_true,
     "is false": _is_true,

@@ -183,7 +183,10 @@ def _convert_arrow_call(name: str, arguments: list[Any], options: Any) -> Any:
             values: Any = options["value_set"].values
             behavior: Any = options["null_matching_behavior"].as_py()
             literals = [make_literal(each) for each in values]
-            return _find_any(arguments[0], literals, matches_null=not behavior)
+            # To pyarrow, -0.0 is another value than 0.0 in a set.
+            has_zero = any(each.value == 0 and isinstance(each.value, float) for each in literals)
+            function = "in bits" if has_zero else "in"
+            return _find_any(arguments[0], literals, function, matches_null=not behavior)
         case "cast":
             target: Any = options["to_type"].type
             return Cast(arguments[0], target, not options["allow_int_overflow"].as_py())
@@ -198,12 +201,14 @@ def _convert_arrow_call(name: str, arguments: list[Any], options: Any) -> Any:
             raise UsageError(f"the filter is invalid: it calls {name}, which filters lack")
 
 
-def _find_any(operand: Any, literals: list[Literal], *, matches_null: bool) -> Any:
+def _find_any(
+    operand: Any, literals: list[Literal], function: str = "in", *, matches_null: bool
+) -> Any:
     """Return the condition of pyarrow's `is_in`, which is never null and finds NaN and null."""
     plain = [each for each in literals if each.value is not None and not _is_nan(each.value)]
     parts: list[Any] = []
     if plain:
-        parts.append(Call("is true", (Call("in", (operand, *plain)),)))
+        parts.append(Call("is true", (Call(function, (operand, *plain)),)))
     if any(_is_nan(each.value) for each in literals):
         parts.append(Call("is true", (Call("isnan", (operand,)),)))
     if matches_null and any(each.value is None for each in literals):
@@ -343,9 +348,7 @@ class _PolarsReader:
         """Return the values of a list, which polars serializes as a stream of Arrow."""
         match node:
             case {"Literal": {"Scalar": {"List": [*data]}} | {"Series": [*data]}}:
-                table = pa.ipc.open_stream(bytes(data)).read_all()
-                values = table.column(0).combine_chunks()
-                return [_round_trip(make_literal(each)) for each in values]
+                return [_round_trip(make_literal(each)) for each in _read_series(bytes(data))]
             case _:
                 self._refuse()
 
@@ -399,6 +402,18 @@ class _PolarsReader:
             f"the filter {self._text} has a part that filters lack; write it as a condition in SQL "
             "or as a pyarrow.compute expression"
         )
+
+
+def _read_series(data: bytes) -> list[Any]:
+    """Return the values of a series that polars serialized as a stream of Arrow."""
+    try:
+        return [*pa.ipc.open_stream(data).read_all().column(0)]
+    except pa.ArrowNotImplementedError:  # integers of 128 bits
+        import io
+
+        import polars as pl
+
+        return pl.read_ipc_stream(io.BytesIO(data)).to_series().to_list()
 
 
 def _round_trip(literal: Literal) -> Literal:

@@ -92,7 +92,7 @@ def _find_outcomes(bound: Any, find_range: Callable[[int], Range]) -> int:
             found = _find_range(bound.arguments[0], find_range)
             value = _TRUE if bound.options else _FALSE
             return (value if found.values else 0) | (_NULL if found.nulls else 0)
-        case "in":
+        case "in" | "in bits":
             values, has_null = bound.options
             found = _find_range(bound.arguments[0], find_range)
             parts = [_compare("=", found, make_point(each)) for each in values]
