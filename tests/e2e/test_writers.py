@@ -300,6 +300,24 @@ def test_a_daemon_serves_a_file_that_another_process_keeps_open(
             splitarrow.open(server.uri("data", "tcp"))
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "shm"])
+def test_folders_and_columns_of_files_that_are_open_are_served(tmp_path: Path, scheme: str) -> None:
+    values = pa.array(range(200_000), pa.int64())
+    table = pa.table({"n": values, "m": values})
+    for name in ("a", "b"):
+        write_file(tmp_path / "folder" / f"{name}.arrow", table)
+    with (
+        (tmp_path / "folder" / "b.arrow").open("r+b"),
+        splitarrow.serve(
+            {"d": tmp_path / "folder"}, listen=["tcp://127.0.0.1:0", "shm://"]
+        ) as server,
+    ):
+        with splitarrow.open(server.uri("d", scheme)) as stream:
+            assert stream.read_all() == pa.concat_tables([table, table])
+        with splitarrow.open(server.uri("d", scheme), columns=["n"]) as stream:
+            assert stream.read_all() == pa.concat_tables([table, table]).select(["n"])
+
+
 def test_an_incomplete_file_names_its_writer(tmp_path: Path) -> None:
     path, batch = tmp_path / "data.arrow", pa.record_batch({"n": pa.array([1])})
     with pa.ipc.new_file(str(path), batch.schema) as writer:
