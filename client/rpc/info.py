@@ -105,7 +105,8 @@ class DatasetInfo:
     writers: str = ""
     """What happens if another process has a file of the dataset open for writing.
 
-    ``refused``: reads fail. ``undetected``: reads fail only if its modification time changes, as
+    ``refused``: reads fail if it could change the file unnoticed, and otherwise if it changes the
+    file. ``undetected``: reads fail only if its modification time changes, as
     the server's file system has no file leases. ``allowed``: the same, at the operator's request.
     Empty if no process writes to the data, or the server does not report it."""
     tensors: tuple[TensorInfo, ...] = ()

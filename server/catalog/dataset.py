@@ -80,7 +80,8 @@ class Writers(Enum):
     """What happens if another process has a file of a dataset open for writing."""
 
     REFUSED = "refused"
-    """Reads fail, so that no reader gets a mixture of two states of the file."""
+    """Reads fail if the process maps the file or cannot be examined. Otherwise they get checked
+    copies, and fail if the file changes. No reader gets a mixture of two states of the file."""
     UNDETECTED = "undetected"
     """Reads fail only if the file's modification time changes: there are no file leases."""
     ALLOWED = "allowed"

@@ -175,8 +175,11 @@ class SharedRegions:
             version=request.version or dataset.version,
         )
         source = dataset.open(request, Encoding(regions=not copy, budget=self._budget))
-        if not copy and self._are_regions(source.region_files):
-            return RegionSource(iter(source), blocking=source.blocking, close=source.close)
+        if source.region_files:
+            if self._are_regions(source.region_files):
+                return RegionSource(iter(source), blocking=source.blocking, close=source.close)
+            source.close()
+            source = dataset.open(request, Encoding(budget=self._budget))
         return self._open_copy(dataset, request, source)
 
     def _open_copy(self, dataset: ServedDataset, request: Request, source: Source) -> RegionSource:

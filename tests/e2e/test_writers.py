@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 import splitarrow
@@ -198,6 +202,170 @@ def test_a_reader_gets_one_state_of_a_file_that_changes(
                 assert len(states) == BATCHES
             else:
                 assert isinstance(error, RemoteError | DatasetError | ConnectionLostError), error
+
+
+HOLD = """
+with open(path, "r+b") as file:
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+CHANGES = {
+    "overwrite": "os.pwrite(file.fileno(), bytes([state]) * length, offset)",
+    "truncate": "os.ftruncate(file.fileno(), offset)",
+    "append": "file.seek(0, 2), file.write(b'more'), file.flush()",
+}
+LATER = """
+offset, length = spans[-1]
+with open(path, "r+b") as file:
+    print("writing", flush=True)
+    sys.stdin.readline()
+    state = 1
+    {change}
+    print("changed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def make_reader(path: Path) -> Generator[Callable[[str], Any]]:
+    """Serve a file in this process, and open streams of it."""
+    listen = ["tcp://127.0.0.1:0", "shm://"]
+    with (
+        splitarrow.serve({"data": path}, listen=listen, control="grpc://127.0.0.1:0") as server,
+        splitarrow.connect(server.control_uri or "") as client,
+    ):
+
+        def open_stream(transport: str) -> Any:
+            if transport == "flight":
+                return client.read("data", transport="flight", resume_attempts=0)
+            return splitarrow.open(server.uri("data", transport))
+
+        yield open_stream
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def open_writers(path: Path, table: pa.Table) -> list[tuple[Path, Any]]:
+    """Write files with writers that keep them open."""
+    found: list[tuple[Path, Any]] = []
+    for suffix, make in (
+        ("arrow", pa.ipc.new_file),
+        ("arrows", pa.ipc.new_stream),
+        ("csv", pyarrow.csv.CSVWriter),
+        ("parquet", pq.ParquetWriter),
+    ):
+        file = path / f"data.{suffix}"
+        with make(str(file), table.schema) as writer:
+            writer.write_table(table)
+        found.append((file, writer))
+    return found
+
+
+def test_a_file_that_pyarrows_writer_keeps_open_is_served(tmp_path: Path) -> None:
+    table = pa.table({"n": pa.array(range(100_000), pa.int64())})
+    writers = open_writers(tmp_path, table)
+    sources = {file.suffix[1:]: file for file, _ in writers}
+    with splitarrow.serve(sources, listen=["tcp://127.0.0.1:0", "shm://"]) as server:
+        for name, file in sources.items():
+            for scheme in ("tcp", "shm"):
+                with splitarrow.open(server.uri(name, scheme)) as stream:
+                    assert stream.read_all() == table
+                    assert not is_mapped(file)
+        writers.clear()
+        for name in ("arrow", "arrows"):
+            with splitarrow.open(server.uri(name, "shm")) as stream:
+                batch = next(stream)
+                assert is_mapped(sources[name])
+                del batch
+
+
+def test_a_daemon_serves_a_file_that_another_process_keeps_open(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    path, _ = make_data(tmp_path / "data.arrow", 2)
+    table = pa.ipc.open_file(str(path)).read_all()
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    server = daemon({"data": path}, listen=LISTEN)
+    for scheme in ("tcp", "shm", "ucx"):
+        with splitarrow.open(server.uri("data", scheme)) as stream:
+            assert stream.read_all() == table
+    del writer
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        with pytest.raises(SplitArrowError, match=rf"open for writing by process {os.getpid()} \("):
+            daemon({"data": path})
+        with pytest.raises(RemoteError, match="open for writing by process"):
+            splitarrow.open(server.uri("data", "tcp"))
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "shm"])
+def test_folders_and_columns_of_files_that_are_open_are_served(tmp_path: Path, scheme: str) -> None:
+    values = pa.array(range(200_000), pa.int64())
+    table = pa.table({"n": values, "m": values})
+    for name in ("a", "b"):
+        write_file(tmp_path / "folder" / f"{name}.arrow", table)
+    with (
+        (tmp_path / "folder" / "b.arrow").open("r+b"),
+        splitarrow.serve(
+            {"d": tmp_path / "folder"}, listen=["tcp://127.0.0.1:0", "shm://"]
+        ) as server,
+    ):
+        with splitarrow.open(server.uri("d", scheme)) as stream:
+            assert stream.read_all() == pa.concat_tables([table, table])
+        with splitarrow.open(server.uri("d", scheme), columns=["n"]) as stream:
+            assert stream.read_all() == pa.concat_tables([table, table]).select(["n"])
+
+
+def test_an_incomplete_file_names_its_writer(tmp_path: Path) -> None:
+    path, batch = tmp_path / "data.arrow", pa.record_batch({"n": pa.array([1])})
+    with pa.ipc.new_file(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+        with pytest.raises(DatasetError, match=r"open for writing in this process .*`del w`"):
+            splitarrow.serve({"data": path}).close()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("transport", ["tcp", "shm", "flight"])
+def test_a_change_of_a_file_that_is_open_for_writing_ends_its_reads(
+    tmp_path: Path, transport: str, change: str
+) -> None:
+    path, spans = make_data(tmp_path / "data.arrow", 160)
+    code = WRITER + LATER.format(change=CHANGES[change])
+    command = [sys.executable, "-I", "-c", code, str(path), json.dumps(spans)]
+    pipe = subprocess.PIPE
+    states: list[int | None] = []
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        with make_reader(path) as open_stream:
+            with open_stream(transport) as stream:
+                states.append(state_of(next(stream)))
+                writer.stdin.write("go\n")
+                writer.stdin.flush()
+                assert writer.stdout.readline() == "changed\n"
+                with pytest.raises((RemoteError, DatasetError), match="open for writing by proc"):
+                    states += [state_of(batch) for batch in stream]
+            assert set(states) == {127}
+            assert len(states) < len(spans)
+            if change == "append":  # the footer is not at the end any more
+                with pytest.raises(SplitArrowError, match="open for writing by process"):
+                    open_stream(transport)
+        writer.stdin.close()
+
+
+@pytest.mark.slow
+@each_transport
+def test_readers_get_copies_while_a_file_is_open_and_the_file_afterwards(
+    start: Callable[..., Read], data: tuple[Path, list[tuple[int, int]]], transport: str
+) -> None:
+    with writing(HOLD, *data):
+        read = start()
+        for _ in range(3):
+            assert read(transport) == ([127] * BATCHES, None)
+    assert read(transport) == ([127] * BATCHES, None)
 
 
 @pytest.mark.slow

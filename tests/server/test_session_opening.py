@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import threading
@@ -88,13 +89,17 @@ def test_a_region_without_batches_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "shm"])
-def test_a_file_that_is_open_for_writing_is_refused(
+def test_a_file_that_is_mapped_for_writing_is_refused(
     scheme: str, file: Path, tmp_path: Path
 ) -> None:
     listen = "tcp://127.0.0.1:0" if scheme == "tcp" else f"shm://{tmp_path}/socket"
     with splitarrow.serve({"d": str(file)}, listen=[listen]) as server:
         uri = server.uri("d")
-        with open(file, "r+b"), pytest.raises(RemoteError, match=r"open for writing"):
+        with (
+            open(file, "r+b") as writer,
+            mmap.mmap(writer.fileno(), 0),
+            pytest.raises(RemoteError, match="open for writing in this process, which maps it"),
+        ):
             splitarrow.open(uri, stall_timeout=30)
         with splitarrow.open(uri, stall_timeout=30) as stream:
             assert stream.read_all() == TABLE

@@ -1,6 +1,7 @@
 """Files that datasets are read from, their leases, and spans of them as parts of outgoing bodies.
 
-With a file lease, the kernel guarantees that no process can write to the file.
+With a file lease, the kernel guarantees that no process can write to the file. A file that is
+open for writing already is watched instead, if it can only change together with its times.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ import fcntl
 import os
 import signal
 import threading
+import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ...errors import DatasetError, exhausted_error
+from .writers import Writer, WriterSearch
 
 _F_SETSIG = 10
+_SETTLE_SECONDS = 0.1
+"""How long a file that is open for writing has to be unchanged: longer than a tick of its times."""
+_MAX_LEASE_ATTEMPTS = 3
 
 
 def take_file_lease(descriptor: int) -> None:
@@ -62,9 +70,25 @@ class SourceFile:
     noticed it: `check` raises, and `yield_to_writers` lets the writer continue. Bytes that were
     read before a successful `check` are therefore those of one state of the file.
 
-    With `refuse_writers=False`, the file is read without a lease. Raises `DatasetError` if the file
-    cannot be opened, or is open for writing, and `ExhaustedError` if the process has no descriptors
-    left.
+    The kernel grants no lease on a file that a process has open for writing. Such a file is
+    watched, unless a process maps it for writing or no process that may be examined has it open.
+    `writers` is not empty then. Nobody maps the file or lends its pages: `part` reads it. `check`
+    raises if the size or a time of the file differs from the first one, or a writer has mapped it.
+    Every write sets the times before it changes bytes, and so does the first write to a page
+    through a new mapping. What remains unnoticed:
+
+    - a second writer that may not be examined, beside one that may be;
+    - on tmpfs, changes through a mapping that is younger than the search for writers, if another
+      process makes it, or it is gone before the next `check`;
+    - direct writes without a copy in the page cache that were under way when the file was opened.
+
+    A writer may pause for longer than `_SETTLE_SECONDS` between two writes. Readers then get the
+    state between them.
+
+    With `refuse_writers=False`, the file is read without a lease. With `waits=False`, opening a
+    file that is open for writing raises `BlockingIOError`; otherwise it may take a moment. Raises
+    `DatasetError` if the file cannot be opened, or a writer could change it unnoticed, and
+    `ExhaustedError` if the process has no descriptors left.
     """
 
     __slots__ = (
@@ -74,13 +98,18 @@ class SourceFile:
         "_is_leased",
         "_loans",
         "_lock",
+        "_search",
+        "_times",
         "lease_problem",
         "path",
         "size",
         "version",
+        "writers",
     )
 
-    def __init__(self, path: str | os.PathLike[str], *, refuse_writers: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, refuse_writers: bool = True, waits: bool = True
+    ) -> None:
         self.path: Path | str = Path(path)
         """The path that was opened; the URL of an object in an object store."""
         self._lock = threading.Lock()
@@ -88,11 +117,15 @@ class SourceFile:
         self._is_closed = self._is_leased = False
         self.lease_problem: str | None = None
         """The reason why the kernel grants no lease, if one was requested; None otherwise."""
+        self.writers: tuple[Writer, ...] = ()
+        """The processes that had the watched file open for writing; empty if it is not watched."""
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115
             if refuse_writers:
-                self._take_lease()
+                self._take_lease(waits=waits)
             status = os.fstat(self._file.fileno())
+        except BlockingIOError:
+            raise
         except OSError as error:
             problem = f"cannot read {self.path}: {error.strerror}"
             raise exhausted_error(error) or DatasetError(problem) from None
@@ -103,22 +136,62 @@ class SourceFile:
         )
         """The identity of the contents: device, inode, size and modification time."""
 
-    def _take_lease(self) -> None:
-        try:
-            take_file_lease(self._file.fileno())
-        except BlockingIOError:
-            self._file.close()
-            raise DatasetError(
-                f"{self.path} is open for writing, so a reader could get a mixture of two states: "
-                "close it, or write a new file and rename it to this name; --allow-writers "
-                "accepts the risk"
-            ) from None
-        except OSError as error:
-            self.lease_problem = describe_refusal(error)
+    def _take_lease(self, *, waits: bool) -> None:
+        for _ in range(_MAX_LEASE_ATTEMPTS):
+            try:
+                take_file_lease(self._file.fileno())
+            except BlockingIOError:
+                if not waits:
+                    self._file.close()
+                    raise
+                self._watch()
+                if self.writers:
+                    return  # otherwise the writer may have closed the file meanwhile
+            except OSError as error:
+                self.lease_problem = describe_refusal(error)
+                return
+            else:
+                break
         else:
-            self._is_leased = True
-            key = id(self)
-            _LEASED_FILES[key] = weakref.ref(self, lambda _: _LEASED_FILES.pop(key, None))
+            self._refuse("by a process that the server cannot examine")
+        self._is_leased = True
+        key = id(self)
+        _LEASED_FILES[key] = weakref.ref(self, lambda _: _LEASED_FILES.pop(key, None))
+
+    def _watch(self) -> None:
+        """Find the writers, and remember the times; raise if they could change it unnoticed."""
+        descriptor = self._file.fileno()
+        before = _read_times(descriptor)
+        time.sleep(min(max(before[2] / 1e9 + _SETTLE_SECONDS - time.time(), 0), _SETTLE_SECONDS))
+        self._times = _read_times(descriptor)
+        # This waits for the lock of the file system on the file, and so for a write that is under
+        # way: it has set the times already, but not yet changed all bytes.
+        with suppress(OSError):
+            os.lseek(descriptor, 0, os.SEEK_DATA)
+        self._search = WriterSearch(descriptor)
+        self.writers = self._search.find()
+        if self.writers and self.writers[0].maps_file:
+            self._refuse(f"{self.writers[0]}, which maps it")
+        if self.writers and not before == self._times == _read_times(descriptor):
+            self._refuse(f"{self.writers[0]}, which has just changed it")
+
+    def _refuse(self, writer: str) -> NoReturn:
+        self._file.close()
+        raise DatasetError(
+            f"{self.path} is open for writing {writer}, so a reader could get a mixture of two "
+            "states: close it, or write a new file and rename it to this name; "
+            "allow_writers=True (--allow-writers) accepts the risk"
+        )
+
+    def describe_writer(self) -> str:
+        """Return that the watched file is open for writing, and where."""
+        hint = ""
+        if self.writers[0].pid == os.getpid():
+            hint = (
+                " (pyarrow's writer keeps it open until it is deleted: `del w`, or write through "
+                "`pa.OSFile`)"
+            )
+        return f"it is open for writing {self.writers[0]}{hint}"
 
     def fileno(self) -> int:
         """Return the descriptor. It stays this object's to close."""
@@ -144,11 +217,40 @@ class SourceFile:
             status = os.fstat(descriptor)
             if self._is_leased and not holds_file_lease(descriptor):
                 raise self._writer_error()
+            if self.writers:
+                self._check_writers(_read_times(descriptor))
         except (OSError, ValueError):
             raise DatasetError(f"{self.path} was closed while it was read") from None
         now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if now != self.version:
             raise DatasetError(f"{self.path} changed while it was read")
+
+    def _check_writers(self, times: tuple[int, ...]) -> None:
+        if times != self._times:
+            raise DatasetError(f"{self.path} changed while it was read: {self.describe_writer()}")
+        for writer in self.writers:
+            with suppress(OSError):  # it has ended
+                if self._search.maps_file(writer.pid):
+                    raise DatasetError(
+                        f"{self.path} may have changed while it was read: it was mapped for "
+                        f"writing {writer}"
+                    )
+
+    def part(self, offset: int, nbytes: int) -> FileSpan | bytes:
+        """Return a part of a body: a span, or the bytes of a file that is watched.
+
+        Raises `DatasetError` if the bytes cannot be read, or the file has changed.
+        """
+        if not self.writers:
+            return FileSpan(self, offset, nbytes)
+        data = self.read(offset, nbytes)
+        self.check()
+        return data
+
+    def require_regions(self) -> None:
+        """Raise `DatasetError` if the file may not be mapped, as a process may write to it."""
+        if self.writers:
+            raise DatasetError(f"cannot share {self.path}: {self.describe_writer()}")
 
     def truncation_error(self, position: int) -> DatasetError:
         """Return the error for a file that now ends at byte `position`."""
@@ -219,6 +321,11 @@ class SourceFile:
                 _LEASED_FILES.pop(id(self), None)
                 drop_file_lease(self._file.fileno())  # a forked process may share the descriptor
             self._file.close()
+
+
+def _read_times(descriptor: int) -> tuple[int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 _LEASED_FILES: dict[int, weakref.ref[SourceFile]] = {}

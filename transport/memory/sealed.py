@@ -35,6 +35,7 @@ class SealedMemory(SourceFile):
         self._loans = 0
         self._is_closed = self._is_leased = False  # sealed memory needs no lease
         self.lease_problem = None
+        self.writers = ()
         self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115
         status = os.fstat(descriptor)
         self.size = status.st_size

@@ -217,6 +217,8 @@ class ConcatenatedFiles:
         yield [first.schema_message()]
         for entry in self.entries:
             with entry.open() as (file, contents):
+                if regions:
+                    file.require_regions()
                 index = contents.index
                 if index is None or not first.has_schema_message_of(index):
                     raise DatasetError(f"{entry.dataset.path} changed while it was read")

@@ -94,6 +94,7 @@ class FileDataset(ServedDataset):
         self._keep_index = keep_index
         self._refuse_writers = refuse_writers
         self._lease_problem: str | None = None
+        self._is_watched = False
         self._lock = threading.Lock()
         self._counted_rows: tuple[Identity, int] | None = None
         with closing(self.open_file()) as file:
@@ -174,12 +175,9 @@ class FileDataset(ServedDataset):
             return Writers.ALLOWED
         return Writers.REFUSED if self._lease_problem is None else Writers.UNDETECTED
 
-    def open_file(self) -> SourceFile:
-        """Open the file.
-
-        Raises `DatasetError` if the file cannot be read, or is open for writing.
-        """
-        file = self.origin.open(refuse_writers=self._refuse_writers)
+    def open_file(self, *, waits: bool = True) -> SourceFile:
+        """Open the file; see `SourceFile` for the argument and the errors."""
+        file = self.origin.open(refuse_writers=self._refuse_writers, waits=waits)
         if file.lease_problem is not None and self._lease_problem is None:
             get_logger("files").warning(
                 "a process that writes to this file is noticed by its modification time only",
@@ -187,6 +185,13 @@ class FileDataset(ServedDataset):
                 reason=file.lease_problem,
             )
         self._lease_problem = file.lease_problem
+        if file.writers and not self._is_watched:
+            get_logger("files").warning(
+                "readers get checked copies of a file that is open for writing",
+                path=str(self.path),
+                writer=str(file.writers[0]),
+            )
+        self._is_watched = bool(file.writers)
         return file
 
     def load_contents(self, file: SourceFile) -> FileContents:
@@ -268,14 +273,17 @@ class FileDataset(ServedDataset):
         """Open the file as `open` does, if that reads nothing of it.
 
         Return None if the messages cannot be sent as they are stored, if the file has changed since
-        it was inspected, or if it is in an object store.
+        it was inspected, is open for writing, or is in an object store.
         """
         contents = self._contents
         if contents.index is None or not contents.is_complete or self.origin.is_remote:
             return None
         if not keeps_messages(request, encoding):
             return None
-        file = self.open_file()
+        try:
+            file = self.open_file(waits=False)
+        except BlockingIOError:
+            return None
         if file.version != contents.identity:
             file.close()
             return None
@@ -314,7 +322,8 @@ class FileDataset(ServedDataset):
         selection = self.skip_rows(file, contents, selection)
         messages = None
         if not self.origin.is_remote:
-            messages = plan_file(selection, contents.index, file, regions=encoding.regions)
+            regions = encoding.regions and not file.writers
+            messages = plan_file(selection, contents.index, file, regions=regions)
         if messages is None:
             groups = encode_groups(
                 selection,
@@ -327,14 +336,19 @@ class FileDataset(ServedDataset):
             groups = file_groups(file, messages)
         if contents.footer_metadata is not None:
             groups = add_footer(groups, contents.footer_metadata)
-        source = GeneratorSource(groups, blocking=messages is None)
+        source = GeneratorSource(groups, blocking=messages is None or bool(file.writers))
         if isinstance(messages, PassthroughMessages) and messages.regions:
             source.region_files = (Path(self.path),)
             source.region = file
         return source
 
     def _inspect_checked(self, file: SourceFile) -> FileContents:
-        contents = self.inspect(file)
+        try:
+            contents = self.inspect(file)
+        except DatasetError as error:
+            if not file.writers:
+                raise
+            raise DatasetError(f"{error}; {file.describe_writer()}") from None
         if not has_utf8_names(contents.schema):
             raise DatasetError(f"{self.path} has column names that are not UTF-8")
         file.check()

@@ -53,6 +53,7 @@ class ObjectFile(SourceFile):
         self._window = _FIRST_WINDOW
         self.path = f"{storage.location}/{entry.name}"
         self.lease_problem = None
+        self.writers = ()
         self.size = entry.nbytes
         self.version = identify_object(entry)
 
@@ -193,12 +194,9 @@ class LocalOrigin:
         """Return the identity of the current state; raise `OSError` if the file is missing."""
         return read_identity(self.path)
 
-    def open(self, *, refuse_writers: bool) -> SourceFile:
-        """Open the file for reading.
-
-        Raises `DatasetError` if it cannot be read, or is open for writing.
-        """
-        return SourceFile(self.path, refuse_writers=refuse_writers)
+    def open(self, *, refuse_writers: bool, waits: bool = True) -> SourceFile:
+        """Open the file for reading; see `SourceFile` for the arguments and errors."""
+        return SourceFile(self.path, refuse_writers=refuse_writers, waits=waits)
 
 
 class ObjectOrigin:
@@ -216,7 +214,7 @@ class ObjectOrigin:
         """Return the identity of the listed state."""
         return identify_object(self._entry)
 
-    def open(self, *, refuse_writers: bool) -> SourceFile:
+    def open(self, *, refuse_writers: bool, waits: bool = True) -> SourceFile:
         """Open the object for reading. A writer replaces it, and never changes it."""
         return ObjectFile(self._storage, self._entry)
 

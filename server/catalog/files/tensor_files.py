@@ -20,7 +20,7 @@ from ....formats.arrow.tensors.labels import TENSOR_SCHEMA, Labels
 from ....formats.arrow.tensors.layout import AnyLayout
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
-from ....transport.memory.files import FileSpan, SourceFile
+from ....transport.memory.files import SourceFile
 from ..dataset import (
     Encoding,
     GeneratorSource,
@@ -167,7 +167,9 @@ def _read_groups(places: Sequence[_Place], *, regions: bool, is_big_endian: bool
 def _read_message(file: SourceFile, tensor: TensorMessage, *, regions: bool) -> SourceMessage:
     """Return the message of a tensor. A large body stays in the file, and so does any region."""
     begin, nbytes = tensor.body_offset, tensor.layout.body_length
+    if regions:
+        file.require_regions()
     is_span = regions or nbytes >= REGION_BYTES
-    body = FileSpan(file, begin, nbytes) if is_span else file.read(begin, nbytes)
+    body = file.part(begin, nbytes) if is_span else file.read(begin, nbytes)
     file.check()
     return SourceMessage(tensor.metadata, (body,), nbytes)

@@ -21,7 +21,7 @@ from ....formats.vortex.storage import find_plain_type, restore_rows
 from ....protocol.messages import MetadataType
 from ....protocol.request import Request
 from ....protocol.splitter import SourceMessage
-from ....transport.memory.files import FileSpan, SourceFile
+from ....transport.memory.files import SourceFile
 from ..dataset import (
     GeneratorSource,
     MessageGroups,
@@ -210,9 +210,9 @@ class VortexStreamDataset(FileDataset):
         except BaseException:
             file.close()
             raise
-        region_files = (Path(self.path),) if regions else ()
+        region_files = (Path(self.path),) if regions and not file.writers else ()
         groups = _send(file, contents.schema, places)
-        source = GeneratorSource(groups, blocking=False, region_files=region_files)
+        source = GeneratorSource(groups, blocking=bool(file.writers), region_files=region_files)
         source.call_on_close(file.close)
         return source
 
@@ -221,14 +221,15 @@ def _send(file: SourceFile, schema: pa.Schema, places: tuple[FramedHeader, ...])
     with closing(MessageEncoder(schema)) as encoder:
         metadata = bytes(encoder.schema_message.metadata)
     yield [SourceMessage(mark_schema(metadata, has_storage=False), None)]
-    for begin in range(0, len(places), _GROUP_MESSAGES):
-        yield [_make_message(file, place) for place in places[begin : begin + _GROUP_MESSAGES]]
+    count = 1 if file.writers else _GROUP_MESSAGES  # the bodies of a watched file are read
+    for begin in range(0, len(places), count):
+        yield [_make_message(file, place) for place in places[begin : begin + count]]
     file.check()
 
 
 def _make_message(file: SourceFile, place: FramedHeader) -> SourceMessage:
     header = place.header
-    body = FileSpan(file, place.body_offset, header.body_size)
+    body = file.part(place.body_offset, header.body_size)
     return SourceMessage(
         place.metadata, (body,), header.body_size, header.row_count, MetadataType.VORTEX
     )

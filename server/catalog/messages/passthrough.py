@@ -314,7 +314,7 @@ class PassthroughMessages:
                 rows = row_reader.read(data, 0, metadata, body)
             except ProtocolError as error:
                 raise file.corruption_error(offset, error.message) from None
-            region = FileSpan(file, offset + metadata, body)
+            region = file.part(offset + metadata, body)
             header = memoryview(data)[_prefix_bytes(data[0]) :]
             messages.append(SourceMessage(header, (region,), body, rows))
         file.check()

@@ -12,7 +12,7 @@ from ....formats.arrow.message import HeaderType, parse_prefix, read_batch_heade
 from ....formats.arrow.projection import ProjectedMessage, Projector
 from ....formats.arrow.schema_rewriter import adopt_schema
 from ....protocol.splitter import SourceMessage
-from ....transport.memory.files import FileSpan, SourceFile
+from ....transport.memory.files import SourceFile
 from ..dataset import GROUP_BYTES
 from ..selection import Selection
 from .message_index import MessageIndex
@@ -131,7 +131,7 @@ def _body_parts(
         if body is not None:
             parts.append(body[offset : offset + nbytes])
         elif nbytes >= _REGION_BYTES:
-            parts.append(FileSpan(file, body_offset + offset, nbytes))
+            parts.append(file.part(body_offset + offset, nbytes))
         else:
             parts.append(file.read(body_offset + offset, nbytes))
         if padding:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import fcntl
+import mmap
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +56,75 @@ APPEND = f"file = open(path, 'ab'){WAIT}"
 LINK = f"os.link(path, path + '.link')\nfile = open(path + '.link', 'r+b'){WAIT}"
 
 
-@pytest.mark.parametrize("code", [OPEN, MAP, APPEND, LINK], ids=["open", "map", "append", "link"])
-def test_a_file_with_a_writer_is_refused(path: Path, code: str) -> None:
+READ_ONLY = (
+    "file = open(path, 'r+b')\nmemory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    f"file.close(){WAIT}"
+)
+
+
+@pytest.mark.parametrize("code", [MAP, READ_ONLY], ids=["map", "map that can become writable"])
+def test_a_file_that_is_mapped_for_writing_is_refused(path: Path, code: str) -> None:
     with running(code, path):
-        with pytest.raises(DatasetError, match=r"data is open for writing, .* rename .*--allow-w"):
+        with pytest.raises(DatasetError, match=r"data is open for .* maps it.* rename .*--allow-w"):
             SourceFile(path)
         SourceFile(path, refuse_writers=False).close()
     SourceFile(path).close()
+
+
+@pytest.mark.parametrize("code", [OPEN, APPEND, LINK], ids=["open", "append", "link"])
+def test_a_file_that_is_open_for_writing_is_watched(path: Path, code: str) -> None:
+    with running(code, path):
+        with pytest.raises(BlockingIOError):
+            SourceFile(path, waits=False)
+        with closing(SourceFile(path)) as file:
+            (writer,) = file.writers
+            assert not writer.maps_file
+            assert f"by process {writer.pid} (python" in file.describe_writer()
+            assert file.part(8, 4) == bytes(4)
+            assert list_leased_files() == []
+            os.utime(path)
+            with pytest.raises(DatasetError, match="changed while it was read: it is open for wr"):
+                file.part(8, 4)
+    with closing(SourceFile(path)) as file:
+        assert file.writers == ()
+        assert isinstance(file.part(8, 4), FileSpan)
+
+
+def test_a_watched_file_that_is_mapped_later_fails_its_checks(path: Path) -> None:
+    with path.open("r+b") as ours, closing(SourceFile(path)) as file:
+        file.check()
+        memory = mmap.mmap(ours.fileno(), 0)
+        with memory, pytest.raises(DatasetError, match="was mapped for writing in this process"):
+            file.check()
+
+
+AS_NOBODY = """
+import os, sys
+from splitarrow.errors import DatasetError
+from splitarrow.transport.memory.files import SourceFile
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    print(SourceFile(sys.argv[1]).writers)
+except DatasetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_the_writer_of_another_user_is_named_or_the_file_is_refused(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # `tmp_path` is closed to other users
+        os.chmod(folder, 0o755)
+        shared = Path(shutil.copy(path, folder))
+        os.chown(shared, 65534, 65534)
+        become = "os.setuid(65534)\n"
+        with running(become + OPEN, shared), closing(SourceFile(shared)) as file:
+            assert len(file.writers) == 1
+        with shared.open("r+b"):
+            command = [sys.executable, "-c", AS_NOBODY, str(shared)]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "by a process that the server cannot examine" in run.stdout, run.stderr
 
 
 def test_readers_do_not_disturb_each_other(path: Path) -> None:
@@ -335,10 +400,10 @@ def test_a_refused_file_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -
         opened.append(real(*arguments, **options))
         return opened[-1]
 
-    with path.open("r+b"):
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         monkeypatch.setattr(builtins, "open", record)
         with pytest.raises(DatasetError, match="open for writing") as caught:
             SourceFile(path)
         monkeypatch.undo()
         assert caught.value.__traceback__ is not None  # it keeps the file alive
-    assert [file.closed for file in opened] == [True]
+    assert {file.closed for file in opened} == {True}
