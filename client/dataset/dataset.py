@@ -22,9 +22,11 @@ from ..rpc.info import DatasetInfo
 from ..stream.batch_stream import (
     BatchStream,
     CustomMetadata,
+    PolarsTabular,
     attach_metadata,
     check_tensor_content,
     find_metadata,
+    refuse_array,
 )
 from ..stream.read_ahead import ThreadPrefetcher
 from ..stream.tracing import SpanScope
@@ -356,6 +358,10 @@ class BaseDataset:
     def __bool__(self) -> bool:
         return True
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Raise `UsageError`; NumPy and pandas would take the dataset for one value."""
+        raise refuse_array(f"dataset {self.name!r}")
+
     def __repr__(self) -> str:
         return repr(self.info).replace("DatasetInfo", type(self).__name__, 1)
 
@@ -363,7 +369,7 @@ class BaseDataset:
         return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
 
-class Dataset(BaseDataset):
+class Dataset(BaseDataset, PolarsTabular):
     """A dataset of a control plane. Each method that reads opens a new stream.
 
     ``client["flights"]`` and `Client.dataset` return it. The length is the number of rows, and
