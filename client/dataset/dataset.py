@@ -348,6 +348,26 @@ class BaseDataset:
         """The schema of the dataset."""
         return self.info.schema
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self.schema.names
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns."""
+        return len(self.schema)
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows; None if the server does not know it."""
+        return self.info.rows
+
+    @property
+    def shape(self) -> tuple[int | None, int]:
+        """The numbers of rows and columns."""
+        return self.num_rows, self.num_columns
+
     def __len__(self) -> int:
         if self.info.rows is None:
             raise TypeError(
@@ -410,6 +430,10 @@ class Dataset(BaseDataset, PolarsTabular):
         """Read into a ``pyarrow.Table``; see `ReadArguments`."""
         with self.read(**arguments) as stream:
             return stream.read_all()
+
+    def to_table(self, **arguments: Unpack[ReadArguments]) -> pa.Table:
+        """Read into a ``pyarrow.Table``, as `to_arrow` does."""
+        return self.to_arrow(**arguments)
 
     def to_pandas(self, **arguments: Unpack[ReadArguments]) -> Any:
         """Read into a ``pandas.DataFrame``; see `ReadArguments`."""

@@ -20,8 +20,10 @@ PAIRS = [
     (splitarrow.Client, aio.AsyncClient),
     (splitarrow.ClusterClient, aio.AsyncClusterClient),
 ]
-# Diagnoses, Arrow's readers, its C stream interface, Spark's planner and the command line block.
+# Mappings, diagnoses, Arrow's readers, its C stream interface, Spark's planner and the command line
+# block.
 BLOCKING_ONLY = {
+    *("get", "items", "keys", "values"),
     "to_reader",
     "choose_format",
     "describe_replicas",
