@@ -445,6 +445,40 @@ class Dataset(BaseDataset, PolarsTabular):
         with self.read(**arguments) as stream:
             return stream.to_polars()
 
+    def scan_polars(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Return a ``polars.LazyFrame`` that reads the dataset whenever it is collected.
+
+        The server sends only the columns that the query uses, and not more rows than its first
+        `head` needs. It applies the conditions on integers, booleans, texts, dates, timestamps and
+        nulls that filters have. polars applies the rest, so that the result is always its own.
+
+        Parameters
+        ----------
+        **arguments
+            The options of each read, as in ``transport="tcp"``; see `ReadArguments`. The query
+            takes the place of `columns`, `filter` and `limit`.
+
+        Raises
+        ------
+        MissingExtraError
+            If polars is not installed.
+        UsageError
+            If an argument selects what the query does.
+
+        Examples
+        --------
+        >>> import polars, pyarrow, splitarrow
+        >>> flights = pyarrow.table({"carrier": ["AA", "BB", "CC"], "delay": [1, 70, 99]})
+        >>> server = splitarrow.serve({"flights": flights}, control="grpc://127.0.0.1:0")
+        >>> with server, splitarrow.connect(server.control_uri) as client:
+        ...     late = client["flights"].scan_polars().filter(polars.col("delay") > 60)
+        ...     late.select("carrier").collect().to_series().to_list()
+        ['BB', 'CC']
+        """
+        from .polars_scan import scan_dataset
+
+        return scan_dataset(self, arguments)
+
     def to_numpy(self, **arguments: Unpack[ReadArguments]) -> dict[str, Any]:
         """Read into NumPy arrays by column; see `ReadArguments`."""
         with self.read(**arguments) as stream:

@@ -63,18 +63,18 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
     """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``."""
-    _require("pandas")
+    import_package("pandas")
     return table.to_pandas(**options)
 
 
 def to_polars(data: Any) -> Any:
     """Return a ``polars.DataFrame`` of an Arrow C stream."""
-    return _require("polars").DataFrame(data)
+    return import_package("polars").DataFrame(data)
 
 
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
     """Return a ``duckdb.DuckDBPyRelation`` over a table; None is the default connection."""
-    source = _require("duckdb") if connection is None else connection
+    source = import_package("duckdb") if connection is None else connection
     return source.from_arrow(table)
 
 
@@ -98,7 +98,8 @@ def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) 
     return pa.Table.from_batches(taken, schema)
 
 
-def _require(package: str) -> Any:
+def import_package(package: str) -> Any:
+    """Return a package that may be missing; raise `MissingExtraError` if it is."""
     try:
         return import_module(package)
     except ImportError as error:
