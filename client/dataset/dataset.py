@@ -477,7 +477,7 @@ class Dataset(BaseDataset, PolarsTabular):
         """
         from .polars_scan import scan_dataset
 
-        return scan_dataset(self, arguments)
+        return scan_dataset(self.read, self.schema, arguments)
 
     def to_numpy(self, **arguments: Unpack[ReadArguments]) -> dict[str, Any]:
         """Read into NumPy arrays by column; see `ReadArguments`."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -19,9 +19,6 @@ import pyarrow.types as pt
 from ...errors import RemoteError, UsageError
 from ..arguments import ReadArguments
 from ..stream.batch_stream import import_package
-
-if TYPE_CHECKING:
-    from .dataset import Dataset, DatasetStream
 
 _SELECTED_BY_POLARS: Final = ("columns", "filter", "limit", "memory", "sql")
 _LOGIC: Final = ("and", "or", "xor", "not", "is true", "if_else")
@@ -31,8 +28,13 @@ _EXACT_INTEGERS: Final = 2**53
 """polars may compare larger integers as floating-point numbers."""
 
 
-def scan_dataset(dataset: Dataset, arguments: ReadArguments) -> Any:
-    """Return a ``polars.LazyFrame`` that reads a dataset when it is collected."""
+def scan_dataset(
+    open_stream: Callable[..., Any], schema: pa.Schema, arguments: ReadArguments
+) -> Any:
+    """Return a ``polars.LazyFrame`` that reads a dataset when it is collected.
+
+    `open_stream` opens the dataset with the arguments of a read.
+    """
     polars = import_package("polars")
     plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
     if given := [name for name in _SELECTED_BY_POLARS if arguments.get(name) is not None]:
@@ -45,37 +47,37 @@ def scan_dataset(dataset: Dataset, arguments: ReadArguments) -> Any:
     ) -> Iterator[Any]:
         del batch_rows  # a hint; the server would have to encode the data again
         # polars limits the rows before it filters them.
-        condition = None if predicate is None or limit is not None else _choose(predicate, dataset)
+        condition = None if predicate is None or limit is not None else _choose(predicate, schema)
         selection = ReadArguments(columns=columns or None, limit=limit)
-        with _open(dataset, {**arguments, **selection}, condition) as stream:
+        with _open(open_stream, {**arguments, **selection}, condition) as stream:
             yield _filter(polars.from_arrow(stream.schema.empty_table()), predicate)
             for batch in stream:
                 yield _filter(polars.from_arrow(batch), predicate)
 
-    schema = polars.from_arrow(dataset.schema.empty_table()).schema
-    return plugins.register_io_source(read, schema=schema)
+    columns = polars.from_arrow(schema.empty_table()).schema
+    return plugins.register_io_source(read, schema=columns)
 
 
 def _filter(frame: Any, predicate: Any) -> Any:
     return frame if predicate is None else frame.filter(predicate)
 
 
-def _open(dataset: Dataset, arguments: ReadArguments, condition: Any) -> DatasetStream:
+def _open(open_stream: Callable[..., Any], arguments: ReadArguments, condition: Any) -> Any:
     """Open a stream of rows that fulfil a condition, or of all rows if it is refused."""
     if condition is not None:
         try:
-            return dataset.read(**{**arguments, "filter": condition})
+            return open_stream(**{**arguments, "filter": condition})
         except (UsageError, RemoteError):
             pass
-    return dataset.read(**arguments)
+    return open_stream(**arguments)
 
 
-def _choose(predicate: Any, dataset: Dataset) -> Any:
+def _choose(predicate: Any, schema: pa.Schema) -> Any:
     """Return the tree of a condition that every row of the predicate fulfils; None for any row."""
     from ...filters.tree import combine
 
-    names = set(predicate.meta.root_names()) & set(dataset.schema.names)
-    types = {name: dataset.schema.field(name).type for name in names}
+    names = set(predicate.meta.root_names()) & set(schema.names)
+    types = {name: schema.field(name).type for name in names}
     parts = [_relax(part, types) for part in _list_conjuncts(predicate)]
     chosen = [part for part in parts if part is not None]
     return combine("and", chosen) if chosen else None

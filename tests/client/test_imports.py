@@ -71,9 +71,10 @@ def test_completion_offers_only_public_names() -> None:
     script = """
         import json, rlcompleter, splitarrow, splitarrow.testing
         splitarrow.open  # imports modules that are not public
+        names = dir(splitarrow)
         completer = rlcompleter.Completer({"splitarrow": splitarrow})
         offered = completer.attr_matches("splitarrow.")
-        print(json.dumps([dir(splitarrow), [name.rstrip("()") for name in offered]]))
+        print(json.dumps([names, [name.rstrip("()") for name in offered]]))
     """
     names, offered = json.loads(
         subprocess.check_output([sys.executable, "-c", textwrap.dedent(script)], text=True)
