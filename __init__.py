@@ -87,6 +87,8 @@ _MODULES = {
     "serve": ".server.embedded",
     "variant": ".variant",
 }
+_SUBMODULES = {"memory", "pipeline", "pytorch", "testing"}
+"""The public modules that are imported by their full names."""
 
 
 def __getattr__(name: str) -> Any:
@@ -101,4 +103,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, with those of the submodules that were imported."""
+    return sorted([*__all__, *_SUBMODULES & globals().keys()])

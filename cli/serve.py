@@ -17,7 +17,7 @@ from ..client.uris import complete_uri
 from ..errors import ConfigError, UriError, UsageError
 from ..formats.text import format_bytes
 from ..protocol.uri import DataUri, Streams
-from ..publication.patterns import has_wildcards
+from ..publication.patterns import name_location
 from ..server.config import Configuration, Declaration, Group, Settings, declarations
 from .connection import (
     AsJson,
@@ -211,18 +211,12 @@ def parse_datasets(arguments: list[str]) -> dict[str, str]:
         name, separator, path = argument.partition("=")
         # A path may itself have an equals sign, as year=2026/ does.
         if not separator or "://" in name or (Path(argument).exists() and not Path(path).exists()):
-            name, path = _name_dataset(argument), argument
+            name, path = name_location(argument), argument
         if not name or not path:
             raise UsageError(f"{argument!r} is not a dataset: give NAME=PATH")
         if paths.setdefault(name, path) != path:
             raise UsageError(f"two datasets are named {name!r}: {paths[name]} and {path}")
     return paths
-
-
-def _name_dataset(location: str) -> str:
-    """Return the name of a file without its suffix, or of a folder; wildcards name nothing."""
-    parts = [part for part in location.split("/") if not has_wildcards(part)]
-    return Path("/".join(parts)).resolve().stem
 
 
 def _shows_banner(settings: Settings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _WILDCARD = re.compile(r"[*?\[]")
 _TOKEN = re.compile(
@@ -19,6 +20,18 @@ def has_wildcards(text: str) -> bool:
     (True, False)
     """
     return _WILDCARD.search(text) is not None
+
+
+def name_location(location: str) -> str:
+    """Return the name of a file without its suffix, or of a folder; wildcards name nothing.
+
+    Examples
+    --------
+    >>> name_location("data/flights.arrow"), name_location("s3://lake/trips/year=*/*.parquet")
+    ('flights', 'trips')
+    """
+    parts = [part for part in location.split("/") if not has_wildcards(part)]
+    return Path("/".join(parts)).resolve().stem
 
 
 def split_pattern(location: str) -> tuple[str, str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from anyio.from_thread import start_blocking_portal
 
 from ..errors import UsageError
 from ..formats.text import describe_lines, html_list
 from ..protocol.limits import DEFAULT_LIMITS, Limits
+from ..publication.patterns import name_location
 from .catalog.catalog import open_catalog
 from .config import load_settings
 from .config.settings import ServeArguments
@@ -164,8 +166,12 @@ class Server:
         return [*control, *(uri.address for uri in self._daemon.uris)]
 
 
+_NAME = "table"
+"""The name of a dataset that is served alone, and is not a path."""
+
+
 def serve(
-    datasets: Mapping[str, Any],
+    datasets: Any,
     *,
     listen: str | Sequence[str] = ("tcp://127.0.0.1:0",),
     control: str | None = None,
@@ -177,10 +183,11 @@ def serve(
 
     Parameters
     ----------
-    datasets : mapping
+    datasets : mapping, dataset, or sequence of paths
         The datasets by name. A dataset is the path of an Arrow IPC file or stream, a Parquet file
         or a folder of those; the location of a published dataset; a pyarrow table, record batch
-        or list of batches; or an object with ``__arrow_c_stream__``.
+        or list of batches; or an object with ``__arrow_c_stream__``. Without a mapping, a path
+        names its dataset: that of ``flights.arrow`` is ``flights``. Other data is ``table``.
     listen : str or sequence of str
         The URI, or the URIs, to listen on for readers. Port 0 selects a free port.
     control : str, optional
@@ -207,7 +214,7 @@ def serve(
     MissingExtraError
         If a setting needs an extra that is not installed.
     UsageError
-        If the datasets have no names.
+        If a dataset has an unsupported type, or two paths give the same name.
 
     Examples
     --------
@@ -218,20 +225,34 @@ def serve(
     ...         stream.read_all().num_rows
     3
     """
-    if not isinstance(datasets, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(
-            f"the datasets are a {type(datasets).__name__}; expected a dict from names to data, "
-            "as in serve({'flights': 'flights.arrow'})"
-        )
     listeners = (listen,) if isinstance(listen, str) else tuple(listen)
     chosen = load_settings(listen=listeners, control=control, http=http, **settings)
     with ExitStack() as stack:
         listener = open_http_listener(chosen)
         if listener is not None:
             stack.callback(listener.close)
-        catalog = open_catalog(datasets, chosen)
+        catalog = open_catalog(_name_datasets(datasets), chosen)
         stack.callback(catalog.close)
         daemon = Daemon(catalog, chosen, limits)
         daemon.bind()
         stack.pop_all()  # the server closes them from now on
     return Server(daemon, listener)
+
+
+def _name_datasets(datasets: Any) -> Mapping[str, Any]:
+    """Return datasets by name."""
+    if isinstance(datasets, Mapping):
+        return cast("Mapping[str, Any]", datasets)
+    several = isinstance(datasets, (list, tuple))
+    paths = cast("Sequence[Any]", datasets) if several else [datasets]
+    if not paths or not all(isinstance(path, (str, os.PathLike)) for path in paths):
+        return {_NAME: datasets}
+    named: dict[str, Any] = {}
+    for path in paths:
+        name = name_location(os.fspath(path))
+        if named.setdefault(name, path) is not path:
+            raise UsageError(
+                f"two datasets are named {name!r}: {named[name]} and {path}; pass a dict from "
+                f"names to paths, as in serve({{{name!r}: {str(named[name])!r}, …}})"
+            )
+    return named

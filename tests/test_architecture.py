@@ -75,7 +75,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"client"},
     ],
     "client.dataset": [
-        {"endpoints", "requests"},
+        {"endpoints", "polars_scan", "requests"},
         {"dataset"},
         {"sql"},
         {"client"},

@@ -181,6 +181,10 @@ class AsyncDataset(BaseDataset):
         async with self.read(**arguments) as stream:
             return await stream.read_all()
 
+    async def to_table(self, **arguments: Unpack[ReadArguments]) -> pa.Table:
+        """Read into a ``pyarrow.Table``, as `to_arrow` does."""
+        return await self.to_arrow(**arguments)
+
     async def to_pandas(self, **arguments: Unpack[ReadArguments]) -> Any:
         """Read into a ``pandas.DataFrame``; see `ReadArguments`."""
         async with self.read(**arguments) as stream:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -65,8 +65,11 @@ class ConnectArguments(TypedDict, total=False):
     timeout: float
 
 
-class BaseClient(ABC):
-    """A client that lists, describes, reads and drops datasets: a context manager."""
+class BaseClient(Mapping[str, "Dataset"]):
+    """A client that lists, describes, reads and drops datasets: a context manager.
+
+    It is also a mapping from the names of the datasets that the caller may read.
+    """
 
     @property
     @abstractmethod
@@ -107,6 +110,32 @@ class BaseClient(ABC):
 
     def __iter__(self) -> Iterator[str]:
         return iter([info.name for info in self.datasets()])
+
+    def __len__(self) -> int:
+        return len(self.datasets())
+
+    def __bool__(self) -> bool:
+        return True
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+    def get(self, name: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Look up a dataset as `dataset` does; return `default` if no such dataset exists."""
+        try:
+            return self.dataset(name)
+        except NotFoundError:
+            return default
+
+    def items(self) -> ItemsView[str, Dataset]:
+        """List the datasets that the caller may read, with their names."""
+        from .dataset import Dataset
+
+        return {info.name: Dataset(self.read, info) for info in self.datasets()}.items()
+
+    def values(self) -> ValuesView[Dataset]:
+        """List the datasets that the caller may read."""
+        return dict(self.items()).values()
 
     def dataset(self, name: str) -> Dataset:
         """Look up a dataset, to read it by ``to_pandas()``, ``head()`` and so on.
@@ -338,7 +367,7 @@ class Client(BaseClient):
     """A client of one control plane: lists, reads, uploads and publishes datasets.
 
     `splitarrow.connect` returns it. It is a context manager, and safe to use from several threads.
-    ``client["flights"]`` is a dataset, ``"flights" in client`` looks one up, and iteration yields
+    It is a mapping from names to datasets: ``client["flights"]`` is a dataset, and iteration yields
     the names. A client can be pickled: the copy, which has the token too, connects by itself.
 
     Parameters

@@ -22,9 +22,11 @@ from ..rpc.info import DatasetInfo
 from ..stream.batch_stream import (
     BatchStream,
     CustomMetadata,
+    PolarsTabular,
     attach_metadata,
     check_tensor_content,
     find_metadata,
+    refuse_array,
 )
 from ..stream.read_ahead import ThreadPrefetcher
 from ..stream.tracing import SpanScope
@@ -346,6 +348,26 @@ class BaseDataset:
         """The schema of the dataset."""
         return self.info.schema
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self.schema.names
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns."""
+        return len(self.schema)
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows; None if the server does not know it."""
+        return self.info.rows
+
+    @property
+    def shape(self) -> tuple[int | None, int]:
+        """The numbers of rows and columns."""
+        return self.num_rows, self.num_columns
+
     def __len__(self) -> int:
         if self.info.rows is None:
             raise TypeError(
@@ -356,6 +378,10 @@ class BaseDataset:
     def __bool__(self) -> bool:
         return True
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Raise `UsageError`; NumPy and pandas would take the dataset for one value."""
+        raise refuse_array(f"dataset {self.name!r}")
+
     def __repr__(self) -> str:
         return repr(self.info).replace("DatasetInfo", type(self).__name__, 1)
 
@@ -363,7 +389,7 @@ class BaseDataset:
         return self.info._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
 
-class Dataset(BaseDataset):
+class Dataset(BaseDataset, PolarsTabular):
     """A dataset of a control plane. Each method that reads opens a new stream.
 
     ``client["flights"]`` and `Client.dataset` return it. The length is the number of rows, and
@@ -405,6 +431,10 @@ class Dataset(BaseDataset):
         with self.read(**arguments) as stream:
             return stream.read_all()
 
+    def to_table(self, **arguments: Unpack[ReadArguments]) -> pa.Table:
+        """Read into a ``pyarrow.Table``, as `to_arrow` does."""
+        return self.to_arrow(**arguments)
+
     def to_pandas(self, **arguments: Unpack[ReadArguments]) -> Any:
         """Read into a ``pandas.DataFrame``; see `ReadArguments`."""
         with self.read(**arguments) as stream:
@@ -414,6 +444,40 @@ class Dataset(BaseDataset):
         """Read into a ``polars.DataFrame``; see `ReadArguments`."""
         with self.read(**arguments) as stream:
             return stream.to_polars()
+
+    def scan_polars(self, **arguments: Unpack[ReadArguments]) -> Any:
+        """Return a ``polars.LazyFrame`` that reads the dataset whenever it is collected.
+
+        The server sends only the columns that the query uses, and not more rows than its first
+        `head` needs. It applies the conditions on integers, booleans, texts, dates, timestamps and
+        nulls that filters have. polars applies the rest, so that the result is always its own.
+
+        Parameters
+        ----------
+        **arguments
+            The options of each read, as in ``transport="tcp"``; see `ReadArguments`. The query
+            takes the place of `columns`, `filter` and `limit`.
+
+        Raises
+        ------
+        MissingExtraError
+            If polars is not installed.
+        UsageError
+            If an argument selects what the query does.
+
+        Examples
+        --------
+        >>> import polars, pyarrow, splitarrow
+        >>> flights = pyarrow.table({"carrier": ["AA", "BB", "CC"], "delay": [1, 70, 99]})
+        >>> server = splitarrow.serve({"flights": flights}, control="grpc://127.0.0.1:0")
+        >>> with server, splitarrow.connect(server.control_uri) as client:
+        ...     late = client["flights"].scan_polars().filter(polars.col("delay") > 60)
+        ...     late.select("carrier").collect().to_series().to_list()
+        ['BB', 'CC']
+        """
+        from .polars_scan import scan_dataset
+
+        return scan_dataset(self.read, self.schema, arguments)
 
     def to_numpy(self, **arguments: Unpack[ReadArguments]) -> dict[str, Any]:
         """Read into NumPy arrays by column; see `ReadArguments`."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from anyio import to_thread
@@ -21,6 +21,16 @@ from ...formats.arrow.numpy_arrays import columns_to_numpy
 from ...formats.arrow.tensors.labels import is_tensor_content
 from ...formats.arrow.tensors.tensor import AnyTensor
 from ...formats.text import describe_as_html, describe_object
+
+if TYPE_CHECKING:
+
+    class PolarsTabular:
+        """Makes ``polars.from_arrow`` return a data frame: the base class of all tables of pyarrow.
+
+        Of any other Arrow C stream, polars makes a series of structs.
+        """
+else:
+    PolarsTabular = pa.lib._Weakrefable
 
 CustomMetadata = dict[bytes, bytes]
 """The pairs of keys and values of a message."""
@@ -53,19 +63,27 @@ def find_metadata(batch: pa.RecordBatch) -> CustomMetadata | None:
 
 def table_to_pandas(table: pa.Table, **options: Any) -> Any:
     """Return a ``pandas.DataFrame``; `options` are those of ``pyarrow.Table.to_pandas``."""
-    _require("pandas")
+    import_package("pandas")
     return table.to_pandas(**options)
 
 
 def to_polars(data: Any) -> Any:
     """Return a ``polars.DataFrame`` of an Arrow C stream."""
-    return _require("polars").DataFrame(data)
+    return import_package("polars").DataFrame(data)
 
 
 def table_to_duckdb(table: pa.Table, connection: Any = None) -> Any:
     """Return a ``duckdb.DuckDBPyRelation`` over a table; None is the default connection."""
-    source = _require("duckdb") if connection is None else connection
+    source = import_package("duckdb") if connection is None else connection
     return source.from_arrow(table)
+
+
+def refuse_array(title: str) -> UsageError:
+    """Return the error for a conversion to one array, which pandas tries as well."""
+    return UsageError(
+        f"the {title} is not one array; to_pandas() returns a pandas.DataFrame, to_numpy() the "
+        "arrays of the columns, and read_tensor() a tensor"
+    )
 
 
 def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> pa.Table:
@@ -80,7 +98,8 @@ def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) 
     return pa.Table.from_batches(taken, schema)
 
 
-def _require(package: str) -> Any:
+def import_package(package: str) -> Any:
+    """Return a package that may be missing; raise `MissingExtraError` if it is."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -147,8 +166,12 @@ class StreamFacts(ABC):
     def close(self) -> None:
         """Close the stream."""
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Raise `UsageError`; NumPy and pandas would take the stream for one value."""
+        raise refuse_array("stream")
 
-class BatchStream(StreamFacts):
+
+class BatchStream(StreamFacts, PolarsTabular):
     """An iterator of record batches that have one schema."""
 
     @abstractmethod

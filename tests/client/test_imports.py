@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 
 import pyarrow as pa
 import pytest
@@ -64,3 +65,20 @@ def test_a_fetch_that_cannot_connect() -> None:
     script = f"from splitarrow.cli.app import run\nassert run({arguments}) == 1"
     unneeded = SERVER | FILTERS | READING | {"rich", "pydantic", "pandas", "polars", "duckdb"}
     assert loaded(script) & unneeded == set()
+
+
+def test_completion_offers_only_public_names() -> None:
+    script = """
+        import json, rlcompleter, splitarrow, splitarrow.testing
+        splitarrow.open  # imports modules that are not public
+        names = dir(splitarrow)
+        completer = rlcompleter.Completer({"splitarrow": splitarrow})
+        offered = completer.attr_matches("splitarrow.")
+        print(json.dumps([names, [name.rstrip("()") for name in offered]]))
+    """
+    names, offered = json.loads(
+        subprocess.check_output([sys.executable, "-c", textwrap.dedent(script)], text=True)
+    )
+    assert {*names} - {"memory"} == {*splitarrow.__all__, "testing"}
+    public = {f"splitarrow.{name}" for name in names if not name.startswith("_")}
+    assert {name for name in offered if "._" not in name} == public

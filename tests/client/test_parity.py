@@ -20,12 +20,15 @@ PAIRS = [
     (splitarrow.Client, aio.AsyncClient),
     (splitarrow.ClusterClient, aio.AsyncClusterClient),
 ]
-# Diagnoses, Arrow's readers, its C stream interface, Spark's planner and the command line block.
+# Mappings, lazy scans, diagnoses, Arrow's readers, its C stream interface, Spark's planner and the
+# command line block.
 BLOCKING_ONLY = {
+    *("get", "items", "keys", "values"),
     "to_reader",
     "choose_format",
     "describe_replicas",
     "keep_messages",
+    "scan_polars",
     "schema_metadata",
 }
 # Wraps the client of one daemon of a cluster.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import polars as pl
@@ -28,8 +28,11 @@ def test_a_dataset_reads_many_times(server: Server) -> None:
     with splitarrow.connect(server.control_uri or "") as client:
         numbers = client["numbers"]
         assert (numbers.name, numbers.schema, len(numbers)) == ("numbers", TABLE.schema, 10)
+        assert (numbers.columns, numbers.num_columns) == (["n", "name"], 2)
+        assert (numbers.num_rows, numbers.shape) == (10, (10, 2))
         for _ in range(2):
             assert numbers.to_arrow() == TABLE
+        assert numbers.to_table(columns="n") == TABLE.select(["n"])
         assert numbers.head() == TABLE.slice(0, 5)
         assert numbers.head(2, columns="n", filter="n > 3")["n"].to_pylist() == [4, 5]
         assert numbers.to_pandas(limit=3).equals(TABLE.slice(0, 3).to_pandas())
@@ -46,7 +49,8 @@ async def test_a_dataset_in_the_async_api(server: Server) -> None:
         assert [name async for name in client] == ["numbers"]
         numbers = await client.dataset("numbers")
         assert len(numbers) == 10
-        assert await numbers.to_arrow() == TABLE
+        assert numbers.shape == (10, 2)
+        assert await numbers.to_table() == await numbers.to_arrow() == TABLE
         assert await numbers.head(2) == TABLE.slice(0, 2)
         assert (await numbers.to_pandas()).equals(TABLE.to_pandas())
         assert (await numbers.to_polars())["n"].to_list() == list(range(10))
@@ -63,6 +67,23 @@ def test_a_client_is_a_collection(server: Server) -> None:
         assert 3 not in client
         with pytest.raises(NotFoundError):
             client["letters"]
+        assert isinstance(client, Mapping)
+        assert len(client) == 1
+        assert list(client.keys()) == ["numbers"]
+        assert [dataset.num_rows for dataset in client.values()] == [10]
+        assert {name: dataset.to_table() for name, dataset in client.items()} == {"numbers": TABLE}
+        assert client.get("numbers").to_arrow() == TABLE
+        assert client.get("letters") is None
+        server.remove("numbers")
+        assert client  # although it has no datasets
+        assert len(client) == 0
+
+
+def test_clients_of_equal_datasets_differ(server: Server) -> None:
+    uri = server.control_uri or ""
+    with splitarrow.connect(uri) as one, splitarrow.connect(uri) as other:
+        assert one != other
+        assert len({one, other, one}) == 2
 
 
 async def test_clients_can_be_pickled(tmp_path: Path) -> None:

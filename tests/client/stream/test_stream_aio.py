@@ -86,7 +86,7 @@ def real_reader() -> readers.Reader:
 
 
 def blocking_stream(reader: Any) -> Stream:
-    stream = object.__new__(Stream)
+    stream = Stream.__new__(Stream)
     driver = ReaderSource(reader)
     read_ahead = ReadAhead(driver, 1, None)
     fields = {"_reader": reader, "_source": driver, "_read_ahead": read_ahead, "_run": Run()}
