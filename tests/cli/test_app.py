@@ -54,7 +54,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["fetch", PEER, PEER], "stream=metadata and one with stream=body"),
     (["fetch", f"{PEER}&stream=body"], "stream=metadata"),
     (["fetch", "table"], "'table' is not a URI"),
-    (["fetch", "http://127.0.0.1:1/table"], "unknown scheme 'http'"),
+    (
+        ["fetch", "http://127.0.0.1:1/table"],
+        "unknown scheme 'http' in http://127.0.0.1:1/table; known are grpc, grpc+tcp, grpc+tls, "
+        "inproc, tcp, tcp+tls, shm, ucx",
+    ),
     (["fetch", "tcp://127.0.0.1:1?ticket=table"], "has no want_data"),
     (
         ["fetch", PEER.replace("0x10000000001", "0xZZ")],
