@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..formats.text import format_bytes
 
 
@@ -62,3 +64,16 @@ def shorten(text: str, width: int) -> str:
     'abc…'
     """
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a clause with the one or two known names that are most similar; empty without one.
+
+    >>> suggest("--limt", ["--limit", "--quiet", "--validate"])
+    "; did you mean '--limit'?"
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=2)
+    names = get_close_matches(name, near, n=2, cutoff=0.85) or near[:1]
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
