@@ -201,6 +201,39 @@ def test_the_banner_without_a_control_plane_has_short_uris(
         assert splitarrow.open(uri).read_all() == FLIGHTS
 
 
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ('carrier = "AA"', "there is no column 'AA'; write a text in single quotes: 'AA'"),
+        ('carrier = "it\'s"', "single quotes: 'it''s'"),
+        ('"carier" = 1', "did you mean 'carrier'? Write a text in single quotes: 'carier'"),
+        ("carrier = AA", "there is no column 'AA'"),
+        ("delay = = 1", "the filter 'delay = = 1' is malformed near '=': a value is missing"),
+    ],
+)
+def test_a_filter_that_does_not_fit(run: Run, control: str, condition: str, said: str) -> None:
+    done = run("fetch", f"{control}/flights", "--filter", condition)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT * FROM flights WHERE delay = = 1", "malformed near '=': a value is missing"),
+        ("SELEC 1", "malformed near '1': Invalid expression / Unexpected token"),
+        ("SELECT f( FROM flights", "malformed near 'flights': Expecting )"),
+        ("SELECT late FROM flights", 'the query failed: Binder Error: Referenced column "late"'),
+    ],
+)
+def test_a_malformed_query(run: Run, control: str, query: str, said: str) -> None:
+    done = run("fetch", control, "--sql", query)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "x1b" not in done.stderr
+
+
 def test_a_query(run: Run, control: str, tmp_path: Path) -> None:
     query = "SELECT carrier, sum(delay) AS delay FROM flights GROUP BY carrier ORDER BY carrier"
     done = run("fetch", control, "--sql", query, "-o", "out.csv")
