@@ -125,7 +125,15 @@ _SECONDS = 1.0
 
 
 def explain_listener(uri: DataUri) -> str | None:
-    """Return what listens at an address, and which URI reaches it; None if that is unknown."""
+    """Return what listens at an address, and which URI reaches it; None if that is unknown.
+
+    An expired certificate is named as well.
+    """
+    if uri.scheme == "grpc+tls":
+        from ...transport.tls_options import explain_expiry
+
+        if expiry := explain_expiry(uri.host, uri.port or 0, _SECONDS):
+            return expiry
     try:
         if _speaks_splitarrow(uri):
             address = uri.replace(scheme="tcp").address
