@@ -129,11 +129,6 @@ def explain_listener(uri: DataUri) -> str | None:
 
     An expired certificate is named as well.
     """
-    if uri.scheme == "grpc+tls":
-        from ...transport.tls_options import explain_expiry
-
-        if expiry := explain_expiry(uri.host, uri.port or 0, _SECONDS):
-            return expiry
     try:
         if _speaks_splitarrow(uri):
             address = uri.replace(scheme="tcp").address
@@ -141,7 +136,11 @@ def explain_listener(uri: DataUri) -> str | None:
                 f"a data listener is at this port; use {address}/NAME, or the port of the control "
                 "plane, which is 8815 by default"
             )
-        if uri.scheme != "grpc+tls" and _speaks_tls(uri):
+        if uri.scheme == "grpc+tls":
+            from ...transport.tls_options import explain_expiry
+
+            return explain_expiry(uri.host, uri.port or 0, _SECONDS)
+        if _speaks_tls(uri):
             return f"the server requires TLS; use {uri.replace(scheme='grpc+tls').address}"
     except OSError:
         pass  # nothing listens
