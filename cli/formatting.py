@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..formats.text import format_bytes
+from ..formats.text import format_count as format_count
 
 
 def format_number(number: int) -> str:
@@ -14,15 +15,6 @@ def format_number(number: int) -> str:
     '1,234,567'
     """
     return f"{number:,}"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> format_count(1, "row"), format_count(2000, "row")
-    ('1 row', '2,000 rows')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_rate(nbytes: float, seconds: float) -> str:

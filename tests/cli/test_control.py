@@ -209,6 +209,11 @@ def test_doctor(control: str, say: Say) -> None:
     assert status == 0
     assert "serving 2 datasets" in out
     assert re.search(r"format auto +(arrow|vortex) for 'trips': ", out)
+    with splitarrow.serve({"one": pa.table({"n": [1]})}, control="grpc://127.0.0.1:0") as server:
+        assert repr(server).startswith("<splitarrow.Server: 1 dataset ('one'), 0 open streams>")
+        assert "serving 1 dataset, " in say("doctor", server.control_uri)[1]
+        with splitarrow.connect(server.control_uri or "") as client:
+            assert repr(client.info("one")).startswith("<splitarrow.DatasetInfo 'one': 1 row, ")
     status, out, _ = say("doctor", "grpc://127.0.0.1:1")
     assert status == 1
     assert "refused" in out
