@@ -70,6 +70,13 @@ def test_text_on_standard_output(run_process: Run, control: str) -> None:
         assert run_process("fetch", f"{control}/flights", *options).stdout == text
 
 
+def test_the_format_of_messages_and_that_of_the_output(run_process: Run, control: str) -> None:
+    pytest.importorskip("vortex")
+    options = ["--limit", "1", "-q", "-o", "-", "--format", "vortex", "--output-format", "jsonl"]
+    done = run_process("fetch", f"{control}/flights", *options)
+    assert (done.stdout, done.stderr) == ('{"carrier": "AA", "delay": 70}\n', "")
+
+
 def test_csv_has_the_values(run: Run, control: str, tmp_path: Path) -> None:
     assert run("fetch", f"{control}/varied", "-o", "out.csv").returncode == 0
     rows = list(csv.reader(io.StringIO((tmp_path / "out.csv").read_text())))
@@ -123,6 +130,11 @@ def test_info_takes_the_address_of_a_dataset(run: Run, control: str) -> None:
         (["fetch", "CONTROL/flights", "--shards", "1-"], None),
         (["fetch", "CONTROL/flights", "--shards", "x"], "expected numbers such as 0,2,5-8"),
         (["fetch", "CONTROL/flights", "--format", "csv"], "add -o -"),
+        (
+            ["fetch", "CONTROL/flights", "--format", "csv", "--output-format", "jsonl"],
+            "--format csv and --output-format jsonl: give only one",
+        ),
+        (["convert", "CONTROL/flights", "-", "--format", "vortex"], "'vortex' is not one of"),
         (["fetch", "tcp://h/a", "--shards", "1"], "--shards: only for a control plane"),
         (["fetch", "tcp://h/a", "--version", "1", "--token", "t"], "--version, --token: only"),
         (["fetch", "tcp://h/a", "--ticket", "b"], "already has a ticket"),
