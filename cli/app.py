@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import UsageError
 from .completion import complete_for_bash, is_bash_completion
 from .exit_status import DEBUG_VARIABLE, report_error
+from .formatting import suggest
 from .options import Subcommands, as_paragraphs, flag
 from .terminal import standard_output
 
@@ -29,7 +30,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the command."""
-        return skip_needless_conversions(super().get_params(ctx))
+        return hide_flag_types(skip_needless_conversions(super().get_params(ctx)))
 
 
 class CommandGroup(TyperGroup):
@@ -37,7 +38,22 @@ class CommandGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the group."""
-        return skip_needless_conversions(super().get_params(ctx))
+        return hide_flag_types(skip_needless_conversions(super().get_params(ctx)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name; suggest one for an unknown name."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}{suggest(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+
+def hide_flag_types(parameters: list[Any]) -> list[Any]:
+    """Show flags that typer adds, such as ``--help``, without a type, as those of `flag`."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
 
 
 def skip_needless_conversions(parameters: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from rich.text import Text
 from ..errors import ConfigError, ConnectError, MissingExtraError, UsageError
 from ..protocol.uri import CONTROL_PORT, TCP_PORT
 from .connection import AsJson, ConnectTimeout, with_tls_options
-from .formatting import escape_text
+from .formatting import escape_text, format_count
 from .options import Subcommands, option
 from .terminal import make_console, make_properties, standard_output
 
@@ -179,8 +179,8 @@ def _check_dates(certificate: Certificate, now: datetime, days: int) -> Iterator
     if now > ends:
         yield f"expired on {ends:%Y-%m-%d %H:%M} UTC"
     elif ends - now < days * _DAY:
-        left = (ends - now) // _DAY
-        yield f"expires in {left} day{'' if left == 1 else 's'}, on {ends:%Y-%m-%d %H:%M} UTC"
+        left = format_count((ends - now) // _DAY, "day")
+        yield f"expires in {left}, on {ends:%Y-%m-%d %H:%M} UTC"
 
 
 def _check_strength(certificate: Certificate) -> Iterator[str]:
@@ -401,7 +401,7 @@ def _check_file(path: Path, key: Path | None, names: list[str], days: int) -> Ce
 def _check_server(uri: str, names: list[str], days: int, timeout: float) -> CertificateReport:
     certificates, distrust = fetch_certificates(uri, timeout)
     report = check_certificates(uri, certificates, days=days, names=names)
-    if distrust:
+    if distrust and report.days >= 0:  # the reason may be another one than its end
         report.problems.append(f"clients do not trust it: {distrust}")
     return report
 
@@ -414,15 +414,14 @@ def _print(report: CertificateReport) -> None:
     )
     console.print(heading)
     table = make_properties()
-    left = f"{report.days} days left" if report.days >= 0 else "expired"
-    chain = "1 certificate" if report.chain == 1 else f"{report.chain} certificates"
+    left = f"{format_count(report.days, 'day')} left" if report.days >= 0 else "expired"
     for label, value in (
         ("subject", report.subject),
         ("issuer", report.issuer),
         ("names", ", ".join(report.names)),
         ("valid", f"{report.begins:%Y-%m-%d} to {report.ends:%Y-%m-%d}, {left}"),
         ("key", report.key),
-        ("chain", chain),
+        ("chain", format_count(report.chain, "certificate")),
     ):
         table.add_row(label, Text(escape_text(value)))
     for problem in report.problems:

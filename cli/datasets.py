@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import DatasetError, ProtocolError
+from ..errors import DatasetError
 from ..formats.text import format_bytes
 from .completion import complete_name
 from .connection import (
@@ -54,56 +53,24 @@ if TYPE_CHECKING:
     from ..client.rpc.info import DatasetInfo, Endpoint
 
 
-_MAGIC_BYTES = 8
-
-
 @contextmanager
-def open_upload(path: Path) -> Generator[tuple[pa.Schema, Iterator[Any], int | None]]:
+def open_upload(path: Path) -> Generator[tuple[pa.Schema, Iterable[pa.RecordBatch], int | None]]:
     """Open a file; return its schema, its batches, and its rows, if the format stores them.
 
     Raises `DatasetError` if the format is unknown or the file cannot be read, also while its
     batches are read.
     """
-    import pyarrow as pa
+    from ..formats.arrow.tensors.labels import is_tensor_content
+    from .local_input import open_local, open_selection
 
-    with path.open("rb") as file:
-        magic = file.read(_MAGIC_BYTES)
-    try:
-        if magic[:6] == b"ARROW1":
-            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-                batches = map(reader.get_batch, range(reader.num_record_batches))
-                yield reader.schema, _read_upload(path, batches), None
-        elif magic[:4] == b"PAR1":
-            from ..server.catalog.files.parquet import read_parquet
-
-            with read_parquet(path) as (schema, batches, rows):
-                yield schema, _read_upload(path, batches), rows
-        elif magic[:4] == b"FEA1":
-            from pyarrow import feather
-
-            with warnings.catch_warnings():
-                # pyarrow has deprecated version 1 of Feather.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                table = feather.read_table(path)
-            yield table.schema, iter(table.to_batches()), table.num_rows
-        else:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
-                yield stream.schema, _read_upload(path, stream), None
-    except (pa.ArrowException, ValueError, ProtocolError) as error:
-        if isinstance(error, OSError):
-            raise
-        raise DatasetError(
-            f"{path}: not a valid Arrow IPC file or stream, Parquet file or Feather file: {error}"
-        ) from None
-
-
-def _read_upload(path: Path, batches: Any) -> Iterator[Any]:
-    import pyarrow as pa
-
-    try:
-        yield from batches
-    except (pa.ArrowException, ValueError, OSError, ProtocolError) as error:
-        raise DatasetError(f"{path}: {error}") from None
+    with open_local(str(path)) as dataset:
+        if is_tensor_content(dataset.schema):
+            raise DatasetError(
+                f"{path} holds tensors, which cannot be uploaded; name the file as a dataset of "
+                "'splitarrow serve'"
+            )
+        with open_selection(dataset, str(path)) as stream:
+            yield stream.schema, stream, dataset.rows
 
 
 @with_tls_options
@@ -272,8 +239,8 @@ def put(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An Arrow IPC file or stream, a Parquet file or a Feather file. Its content "
-            "determines the format.",
+            help="A file of any type that [cyan]splitarrow serve[/cyan] reads, such as Arrow IPC, "
+            "Parquet, ORC, Vortex, .csv or .jsonl; or a folder of files.",
             metavar="FILE",
         ),
     ],

@@ -21,7 +21,7 @@ from ..client.stream.format_choice import CHOOSER
 from ..errors import MissingExtraError, SplitArrowError, UsageError
 from ..formats.text import format_bytes
 from .connection import AsJson, ConnectTimeout, Token, open_client, with_tls_options
-from .formatting import escape_text, format_duration
+from .formatting import escape_text, format_count, format_duration
 from .terminal import make_console, standard_output
 
 _PACKAGES = (
@@ -376,7 +376,7 @@ def _server_lines(server: dict[str, Any]) -> Iterator[_Line]:
     draining = server["draining"]
     state = "draining" if draining else "serving"
     text = (
-        f"splitarrow {server['version']}, {state} {server['datasets']} datasets, "
+        f"splitarrow {server['version']}, {state} {format_count(server['datasets'], 'dataset')}, "
         f"responded in {format_duration(server['seconds'])}"
     )
     yield _Line("note" if draining else "good", server["uri"], text)

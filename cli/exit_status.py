@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import typer
 
 from ..errors import RemoteError, SplitArrowError, UsageError
-from .formatting import escape_text
+from .formatting import escape_text, suggest
 from .terminal import print_message
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -99,6 +100,9 @@ def _explain(error: BaseException) -> tuple[str, int]:
             context = getattr(error, "ctx", None)
             path = "splitarrow" if context is None else context.command_path
             message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+            if known := getattr(error, "possibilities", None):  # for an option that is unknown
+                unknown: Any = error
+                message = f"{unknown.message}{suggest(unknown.option_name, known)}"
             return f"{message} (see: {path} --help)", WRONG_USAGE
         case UsageError():
             return str(error), WRONG_USAGE

@@ -74,12 +74,26 @@ Output = Annotated[
         metavar="FILE",
     ),
 ]
-Format = Annotated[
-    Literal["arrows", "csv", "jsonl", "arrow", "vortex", "auto"] | None,
+_OUTPUT_FORMAT = "the format of standard output. The suffix of a file selects that of the file."
+FetchedOutputFormat = Annotated[
+    Literal["arrows", "csv", "jsonl"] | None,
+    option("--output-format", help=f"With -o -, {_OUTPUT_FORMAT}", default="arrows"),
+]
+OutputFormat = Annotated[
+    Literal["arrows", "csv", "jsonl"] | None,
     option(
-        help="With -o -, the format of standard output: arrows, csv or jsonl. The suffix selects "
-        "that of a file. Or the format on the network: arrow, vortex, or auto for the faster.",
-        default="arrows",
+        "--output-format", "--format", help=f"With the output -, {_OUTPUT_FORMAT}", default="arrows"
+    ),
+]
+MessageFormat = Annotated[
+    Literal["arrow", "vortex", "auto", "arrows", "csv", "jsonl"] | None,
+    option(
+        "--format",
+        help="The format of the messages on the network; auto selects the faster. "
+        "[cyan]arrows[/cyan], [cyan]csv[/cyan] and [cyan]jsonl[/cyan] here mean --output-format.",
+        default="arrow",
+        metavar="arrow|vortex|auto",
+        panel=PANEL,
     ),
 ]
 Shred = Annotated[
@@ -194,7 +208,8 @@ def fetch(
     uri: Uri,
     name_or_body_uri: NameOrBodyUri = None,
     output: Output = None,
-    format: Format = None,
+    output_format: FetchedOutputFormat = None,
+    format: MessageFormat = None,
     shred: Shred = None,
     sql: Sql = None,
     *,
@@ -214,8 +229,12 @@ def fetch(
     [dim]splitarrow fetch tcp://host/trips --filter "miles > 10" -o trips.csv[/dim]
     """
     if format in ("arrow", "vortex", "auto"):
-        arguments["format"], format = format, None
-    check_output(output, format, as_json=as_json)
+        arguments["format"] = format
+    elif format is not None and output_format not in (None, format):
+        raise UsageError(f"--format {format} and --output-format {output_format}: give only one")
+    else:
+        output_format = output_format or format
+    check_output(output, output_format, as_json=as_json)
     if output is not None:
         require_validation(arguments)
     shred_types = parse_shredding(shred, output)
@@ -240,7 +259,8 @@ def fetch(
         source = data_source(uris, ticket, arguments)
     # The compression that was requested is for the network.
     messages = Form(compression="none" if "compression" in arguments else None)
-    form = OutputForm(None if format == "arrows" else format, messages, shred=shred_types)
+    text = None if output_format == "arrows" else output_format
+    form = OutputForm(text, messages, shred=shred_types)
     run_transfer(source, output, form, arguments, quiet=quiet, as_json=as_json)
 
 
@@ -308,7 +328,7 @@ OutputCompression = Annotated[
 def convert(
     input: Input,
     output: ConvertOutput,
-    format: Format = None,
+    output_format: OutputFormat = None,
     input_format: InputFormat = None,
     *,
     arguments: dict[str, Any],
@@ -327,14 +347,14 @@ def convert(
 
     [dim]splitarrow convert trips.parquet trips.arrow[/dim]
 
-    [dim]splitarrow convert trips.arrow - --format csv --limit 100[/dim]
+    [dim]splitarrow convert trips.arrow - --output-format csv --limit 100[/dim]
 
     [dim]splitarrow convert trips.arrow old.arrows --framing legacy --endianness big[/dim]
     """
-    check_output(output, format, as_json=as_json)
+    check_output(output, output_format, as_json=as_json)
     require_validation(arguments)
     suffix = output[output.rfind(".") :].lower() if output != "-" else ".arrows"
-    is_arrow = suffix in ARROW_SUFFIXES and format in (None, "arrows")
+    is_arrow = suffix in ARROW_SUFFIXES and output_format in (None, "arrows")
     is_legacy = framing == "legacy"
     given = {
         "--endianness": endianness,
@@ -348,7 +368,8 @@ def convert(
     if is_legacy and metadata_version is None:
         metadata_version = "v4"
     messages = Form(endianness, metadata_version, compression)
-    form = OutputForm(None if format == "arrows" else format, messages, legacy=is_legacy)
+    text = None if output_format == "arrows" else output_format
+    form = OutputForm(text, messages, legacy=is_legacy)
     source = open_input(input, arguments, token, input_format, quiet=quiet)
     run_transfer(source, output, form, arguments, quiet=quiet, as_json=as_json)
 
@@ -408,7 +429,8 @@ def check_output(output: str | None, format: str | None, *, as_json: bool) -> No
     """Check the options that concern standard output; raise `UsageError`."""
     if output != "-":
         if format is not None:
-            raise UsageError("--format is for standard output; add -o -")
+            advice = "add -o -" if output is None else f"write to -, or to FILE.{format}"
+            raise UsageError(f"--output-format {format} is for standard output; {advice}")
         if output is not None:
             parse_suffix(Path(output))
         return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..formats.text import format_bytes
+from ..formats.text import format_count as format_count
 
 
 def format_number(number: int) -> str:
@@ -12,15 +15,6 @@ def format_number(number: int) -> str:
     '1,234,567'
     """
     return f"{number:,}"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> format_count(1, "row"), format_count(2000, "row")
-    ('1 row', '2,000 rows')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_rate(nbytes: float, seconds: float) -> str:
@@ -62,3 +56,16 @@ def shorten(text: str, width: int) -> str:
     'abc…'
     """
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a clause with the one or two known names that are most similar; empty without one.
+
+    >>> suggest("--limt", ["--limit", "--quiet", "--validate"])
+    "; did you mean '--limit'?"
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=2)
+    names = get_close_matches(name, near, n=2, cutoff=0.85) or near[:1]
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""

@@ -247,8 +247,7 @@ def check_config(
     if problems or settings is None:
         raise typer.Exit(1)
     with standard_output():
-        count = len(settings.datasets)
-        print(f"{file}: valid, with {count} dataset{'' if count == 1 else 's'}")
+        print(f"{file}: valid, with {format_count(len(settings.datasets), 'dataset')}")
 
 
 @with_tls_options

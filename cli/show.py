@@ -35,7 +35,7 @@ _NAME_WIDTH, _CELL_WIDTH, _METADATA_WIDTH = 30, 24, 60
 
 RowFormat = Annotated[
     Literal["table", "csv", "jsonl"],
-    option(help="How to show the rows."),
+    option("--output-format", "--format", help="How to show the rows."),
 ]
 
 

@@ -76,7 +76,7 @@ def complete_uri(uri: str | DataUri) -> DataUri:
     from ..transport.registry import find_transport
 
     parsed = DataUri.parse(uri) if isinstance(uri, str) else uri
-    traits = find_transport(parsed).traits
+    traits = find_transport(parsed, SCHEMES).traits
     name = parsed.path.strip("/")
     if traits.default_port is None or not name or parsed.ticket is not None:
         return parsed

@@ -159,6 +159,9 @@ class _Binder:
             problem = f"{count} columns are named" if count else "there is no column"
             near = [] if count else get_close_matches(node.name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if node.quoted and not count:
+                text = node.name.replace("'", "''")
+                hint += f"{' Write' if near else '; write'} a text in single quotes: '{text}'"
             refuse(f"{problem} {node.name!r}{hint}", node)
         index = names.index(node.name)
         data_type: Any = self._schema.field(index).type

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.errors import SqlglotError
 
 from ..errors import UsageError
 from .binding import FLOAT_FUNCTIONS
@@ -50,6 +50,7 @@ _INSTANTS: Final = {
     "TIME": "time",
 }
 """The kinds of literals such as ``DATE '2026-01-31'``."""
+_ESCAPE_CODE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS: Final = {
     "WEEK": 7 * DAY,
     "DAY": DAY,
@@ -76,21 +77,27 @@ def parse_sql(text: str) -> Any:
     """
     try:
         statements = sqlglot.parse(text, dialect=_DIALECT)
-    except ParseError as error:
-        details = error.errors[0] if error.errors else {}
-        reason = str(details.get("description") or error).rstrip(".")
-        if reason.startswith("Required keyword"):
-            reason = "a value is missing"
-        near = f" near {details['highlight']!r}" if details.get("highlight") else ""
-        raise UsageError(f"the filter {text!r} is malformed{near}: {reason}") from None
     except (SqlglotError, RecursionError) as error:
-        raise UsageError(f"the filter {text!r} is malformed: {error}") from None
+        raise UsageError(f"the filter {text!r} is malformed{explain_error(error)}") from None
     if len(statements) != 1 or statements[0] is None:
         raise UsageError(f"the filter {text!r} is malformed; expected one condition")
     try:
         return _convert(statements[0])
     except RecursionError:
         raise UsageError("the filter is nested too deeply") from None
+
+
+def explain_error(error: Exception) -> str:
+    """Return the place and the reason of a syntax error, to append to a message.
+
+    The text of sqlglot's own error has escape codes that underline the place.
+    """
+    errors: list[Any] = getattr(error, "errors", None) or [{}]
+    reason = str(errors[0].get("description") or error).rstrip(".")
+    if reason.startswith("Required keyword"):
+        reason = "a value is missing"
+    highlight = errors[0].get("highlight")
+    return f"{f' near {highlight!r}' if highlight else ''}: {_ESCAPE_CODE.sub('', reason)}"
 
 
 def _convert(node: Any) -> Any:
@@ -106,7 +113,12 @@ def _convert_positive(node: Any) -> Any:
         case exp.Paren():
             return _convert(node.this)
         case exp.Column() | exp.Identifier() | exp.Dot():
-            return Column(_name_column(node), position)
+            quoted = (
+                isinstance(node, exp.Column)
+                and len(node.parts) == 1
+                and bool(node.this.args.get("quoted"))
+            )
+            return Column(_name_column(node), position, quoted)
         case exp.And() | exp.Or():
             function = "and" if isinstance(node, exp.And) else "or"
             return combine(function, list(map(_convert, node.flatten())))

@@ -45,6 +45,8 @@ class Column:
     """The name. Dots separate the names of nested fields, if no column has the whole name."""
     position: int | None = field(default=None, compare=False)
     """The index of its first character in a filter in SQL; None for other filters."""
+    quoted: bool = field(default=False, compare=False)
+    """Whether a filter in SQL has the name in double quotes."""
 
 
 @dataclass(frozen=True, slots=True)

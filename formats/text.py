@@ -97,13 +97,22 @@ def describe_lines(title: str, facts: Sequence[str], second_line: str) -> str:
     return f"<splitarrow.{title}: {', '.join(facts)}>\n  {second_line}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> format_count(1, "row"), format_count(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def describe_rows(rows: int, *, ended: bool) -> str:
     """Return the number of rows that a stream has delivered.
 
     >>> describe_rows(1, ended=False), describe_rows(2000, ended=True)
     ('1 row so far', '2,000 rows')
     """
-    return f"{rows:,} row{'' if rows == 1 else 's'}{'' if ended else ' so far'}"
+    return f"{format_count(rows, 'row')}{'' if ended else ' so far'}"
 
 
 def describe_as_html(title: str, schema: Any, facts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..errors import SplitArrowError, UsageError
 from ..formats.arrow.numpy_arrays import column_to_numpy, columns_to_numpy, require_numpy
-from ..formats.text import describe_as_html, describe_object
+from ..formats.text import describe_as_html, describe_object, format_count
 from .array_layout import ArrayLayout
 from .device import Device, Event
 from .imports import with_null_count
@@ -191,7 +191,8 @@ class DeviceColumn:
             )
 
     def __repr__(self) -> str:
-        return f"<splitarrow.DeviceColumn {self._name!r}: {self.type}, {len(self):,} rows>"
+        rows = format_count(len(self), "row")
+        return f"<splitarrow.DeviceColumn {self._name!r}: {self.type}, {rows}>"
 
 
 class DeviceBatch:
@@ -343,4 +344,4 @@ class DeviceBatch:
         return describe_as_html("DeviceBatch", self.schema, self._facts())
 
     def _facts(self) -> list[str]:
-        return [self.device, f"{self.num_rows:,} rows"]
+        return [self.device, format_count(self.num_rows, "row")]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import unquote
 
-from ..errors import ConfigError, UriError
+from ..errors import ConfigError
 from ..protocol.uri import CONTROL_PORT, HTTP_PORT, DataUri
 from ..transport.base import Traits
 from ..transport.registry import find_transport
@@ -136,11 +136,8 @@ def http_uri(settings: Settings) -> DataUri | None:
     """Return the URI of the HTTP listener; None if the server has none."""
     if settings.http is None:
         return None
+    uri = DataUri.parse(settings.http)
     expected = "http://host:port or https://host:port"
-    try:
-        uri = DataUri.parse(settings.http)
-    except UriError:
-        raise ConfigError(f"http: {settings.http!r} is not a URI; expected {expected}") from None
     _check_service(uri, "http", ("http", "https"), expected, settings)
     uri = uri.replace(port=HTTP_PORT if uri.port is None else uri.port, path="")
     check_exposure(

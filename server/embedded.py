@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from anyio.from_thread import start_blocking_portal
 
 from ..errors import UsageError
-from ..formats.text import describe_lines, html_list
+from ..formats.text import describe_lines, format_count, html_list
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..publication.patterns import name_location
 from .catalog.catalog import open_catalog
@@ -158,8 +158,9 @@ class Server:
         names = self._daemon.catalog.names()
         shown = ", ".join(map(repr, names[:_MAX_NAMES]))
         hidden = f", … {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        noun = "dataset" if len(names) == 1 else "datasets"
-        return [f"{len(names)} {noun} ({shown}{hidden})", f"{self.stats()['streams']} open streams"]
+        datasets = format_count(len(names), "dataset")
+        streams = format_count(self.stats()["streams"], "open stream")
+        return [f"{datasets} ({shown}{hidden})", streams]
 
     def _addresses(self) -> list[str]:
         control = [] if self.control_uri is None else [self.control_uri]

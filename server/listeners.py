@@ -23,7 +23,7 @@ from ..protocol.uri import DataUri, Streams
 from ..transport.base import Channel, Listener, ListenOptions
 from ..transport.log_limiter import LogLimiter
 from ..transport.registry import find_transport
-from .addresses import ANY_INTERFACE
+from .addresses import ANY_INTERFACE, control_uri
 from .auth.access_control import AccessControl
 from .config import DEFAULT_LISTEN, Settings
 from .config.settings import listener_uri
@@ -115,6 +115,7 @@ def bind_listeners(
 
     Raises `ConfigError` if an address cannot be bound, or would be open to other machines.
     """
+    control_uri(settings)  # before the listeners, whose error would hide that of this address
     uris = [listener_uri(text, traced=traced) for text in settings.listen]
     access.check_exposure(
         uris,

@@ -11,7 +11,7 @@ Built-in schemes take precedence.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import import_module
@@ -44,10 +44,11 @@ def list_schemes() -> list[str]:
     return [*_MODULES, *sorted(_find_entry_points().keys() - _MODULES.keys())]
 
 
-def find_transport(uri: DataUri) -> Transport:
+def find_transport(uri: DataUri, others: Iterable[str] = ()) -> Transport:
     """Return the transport of a URI's scheme.
 
-    Raises `UriError` if the scheme is unknown, or the package that provides it cannot be loaded.
+    Raises `UriError` if the scheme is unknown: it lists the transports, and `others`, which the
+    caller accepts too. Raises it as well if the package that provides it cannot be loaded.
     Raises `MissingExtraError` if a dependency of the scheme is not installed. The error names the
     extra.
     """
@@ -58,9 +59,8 @@ def find_transport(uri: DataUri) -> Transport:
         return _import_built_in(scheme)
     transport = _load_entry_point(scheme)
     if transport is None:
-        raise UriError(
-            f"unknown scheme {scheme!r} in {uri.redacted()}; known are {', '.join(list_schemes())}"
-        )
+        known = ", ".join((*others, *list_schemes()))
+        raise UriError(f"unknown scheme {scheme!r} in {uri.redacted()}; known are {known}")
     return transport
 
 

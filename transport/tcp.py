@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 
@@ -11,9 +12,12 @@ from ..protocol.limits import Limits
 from ..protocol.uri import TCP_PORT, DataUri, Streams
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
 from .early_connections import open_socket
+from .framing import PREFACE
 from .socket_channel import RESET, SocketChannel
 
 _BACKLOG = 1024
+_PROBE_SECONDS = 1.0
+"""How long to wait for a program that uses an address to identify itself."""
 SERVER_STAGING = 16 << 10
 _STAGING = 256 << 10
 _HALF_STAGING = 64 << 10
@@ -148,10 +152,26 @@ def bind_socket(uri: DataUri) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {uri.scheme}://{host}:{port}: {error.strerror}"
-        ) from None
+        reason = error.strerror
+        if error.errno == errno.EADDRINUSE:
+            reason = _explain_use(uri.scheme, host, port)
+        raise ConfigError(f"cannot listen on {uri.scheme}://{host}:{port}: {reason}") from None
     return sock
+
+
+def _explain_use(scheme: str, host: str, port: int) -> str:
+    """Return who listens at an address, and where to listen instead."""
+    owner = "another program"
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((host, port), _PROBE_SECONDS) as sock,
+    ):
+        sock.sendall(PREFACE)
+        if sock.recv(len(PREFACE)) == PREFACE:
+            owner = "another splitarrow server"
+    option = "--http" if scheme.startswith("http") else "--listen"
+    free = f"{scheme}://{f'[{host}]' if ':' in host else host}:0"
+    return f"{owner} listens there; choose another port, or any free one with {option} {free}"
 
 
 def check_address(uri: DataUri) -> None:

@@ -38,7 +38,13 @@ from .tcp import (
     format_peer,
     is_local,
 )
-from .tls_options import TlsOptions, TlsServerOptions, load_client_context, load_server_context
+from .tls_options import (
+    TlsOptions,
+    TlsServerOptions,
+    explain_expiry,
+    load_client_context,
+    load_server_context,
+)
 
 SCHEME = "tcp+tls"
 _WRITE_BYTES = 256 << 10
@@ -68,6 +74,7 @@ _NO_TLS = (
     "RECORD_LAYER_FAILURE",
     "PACKET_LENGTH_TOO_LONG",
 )
+_NOT_TRUSTED = "is not trusted"
 _TOO_OLD = ("UNSUPPORTED_PROTOCOL", "WRONG_SSL_VERSION", "VERSION_TOO_LOW")
 
 
@@ -82,7 +89,7 @@ def map_ssl_error(
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         problem = error.verify_message.rstrip(".")
-        return ConnectError(f"the certificate of {peer} is not trusted: {problem}")
+        return ConnectError(f"the certificate of {peer} {_NOT_TRUSTED}: {problem}")
     if server and reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ConnectError(f"{peer} sent no client certificate; this server requires one")
     if not preface_received and "ALERT" in reason:
@@ -465,7 +472,11 @@ class TlsTransport:
             ) from None
         except TransportError as error:
             channel.close()
-            raise type(error)(f"cannot connect to {uri.address}: {error.message}") from None
+            reason = error.message
+            if _NOT_TRUSTED in reason:
+                left = max(0.1, deadline - time.monotonic())
+                reason = explain_expiry(uri.host, uri.port or TCP_PORT, left) or reason
+            raise type(error)(f"cannot connect to {uri.address}: {reason}") from None
         except BaseException:
             channel.close()
             raise

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
@@ -147,6 +150,39 @@ def build_server_context(options: TlsServerOptions) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED
         _load_authorities(context, options.client_ca_file, ConfigError)
     return context
+
+
+_VALIDITY = re.compile(rb"\x30[\x1e-\x22](?:(?:\x17\x0d|\x18\x0f\d\d)\d{12}Z){2}")
+"""Matches the times between which a certificate in DER is valid. Those from 2050 on have 4 digits
+for the year."""
+
+
+def explain_expiry(host: str, port: int, timeout: float) -> str | None:
+    """Return that the certificate of a server expired, and when; None if it did not.
+
+    A client that does not trust a certificate learns one reason only, which may be another one.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the certificate is read, and nothing is sent
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout) as sock,
+            context.wrap_socket(sock) as tls,
+        ):
+            match = _VALIDITY.search(tls.getpeercert(binary_form=True) or b"")
+    except OSError:
+        return None
+    if match is None:
+        return None
+    end = datetime.strptime(match[0][-13:-1].decode(), "%y%m%d%H%M%S").replace(tzinfo=UTC)
+    if match[0][-15:-13].isdigit() or end > datetime.now(UTC):
+        return None
+    return (
+        f"the certificate of the server expired on {end:%Y-%m-%d %H:%M} UTC; renew it, and check "
+        "the clocks"
+    )
 
 
 def _list_paths(*files: _File) -> list[Path]:

@@ -28,7 +28,7 @@ from ...errors import (
     UsageError,
     remote_error,
 )
-from ...formats.text import describe_lines, html_list
+from ...formats.text import describe_lines, format_count, html_list
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.tls_options import TlsOptions
@@ -397,12 +397,12 @@ class ClusterClient(BaseClient):
         return self._copy, ()
 
     def __repr__(self) -> str:
-        count, absent = len(self.uris), len(self.absent)
-        facts = [f"{count} daemons", *([f"{absent} without a response"] if absent else [])]
+        count, absent = format_count(len(self.uris), "daemon"), len(self.absent)
+        facts = [count, *([f"{absent} without a response"] if absent else [])]
         return describe_lines("ClusterClient", facts, self.uri)
 
     def _repr_html_(self) -> str:
-        return html_list("ClusterClient", [f"{len(self.uris)} daemons"], self.uris)
+        return html_list("ClusterClient", [format_count(len(self.uris), "daemon")], self.uris)
 
     if not TYPE_CHECKING:
 

@@ -112,10 +112,12 @@ def _parse(query: str) -> Any:
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
+    from ...filters.sql import explain_error
+
     try:
         statements = sqlglot.parse(query, dialect=_DIALECT)
     except SqlglotError as error:
-        raise _query_error(str(error)) from None
+        raise UsageError(f"the query is malformed{explain_error(error)}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise UsageError("the query must be one SELECT statement")
     return statements[0]

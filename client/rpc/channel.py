@@ -52,6 +52,16 @@ class DatasetHold:
             self._call.cancel()
 
 
+def _check_token(token: str) -> str:
+    """Return a token without the white space around it; raise `UsageError` without quoting it."""
+    token = token.strip()  # that of a file ends with a newline
+    if "\n" in token or "\r" in token:
+        raise UsageError("the token has a newline in the middle; give one token, on one line")
+    if not (token and token.isascii() and token.isprintable()):
+        raise UsageError("the token must be printable ASCII")
+    return token
+
+
 class FlightChannel:
     """A channel to the Flight service of one server. Safe to use from several threads.
 
@@ -62,15 +72,14 @@ class FlightChannel:
     def __init__(
         self, uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
     ) -> None:
-        if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
-            raise UsageError("the token must be printable ASCII")
+        token = None if token is None else _check_token(token)
         self.uri = uri
         """The control plane."""
         self.address = uri.address
         """The control plane, as scheme, host and port."""
         self.tls = tls
         """Certificates for this channel and for the data connections that its server offers."""
-        self._token = None if token is None else token.strip()
+        self._token = token
         self._timeout = timeout
         self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
         if self._token is not None:

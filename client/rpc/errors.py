@@ -125,7 +125,10 @@ _SECONDS = 1.0
 
 
 def explain_listener(uri: DataUri) -> str | None:
-    """Return what listens at an address, and which URI reaches it; None if that is unknown."""
+    """Return what listens at an address, and which URI reaches it; None if that is unknown.
+
+    An expired certificate is named as well.
+    """
     try:
         if _speaks_splitarrow(uri):
             address = uri.replace(scheme="tcp").address
@@ -133,7 +136,11 @@ def explain_listener(uri: DataUri) -> str | None:
                 f"a data listener is at this port; use {address}/NAME, or the port of the control "
                 "plane, which is 8815 by default"
             )
-        if uri.scheme != "grpc+tls" and _speaks_tls(uri):
+        if uri.scheme == "grpc+tls":
+            from ...transport.tls_options import explain_expiry
+
+            return explain_expiry(uri.host, uri.port or 0, _SECONDS)
+        if _speaks_tls(uri):
             return f"the server requires TLS; use {uri.replace(scheme='grpc+tls').address}"
     except OSError:
         pass  # nothing listens

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ...errors import InvalidDataError, ProtocolError, SplitArrowError
 from ...formats.arrow.schema import read_schema
 from ...formats.arrow.tensors.tensor import format_shape
-from ...formats.text import describe_as_html, describe_object, format_bytes
+from ...formats.text import describe_as_html, describe_object, format_bytes, format_count
 from ...proto import Flight_pb2 as flight
 from ...protocol.limits import DEFAULT_LIMITS
 from ...protocol.request import Request
@@ -76,7 +76,7 @@ class TensorInfo:
     def __str__(self) -> str:
         kind = "" if self.kind == "dense" else f"{self.kind} "
         count = self.non_zero_length
-        values = "" if count is None else f", {count:,} value{'' if count == 1 else 's'}"
+        values = "" if count is None else f", {format_count(count, 'value')}"
         return f"{kind}{self.dtype} {format_shape(self.shape)}{values}"
 
 
@@ -121,7 +121,7 @@ class DatasetInfo:
         return describe_as_html(f"dataset {self.name!r}", self.schema, self._facts())
 
     def _facts(self) -> list[str]:
-        facts = [] if self.rows is None else [f"{self.rows:,} rows"]
+        facts = [] if self.rows is None else [format_count(self.rows, "row")]
         if self.tensor_count == 1:
             facts.append(str(self.tensors[0]))
         if self.bytes is not None:

@@ -157,6 +157,9 @@ def _read_digest(item: dict[str, Any], source: str) -> bytes:
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise ConfigError(f"{source}: sha256 must have 64 hexadecimal digits")
         return bytes.fromhex(sha256)
+    token = token.strip() if isinstance(token, str) else token  # clients send it without
+    if isinstance(token, str) and ("\n" in token or "\r" in token):
+        raise ConfigError(f"{source}: the token has a newline in the middle; give one token")
     if not isinstance(token, str) or not TOKEN.fullmatch(token):
         raise ConfigError(f"{source}: the token must be printable ASCII without spaces")
     if len(token) < MIN_TOKEN_CHARACTERS:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -68,6 +68,9 @@ def listener_uri(text: str, *, traced: bool = False) -> DataUri:
 
 DEFAULT_LISTEN = (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
 """The default listeners. A server leaves ``shm://`` out if this host cannot share memory."""
+
+
+_SERVICE_SCHEMES = {"control": ("grpc", "grpc+tls"), "http": ("http", "https")}
 
 
 class Settings(BaseSettings):
@@ -298,6 +301,20 @@ class Settings(BaseSettings):
             raise ValueError("give at least one URI to listen on")
         for text in value:
             listener_uri(text)
+        return value
+
+    @field_validator("control", "http")
+    @classmethod
+    def _check_service(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        plain, encrypted = _SERVICE_SCHEMES[info.field_name or ""]
+        if "://" not in value:
+            raise ValueError(
+                f"{value!r} is not a URI; expected {plain}://host:port or {encrypted}://host:port, "
+                f"as in {plain}://{value or '127.0.0.1:0'}"
+            )
+        DataUri.parse(value)
         return value
 
     @property

@@ -250,8 +250,9 @@ class ControlPlane:
             return self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise ConfigError(
-                f"control: cannot listen on {uri.address}: another program uses the "
-                "port, or the address does not belong to this machine"
+                f"control: cannot listen on {uri.address}: another program uses the port, or the "
+                "address does not belong to this machine; choose another port, or any free one "
+                f"with --control {uri.replace(port=0).address}"
             ) from None
 
     def _open_store(self) -> UploadStore:

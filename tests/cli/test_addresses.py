@@ -70,6 +70,13 @@ def test_text_on_standard_output(run_process: Run, control: str) -> None:
         assert run_process("fetch", f"{control}/flights", *options).stdout == text
 
 
+def test_the_format_of_messages_and_that_of_the_output(run_process: Run, control: str) -> None:
+    pytest.importorskip("vortex")
+    options = ["--limit", "1", "-q", "-o", "-", "--format", "vortex", "--output-format", "jsonl"]
+    done = run_process("fetch", f"{control}/flights", *options)
+    assert (done.stdout, done.stderr) == ('{"carrier": "AA", "delay": 70}\n', "")
+
+
 def test_csv_has_the_values(run: Run, control: str, tmp_path: Path) -> None:
     assert run("fetch", f"{control}/varied", "-o", "out.csv").returncode == 0
     rows = list(csv.reader(io.StringIO((tmp_path / "out.csv").read_text())))
@@ -123,6 +130,11 @@ def test_info_takes_the_address_of_a_dataset(run: Run, control: str) -> None:
         (["fetch", "CONTROL/flights", "--shards", "1-"], None),
         (["fetch", "CONTROL/flights", "--shards", "x"], "expected numbers such as 0,2,5-8"),
         (["fetch", "CONTROL/flights", "--format", "csv"], "add -o -"),
+        (
+            ["fetch", "CONTROL/flights", "--format", "csv", "--output-format", "jsonl"],
+            "--format csv and --output-format jsonl: give only one",
+        ),
+        (["convert", "CONTROL/flights", "-", "--format", "vortex"], "'vortex' is not one of"),
         (["fetch", "tcp://h/a", "--shards", "1"], "--shards: only for a control plane"),
         (["fetch", "tcp://h/a", "--version", "1", "--token", "t"], "--version, --token: only"),
         (["fetch", "tcp://h/a", "--ticket", "b"], "already has a ticket"),
@@ -199,6 +211,39 @@ def test_the_banner_without_a_control_plane_has_short_uris(
         assert f"  splitarrow fetch {uri} -o flights.arrow\n" in shown
         assert f"splitarrow.open({uri!r}).to_pandas()" in shown
         assert splitarrow.open(uri).read_all() == FLIGHTS
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ('carrier = "AA"', "there is no column 'AA'; write a text in single quotes: 'AA'"),
+        ('carrier = "it\'s"', "single quotes: 'it''s'"),
+        ('"carier" = 1', "did you mean 'carrier'? Write a text in single quotes: 'carier'"),
+        ("carrier = AA", "there is no column 'AA'"),
+        ("delay = = 1", "the filter 'delay = = 1' is malformed near '=': a value is missing"),
+    ],
+)
+def test_a_filter_that_does_not_fit(run: Run, control: str, condition: str, said: str) -> None:
+    done = run("fetch", f"{control}/flights", "--filter", condition)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT * FROM flights WHERE delay = = 1", "malformed near '=': a value is missing"),
+        ("SELEC 1", "malformed near '1': Invalid expression / Unexpected token"),
+        ("SELECT f( FROM flights", "malformed near 'flights': Expecting )"),
+        ("SELECT late FROM flights", 'the query failed: Binder Error: Referenced column "late"'),
+    ],
+)
+def test_a_malformed_query(run: Run, control: str, query: str, said: str) -> None:
+    done = run("fetch", control, "--sql", query)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "x1b" not in done.stderr
 
 
 def test_a_query(run: Run, control: str, tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ def test_version(run_process: Run) -> None:
     assert done.stdout == f"splitarrow {splitarrow.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["fetch"], ["bench"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["fetch"], ["token"], ["bench"], ["demo"]])
 def test_help(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert run_here([*command, "--help"]) == 0
     shown = capsys.readouterr()
     assert f"Usage: splitarrow {' '.join(command)}".strip() in shown.out
     assert shown.err == ""
     assert "\\[" not in shown.out
+    assert "<bool>" not in shown.out
 
 
 def test_without_a_command_help_is_shown(run: Run) -> None:
@@ -37,6 +38,12 @@ def test_without_a_command_help_is_shown(run: Run) -> None:
 
 WRONG: list[tuple[list[str], str]] = [
     (["fly"], "No such command 'fly' (see: splitarrow --help)"),
+    (["fetchh"], "No such command 'fetchh'; did you mean 'fetch'? (see: splitarrow --help)"),
+    (["chec"], "No such command 'chec'; did you mean 'check'? (see"),
+    (["token", "news"], "No such command 'news'; did you mean 'new'? (see: splitarrow token"),
+    (["fetch", PEER, "--limt", "3"], "No such option: --limt; did you mean '--limit'? (see: "),
+    (["fetch", PEER, "--row", "3"], "No such option: --row; did you mean '--rows'? (see: "),
+    (["fetch", PEER, "--zzz"], "No such option: --zzz (see: splitarrow fetch --help)"),
     (["fetch"], "Missing argument 'URI' (see: splitarrow fetch --help)"),
     (["fetch", PEER, "--limits", "3"], "No such option: --limits"),
     (["fetch", PEER, "--limit", "many"], "Invalid value for '--limit'"),
@@ -54,7 +61,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["fetch", PEER, PEER], "stream=metadata and one with stream=body"),
     (["fetch", f"{PEER}&stream=body"], "stream=metadata"),
     (["fetch", "table"], "'table' is not a URI"),
-    (["fetch", "http://127.0.0.1:1/table"], "unknown scheme 'http'"),
+    (
+        ["fetch", "http://127.0.0.1:1/table"],
+        "unknown scheme 'http' in http://127.0.0.1:1/table; known are grpc, grpc+tcp, grpc+tls, "
+        "inproc, tcp, tcp+tls, shm, ucx",
+    ),
     (["fetch", "tcp://127.0.0.1:1?ticket=table"], "has no want_data"),
     (
         ["fetch", PEER.replace("0x10000000001", "0xZZ")],

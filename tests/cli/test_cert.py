@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,11 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import splitarrow
 from helpers.cli import Run
 from helpers.pki import Pki
 
+EXPIRED = r"expired on \d{4}-\d\d-\d\d \d\d:\d\d UTC"
 Check = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
@@ -51,6 +56,52 @@ def test_a_good_file(check: Check, run: Run, pki: Pki) -> None:
     assert check(pki.path("ca"), "--tls-ca", pki.path("ca"))[0] == 0
     done = run("cert", "check", pki.path("server"))
     assert done.stdout.startswith(f"{pki.path('server')}  good\n")
+
+
+def test_an_expired_certificate_of_its_own_has_one_reason(
+    check: Check, run: Run, tmp_path: Path
+) -> None:
+    """No certificate authority has issued it, so it is also not trusted."""
+    write_expired(tmp_path / "own.pem")
+    server = splitarrow.serve(
+        {"t": pa.table({"n": [1]})},
+        listen="tcp+tls://127.0.0.1:0",
+        control="grpc+tls://127.0.0.1:0",
+        tls_cert=tmp_path / "own.pem",
+    )
+    with server:
+        control, data = str(server.control_uri), server.listen[0].partition("?")[0]
+        for uri in (control, data):
+            status, (report,) = check(uri)
+            assert status == 1
+            assert len(report["problems"]) == 1
+            assert re.fullmatch(f"it {EXPIRED}", report["problems"][0])
+        said = f"the certificate of the server {EXPIRED}; renew it, and check the clocks\n"
+        for arguments in (["ls", control], ["fetch", f"{control}/t"], ["fetch", f"{data}/t"]):
+            for options in ([], ["--tls-ca", tmp_path / "own.pem"]):
+                done = run(*arguments, *options)
+                assert done.returncode == 1
+                assert re.search(
+                    f"cannot connect to {re.escape(done.args[1][:12])}.*: {said}$", done.stderr
+                )
+
+
+def write_expired(path: Path) -> None:
+    """Write a certificate that is its own issuer and has expired, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(yesterday - timedelta(days=9))
+        .not_valid_after(yesterday)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .add_extension(x509.BasicConstraints(True, None), True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(certificate.public_bytes(pem) + secret)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import feather, parquet
+from pyarrow import csv, feather, orc, parquet
 
 import splitarrow
 from helpers.cli import Run, read
@@ -109,6 +110,36 @@ def test_put_and_fetch(control: str, say: Say, tmp_path: Path, table: pa.Table, 
     assert read(got).equals(wanted)
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "orc"])
+def test_put_types_that_only_a_server_reads(
+    control: str, say: Say, tmp_path: Path, kind: str
+) -> None:
+    wanted = pa.table({"number": [1, 2, 3], "name": ["a", "b", "c"]})
+    path = tmp_path / f"new.{kind}"
+    if kind == "csv":
+        csv.write_csv(wanted, path)
+    elif kind == "jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in wanted.to_pylist()))
+    else:
+        orc.write_table(wanted, path)
+    status, _, err = say("put", control, "new", path)
+    assert (status, err[:11]) == (0, "new: 3 rows")
+    got = tmp_path / "got.arrow"
+    assert say("fetch", control, "new", "-o", got)[0] == 0
+    assert read(got).equals(wanted)
+
+
+def test_put_refuses_what_is_not_a_table(control: str, say: Say, tmp_path: Path) -> None:
+    np.save(tmp_path / "matrix.npy", np.zeros((2, 3)))
+    status, _, err = say("put", control, "new", tmp_path / "matrix.npy")
+    assert status == 1
+    assert "matrix.npy holds tensors, which cannot be uploaded" in err
+    (tmp_path / "notes.txt").write_text("no data at all")
+    status, _, err = say("put", control, "new", tmp_path / "notes.txt")
+    assert status == 1
+    assert "expected an Arrow IPC file or stream, a Feather, Parquet, ORC" in err
+
+
 def test_fetch_less_by_doget(control: str, say: Say, tmp_path: Path, table: pa.Table) -> None:
     path = tmp_path / "got.parquet"
     arguments = ("--columns", "number", "--limit", 7, "--transport", "flight", "--json")
@@ -178,6 +209,11 @@ def test_doctor(control: str, say: Say) -> None:
     assert status == 0
     assert "serving 2 datasets" in out
     assert re.search(r"format auto +(arrow|vortex) for 'trips': ", out)
+    with splitarrow.serve({"one": pa.table({"n": [1]})}, control="grpc://127.0.0.1:0") as server:
+        assert repr(server).startswith("<splitarrow.Server: 1 dataset ('one'), 0 open streams>")
+        assert "serving 1 dataset, " in say("doctor", server.control_uri)[1]
+        with splitarrow.connect(server.control_uri or "") as client:
+            assert repr(client.info("one")).startswith("<splitarrow.DatasetInfo 'one': 1 row, ")
     status, out, _ = say("doctor", "grpc://127.0.0.1:1")
     assert status == 1
     assert "refused" in out

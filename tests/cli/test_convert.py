@@ -279,7 +279,11 @@ REFUSED = [
     (["convert", "none.arrow", "x.arrow"], 1, "none.arrow: No such file"),
     (["convert", "t.arrow", "x.txt"], 2, "the suffix selects the format"),
     (["convert", "t.arrow", "x.csv", "--endianness", "big"], 2, "--endianness: only for"),
-    (["convert", "t.arrow", "x.arrow", "--format", "csv"], 2, "--format is for standard output"),
+    (
+        ["convert", "t.arrow", "x.arrow", "--format", "csv"],
+        2,
+        "--output-format csv is for standard output; write to -",
+    ),
     (["convert", "t.arrow", "x.arrow", "--columns", "q"], 1, "no column 'q'"),
     (["convert", "t.arrow", "x.arrow", "--rows", "3"], 2, "--rows is '3'"),
     (["convert", "t.arrow", "x.arrow", "--input-format", "csv"], 2, "is for standard input"),

@@ -7,13 +7,14 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from helpers.cli import PATIENCE, Run, Start, open_listener, read
+from helpers.cli import PATIENCE, Run, Served, Start, open_listener, read
 from helpers.files import write_file
 from helpers.waiting import wait_until
 from splitarrow.cli.serve import parse_datasets
@@ -162,9 +163,45 @@ def test_a_start_that_fails(
 def test_an_address_that_is_taken(run: Run, words: pa.Table) -> None:
     with open_listener() as listener:
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        # The other program accepts no connection, or ends each at once.
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
         done = run("serve", "words.arrow", "--listen", address)
-    said = f"splitarrow: error: cannot listen on {address}: Address already in use\n"
-    assert (done.returncode, done.stderr) == (1, said)
+        thread.join()
+    advice = "choose another port, or any free one with --listen tcp://127.0.0.1:0"
+    said = f"cannot listen on {address}: another program listens there; {advice}\n"
+    assert (done.returncode, done.stderr) == (1, f"splitarrow: error: {said}")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_address_that_another_server_has(
+    run: Run, words: pa.Table, served: Served, workers: str
+) -> None:
+    address = f"tcp://127.0.0.1:{served.port}"
+    done = run("serve", "words.arrow", "--listen", address, "--workers", workers)
+    advice = "choose another port, or any free one with --listen tcp://127.0.0.1:0"
+    said = f"cannot listen on {address}: another splitarrow server listens there; {advice}\n"
+    assert (done.returncode, done.stderr) == (1, f"splitarrow: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:8835", "'127.0.0.1:8835' is not a URI; expected grpc://host:port or "),
+        ("127.0.0.1:8835", "grpc+tls://host:port, as in grpc://127.0.0.1:8835\n"),
+        ("grpc://127.0.0.1:99999", "malformed URI 'grpc://127.0.0.1:99999'"),
+        ("http://127.0.0.1:0", "http://127.0.0.1:0 has the scheme 'http'; expected grpc://"),
+        ("grpc+tls://127.0.0.1:0", "grpc+tls:// needs tls_cert"),
+    ],
+)
+def test_a_malformed_control_address_is_reported_before_a_used_port(
+    run: Run, words: pa.Table, served: Served, address: str, said: str
+) -> None:
+    listen = f"tcp://127.0.0.1:{served.port}"
+    done = run("serve", "words.arrow", "--listen", listen, "--control", address)
+    assert done.returncode in (1, 2)
+    assert re.match("splitarrow: error: (--)?control: ", done.stderr)
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,27 @@ def test_a_server_accepts_a_new_token_and_the_file_does_not_contain_it(
     assert stat.S_IMODE((tmp_path / "tokens.toml").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
+def test_a_token_may_end_with_a_newline(run: Run, tmp_path: Path, end: str) -> None:
+    token = "canary-token-of-anna"
+    text = json.dumps(f"{token}{end}")
+    path = tmp_path / "tokens.toml"
+    path.write_text(f"[[tokens]]\nname = 'anna'\ntoken = {text}\ndatasets = ['*']\n")
+    datasets = {"a": pa.table({"x": [1]})}
+    with splitarrow.serve(datasets, control="grpc://127.0.0.1:0", token_file=path) as server:
+        uri = server.control_uri
+        for given in (f"{token}{end}", token):
+            assert run("ls", uri, "--token", given).returncode == 0
+            done = run("ls", uri, "--json", env={"SPLITARROW_TOKEN": given})
+            assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_newline_in_the_middle_of_a_token_is_named(run: Run) -> None:
+    done = run("ls", "grpc://127.0.0.1:1", env={"SPLITARROW_TOKEN": "canary\ntoken\n"})
+    said = "the token has a newline in the middle; give one token, on one line"
+    assert (done.returncode, done.stderr) == (2, f"splitarrow: error: {said}\n")
+
+
 def test_ls_shows_rights_and_no_secret(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text('[[tokens]]\nname = "old"\ntoken = "canary-token-of-old"\nwrite = ["s"]\n')

@@ -98,7 +98,7 @@ def test_a_query_may_select_columns_that_it_does_not_name(
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("SELEC 1", "one SELECT statement|failed"),
+        ("SELEC 1", "one SELECT statement|malformed"),
         ("DROP TABLE flights", "one SELECT statement"),
         ("SELECT 1; SELECT 2", "one SELECT statement"),
         ("SELECT dealy FROM flights", "dealy"),

@@ -167,7 +167,7 @@ def test_a_channel_has_connections_of_its_own_and_messages_up_to_2_gib(
 
 @pytest.mark.parametrize("token", ["", " ", "line\nbreak", "tökèn", "\x7f"])
 def test_a_token_that_no_header_can_carry_is_refused(opened: list[Opened], token: str) -> None:
-    with pytest.raises(UsageError, match="the token must be printable ASCII"):
+    with pytest.raises(UsageError, match=r"the token (must be printable ASCII|has a newline)"):
         FlightChannel(parse_control_uri("grpc://host:1"), token, None, 1.0)
     assert opened == []
 

@@ -83,6 +83,7 @@ def test_each_token_has_one_principal(tmp_path: Path) -> None:
         ("[[tokens]]\nname='a'\ntoken='short'", "needs at least 16"),
         ("[[tokens]]\nname='a'\ntoken='with a space in it'", "printable ASCII"),
         ("[[tokens]]\nname='a'\ntoken=1234567890123456", "printable ASCII"),
+        ('[[tokens]]\nname="a"\ntoken="1234567890\\n123456"', "has a newline in the middle"),
         (f"[[tokens]]\nname='a'\ntoken='{CANARY}'\ndatasets='*'", "datasets must be a list"),
         (f"[[tokens]]\nname='a'\ntoken='{CANARY}'\nwrite=[1]", "write must be a list"),
         (f"[[tokens]]\nname='a'\ntoken='{CANARY}'\nwrite=['']", "write must be a list"),
