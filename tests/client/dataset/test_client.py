@@ -287,7 +287,7 @@ def test_a_token_authenticates_and_is_never_shown(
         with pytest.raises(errors.DeniedError):
             connect(guarded.uri, token)
     with pytest.raises(errors.UsageError) as refused:
-        connect(guarded.uri, f"{CANARY}\n")
+        connect(guarded.uri, f"{CANARY}\n{CANARY}")
     assert CANARY not in str(refused.value)
     with connect(guarded.uri, CANARY) as client:
         assert [info.name for info in client.datasets()] == ["many"]
