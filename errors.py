@@ -215,6 +215,15 @@ class MissingExtraError(UsageError):
     """A package of an optional extra is not installed."""
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra, for the text of a `MissingExtraError`.
+
+    >>> install_hint("vortex")
+    "pip install 'splitarrow[vortex]' (in a checkout: pip install '.[vortex]')"
+    """
+    return f"pip install 'splitarrow[{extra}]' (in a checkout: pip install '.[{extra}]')"
+
+
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _BY_CODE: dict[str, type[RemoteError]] = {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import MissingExtraError, UsageError
+from ..errors import MissingExtraError, UsageError, install_hint
 from .backends import BASELINE, REFERENCE
 from .report import Report
 from .statistics import format_size
@@ -65,7 +65,7 @@ def check_plot(path: Path) -> None:
         import matplotlib  # noqa: F401  # pyright: ignore
     except ImportError:
         raise MissingExtraError(
-            "a plot needs the package 'matplotlib': pip install 'splitarrow[bench]'"
+            f"a plot needs the package 'matplotlib': {install_hint('bench')}"
         ) from None
 
 

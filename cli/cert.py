@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.text import Text
 
-from ..errors import ConfigError, ConnectError, MissingExtraError, UsageError
+from ..errors import ConfigError, ConnectError, MissingExtraError, UsageError, install_hint
 from ..protocol.uri import CONTROL_PORT, TCP_PORT
 from .connection import AsJson, ConnectTimeout, with_tls_options
 from .formatting import escape_text, format_count
@@ -70,7 +70,7 @@ def import_cryptography(module: str) -> Any:
         return import_module(f"cryptography.{module}")
     except ModuleNotFoundError:
         raise MissingExtraError(
-            "certificates need the package 'cryptography': pip install 'splitarrow[cert]'"
+            f"certificates need the package 'cryptography': {install_hint('cert')}"
         ) from None
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
-from ..errors import MissingExtraError, SplitArrowError, UsageError
+from ..errors import MissingExtraError, SplitArrowError, UsageError, install_hint
 
 CUDA, CUDA_MANAGED = 2, 13
 """The types of CUDA's memory, as in DLPack."""
@@ -164,9 +164,7 @@ def load_runtime() -> Any:
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
     except ImportError:
-        raise MissingExtraError(
-            "CUDA memory needs cuda-bindings: pip install 'splitarrow[gpu]'"
-        ) from None
+        raise MissingExtraError(f"CUDA memory needs cuda-bindings: {install_hint('gpu')}") from None
     error, count = runtime.cudaGetDeviceCount()
     if error or not count:
         reason = "there is no device" if not error else _explain(runtime, error)

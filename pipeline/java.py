@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, install_hint
 
 MIN_VERSION = 17
 """The oldest major version of Java that Spark 4 supports."""
@@ -64,7 +64,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     details = f"; {'; '.join(rejected)}" if rejected else ""
     raise MissingExtraError(
         f"Spark needs Java {MIN_VERSION} or newer: set JAVA_HOME, put java on PATH, or "
-        f"pip install 'splitarrow[spark-jdk]'{details}"
+        f"{install_hint('spark-jdk')}{details}"
     )
 
 

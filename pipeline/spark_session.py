@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, MissingExtraError, install_hint
 from .java import configure_java
 from .jvm.reader import choose_reader
 from .workers import check_workers, use_worker_python
@@ -144,7 +144,7 @@ def require_pyspark() -> None:
             importlib.import_module(package)
         except ImportError:
             raise MissingExtraError(
-                f"the Spark pipeline needs {package}: pip install 'splitarrow[spark]'"
+                f"the Spark pipeline needs {package}: {install_hint('spark')}"
             ) from None
 
 

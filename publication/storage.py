@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ..errors import DatasetError, MissingExtraError, UsageError
+from ..errors import DatasetError, MissingExtraError, UsageError, install_hint
 from .atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
 
 
@@ -419,7 +419,7 @@ def _import_obstore() -> Any:
         import_module("obstore.store")
     except ImportError:
         raise MissingExtraError(
-            "object stores need the extra object-store: pip install 'splitarrow[object-store]'"
+            f"object stores need the extra object-store: {install_hint('object-store')}"
         ) from None
     return obstore
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidDataError, MissingExtraError, UsageError
+from ..errors import InvalidDataError, MissingExtraError, UsageError, install_hint
 from .plan import Categories
 
 
@@ -22,7 +22,7 @@ def _import_torch() -> Any:
         if error.name != "torch":
             raise
         raise MissingExtraError(
-            "splitarrow.pytorch needs PyTorch: pip install 'splitarrow[torch]'"
+            f"splitarrow.pytorch needs PyTorch: {install_hint('torch')}"
         ) from None
 
 

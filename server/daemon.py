@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskStatus
 
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, install_hint
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.request import Request
 from ..protocol.uri import DataUri
@@ -67,7 +67,7 @@ def open_http_listener(settings: Settings) -> HttpListener | None:
             raise
         raise MissingExtraError(
             f"http: the HTTP listener needs the package {error.name}, which is not installed; "
-            "run: pip install 'splitarrow[http]'"
+            f"run: {install_hint('http')}"
         ) from None
     return HttpListener(settings, uri)
 

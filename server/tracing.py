@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, MissingExtraError, install_hint
 from .config import Settings
 from .logs import get_logger
 
@@ -102,7 +102,7 @@ def open_tracer(settings: Settings, process: str) -> Tracer | None:
             raise
         message = (
             f"{endpoint.source}: traces need the package {error.name}, which is not installed; "
-            "run: pip install 'splitarrow[otel]'"
+            f"run: {install_hint('otel')}"
         )
         if endpoint.url is not None:
             raise MissingExtraError(message) from None

@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import MissingExtraError, UriError
+from ..errors import MissingExtraError, UriError, install_hint
 from ..protocol.uri import DataUri
 from .base import Transport
 
@@ -88,7 +88,7 @@ def _import_built_in(scheme: str) -> Transport:
         if extra is None:
             raise
         raise MissingExtraError(
-            f"{scheme}:// needs the package {error.name!r}: pip install 'splitarrow[{extra}]'"
+            f"{scheme}:// needs the package {error.name!r}: {install_hint(extra)}"
         ) from None
 
 

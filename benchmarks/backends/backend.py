@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import InvalidDataError
+from ...errors import InvalidDataError, install_hint
 from ..datasets import SCHEMA, BatchFile
 from ..options import Consume, Read, Validate
 
@@ -175,7 +175,7 @@ def missing_package() -> str | None:
     try:
         import trustme  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
-        return "it needs trustme: install splitarrow[bench]"
+        return f"it needs trustme: {install_hint('bench')}"
     return None
 
 

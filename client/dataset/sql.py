@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import MissingExtraError, UsageError
+from ...errors import MissingExtraError, UsageError, install_hint
 from .dataset import DatasetStream
 
 
@@ -102,7 +102,7 @@ def _import_duckdb() -> Any:
         import sqlglot  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise MissingExtraError(
-            f"SQL needs the package {error.name!r}: pip install 'splitarrow[sql]'"
+            f"SQL needs the package {error.name!r}: {install_hint('sql')}"
         ) from None
     return duckdb
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ...errors import InvalidDataError, LimitError, MissingExtraError
+from ...errors import InvalidDataError, LimitError, MissingExtraError, install_hint
 from ..flatbuffer import PARSE_ERRORS, Bytes, find_field, find_table, find_vector, follow, read_root
 from .message import (
     BODY_ALIGNMENT,
@@ -359,7 +359,7 @@ def _decompress(data: Bytes, max_bytes: int, number: int) -> bytes:
     except ModuleNotFoundError:
         raise MissingExtraError(
             f"buffer {number} is compressed with LZ4, which needs the package lz4; "
-            "run pip install 'splitarrow[vortex]'"
+            f"run {install_hint('vortex')}"
         ) from None
     try:
         if bytes(data[: len(_MAGIC)]) != _MAGIC:

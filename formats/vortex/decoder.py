@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ...errors import InvalidDataError, MissingExtraError
+from ...errors import InvalidDataError, MissingExtraError, install_hint
 from .array_body import decode_body
 from .checker import CheckedArray, check_array, check_body_size
 from .dtype import DType, read_dtype
@@ -43,7 +43,7 @@ def require_library() -> None:
     """Check that vortex-data is installed, without importing it."""
     if find_spec("vortex") is None:
         raise MissingExtraError(
-            "arrays in Vortex need the package vortex-data; run pip install 'splitarrow[vortex]'"
+            f"arrays in Vortex need the package vortex-data; run {install_hint('vortex')}"
         )
 
 

@@ -17,7 +17,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...errors import ConfigError, MissingExtraError, SplitArrowError
+from ...errors import ConfigError, MissingExtraError, SplitArrowError, install_hint
 from . import SOURCE_CLASS
 
 JAVA_VERSION = 17
@@ -66,7 +66,7 @@ def _find_compiler() -> str:
 def _spark_jars() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise MissingExtraError("the jar needs PySpark: pip install 'splitarrow[spark]'")
+        raise MissingExtraError(f"the jar needs PySpark: {install_hint('spark')}")
     return Path(spec.origin).parent / "jars"
 
 

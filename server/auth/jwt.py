@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from ...errors import ConfigError, DeniedError, MissingExtraError, SplitArrowError
+from ...errors import ConfigError, DeniedError, MissingExtraError, SplitArrowError, install_hint
 from ...transport.credential_files import Reloadable
 from ..addresses import is_loopback
 from ..logs import get_logger
@@ -133,7 +133,7 @@ def import_joserfc(module: str) -> Any:
         return import_module(f"joserfc.{module}")
     except ModuleNotFoundError:
         raise MissingExtraError(
-            "JSON Web Tokens need the package 'joserfc': pip install 'splitarrow[jwt]'"
+            f"JSON Web Tokens need the package 'joserfc': {install_hint('jwt')}"
         ) from None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import DatasetError, MissingExtraError, remote_error
+from ...errors import DatasetError, MissingExtraError, install_hint, remote_error
 from ...filters.ranges import UNKNOWN, Range, make_point
 from ...formats.nested_fields import choose_fields, extend_schema
 from ...formats.parquet.variant.arrow_fields import is_variant_field
@@ -204,8 +204,7 @@ def _import_deltalake(location: str) -> Any:
         import_module("deltalake.exceptions")
     except ImportError:
         raise MissingExtraError(
-            f"{location} is a Delta table, which needs the extra delta: "
-            "pip install 'splitarrow[delta]'"
+            f"{location} is a Delta table, which needs the extra delta: {install_hint('delta')}"
         ) from None
     return deltalake
 

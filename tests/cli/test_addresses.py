@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -244,6 +245,17 @@ def test_a_malformed_query(run: Run, control: str, query: str, said: str) -> Non
     assert said in done.stderr
     assert "\x1b" not in done.stderr
     assert "x1b" not in done.stderr
+
+
+def test_an_extra_that_is_missing(run_process: Run, control: str, tmp_path: Path) -> None:
+    (tmp_path / "duckdb.py").write_text("raise ImportError(name=__name__)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_process("fetch", control, "--sql", "SELECT * FROM flights", env=environment)
+    said = (
+        "SQL needs the package 'duckdb': pip install 'splitarrow[sql]' (in a checkout: "
+        "pip install '.[sql]')"
+    )
+    assert (done.returncode, done.stderr) == (2, f"splitarrow: error: {said}\n")
 
 
 def test_a_query(run: Run, control: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ....errors import InvalidDataError, LimitError, MissingExtraError, UsageError
+from ....errors import InvalidDataError, LimitError, MissingExtraError, UsageError, install_hint
 from ..numpy_arrays import require_numpy
 from .labels import NO_LABELS, Labels
 from .layout import (
@@ -210,7 +210,7 @@ def _require_scipy() -> Any:
         if (error.name or "").partition(".")[0] != "scipy":
             raise
         raise MissingExtraError(
-            "scipy is not installed; install it with: pip install 'splitarrow[scipy]'"
+            f"scipy is not installed; install it with: {install_hint('scipy')}"
         ) from None
 
 

@@ -204,6 +204,22 @@ def test_the_page_is_readable(
     page.close()
 
 
+def test_long_names_fit_on_a_phone(browser: Browser) -> None:
+    """The recent refusals have the name of the dataset, which may be long and without spaces."""
+    name = "trips-of-yellow-taxis-in-2026/partitioned_by_pickup_location_and_hour"
+    width, height = SIZES["phone"]
+    with splitarrow.serve({name: make_table(100)}, http="http://127.0.0.1:0") as server:
+        for _ in range(1000):
+            server._daemon.refusals.record_connection("tcp+tls")
+        with pytest.raises(RemoteError):
+            splitarrow.open(server.uri(name), columns=["nothing"])
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.goto(f"{server.http_uri}/")
+        assert page.locator(".compact small").inner_text() == name
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.close()
+
+
 def test_a_stream_is_cancelled_with_the_button(
     page: Page, server: splitarrow.Server, tmp_path: Path
 ) -> None:
