@@ -266,6 +266,8 @@ class _Binder:
 
     def _intersects(self, column: Any, *arguments: Any) -> Any:
         *sides, node = arguments
+        if not isinstance(column, Column):
+            refuse(f"{describe(column)} is not a geospatial column", node)
         bound = self._column(column)
         numbers = [each.value for each in sides if isinstance(each, Literal)]
         try:
