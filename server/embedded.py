@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from anyio.from_thread import start_blocking_portal
+import anyio
 
 from ..errors import UsageError
 from ..formats.text import describe_lines, format_count, html_list
@@ -24,28 +28,46 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 5
 """The number of datasets that the representation of a server names."""
+_EXIT_SECONDS = 2.0
+"""How long the end of the process waits for the server, in seconds."""
+
+
+class _Readiness(Future[None]):
+    """Completes when the daemon is ready. It is an `anyio.abc.TaskStatus`."""
+
+    def started(self, value: object = None) -> None:
+        del value
+        self.set_result(None)
 
 
 class Server:
     """A running server, as `serve` returns it.
 
     It is a context manager. Leaving the context drains the server; leaving it with an exception
-    cuts the running streams.
+    cuts the running streams. So does the end of the process, which never waits for readers. In
+    a forked process, `close` leaves the server of the parent alone.
     """
 
     def __init__(self, daemon: Daemon, http: HttpListener | None = None) -> None:
         self._daemon = daemon
         self._http = http
+        self._pid = os.getpid()
+        self._ended: Future[None] = Future()
         self._stack = ExitStack()
         self._stack.callback(daemon.catalog.close)
         if http is not None:
             self._stack.enter_context(http)
             daemon.http_uri = http.uri.address
+        ready = _Readiness()
         try:
-            self._portal = self._stack.enter_context(
-                start_blocking_portal(name="splitarrow-server")
-            )
-            self._result, _ = self._portal.start_task(daemon.run)
+            threading.Thread(
+                target=self._run, args=(ready,), name="splitarrow-server", daemon=True
+            ).start()
+            wait((ready, self._ended), return_when=FIRST_COMPLETED)
+            if self._ended.done():
+                self._ended.result()
+            # It runs before gRPC and UCX are shut down, which were imported earlier.
+            atexit.register(self._stop_at_exit)
             if http is not None:
                 http.attach(daemon.context)
         except BaseException:
@@ -128,12 +150,34 @@ class Server:
         drain : bool
             Whether running streams may finish, for up to ``drain_seconds``. If not, they are cut.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         with self._stack:
-            self._portal.call(self._daemon.drain if drain else self._daemon.cut)
-            self._result.result()
+            self._stop(drain=drain)
+        atexit.unregister(self._stop_at_exit)
+
+    def _run(self, ready: _Readiness) -> None:
+        try:
+            anyio.run(partial(self._daemon.run, task_status=ready))
+        except BaseException as error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    def _stop(self, *, drain: bool, timeout: float | None = None) -> None:
+        """Wait for the end of the daemon, at most `timeout` seconds; raise what it has raised."""
+        with suppress(RuntimeError):  # its event loop has ended
+            self._daemon.loop.call_soon_threadsafe(
+                self._daemon.drain if drain else self._daemon.cut
+            )
+        self._ended.result(timeout)
+
+    def _stop_at_exit(self) -> None:
+        """Cut the streams; an error no longer has a caller."""
+        if os.getpid() == self._pid:
+            with suppress(Exception), self._stack:
+                self._stop(drain=False, timeout=_EXIT_SECONDS)
 
     def __enter__(self) -> Server:
         return self
@@ -180,7 +224,7 @@ def serve(
     limits: Limits = DEFAULT_LIMITS,
     **settings: Unpack[ServeArguments],
 ) -> Server:
-    """Serve datasets from this process until the server is closed.
+    """Serve datasets from this process until the server is closed or the process ends.
 
     Parameters
     ----------

@@ -1,7 +1,10 @@
-"""The names of datasets that are served from this process."""
+"""A server in a process: it names its datasets, ends with its process, and never keeps it alive."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +49,128 @@ def test_two_paths_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_dataset_is_refused(data: Any) -> None:
     with pytest.raises(UsageError, match=r"expected|serve"):
         splitarrow.serve(data)
+
+
+SERVE = """
+import multiprocessing, os, signal, sys, threading
+import pyarrow as pa
+import splitarrow
+
+LISTENERS = ["tcp://127.0.0.1:0", "shm:///", "ucx://127.0.0.1:0"]
+
+def serve(listen="tcp://127.0.0.1:0", **settings):
+    return splitarrow.serve({"t": pa.table({"n": range(100_000)})}, listen=listen, **settings)
+
+def count_rows(uri):
+    with splitarrow.open(uri) as stream:
+        print(stream.read_all().num_rows, flush=True)
+"""
+SERVE_ALL = """
+server = serve(LISTENERS, control="grpc://127.0.0.1:0", http="http://127.0.0.1:0")
+for scheme in ("tcp", "shm", "ucx"):
+    count_rows(server.uri("t", scheme))
+client = splitarrow.connect(server.control_uri)
+client["t"].to_arrow()
+"""
+
+
+def run(code: str, *options: str, stdin: str | None = None) -> tuple[int, str, str]:
+    """Return the status of a script and what it writes to standard output and error."""
+    process = subprocess.run(
+        [sys.executable, *options, "-c", SERVE + code],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+def test_a_script_ends_with_its_server_running() -> None:
+    assert run('server = serve(control="grpc://127.0.0.1:0")') == (0, "", "")
+
+
+@pytest.mark.slow
+def test_open_streams_and_clients_do_not_delay_the_end() -> None:
+    code = SERVE_ALL + "streams = [iter(splitarrow.open(server.uri('t', 'tcp'))), client.read('t')]"
+    assert run(code) == (0, "100000\n" * 3, "")
+
+
+@pytest.mark.slow
+def test_exceptions_and_statuses_stay_as_they_are() -> None:
+    status, _, errors = run("server = serve()\n1 / 0")
+    assert status == 1
+    assert errors.startswith("Traceback")
+    assert errors.endswith("ZeroDivisionError: division by zero\n")
+    assert run("server = serve()\nsys.exit(7)") == (7, "", "")
+    status, _, errors = run("server = serve()\nsignal.raise_signal(signal.SIGINT)")
+    assert status == -signal.SIGINT
+    assert errors.startswith("Traceback")
+    assert errors.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.slow
+def test_an_interactive_session_ends() -> None:
+    status, output, _ = run("server = serve()", "-i", "-q", stdin="count_rows(server.uri('t'))\n")
+    assert (status, output) == (0, "100000\n")
+
+
+@pytest.mark.slow
+def test_a_thread_reads_to_its_end() -> None:
+    code = """
+server = serve()
+main = threading.current_thread()
+threading.Thread(target=lambda: (main.join(), count_rows(server.uri("t")))).start()
+"""
+    assert run(code) == (0, "100000\n", "")
+
+
+@pytest.mark.slow
+def test_a_blocked_source_does_not_delay_the_end() -> None:
+    code = """
+def wait_forever():
+    yield pa.record_batch({"n": [1]})
+    reading.set()
+    threading.Event().wait()
+
+reading = threading.Event()
+reader = pa.RecordBatchReader.from_batches(pa.schema({"n": pa.int64()}), wait_forever())
+server = splitarrow.serve({"t": reader})
+stream = splitarrow.open(server.uri("t"))
+threading.Thread(target=lambda: list(stream), daemon=True).start()
+reading.wait()
+"""
+    assert run(code) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", 'LISTENERS, http="http://127.0.0.1:0"'])
+@pytest.mark.parametrize(
+    "end", ["sys.exit(3)", "server.close(); os._exit(3)", "del server; sys.exit(3)"]
+)
+def test_a_forked_process_leaves_the_server_to_its_parent(settings: str, end: str) -> None:
+    code = f"""
+server = serve({settings})
+pid = os.fork()
+if not pid:
+    {end}
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+count_rows(server.uri("t"))
+"""
+    assert run(code, "-W", "ignore::DeprecationWarning") == (0, "100000\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing_read_and_end(method: str) -> None:
+    code = f"""
+from multiprocessing import get_context
+server = serve(["tcp://127.0.0.1:0", "shm:///"])
+read = f"__import__('splitarrow').open({{server.uri('t')!r}}).close()"
+process = get_context({method!r}).Process(target=eval, args=(read,))
+process.start()
+process.join()
+print(process.exitcode)
+"""
+    assert run(code, "-W", "ignore::DeprecationWarning") == (0, "0\n", "")
