@@ -65,12 +65,14 @@ def test_every_form_of_an_address(
     assert (tmp_path / "out.csv").read_text() == '"delay"\n70\n'
 
 
+@pytest.mark.slow
 def test_text_on_standard_output(run_process: Run, control: str) -> None:
     for text_format, text in (("csv", '"delay"\n70\n'), ("jsonl", '{"delay": 70}\n')):
         options = ["--columns", "delay", "--limit", "1", "-q", "-o", "-", "--format", text_format]
         assert run_process("fetch", f"{control}/flights", *options).stdout == text
 
 
+@pytest.mark.slow
 def test_the_format_of_messages_and_that_of_the_output(run_process: Run, control: str) -> None:
     pytest.importorskip("vortex")
     options = ["--limit", "1", "-q", "-o", "-", "--format", "vortex", "--output-format", "jsonl"]

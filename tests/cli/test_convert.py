@@ -361,6 +361,7 @@ def test_an_invalid_value_leaves_no_file(
 
 
 @pytest.mark.parametrize("output", ["-", "out.arrow"])
+@pytest.mark.slow
 def test_an_invalid_value_from_a_pipe_is_an_error(tmp_path: Path, output: str) -> None:
     command = [*COMMAND, "convert", "-", output]
     sink = io.BytesIO()
