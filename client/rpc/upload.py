@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pyarrow as pa
 
-from ...errors import ClosedError, DatasetError, UsageError
+from ...errors import DatasetError, UsageError
 from ...formats.arrow.message import read_batch_header
 from ...formats.flight_data import pack_flight_data
 from ...proto import Flight_pb2 as flight
@@ -98,17 +98,17 @@ def upload_batches(
     """
     failures: list[Exception] = []
     call_started = threading.Event()
-    source = _UploadSource(batches)
 
-    def messages() -> Generator[bytes]:
+    def encode() -> Generator[bytes]:
         try:
-            yield from _encode_messages(descriptor, schema, source, progress, compression)
+            yield from _encode_messages(descriptor, schema, batches, progress, compression)
         except Exception as error:
             failures.append(error)
             call_started.wait()
             call.cancel()  # The end of the messages would otherwise look like that of the data.
 
-    call = channel.do_put(messages())
+    messages = _Messages(encode())
+    call = channel.do_put(messages)
     call_started.set()
     try:
         responses = list(call)
@@ -120,36 +120,34 @@ def upload_batches(
         call.cancel()
         raise
     finally:
-        source.close()
+        messages.close()
     return flight.PutResult.FromString(responses[-1]).app_metadata if responses else b""
 
 
-class _UploadSource:
-    """The record batches of an upload, which gRPC reads on a thread of its own.
+class _Messages:
+    """The messages of an upload, which gRPC reads on a thread of its own.
 
     A call can end before that thread does. The caller may then close the file behind the batches,
-    and reading a closed file crashes the process.
+    or end the process. To read a closed file crashes the process, and so does pyarrow if it runs
+    on another thread while the interpreter ends.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
+    def __init__(self, messages: Generator[bytes]) -> None:
+        self._messages = messages
         self._lock = threading.Lock()
-        self._closed = False
 
-    def __iter__(self) -> _UploadSource:
+    def __iter__(self) -> _Messages:
         return self
 
-    def __next__(self) -> Any:
-        """Return the next batch, or raise `ClosedError` if the upload has ended."""
+    def __next__(self) -> bytes:
+        """Return the next message, unless the upload has ended."""
         with self._lock:
-            if self._closed:
-                raise ClosedError("the upload has ended")
-            return next(self._batches)
+            return next(self._messages)
 
     def close(self) -> None:
-        """Read no further batch; wait for the one that is being read."""
+        """Encode no further message; wait for the one that is being encoded."""
         with self._lock:
-            self._closed = True
+            self._messages.close()
 
 
 def _encode_messages(
