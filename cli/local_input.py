@@ -28,8 +28,10 @@ from ..errors import DatasetError, UsageError
 from ..filters import encode_filter
 from ..formats.arrow.conversion import BatchEncoder
 from ..formats.arrow.custom_metadata import find_footer_metadata
+from ..formats.arrow.data_types import has_old_forms
 from ..formats.arrow.encoder import MessageEncoder
 from ..formats.arrow.message import CONTINUATION, HeaderType, parse_prefix, read_message_info
+from ..formats.arrow.schema import is_current
 from ..formats.arrow.tensors import AnyTensor
 from ..formats.arrow.tensors.labels import is_tensor_content
 from ..protocol.frames import ReceivedBody
@@ -155,9 +157,15 @@ class LocalInput:
         return self._decoder.schema
 
     def messages(self) -> Iterator[InputMessage]:
-        """Yield the messages after the schema, unchanged. Each is decoded to validate it."""
+        """Yield the messages after the schema, unchanged. Each is decoded to validate it.
+
+        Arrow cannot decode views and run-end encoded columns of the other byte order or of older
+        versions, which `MessageConverter` can rewrite. Such messages are not validated.
+        """
+        decodes = is_current(self.schema_metadata) or has_old_forms(self.schema)
         for message in self._received_messages():
-            self._decoder.decode(message)
+            if decodes:
+                self._decoder.decode(message)
             nbytes = 0 if message.body is None else message.body.nbytes
             body = [message.body.payload()] if nbytes and message.body is not None else []
             yield InputMessage(message.metadata, body, nbytes)

@@ -63,6 +63,19 @@ def has_dictionaries(data_type: Any) -> bool:
     return is_dictionary or any(map(has_dictionaries, list_child_types(data_type)))
 
 
+def has_old_forms(schema: pa.Schema) -> bool:
+    """Return whether Arrow reads all columns in the other byte order and in older versions."""
+    return all(_has_old_forms(field.type) for field in schema)
+
+
+def _has_old_forms(data_type: Any) -> bool:
+    types = pa.types
+    is_view = types.is_string_view(data_type) or types.is_binary_view(data_type)
+    if is_view or types.is_run_end_encoded(data_type):
+        return False
+    return all(map(_has_old_forms, list_child_types(data_type)))
+
+
 def has_unions(schema: pa.Schema) -> bool:
     """Return whether a column is or contains a union.
 

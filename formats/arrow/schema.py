@@ -177,6 +177,12 @@ def is_native_endian(metadata: bytes | memoryview) -> bool:
     return read_endianness(metadata) == sys.byteorder
 
 
+def is_current(metadata: bytes | memoryview) -> bool:
+    """Return whether messages have this machine's byte order and the current metadata version."""
+    version = fbs.Message.GetRootAs(metadata, 0).Version()
+    return version == fbs.MetadataVersion.V5 and is_native_endian(metadata)
+
+
 def _is_deeper_than(data_type: pa.DataType, depth: int) -> bool:
     level, count = [data_type], 0
     while level:
