@@ -323,8 +323,8 @@ class _Binder:
             return _compute_decimal(
                 "-", [_to_decimal(_zero(), node), _to_decimal(operand, node)], node
             )
-        if at.is_integer(operand.type):
-            operand = _cast(operand, pa.int64()) if at.is_signed_integer(operand.type) else operand
+        if at.is_signed_integer(operand.type):
+            operand = _cast(operand, pa.int64())
         return BoundCall(function, (operand,), operand.type)
 
     def _choose(self, function: str, arguments: Any, node: Any, *conditions: Any) -> Any:

@@ -254,10 +254,6 @@ def _find_position(node: Any) -> int | None:
 
 
 def _refuse_sql(node: Any, problem: str) -> NoReturn:
-    class _Place:
-        position = _find_position(node)
-
-    refuse(
-        f"{node.sql(dialect=_DIALECT)} {problem}; a pyarrow.compute expression can express more",
-        _Place,
-    )
+    problem = f"{node.sql(dialect=_DIALECT)} {problem}"
+    hint = "a pyarrow.compute expression can express more"
+    refuse(f"{problem}; {hint}", Column("", _find_position(node)))
