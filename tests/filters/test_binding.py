@@ -206,7 +206,7 @@ SCHEMA = pa.schema(
         (Call("coalesce", (Column("n"), Column("s"))), "values of the types int8 and string"),
         (Cast(Column("list"), pa.string()), "it converts list to string"),
         (Call("intersects", (Column("s"), *[Literal(1.0)] * 4)), "is not geospatial"),
-        (Call("intersects", [Literal(1.0)] * 5), "is not a geospatial column"),
+        (Call("intersects", tuple([Literal(1.0)] * 5)), "is not a geospatial column"),
         (Call("in", (Column("n"), Literal(1), Literal("x"))), "'x' cannot be compared"),
     ],
     ids=str,
