@@ -48,8 +48,9 @@ class GrpcUsage:
         if self.is_blocked:
             raise UsageError(
                 "this process was forked while its parent used gRPC, which can wait forever in "
-                "such a process: close all clients, iterators and servers before the fork, or "
-                "start the process with multiprocessing_context='forkserver' or 'spawn', or set "
+                "such a process: open a client in this process, and do not upload or use the "
+                "transport flight; or close all clients, iterators and servers before the fork; or "
+                "start the process with multiprocessing_context='forkserver' or 'spawn'; or set "
                 "the variable GRPC_ENABLE_FORK_SUPPORT=1 before the parent starts"
             )
 
