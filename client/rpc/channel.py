@@ -19,7 +19,7 @@ from ...formats.flight_data import KEEP_ALIVE_HEADER
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
-from ...transport.tls_options import TlsOptions
+from ...transport.tls_options import TlsOptions, check_tls
 from ..stream.tracing import current_context
 from .errors import convert_grpc_error, explain_listener
 
@@ -64,6 +64,7 @@ class FlightChannel:
     ) -> None:
         if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
             raise UsageError("the token must be printable ASCII")
+        check_tls(tls)
         self.uri = uri
         """The control plane."""
         self.address = uri.address

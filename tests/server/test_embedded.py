@@ -5,8 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from typing import Any
 
+import pyarrow as pa
 import pytest
+
+import splitarrow
+from splitarrow.errors import ConfigError, UsageError
 
 SERVE = """
 import multiprocessing, os, signal, sys, threading
@@ -131,3 +136,18 @@ process.join()
 print(process.exitcode)
 """
     assert run(code, "-W", "ignore::DeprecationWarning") == (0, "0\n", "")
+
+
+TLS: Any = {"tls": "server.pem"}
+
+
+def test_a_file_as_tls_is_an_error_that_names_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match="tls: no such setting; pass the files as 'tls_cert'"):
+        splitarrow.serve({"t": pa.table({"n": [1]})}, listen="tcp+tls://127.0.0.1:0", **TLS)
+    expected = "tls is 'server.pem'; expected splitarrow.TlsOptions"
+    for address in ("grpc+tls://127.0.0.1:1", "grpc://127.0.0.1:1"):
+        with pytest.raises(UsageError, match=expected):
+            splitarrow.connect(address, **TLS)
+    for uri in ("tcp+tls://127.0.0.1:1?want_data=1&ticket=t", "grpc://127.0.0.1:1/t"):
+        with pytest.raises(UsageError, match=expected):
+            splitarrow.open(uri, **TLS)
