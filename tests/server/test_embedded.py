@@ -72,6 +72,25 @@ def test_exceptions_and_statuses_stay_as_they_are() -> None:
     assert errors.endswith("KeyboardInterrupt\n")
 
 
+READ = """
+import sys, splitarrow
+with splitarrow.connect(sys.argv[1]) as client, client.read("t") as stream:
+    print(stream.transport, stream.read_all()["n"].to_pylist())
+"""
+
+
+def test_readers_on_the_host_map_the_data_by_default() -> None:
+    table = pa.table({"n": [1, 2, 3]})
+    with splitarrow.serve({"t": table}, control="grpc://127.0.0.1:0") as server:
+        uri = str(server.control_uri)
+        output = subprocess.check_output([sys.executable, "-c", READ, uri], text=True, timeout=60)
+        assert output == "shm [1, 2, 3]\n"
+        with splitarrow.connect(uri) as client, client.read("t") as stream:
+            assert stream.transport == "shm"
+            assert stream.read_all() == table
+        assert server.uri("t").startswith("tcp://")
+
+
 @pytest.mark.slow
 def test_an_interactive_session_ends() -> None:
     status, output, _ = run("server = serve()", "-i", "-q", stdin="count_rows(server.uri('t'))\n")
