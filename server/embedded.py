@@ -19,7 +19,7 @@ from ..formats.text import describe_lines, format_count, html_list
 from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..publication.patterns import name_location
 from .catalog.catalog import open_catalog
-from .config import load_settings
+from .config import EMBEDDED_LISTEN, load_settings
 from .config.settings import ServeArguments
 from .daemon import Daemon, open_http_listener
 
@@ -218,7 +218,7 @@ _NAME = "table"
 def serve(
     datasets: Any,
     *,
-    listen: str | Sequence[str] = ("tcp://127.0.0.1:0",),
+    listen: str | Sequence[str] = EMBEDDED_LISTEN,
     control: str | None = None,
     http: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -234,7 +234,8 @@ def serve(
         or list of batches; or an object with ``__arrow_c_stream__``. Without a mapping, a path
         names its dataset: that of ``flights.arrow`` is ``flights``. Other data is ``table``.
     listen : str or sequence of str
-        The URI, or the URIs, to listen on for readers. Port 0 selects a free port.
+        The URI, or the URIs, to listen on for readers. Port 0 selects a free port. By default,
+        readers on this host connect over TCP, or over shared memory if the host supports it.
     control : str, optional
         The URI of the control plane, as in ``grpc://127.0.0.1:0``. None disables it.
     http : str, optional

@@ -25,7 +25,7 @@ from ..transport.log_limiter import LogLimiter
 from ..transport.registry import find_transport
 from .addresses import ANY_INTERFACE, control_uri
 from .auth.access_control import AccessControl
-from .config import DEFAULT_LISTEN, Settings
+from .config import DEFAULT_LISTEN, EMBEDDED_LISTEN, Settings
 from .config.settings import listener_uri
 from .context import ServerContext
 from .logs import get_logger
@@ -132,8 +132,8 @@ def bind_listeners(
             except ConfigError as error:
                 # The default settings also listen for readers on this host. The server starts
                 # without that listener where it cannot be bound.
-                local_only = find_transport(uri).traits.local_only
-                if not local_only or settings.listen != DEFAULT_LISTEN:
+                is_default = settings.listen in (DEFAULT_LISTEN, EMBEDDED_LISTEN)
+                if not (is_default and find_transport(uri).traits.local_only):
                     raise
                 get_logger("daemon").warning("shared memory is disabled", reason=error.message)
     except BaseException:

@@ -84,7 +84,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "client.rpc": [
         {"errors"},
         {"channel"},
-        {"download", "info"},
+        {"download", "forked_channel", "info"},
         {"upload"},
     ],
     "client.stream": [

@@ -20,7 +20,7 @@ from ..protocol.tags import BodyType
 from ..protocol.uri import DataUri
 from .memory.files import SourceFile
 from .memory.mapped_region import MappedRegion
-from .tls_options import TlsOptions, TlsServerOptions
+from .tls_options import TlsOptions, TlsServerOptions, check_tls
 
 FileMapper = Callable[[SourceFile], MappedRegion | None]
 """Returns the mapping of a file in this process, or None if the file cannot be mapped."""
@@ -101,6 +101,9 @@ class ConnectOptions:
     """Whether the connection may be one that has carried a stream, and may be kept for another.
 
     It is kept only if it is closed, not aborted, after the proven end of its only stream."""
+
+    def __post_init__(self) -> None:
+        check_tls(self.tls)
 
 
 @dataclass(frozen=True, slots=True)

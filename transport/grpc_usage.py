@@ -7,7 +7,9 @@ forever there. A process that ends before gRPC's threads do can be aborted.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +22,20 @@ _FORK_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
 _POLL_SECONDS = 0.001
 _TASKS = Path("/proc/self/task")
+_VERBOSITY = "GRPC_VERBOSITY"
+
+
+def import_grpc() -> None:
+    """Import gRPC so that it does not write to standard error; exceptions state what failed.
+
+    It does that by default when a connection or a fork surprises it. It reads the variable once.
+    """
+    if "grpc" not in sys.modules and _VERBOSITY not in os.environ:
+        os.environ[_VERBOSITY] = "NONE"
+        try:
+            importlib.import_module("grpc")
+        finally:
+            del os.environ[_VERBOSITY]
 
 
 class GrpcUsage:
@@ -48,8 +64,9 @@ class GrpcUsage:
         if self.is_blocked:
             raise UsageError(
                 "this process was forked while its parent used gRPC, which can wait forever in "
-                "such a process: close all clients, iterators and servers before the fork, or "
-                "start the process with multiprocessing_context='forkserver' or 'spawn', or set "
+                "such a process: open a client in this process, and do not upload or use the "
+                "transport flight; or close all clients, iterators and servers before the fork; or "
+                "start the process with multiprocessing_context='forkserver' or 'spawn'; or set "
                 "the variable GRPC_ENABLE_FORK_SUPPORT=1 before the parent starts"
             )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import ConfigError, SplitArrowError, UsageError
 from .credential_files import Reloadable
@@ -67,6 +67,15 @@ class TlsOptions:
         variables = os.environ if environ is None else environ
         ca_file, cert_file, key_file, server_name = (variables.get(name) or None for name in names)
         return cls(ca_file, cert_file, key_file if cert_file else None, server_name)
+
+
+def check_tls(tls: Any) -> None:
+    """Raise `UsageError` if a caller's `tls` is neither `TlsOptions` nor None."""
+    if tls is not None and not isinstance(tls, TlsOptions):
+        raise UsageError(
+            f"tls is {tls!r}; expected splitarrow.TlsOptions, as in "
+            "TlsOptions(ca_file='authority.pem')"
+        )
 
 
 @dataclass(frozen=True, slots=True)

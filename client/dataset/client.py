@@ -17,6 +17,7 @@ from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
+from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions
 from ..arguments import Read, ReadArguments, ReadPlan, build_request, column_names
 from ..rpc.channel import FlightChannel
@@ -408,7 +409,7 @@ class Client(BaseClient):
         self._copy = partial(
             type(self), uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
         )
-        self.channel = FlightChannel(parse_control_uri(uri), token, tls, timeout)
+        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout)
         """The gRPC channel to the control plane."""
         try:
             self.channel.check_connection(connect_timeout)
@@ -703,3 +704,14 @@ class Client(BaseClient):
 
     def _repr_html_(self) -> str:
         return html_lines("Client", self._facts(), _USAGE)
+
+
+def _open_channel(
+    uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
+) -> FlightChannel:
+    """Return a channel, whose calls another process makes if gRPC can wait forever in this one."""
+    if not GRPC_USAGE.is_blocked:
+        return FlightChannel(uri, token, tls, timeout)
+    from ..rpc.forked_channel import ForkedChannel  # multiprocessing takes time to import
+
+    return ForkedChannel(uri, token, tls, timeout)

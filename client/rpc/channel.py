@@ -19,7 +19,7 @@ from ...formats.flight_data import KEEP_ALIVE_HEADER
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
-from ...transport.tls_options import TlsOptions
+from ...transport.tls_options import TlsOptions, check_tls
 from ..stream.tracing import current_context
 from .errors import convert_grpc_error, explain_listener
 
@@ -73,6 +73,7 @@ class FlightChannel:
         self, uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
     ) -> None:
         token = None if token is None else _check_token(token)
+        check_tls(tls)
         self.uri = uri
         """The control plane."""
         self.address = uri.address
@@ -84,9 +85,12 @@ class FlightChannel:
         self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
         if self._token is not None:
             self._metadata.append(("authorization", f"Bearer {self._token}"))
-        GRPC_USAGE.add(self)
-        self._channel = _open_channel(uri, tls)
         self._closed = False
+        self._open()
+
+    def _open(self) -> None:
+        GRPC_USAGE.add(self)
+        self._channel = _open_channel(self.uri, self.tls)
 
     def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
         """Call a method that has one response, and return the response."""
@@ -125,7 +129,8 @@ class FlightChannel:
 
     def do_put(self, messages: Iterator[bytes]) -> Any:
         """Start DoPut and return the gRPC call, an iterator of serialized PutResults."""
-        return self._channel.stream_stream(_SERVICE + "DoPut")(messages, **self._call_options())
+        options = self._call_options()
+        return self._channel.stream_stream(_SERVICE + "DoPut")(messages, **options)
 
     def hold_dataset(self, name: str) -> DatasetHold:
         """Hold a dataset during a read of several parts. This does not wait for the server.
@@ -168,9 +173,12 @@ class FlightChannel:
             closed=closed or self._closed,
         )
 
-    def _call_options(self) -> dict[str, Any]:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed")
+
+    def _call_options(self) -> dict[str, Any]:
+        self._check_open()
         GRPC_USAGE.check_process()
         context = current_context()
         headers = [] if context is None else context.headers()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from .configuration import Configuration, load_settings
 from .declaration import Declaration, Group, Reload, Setting, declarations
-from .settings import DEFAULT_LISTEN, Settings
+from .settings import DEFAULT_LISTEN, EMBEDDED_LISTEN, Settings
 
 __all__ = [
     "DEFAULT_LISTEN",
+    "EMBEDDED_LISTEN",
     "Configuration",
     "Declaration",
     "Group",

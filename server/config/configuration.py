@@ -93,7 +93,10 @@ class Configuration:
         path = [str(part) for part in error["loc"]] or ["settings"]
         reason = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            reason = "no such setting" + _suggest(path[0], Settings.model_fields)
+            is_tls = path[0] == "tls"  # the name of the clients' argument
+            names = "; pass the files as 'tls_cert' and 'tls_key'"
+            reason = "no such setting"
+            reason += names if is_tls else _suggest(path[0], Settings.model_fields)
         elif error["type"] == "literal_error":
             choices = re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
             reason += _suggest(str(error["input"]), choices)

@@ -68,6 +68,8 @@ def listener_uri(text: str, *, traced: bool = False) -> DataUri:
 
 DEFAULT_LISTEN = (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
 """The default listeners. A server leaves ``shm://`` out if this host cannot share memory."""
+EMBEDDED_LISTEN = ("tcp://127.0.0.1:0", "shm://")
+"""The default listeners of a server in the process of its user; see `DEFAULT_LISTEN`."""
 
 
 _SERVICE_SCHEMES = {"control": ("grpc", "grpc+tls"), "http": ("http", "https")}

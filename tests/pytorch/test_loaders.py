@@ -242,8 +242,16 @@ def test_a_device_needs_the_process_of_the_trainer(server: Daemon) -> None:
         next(iter(loader))
 
 
-def test_forks_beside_an_open_connection_are_refused(server: Daemon) -> None:
+def test_forked_workers_read_beside_an_open_connection(server: Daemon) -> None:
     dataset = open_dataset(server)
+    with splitarrow.connect(server.control_uri) as client:
+        loader = data.DataLoader(dataset, batch_size=None, num_workers=2)
+        assert len(numbers(loader)) == ROWS
+        assert client.info("trips").rows == ROWS
+
+
+def test_forked_workers_do_not_use_flight_beside_an_open_connection(server: Daemon) -> None:
+    dataset = open_dataset(server, transport="flight")
     with splitarrow.connect(server.control_uri):
         forked = data.DataLoader(dataset, batch_size=None, num_workers=1)
         with pytest.raises(errors.UsageError, match="multiprocessing_context='forkserver'"):
@@ -253,6 +261,24 @@ def test_forks_beside_an_open_connection_are_refused(server: Daemon) -> None:
         )
         assert len(numbers(loader)) == ROWS
     assert len(numbers(data.DataLoader(dataset, batch_size=None, num_workers=1))) == ROWS
+
+
+EMBEDDED = """
+import pyarrow, splitarrow
+from torch.utils.data import DataLoader
+from splitarrow.pytorch import StreamDataset
+
+server = splitarrow.serve({"t": pyarrow.table({"n": range(10_000)})}, control="grpc://127.0.0.1:0")
+for _ in range(2):
+    dataset = StreamDataset(server.control_uri, "t", batch_rows=64)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert sum(len(batch["n"]) for batch in loader) == 10_000
+assert len(splitarrow.open(server.uri("t")).read_all()) == 10_000
+"""
+
+
+def test_forked_workers_read_from_a_server_in_the_process_of_the_loader() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", EMBEDDED], check=True, timeout=120)
 
 
 FORK_BESIDE_A_CLIENT = """

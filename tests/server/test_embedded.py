@@ -13,7 +13,7 @@ import pytest
 from pyarrow import feather, parquet
 
 import splitarrow
-from splitarrow.errors import UsageError
+from splitarrow.errors import ConfigError, UsageError
 
 TABLE = pa.table({"n": [1, 2, 3]})
 
@@ -110,6 +110,25 @@ def test_exceptions_and_statuses_stay_as_they_are() -> None:
     assert errors.endswith("KeyboardInterrupt\n")
 
 
+READ = """
+import sys, splitarrow
+with splitarrow.connect(sys.argv[1]) as client, client.read("t") as stream:
+    print(stream.transport, stream.read_all()["n"].to_pylist())
+"""
+
+
+def test_readers_on_the_host_map_the_data_by_default() -> None:
+    table = pa.table({"n": [1, 2, 3]})
+    with splitarrow.serve({"t": table}, control="grpc://127.0.0.1:0") as server:
+        uri = str(server.control_uri)
+        output = subprocess.check_output([sys.executable, "-c", READ, uri], text=True, timeout=60)
+        assert output == "shm [1, 2, 3]\n"
+        with splitarrow.connect(uri) as client, client.read("t") as stream:
+            assert stream.transport == "shm"
+            assert stream.read_all() == table
+        assert server.uri("t").startswith("tcp://")
+
+
 @pytest.mark.slow
 def test_an_interactive_session_ends() -> None:
     status, output, _ = run("server = serve()", "-i", "-q", stdin="count_rows(server.uri('t'))\n")
@@ -174,3 +193,18 @@ process.join()
 print(process.exitcode)
 """
     assert run(code, "-W", "ignore::DeprecationWarning") == (0, "0\n", "")
+
+
+TLS: Any = {"tls": "server.pem"}
+
+
+def test_a_file_as_tls_is_an_error_that_names_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match="tls: no such setting; pass the files as 'tls_cert'"):
+        splitarrow.serve({"t": pa.table({"n": [1]})}, listen="tcp+tls://127.0.0.1:0", **TLS)
+    expected = "tls is 'server.pem'; expected splitarrow.TlsOptions"
+    for address in ("grpc+tls://127.0.0.1:1", "grpc://127.0.0.1:1"):
+        with pytest.raises(UsageError, match=expected):
+            splitarrow.connect(address, **TLS)
+    for uri in ("tcp+tls://127.0.0.1:1?want_data=1&ticket=t", "grpc://127.0.0.1:1/t"):
+        with pytest.raises(UsageError, match=expected):
+            splitarrow.open(uri, **TLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -117,4 +118,29 @@ def test_a_forked_process_reads_or_raises(tmp_path: Path, daemon: StartDaemon) -
     server = daemon({"n": path}, control="grpc://127.0.0.1:0")
     command = [sys.executable, "-W", "ignore", "-c", FORK, str(server.control_uri)]
     output = subprocess.check_output(command, text=True, timeout=60)
-    assert output.splitlines() == ["3", REFUSED, REFUSED, "None", "3"]
+    assert output.splitlines() == ["3", REFUSED, "3", "None", "3"]
+
+
+QUIET = """
+import os
+import pyarrow as pa
+import splitarrow
+
+server = splitarrow.serve({"n": pa.table({"n": [1, 2, 3]})}, control="grpc://127.0.0.1:0")
+with splitarrow.connect(server.control_uri) as client:
+    client["n"].to_arrow()
+    if not os.fork():
+        os._exit(0)
+    os.wait()
+    server.close()
+assert "GRPC_VERBOSITY" not in os.environ
+"""
+
+
+def test_a_fork_and_a_server_that_closes_first_print_nothing() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", QUIET]
+    environment = {name: os.environ[name] for name in os.environ if name != "GRPC_VERBOSITY"}
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (process.stdout, process.stderr) == ("", "")
