@@ -154,13 +154,13 @@ def bind_socket(uri: DataUri) -> socket.socket:
     except OSError as error:
         reason = error.strerror
         if error.errno == errno.EADDRINUSE:
-            reason = _explain_use(uri.scheme, host, port)
+            reason = f"{reason} {_explain_use(uri.scheme, host, port)}"
         raise ConfigError(f"cannot listen on {uri.scheme}://{host}:{port}: {reason}") from None
     return sock
 
 
 def _explain_use(scheme: str, host: str, port: int) -> str:
-    """Return who listens at an address, and where to listen instead."""
+    """Return a phrase: who uses an address, and where to listen instead."""
     owner = "another program"
     with (
         contextlib.suppress(OSError),
@@ -171,7 +171,7 @@ def _explain_use(scheme: str, host: str, port: int) -> str:
             owner = "another splitarrow server"
     option = "--http" if scheme.startswith("http") else "--listen"
     free = f"{scheme}://{f'[{host}]' if ':' in host else host}:0"
-    return f"{owner} listens there; choose another port, or any free one with {option} {free}"
+    return f"by {owner}; choose another port, or any free one with {option} {free}"
 
 
 def check_address(uri: DataUri) -> None:

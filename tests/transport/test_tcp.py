@@ -173,7 +173,8 @@ def test_the_ends_of_a_connection() -> None:
 
 def test_an_address_in_use_is_an_error_and_leaves_no_socket() -> None:
     with closing(tcp.TRANSPORT.listen(LOOPBACK, ListenOptions())) as listener:
-        why = rf"cannot listen on tcp://127\.0\.0\.1:{listener.uri.port}: another program listens"
+        address = rf"tcp://127\.0\.0\.1:{listener.uri.port}"
+        why = rf"cannot listen on {address}: Address already in use by another program; "
         with pytest.raises(ConfigError, match=why):
             tcp.TRANSPORT.listen(listener.uri, ListenOptions())
         gc.collect()

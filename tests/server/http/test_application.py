@@ -179,7 +179,8 @@ def test_an_unusable_address_is_refused(uri: str, problem: str) -> None:
 
 def test_a_port_in_use_is_refused(server: splitarrow.Server) -> None:
     with pytest.raises(
-        ConfigError, match=r"^http: cannot listen on .*: another program listens there"
+        ConfigError,
+        match=r"^http: cannot listen on .*: Address already in use by another program; ",
     ):
         serve(http=uri_of(server))
 
