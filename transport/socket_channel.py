@@ -270,8 +270,12 @@ class SocketChannel:
     def _set_low_water(self) -> None:
         """Make the kernel wake this end for a large part of a body, not for each segment.
 
-        `wake_at` bounds the wait, so that a slow peer does not look like a silent one.
+        `wake_at` bounds the wait, so that a slow peer does not look like a silent one. Data from
+        another host is read at once: the kernel limits the receive window to such a part, and a
+        sender whose window limits its start takes the link for slow.
         """
+        if not self.is_local:
+            return
         low_water = min(self._decoder.missing_body_bytes, _MAX_LOW_WATER)
         if low_water < _MIN_LOW_WATER:
             low_water = 1
