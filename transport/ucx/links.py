@@ -1,19 +1,10 @@
 """Links: the connections below channels, kept for the next reader or closed gracefully.
 
-Connecting costs tens of milliseconds on both sides, most of it spent by the library on selecting
-protocols. A kept link costs none of that. A process keeps one only after a proven end, with nothing
-under way in either direction, so that no message of one stream reaches another. It closes the link
-when something arrives on it, when the server leaves, after `IDLE_SECONDS`, before the process
-forks, and when it exits.
-
 A channel that closes its link lingers for a bounded time, so that messages under way still arrive.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import select
 import threading
 import time
 from collections import deque
@@ -21,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ...errors import TransportError
+from ..idle_connections import IdleConnections
 from .worker import Worker
 
 LINGER_SECONDS = 1.0
@@ -29,10 +21,6 @@ _RETENTION_SECONDS = 2.0
 _MIN_PAUSE, _MAX_PAUSE = 0.0005, 0.01
 IDLE_SECONDS = 5.0
 """The time that a connection is kept, in seconds."""
-MAX_LINKS = 8
-"""The connections that a process keeps at most."""
-MAX_LINKS_PER_SERVER = 4
-"""The connections to one server that a process keeps at most."""
 _MAX_STEPS = 1000
 """The attempts to wait for the events of a connection, before it is given up."""
 
@@ -122,147 +110,44 @@ class ServerKey(NamedTuple):
     """The handle of remote bodies, by which a restarted server differs from the one before."""
 
 
-class _IdleLink(NamedTuple):
-    key: ServerKey
-    link: Link
-    expires: float
-    """The time at which it is closed (`time.monotonic`)."""
+class IdleLinks(IdleConnections[ServerKey, Link]):
+    """The idle connections of a process; the caller of `put` holds the lock of a link's worker.
 
-
-class IdleLinks:
-    """The idle connections of a process. Any thread may call its methods.
-
-    A thread watches the connections as long as there are any.
+    Connecting costs tens of milliseconds on both sides, most of it spent by the library on
+    selecting protocols.
     """
 
     def __init__(self) -> None:
-        # Reentrant, because the garbage collector may close a stream at any time.
-        self._lock = threading.RLock()
-        self._links: list[_IdleLink] = []
-        """The connections, the oldest first."""
-        self._epoll: select.epoll | None = None
-        self._watches = False
-        self._is_closed = False
-        self._inherited: object = None
-        """Connections of the parent process. They stay as they are."""
+        super().__init__("splitarrow-ucx-idle", IDLE_SECONDS, most=8, most_alike=4)
 
-    def __len__(self) -> int:
-        return len(self._links)
+    def find_descriptor(self, connection: Link) -> int:
+        """Return the descriptor of the worker."""
+        return connection.worker.descriptor
 
-    def put(self, key: ServerKey, link: Link) -> bool:
-        """Keep a connection; return False if the caller has to close it.
-
-        The caller holds the lock of the link's worker, and nobody else uses the link.
-        """
-        with self._lock:
-            if self._is_closed or not _is_quiet(link):
-                return False
-            same = [idle for idle in self._links if idle.key == key]
-            if len(same) >= MAX_LINKS_PER_SERVER:
-                self._close(same[0])
-            elif len(self._links) >= MAX_LINKS:
-                self._close(self._links[0])
-            try:
-                if self._epoll is None:
-                    self._epoll = select.epoll()
-                self._epoll.register(link.worker.descriptor, select.EPOLLIN)
-            except OSError:
-                return False
-            self._links.append(_IdleLink(key, link, time.monotonic() + IDLE_SECONDS))
-            if not self._watches:
-                # A daemon, because it waits for seconds; `close_at_exit` stops it in time.
-                thread = threading.Thread(target=self._watch, name="splitarrow-ucx-idle")
-                thread.daemon = True
-                thread.start()
-                self._watches = True
-            return True
-
-    def take(self, key: ServerKey) -> Link | None:
-        """Return the connection to a server that was used last, or None. The caller owns it."""
-        with self._lock:
-            for idle in reversed(self._links[:]):
-                if idle.key != key:
-                    continue
-                if _is_quiet(idle.link):
-                    self._remove(idle)
-                    return idle.link
-                self._close(idle)
-        return None
-
-    def close(self) -> bool:
-        """Close all connections; return whether there was one."""
-        with self._lock:
-            count = len(self._links)
-            for idle in self._links[:]:
-                self._close(idle)
-            return count > 0
-
-    def close_at_exit(self) -> None:
-        """Close all connections, and keep no others."""
-        with self._lock:
-            self._is_closed = True
-            self.close()
-
-    def after_fork(self) -> None:
-        """Leave to the parent what it has put back while it forked."""
-        self._inherited = (self._links, self._epoll, self._inherited)
-        self._lock = threading.RLock()
-        self._links = []
-        self._epoll = None
-        self._watches = False
-
-    def _remove(self, idle: _IdleLink) -> None:
-        self._links.remove(idle)
-        assert self._epoll is not None
-        self._epoll.unregister(idle.link.worker.descriptor)
-
-    def _close(self, idle: _IdleLink) -> None:
-        self._remove(idle)
-        worker = idle.link.worker
+    def is_quiet(self, connection: Link) -> bool:
+        """Return whether the worker has nothing to do, and waits for events."""
+        worker = connection.worker
         with worker.lock:
-            worker.close_endpoint(idle.link.endpoint)
-            worker.destroy()
-
-    def _watch(self) -> None:
-        """Close connections that the server closes, and those that have been idle for too long."""
-        while True:
-            with self._lock:
-                now = time.monotonic()
-                for idle in self._links[:]:
-                    if now >= idle.expires or not _is_quiet(idle.link):
-                        self._close(idle)
-                epoll = self._epoll
-                if not self._links or epoll is None:
-                    self._watches = False
-                    return
-                seconds = self._links[0].expires - now
-            epoll.poll(max(0.0, seconds))
-
-
-def _is_quiet(link: Link) -> bool:
-    """Return whether nothing has arrived on a connection and its server is there.
-
-    The next event then wakes the worker's descriptor up.
-    """
-    worker = link.worker
-    with worker.lock:
-        for _ in range(_MAX_STEPS):
-            while worker.progress():
+            for _ in range(_MAX_STEPS):
+                while worker.progress():
+                    if worker.has_arrivals:
+                        return False
                 if worker.has_arrivals:
                     return False
-            if worker.has_arrivals:
-                return False
-            try:
-                if worker.arm():
-                    return True
-            except TransportError:
-                return False
-    return False
+                try:
+                    if worker.arm():
+                        return True
+                except TransportError:
+                    return False
+        return False
+
+    def end(self, connection: Link) -> None:
+        """Close the endpoint, and end the worker."""
+        with connection.worker.lock:
+            connection.worker.close_endpoint(connection.endpoint)
+            connection.worker.destroy()
 
 
 IDLE_LINKS = IdleLinks()
 """The idle connections of this process."""
-
-# A child shares the sockets of its parent, whose death the server would not notice then.
-os.register_at_fork(before=IDLE_LINKS.close, after_in_child=IDLE_LINKS.after_fork)
-atexit.register(IDLE_LINKS.close_at_exit)
+IDLE_LINKS.follow_process()

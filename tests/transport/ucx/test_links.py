@@ -28,9 +28,8 @@ from splitarrow.transport import blocking
 from splitarrow.transport.base import Channel, ConnectOptions, Listener, ListenOptions
 from splitarrow.transport.registry import find_transport
 from splitarrow.transport.ucx import channel as reader_channel
-from splitarrow.transport.ucx import links as idle_links
 from splitarrow.transport.ucx import transport
-from splitarrow.transport.ucx.links import IDLE_LINKS, MAX_LINKS, MAX_LINKS_PER_SERVER, IdleLinks
+from splitarrow.transport.ucx.links import IDLE_LINKS, IdleLinks
 
 LISTEN = ["ucx://127.0.0.1:0"]
 ROWS = 50_000
@@ -59,7 +58,7 @@ def read(uri: str, fill: int) -> bool:
 def no_idle_links(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start and end without idle connections, and keep them as long as a test takes."""
     IDLE_LINKS.close()
-    monkeypatch.setattr(idle_links, "IDLE_SECONDS", 600.0)
+    monkeypatch.setattr(IDLE_LINKS, "seconds", 600.0)
     yield
     IDLE_LINKS.close()
 
@@ -154,7 +153,7 @@ def test_streams_at_once_get_their_own_data_over_kept_connections(
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(read_many, range(8)))
-    assert 0 < len(IDLE_LINKS) <= MAX_LINKS_PER_SERVER
+    assert 0 < len(IDLE_LINKS) <= IDLE_LINKS.most_alike
 
 
 def test_a_process_keeps_few_connections(
@@ -166,14 +165,14 @@ def test_a_process_keeps_few_connections(
             with stream:
                 assert stream.read_all() == make_table(fill)
 
-    read_at_once(server.uri("fill0"), 0, MAX_LINKS_PER_SERVER + 1)
-    assert len(IDLE_LINKS) == MAX_LINKS_PER_SERVER
-    monkeypatch.setattr(idle_links, "MAX_LINKS", MAX_LINKS_PER_SERVER)
+    assert IDLE_LINKS.most > IDLE_LINKS.most_alike
+    read_at_once(server.uri("fill0"), 0, IDLE_LINKS.most_alike + 1)
+    assert len(IDLE_LINKS) == IDLE_LINKS.most_alike
+    monkeypatch.setattr(IDLE_LINKS, "most", IDLE_LINKS.most_alike)
     with splitarrow.serve({"t": make_table(3)}, listen=LISTEN) as other:
         read_at_once(other.uri("t"), 3, 1)
-        assert len(IDLE_LINKS) == MAX_LINKS_PER_SERVER
+        assert len(IDLE_LINKS) == IDLE_LINKS.most_alike
         assert read(other.uri("t"), 3)
-    assert MAX_LINKS > MAX_LINKS_PER_SERVER
 
 
 def test_an_idle_connection_expires(
@@ -182,10 +181,10 @@ def test_an_idle_connection_expires(
     links = IdleLinks()  # no thread waits already, for the end of connections of other tests
     for module in (transport, reader_channel):
         monkeypatch.setattr(module, "IDLE_LINKS", links)
-    monkeypatch.setattr(idle_links, "IDLE_SECONDS", 0.01)
+    links.seconds = 0.01
     assert not read(server.uri("fill1"), 1)
     wait_until(lambda: not links, "the end of the idle connection")
-    monkeypatch.setattr(idle_links, "IDLE_SECONDS", 600.0)
+    links.seconds = 600.0
     assert not read(server.uri("fill1"), 1)
     assert read(server.uri("fill1"), 1)
     links.close()

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.waiting import wait_until
 from splitarrow.errors import TransportError
+from splitarrow.transport import idle_connections
 from splitarrow.transport.ucx import links as idle_links
 from splitarrow.transport.ucx.links import IdleLinks, ServerKey
 
@@ -60,7 +61,7 @@ class Store:
         self.links = IdleLinks()
         self.workers: list[FakeWorker] = []
         self._before = set(threading.enumerate())
-        monkeypatch.setattr(idle_links, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(idle_connections, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def make_link(self) -> Any:
         worker = FakeWorker()
@@ -155,7 +156,7 @@ def test_a_connection_with_something_under_way_is_neither_kept_nor_taken(
 ) -> None:
     link = store.make_link()
     disturb(link.worker)
-    assert idle_links._is_quiet(link) is False
+    assert store.links.is_quiet(link) is False
     disturb(link.worker)
     assert store.links.put(KEY, link) is False
     kept = store.put()
@@ -211,7 +212,7 @@ def test_the_thread_waits_until_the_oldest_connection_expires(
             waits.append(seconds)
             store.now += seconds
 
-    monkeypatch.setattr(idle_links, "select", SimpleNamespace(epoll=Epoll, EPOLLIN=1))
+    monkeypatch.setattr(idle_connections, "select", SimpleNamespace(epoll=Epoll, EPOLLIN=1))
     store.put()
     wait_until(lambda: not store.links, "the end of the connection")
     assert waits == [idle_links.IDLE_SECONDS]
