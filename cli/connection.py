@@ -121,7 +121,7 @@ def connect_first(
     has_socket = uri.scheme in ("tcp", "tcp+tls") and bool(uri.host)
     if len(uris) > 1 or not has_socket or not is_complete or timeout <= 0:
         return nullcontext()
-    from ..transport.early_connections import connected_early
+    from ..transport.sockets import connected_early
 
     return connected_early(uri.replace(path=""), timeout)
 

@@ -46,10 +46,13 @@ _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 _WRITER_POLL_SECONDS = 0.1
 _WRITER_GRACE_SECONDS = 2.0
 """The time in which a session takes its reader past a file that another process waits to write."""
+_LOST_SECONDS = 45.0
+"""The time after which a reader is lost whose host acknowledges nothing."""
 _CHECKS_PER_LIMIT = 4
 _MAX_CHECK_SECONDS = 10.0
-_MAX_EARLY_FRAMES = 3
-"""The frames of a next request: an interval of keep-alives, a trace, and the request."""
+_MAX_EARLY_FRAMES = 4
+"""The frames of a reader that has received the end of its stream, and requests another: two
+intervals of keep-alives, a trace, and the request."""
 
 
 class Session:
@@ -140,8 +143,13 @@ class Session:
     def check_progress(self, now: float, seconds: float) -> None:
         """Disconnect the reader if it has taken nothing of a stream for a number of seconds.
 
-        `now` is the time of the event loop.
+        `now` is the time of the event loop. A reader whose host is gone is disconnected earlier.
         """
+        silence = self._channel.peer_silence
+        if silence >= _LOST_SECONDS:
+            self._log.warning("reader lost", seconds=round(silence))
+            self._is_reset = True
+            self._scope.cancel()
         # All of a stream may be sent, and its leases held, before the reader takes any of it.
         is_leased = self._machine.state is ServerState.LEASED
         unread_bytes = self._channel.unread_bytes if is_leased else 0

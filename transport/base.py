@@ -199,6 +199,14 @@ class Channel(Protocol):
         """
         ...
 
+    @property
+    def peer_silence(self) -> float:
+        """The seconds for which the peer's host has not acknowledged data or probes.
+
+        It is 0 where the host answers, nothing is sent to it, or the transport does not know it.
+        """
+        ...
+
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when data arrives."""
         ...

@@ -118,6 +118,7 @@ class InprocChannel:
     send_waits_readable = True
     delays_writer = False  # what was sent does not refer to a file
     unread_bytes = 0
+    peer_silence = 0.0
     wake_at: float | None = None
 
     def __init__(self, inward: _Pipe, outward: _Pipe, limits: Limits, peer: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import (
@@ -39,6 +40,12 @@ _WAKE_SECONDS = 0.05
 RESET = struct.pack("ii", True, 0)
 """The value of SO_LINGER with which closing a socket resets the connection."""
 _UNKNOWN_BUFFER = 64 << 20
+_REUSE_MILLISECONDS = 4000
+"""The time in which the server must acknowledge a request on a connection that was kept."""
+_TCP_INFO = struct.Struct("<2xBB52xI")
+"""From the struct tcp_info of Linux: the retransmissions and the window probes since the last
+acknowledgement, and the time since then in milliseconds."""
+_MIN_UNANSWERED = 2
 _TLS_ALERT = b"\x15\x03"
 _HTTP2_SETTINGS = b"\x04"
 """The type of the first frame of an HTTP/2 server, after the three bytes of its length."""
@@ -52,6 +59,8 @@ class SocketChannel:
 
     capabilities = Capabilities()
     send_waits_readable = False
+    _keep: Callable[[SocketChannel], bool] | None = None
+    _farewell: OutgoingFrame | None = None
     user: int | None = None
     refusal: str | None = None
     lanes = ()
@@ -334,22 +343,93 @@ class SocketChannel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def peer_silence(self) -> float:
+        """The seconds for which the peer's host has not answered; see `Channel.peer_silence`."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:  # A Unix socket, or one that is closed.
+            return 0.0
+        retransmissions, probes, milliseconds = _TCP_INFO.unpack(info)
+        return milliseconds / 1000 if retransmissions + probes >= _MIN_UNANSWERED else 0.0
+
+    def keep_with(self, keep: Callable[[SocketChannel], bool], farewell: OutgoingFrame) -> None:
+        """Let `close` pass the connection on, for another reader, if its stream has ended.
+
+        `farewell` tells the server that the reader has received everything, so that it releases
+        the files that it has sent from. `keep` returns False if the connection has to be closed.
+        """
+        self._keep, self._farewell = keep, farewell
+
+    def renew(self, limits: Limits, staging: int, allocator: Allocator) -> None:
+        """Begin a new stream on a connection that was kept."""
+        self._decoder = FrameDecoder(limits, staging=staging, allocator=allocator)
+        self._decoder.preface_received = True
+        self._parts = deque()
+        self.bytes_sent = self.bytes_received = 0
+        self.capabilities = Capabilities(is_reused=True)
+        with contextlib.suppress(OSError):  # The next call fails, and explains it.
+            self._socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _REUSE_MILLISECONDS
+            )
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing arrives on a connection that is kept."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def _pass_on(self) -> bool:
+        """Pass the connection on if its stream has ended; return whether this was done."""
+        decoder, keep, farewell = self._decoder, self._keep, self._farewell
+        if keep is None or farewell is None or self._pending_error is not None or self._parts:
+            return False
+        if not decoder.preface_received or not decoder.at_boundary or decoder.has_frames:
+            return False
+        try:
+            self.queue([farewell])
+            if not self.send_some():
+                return False
+        except TransportError:
+            return False
+        successor = copy.copy(self)
+        # This channel may still be interrupted or aborted.
+        sock = self._socket
+        successor._socket = socket.socket(sock.family, sock.type, sock.proto, sock.detach())
+        successor._keep = None
+        if not keep(successor):
+            successor.close()
+        return True
+
     def close(self) -> None:
         """Close; see `Channel.close`."""
-        if not self._closed:
-            with contextlib.suppress(TransportError):
-                self._send_preface()
-            self._closed = True
-            self._parts.clear()
-            self._socket.close()
-            self._return_files()
+        if self._closed:
+            return
+        with contextlib.suppress(TransportError):
+            self._send_preface()
+        if not self._pass_on():
+            self._send_farewell()
+        self._release()
+
+    def _send_farewell(self) -> None:
+        """Send what announces the end of the connection."""
+
+    def _release(self) -> None:
+        self._closed = True
+        self._parts.clear()
+        self._socket.close()
+        self._return_files()
 
     def abort(self) -> None:
         """Close at once, with a reset; see `Channel.abort`."""
         if not self._closed:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            SocketChannel.close(self)
+            self._release()
 
     def _explain_end(self) -> TransportError:
         """Return the error for a peer that closed the connection."""

@@ -6,14 +6,20 @@ import contextlib
 import errno
 import ipaddress
 import socket
+from functools import partial
+from ssl import SSLContext
+from typing import NamedTuple
 
 from ..errors import ConfigError, ConnectError, UriError
+from ..protocol.frames import TaggedFrame
 from ..protocol.limits import Limits
+from ..protocol.payloads import pack_interval
 from ..protocol.uri import TCP_PORT, DataUri, Streams
 from .base import ConnectOptions, Diagnosis, ListenOptions, Traits, list_request_tags
-from .early_connections import open_socket
 from .framing import PREFACE
+from .idle_connections import IdleConnections
 from .socket_channel import RESET, SocketChannel
+from .sockets import open_socket
 
 _BACKLOG = 1024
 _PROBE_SECONDS = 1.0
@@ -196,6 +202,74 @@ def choose_staging(uri: DataUri) -> int:
     return _STAGING if uri.stream is Streams.BOTH else _HALF_STAGING
 
 
+class ConnectionKey(NamedTuple):
+    """What a connection must have in common with another to take its place."""
+
+    address: str
+    want_data: int | None
+    keep_alive: int
+    stream: Streams
+    context: SSLContext | None
+    """The certificates in use, which change with their files."""
+    server_name: str | None
+
+
+class IdleSockets(IdleConnections[ConnectionKey, SocketChannel]):
+    """The connections of a process to other hosts, which keep their speed for the next stream.
+
+    A connection within the host starts at full speed, and costs the server a descriptor.
+    """
+
+    def find_descriptor(self, connection: SocketChannel) -> int:
+        """Return the socket's descriptor."""
+        return connection.fileno()
+
+    def is_quiet(self, connection: SocketChannel) -> bool:
+        """Return whether nothing arrives."""
+        return connection.is_quiet()
+
+    def end(self, connection: SocketChannel) -> None:
+        """Close the connection."""
+        connection.close()
+
+
+IDLE_SOCKETS = IdleSockets("splitarrow-tcp-idle", 30.0, most=16, most_alike=8)
+"""The idle connections of this process."""
+IDLE_SOCKETS.follow_process()
+
+
+def make_key(
+    uri: DataUri, context: SSLContext | None = None, server_name: str | None = None
+) -> ConnectionKey | None:
+    """Return what finds an idle connection; None if the server may serve one stream on each."""
+    tag = uri.keep_alive
+    if tag is None:
+        return None
+    return ConnectionKey(uri.address, uri.want_data, tag, uri.stream, context, server_name)
+
+
+def take_idle(
+    key: ConnectionKey | None, uri: DataUri, options: ConnectOptions
+) -> SocketChannel | None:
+    """Return an idle connection to the same server, or None."""
+    channel = IDLE_SOCKETS.take(key) if key is not None and options.reuse else None
+    if channel is not None:
+        channel.renew(options.limits, choose_staging(uri), options.allocator)
+        keep_when_idle(channel, key, options)
+    return channel
+
+
+def keep_when_idle(
+    channel: SocketChannel, key: ConnectionKey | None, options: ConnectOptions
+) -> None:
+    """Let a connection with another host be kept after its stream."""
+    if key is None or not options.reuse or channel.is_local:
+        return
+    payload = pack_interval(IDLE_SOCKETS.seconds)
+    farewell = TaggedFrame(key.keep_alive, len(payload), (payload,))
+    channel.keep_with(partial(IDLE_SOCKETS.put, key), farewell)
+
+
 class TcpTransport:
     """The scheme ``tcp``."""
 
@@ -209,9 +283,13 @@ class TcpTransport:
 
     def connect(self, uri: DataUri, options: ConnectOptions) -> SocketChannel:
         """Connect; see `Transport.connect`."""
+        key = make_key(uri)
+        kept = take_idle(key, uri, options)
+        if kept is not None:
+            return kept
         sock = connect_socket(uri, options.timeout)
         try:
-            return SocketChannel(
+            channel = SocketChannel(
                 sock,
                 options.limits,
                 server=False,
@@ -226,6 +304,8 @@ class TcpTransport:
                 reason = error.strerror or error
                 raise ConnectError(f"cannot connect to {uri.address}: {reason}") from None
             raise
+        keep_when_idle(channel, key, options)
+        return channel
 
     def diagnose(self) -> Diagnosis:
         """Return the state of the transport, which works on every host."""

@@ -37,6 +37,9 @@ from .tcp import (
     connect_socket,
     format_peer,
     is_local,
+    keep_when_idle,
+    make_key,
+    take_idle,
 )
 from .tls_options import (
     TlsOptions,
@@ -339,14 +342,18 @@ class TlsChannel(SocketChannel):
     def close(self) -> None:
         """Close with a TLS alert; see `Channel.close`."""
         with self._lock:
-            if not self._closed and self._established:
-                with contextlib.suppress(TransportError):
-                    self._send_preface()
-                with contextlib.suppress(OSError):  # the peer's alert has not arrived yet
-                    self._tls.unwrap()
-                with contextlib.suppress(OSError):
-                    self._flush()
             super().close()
+
+    def _send_preface(self) -> None:
+        if self._established:
+            super()._send_preface()
+
+    def _send_farewell(self) -> None:
+        if self._established:
+            with contextlib.suppress(OSError):  # the peer's alert has not arrived yet
+                self._tls.unwrap()
+            with contextlib.suppress(OSError):
+                self._flush()
 
     def _find_refusal(self) -> Exception | None:
         """Return the error for an alert that the peer sent before it closed, or None."""
@@ -442,7 +449,12 @@ class TlsTransport:
         """
         deadline = time.monotonic() + options.timeout
         tls = options.tls or TlsOptions.from_environment()
-        context = load_client_context(tls).current()
+        context, server_name = load_client_context(tls).current(), _find_server_name(uri, tls)
+        key = make_key(uri, context, server_name)
+        kept = take_idle(key, uri, options)
+        if kept is not None:
+            assert isinstance(kept, TlsChannel)
+            return kept
         sock = connect_socket(uri, options.timeout)
         try:
             channel = TlsChannel(
@@ -450,7 +462,7 @@ class TlsTransport:
                 options.limits,
                 context,
                 server=False,
-                server_name=_find_server_name(uri, tls),
+                server_name=server_name,
                 peer=format_peer(sock),
                 is_local=is_local(sock),
                 staging=choose_staging(uri),
@@ -480,6 +492,7 @@ class TlsTransport:
         except BaseException:
             channel.close()
             raise
+        keep_when_idle(channel, key, options)
         return channel
 
     def diagnose(self) -> Diagnosis:

@@ -95,15 +95,6 @@ def test_the_address_of_a_peer_is_written_as_in_a_uri(host: str, text: str) -> N
         assert tcp.format_peer(client) == f"{text}{listener.getsockname()[1]}"
 
 
-def test_a_host_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def time_out(address: tuple[str, int], timeout: float) -> socket.socket:
-        raise TimeoutError(f"{address} after {timeout}")
-
-    monkeypatch.setattr(socket, "create_connection", time_out)
-    with pytest.raises(ConnectError, match=r"cannot connect to .* no answer within 1.5 s"):
-        tcp.connect_socket(LOOPBACK, 1.5)
-
-
 def fail_to_configure(sock: socket.socket) -> None:
     raise OSError(errno.EINVAL, "gone")
 

@@ -52,6 +52,7 @@ class UcxChannel:
     send_waits_readable = True
     delays_writer = False  # a file guard protects what was sent of a file
     unread_bytes = 0
+    peer_silence = 0.0
     wake_at: float | None = None
     user: int | None = None
     refusal: str | None = None
