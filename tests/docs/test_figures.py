@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,18 @@ def hook() -> dict[str, Any]:
 
 def test_the_file_has_what_the_benchmarks_measured(hook: dict[str, Any]) -> None:
     text = FIGURES.read_text()
-    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
+    benchmarks = "".join(page.read_text() for page in hook["TABLES"])
     assert hook["fill_figures"](text, benchmarks) == text, "run make figures"
+
+
+def test_the_summary_has_the_figures_of_all_results() -> None:
+    results, page = (
+        (ROOT / name).read_text() for name in ("benchmarks/results.md", "docs/benchmarks.md")
+    )
+    summary = page.partition("<!-- benchmark summary: begin -->")[2].partition("<!--")[0]
+    rates = [line for line in summary.splitlines() if re.match(r"\|.*\(\d|Measured", line)]
+    assert len(rates) == 13
+    assert [line for line in rates if line not in results] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
