@@ -150,6 +150,8 @@ SUMMARY_BEGIN = "<!-- benchmark summary: begin -->"
 SUMMARY_END = "<!-- benchmark summary: end -->"
 """The markers in a page between which `save_markdown` puts a summary of the tables."""
 
+_SUMMARY = ("splitarrow-tcp", "splitarrow-shm", BASELINE)
+"""The backends between which most users choose."""
 _CONSUMERS: dict[Consume, str] = {
     "count": "A client that counts rows:",
     "sum": "A client that sums every column:",
@@ -188,7 +190,7 @@ def save_markdown(report: Report, path: Path) -> None:
 
 def summary_tables(report: Report) -> str:
     """Return the rates of a single client, and the figures of concurrent ones, in Markdown."""
-    lines = _rate_tables(report)
+    lines = _rate_tables(report, [name for name in report.backends() if name in _SUMMARY])
     concurrent = report.section("clients")
     if concurrent:
         size = format_size(concurrent[0].batch_bytes)
@@ -204,14 +206,14 @@ def summary_tables(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rate_tables(report: Report) -> list[str]:
+def _rate_tables(report: Report, names: list[str]) -> list[str]:
     lines: list[str] = []
     for consume in report.consumers():
         lines += [
             f"{_CONSUMERS[consume]} GB/s, median of all rounds. In parentheses: the ratio to "
             f"{BASELINE}.",
             "",
-            *_rate_table(report, consume),
+            *_rate_table(report, names, consume),
             "",
         ]
     return lines
@@ -219,7 +221,7 @@ def _rate_tables(report: Report) -> list[str]:
 
 def markdown_tables(report: Report) -> str:
     """Return the tables of a report in Markdown."""
-    lines = _rate_tables(report)
+    lines = _rate_tables(report, report.backends())
     concurrent = report.section("clients")
     if concurrent:
         size = format_size(concurrent[0].batch_bytes)
@@ -239,9 +241,8 @@ def markdown_tables(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rate_table(report: Report, consume: Consume) -> list[str]:
+def _rate_table(report: Report, names: list[str], consume: Consume) -> list[str]:
     """Return a table of rates with a row per batch size and a column per backend."""
-    names = report.backends()
     lines = table_head(["batch", *names], text_columns=1)
     for size in report.batch_sizes():
         rates = [_rate_cell(report, name, size, consume) for name in names]
