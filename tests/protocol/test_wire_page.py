@@ -134,7 +134,7 @@ def test_the_numbers_of_system_calls_are_those_of_the_code(statement: str) -> No
         f"exactly {len(pack_metadata(0, 0))} bytes",
         f"at most {DEFAULT_LIMITS.failure_bytes >> 10} KiB",
         f"The default port is {TCP_PORT}.",
-        "`compression` is " + ", ".join(f"`{c}`" for c in COMPRESSIONS[:-1]) + ", or `auto`",
+        "| `compression` | " + ", ".join(f"`{c}`" for c in COMPRESSIONS[:-1]) + ", or `auto`",
     ],
 )
 def test_other_numbers_are_those_of_the_code(statement: str) -> None:
