@@ -83,8 +83,9 @@ bench-paired: $(VENV)/installed ## compare the processor time of HEAD with an ea
 COMMIT ?= HEAD~1
 
 .PHONY: bench-vortex
-bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates docs/benchmarks.md
-	@$(BIN)/python -m splitarrow.benchmarks.studies.vortex --markdown docs/benchmarks.md $(ARGS)
+bench-vortex: $(VENV)/installed-test ## measure Vortex beside LZ4 and ZSTD over links of several speeds; updates both pages
+	@$(BIN)/python -m splitarrow.benchmarks.studies.vortex \
+	    --markdown docs/benchmarks.md --markdown benchmarks/results.md $(ARGS)
 
 .PHONY: bench-spark
 bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's reads and writes; updates docs/benchmarks.md
@@ -93,7 +94,7 @@ bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's r
 	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
 
 .PHONY: figures
-figures: $(BIN)/python ## write the figures of docs/figures.toml and docs/benchmarks.md into all pages
+figures: $(BIN)/python ## write the figures of docs/figures.toml and of the benchmarks into all pages
 	@$(BIN)/python tests/docs/figures.py
 
 # --- checking ----------------------------------------------------------------------------------

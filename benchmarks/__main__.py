@@ -16,15 +16,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Show a report as tables or as a plot, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks")
     parser.add_argument("report", type=Path, help="a file that `splitarrow bench --json` wrote")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables in Markdown")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write tables in Markdown; can be repeated",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw an .svg or .png")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier report")
     options = parser.parse_args(arguments)
     try:
         report = read_report(options.report)
         earlier = None if options.compare is None else read_report(options.compare)
-        if options.markdown:
-            save_markdown(report, options.markdown)
+        for page in options.markdown:
+            save_markdown(report, page)
         if options.plot:
             save_plot(report, options.plot)
     except (SplitArrowError, OSError) as error:

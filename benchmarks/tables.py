@@ -146,7 +146,12 @@ def _cells(report: Report, result: Result) -> list[str]:
 BEGIN = "<!-- benchmark: begin -->"
 END = "<!-- benchmark: end -->"
 """The markers in a page between which `save_markdown` puts the tables."""
+SUMMARY_BEGIN = "<!-- benchmark summary: begin -->"
+SUMMARY_END = "<!-- benchmark summary: end -->"
+"""The markers in a page between which `save_markdown` puts a summary of the tables."""
 
+_SUMMARY = ("splitarrow-tcp", "splitarrow-shm", BASELINE)
+"""The backends between which most users choose."""
 _CONSUMERS: dict[Consume, str] = {
     "count": "A client that counts rows:",
     "sum": "A client that sums every column:",
@@ -172,23 +177,51 @@ def save_markdown(report: Report, path: Path) -> None:
     """Write the tables of a report to a Markdown file.
 
     If the file contains the lines ``<!-- benchmark: begin -->`` and ``<!-- benchmark: end -->``,
-    the tables replace the lines between them. Otherwise they replace the whole file.
+    the tables replace the lines between them. If it contains such lines with ``benchmark summary``,
+    a summary of the tables does. Otherwise the tables replace the whole file.
     """
     page = path.read_text() if path.exists() else ""
-    path.write_text(insert_between(BEGIN, END, markdown_tables(report), page))
+    if SUMMARY_BEGIN in page:
+        text = insert_between(SUMMARY_BEGIN, SUMMARY_END, summary_tables(report), page)
+    else:
+        text = insert_between(BEGIN, END, markdown_tables(report), page)
+    path.write_text(text)
 
 
-def markdown_tables(report: Report) -> str:
-    """Return the tables of a report in Markdown."""
+def summary_tables(report: Report) -> str:
+    """Return the rates of a single client, and the figures of concurrent ones, in Markdown."""
+    lines = _rate_tables(report, [name for name in report.backends() if name in _SUMMARY])
+    concurrent = report.section("clients")
+    if concurrent:
+        size = format_size(concurrent[0].batch_bytes)
+        headings = ("GB/s", f"× {BASELINE}", "first batch ms", "CPU s/GiB", "MiB")
+        lines += [f"Concurrent clients of one server, batches of {size}:", ""]
+        lines += table_head(["clients", "backend", *headings], text_columns=2)
+        for result in concurrent:
+            rate, _, ratio, first_batch, cpu, memory = _cells(report, result)
+            cells = [rate, ratio, first_batch, cpu, memory]
+            lines.append(table_row([str(result.clients), result.backend, *cells]))
+        lines.append("")
+    lines.append(f"Measured {format_conditions(report)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _rate_tables(report: Report, names: list[str]) -> list[str]:
     lines: list[str] = []
     for consume in report.consumers():
         lines += [
             f"{_CONSUMERS[consume]} GB/s, median of all rounds. In parentheses: the ratio to "
             f"{BASELINE}.",
             "",
-            *_rate_table(report, consume),
+            *_rate_table(report, names, consume),
             "",
         ]
+    return lines
+
+
+def markdown_tables(report: Report) -> str:
+    """Return the tables of a report in Markdown."""
+    lines = _rate_tables(report, report.backends())
     concurrent = report.section("clients")
     if concurrent:
         size = format_size(concurrent[0].batch_bytes)
@@ -208,9 +241,8 @@ def markdown_tables(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rate_table(report: Report, consume: Consume) -> list[str]:
+def _rate_table(report: Report, names: list[str], consume: Consume) -> list[str]:
     """Return a table of rates with a row per batch size and a column per backend."""
-    names = report.backends()
     lines = table_head(["batch", *names], text_columns=1)
     for size in report.batch_sizes():
         rates = [_rate_cell(report, name, size, consume) for name in names]

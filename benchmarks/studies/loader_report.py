@@ -16,12 +16,10 @@ from ...publication.atomic_files import AtomicFile
 from ..machine import machine_properties, software_versions
 from ..plot import TEXT_COLOR, open_figure
 from ..statistics import (
-    UNKNOWN,
     Statistics,
     format_figure,
     format_mebibytes,
     format_median,
-    format_range,
     format_ratio,
 )
 from ..tables import insert_between, table_row
@@ -133,11 +131,9 @@ END = "<!-- loaders: end -->"
 _HEADINGS = (
     "workers",
     "loader",
-    "M rows/s, warm",
-    "min–max",
-    "CPU ms per M rows, warm",
-    "M rows/s, cold",
-    "CPU ms per M rows, cold",
+    "warm, M rows/s",
+    "warm, CPU ms/M rows",
+    "cold, M rows/s",
     "MiB",
 )
 
@@ -184,40 +180,32 @@ def describe_run(report: LoaderReport) -> str:
 
 
 def _format_cells(result: LoaderResult) -> list[str]:
-    warm = result.rate("warm")
     return [
         str(result.workers),
         result.loader,
-        format_median(warm, 1e-6),
-        UNKNOWN if warm is None else format_range(warm, 1e-6),
+        format_median(result.rate("warm"), 1e-6),
         format_median(result.cpu_seconds("warm"), 1e3),
         format_median(result.rate("cold"), 1e-6),
-        format_median(result.cpu_seconds("cold"), 1e3),
         format_mebibytes(result.peak_bytes),
     ]
 
 
 def _compare(report: LoaderReport, workers: int) -> Iterator[str]:
-    """Yield a line for each transport: the ratios of warm rates and of processor time."""
+    """Yield a line for each transport: the ratio of its warm rate to that of the fastest peer."""
     found = [each for each in report.results if each.workers == workers]
     rates = {each.loader: rate.median for each in found if (rate := each.rate("warm"))}
-    cpu = {each.loader: cpu.median for each in found if (cpu := each.cpu_seconds("warm"))}
     peers = [name for name in rates if name not in OURS]
     if not peers:
         return
-    fastest, leanest = max(peers, key=rates.__getitem__), min(peers, key=cpu.__getitem__)
+    fastest = max(peers, key=rates.__getitem__)
     for name in OURS:
         if name in rates:
             ratio, goal = rates[name] / rates[fastest], GOALS[name]
             outcome = "met" if ratio >= goal else "not met"
-            line = (
-                f"- {name}, {workers} workers, warm: {format_ratio(ratio)} times the rows per "
-                f"second of {fastest} (goal: {format_figure(goal)}, {outcome})"
+            yield (
+                f"- {name}, {workers} workers, warm: {format_ratio(ratio)} times as fast as "
+                f"{fastest} (goal: {format_figure(goal)}, {outcome})."
             )
-            if cpu[name]:
-                share = format_ratio(cpu[leanest] / cpu[name])
-                line += f", and {share} times the rows per processor second of {leanest}"
-            yield f"{line}."
 
 
 # The colors of Okabe and Ito, which color-blind readers can distinguish.

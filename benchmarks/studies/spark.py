@@ -109,13 +109,12 @@ def spark_markdown(figures: Figures) -> str:
 
 
 def _table(heading: str, figures: Figures, jobs: Sequence[str]) -> Iterator[str]:
-    yield from table_head([heading, "M rows/s", "min–max", "processor s"])
+    yield from table_head([heading, "M rows/s", "processor s"])
     for job in jobs:
         if job in figures["seconds"]:
-            rates = _rates(figures, job)
+            rate = median(_rates(figures, job))
             cpu = median(figures["cpu_seconds"][job])
-            rate, extremes = f"{median(rates):.2f}", f"{min(rates):.2f}–{max(rates):.2f}"
-            yield table_row([job, rate, extremes, f"{cpu:.2f}"])
+            yield table_row([job, f"{rate:.2f}", f"{cpu:.2f}"])
 
 
 def _rates(figures: Figures, job: str) -> list[float]:

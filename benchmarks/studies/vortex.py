@@ -90,6 +90,8 @@ def _forward(source: socket.socket, target: socket.socket, rate: float) -> None:
 
 BEGIN = "<!-- vortex: begin -->"
 END = "<!-- vortex: end -->"
+SUMMARY_BEGIN = "<!-- vortex summary: begin -->"
+SUMMARY_END = "<!-- vortex summary: end -->"
 
 FORMATS = ("arrow", "lz4", "zstd", "vortex")
 LINKS = {"loopback": None, "10 Gbit/s": 1.25e9, "1 Gbit/s": 0.125e9}
@@ -307,13 +309,42 @@ def markdown_tables(figures: list[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary_table(figures: list[Figure]) -> str:
+    """Return the sizes on the wire and the rates over the loopback as one table in Markdown."""
+    known = {(each.table, each.format): each for each in figures if each.link == "loopback"}
+    sizes = [f"{each}, times smaller" for each in FORMATS[1:]]
+    lines = table_head(["table", *sizes, *(f"{each}, GB/s" for each in FORMATS)])
+    for table in dict.fromkeys(figure.table for figure in figures):
+        found = [known[table, each] for each in FORMATS]
+        cells = [f"{each.arrow_bytes / each.wire_bytes:.1f}" for each in found[1:]]
+        lines.append(table_row([table, *cells, *(f"{each.rate / 1e9:.2f}" for each in found)]))
+    return "\n".join(lines) + "\n"
+
+
+def save_markdown(figures: list[Figure], path: Path) -> None:
+    """Write the tables, or their summary, between the markers of a page."""
+    page = path.read_text()
+    if SUMMARY_BEGIN in page:
+        page = insert_between(SUMMARY_BEGIN, SUMMARY_END, summary_table(figures), page)
+    else:
+        page = insert_between(BEGIN, END, markdown_tables(figures), page)
+    path.write_text(page)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure all tables, print the figures in Markdown, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks.studies.vortex")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--mebibytes", type=int, default=128, metavar="N", help="size of a table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="a page with markers")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a page with markers",
+    )
     options = parser.parse_args(arguments)
     figures: list[Figure] = []
     try:
@@ -328,9 +359,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(text, end="")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in figures], indent=2) + "\n")
-    if options.markdown is not None:
-        page = options.markdown.read_text()
-        options.markdown.write_text(insert_between(BEGIN, END, text, page))
+    for page in options.markdown:
+        save_markdown(figures, page)
     return 0
 
 

@@ -25,7 +25,14 @@ from splitarrow.benchmarks.__main__ import main
 from splitarrow.benchmarks.machine import machine_properties, software_versions
 from splitarrow.benchmarks.options import Consume
 from splitarrow.benchmarks.report import ReadSample, Result, Section
-from splitarrow.benchmarks.tables import BEGIN, END, find_changes, markdown_tables
+from splitarrow.benchmarks.tables import (
+    BEGIN,
+    END,
+    SUMMARY_BEGIN,
+    SUMMARY_END,
+    find_changes,
+    markdown_tables,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, MIB)
@@ -212,6 +219,21 @@ def test_markdown_replaces_the_lines_between_the_markers(report: Report, tmp_pat
     assert "old" not in once
     save_markdown(report, page)
     assert page.read_text() == once
+
+
+def test_a_page_with_other_markers_gets_a_summary(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{SUMMARY_BEGIN}\nold\n{SUMMARY_END}\nafter\n")
+    saved = tmp_path / "report.json"
+    saved.write_text(report.to_json())
+    tables = tmp_path / "tables.md"
+    assert main([str(saved), "--markdown", str(page), "--markdown", str(tables)]) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{SUMMARY_BEGIN}\n\nA client that counts rows")
+    assert text.endswith(f"{SUMMARY_END}\nafter\n")
+    assert "All figures" not in text
+    assert "| clients | backend | GB/s | × flight | first batch ms | CPU s/GiB | MiB |" in text
+    assert tables.read_text() == markdown_tables(report)
 
 
 def test_the_module_shows_an_earlier_run(

@@ -7,7 +7,7 @@ in order::
 
 A number keeps the decimals that it has in the page, so a page may round. A mark must not begin a
 line, because Markdown ends a paragraph at a comment there. The second part of the file follows from
-the tables that the benchmarks write into docs/benchmarks.md.
+the tables that the benchmarks write into benchmarks/results.md and docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures.toml"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-_BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+TABLES = [ROOT / "benchmarks" / "results.md", ROOT / "docs" / "benchmarks.md"]
+"""The pages with the tables of `splitarrow bench` and of Spark."""
 _MARK = re.compile(r"<!-- figures (\S+): ([^>]+) -->")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _MEASURED = "# --- measured: `make figures` writes this part ---\n"
@@ -89,7 +89,7 @@ def fill_figures(text: str, benchmarks: str) -> str:
 
 
 def measured_figures(benchmarks: str) -> Tables:
-    """Return the figures that follow from the tables of docs/benchmarks.md."""
+    """Return the figures that follow from the tables of the benchmarks."""
     bench = _between(benchmarks, "<!-- benchmark: begin -->", "<!-- benchmark: end -->")
     spark = _between(benchmarks, "<!-- spark benchmark: begin -->", "<!-- spark benchmark: end -->")
     tables: Tables = {}
@@ -123,6 +123,7 @@ def _single_client(bench: str, consume: str, heading: str) -> Tables:
         if row.get("batch") == "geometric mean"
     )
     cpu_ratios = [each["tcp_cpu_ratio"] for each in sizes.values()]
+    first_ratios = [each["tcp_first_ratio"] for each in sizes.values()]
     overall = {
         "tcp_ratio": _number(mean["splitarrow-tcp"]),
         "async_ratio": _number(mean["splitarrow-tcp-async"]),
@@ -130,6 +131,8 @@ def _single_client(bench: str, consume: str, heading: str) -> Tables:
         "worst_async_ratio": min(each["async_ratio"] for each in sizes.values()),
         "least_cpu_ratio": min(cpu_ratios),
         "most_cpu_ratio": max(cpu_ratios),
+        "least_first_ratio": min(first_ratios),
+        "most_first_ratio": max(first_ratios),
     }
     by_size = {f"{consume}.{size.replace(' ', '')}": each for size, each in sizes.items()}
     return {f"{consume}.all": overall, **by_size}
@@ -189,7 +192,8 @@ def _read_rows(page: str) -> Iterator[dict[str, str]]:
 
 def main() -> None:
     """Update the file of figures, then the pages."""
-    FIGURES.write_text(fill_figures(FIGURES.read_text(), _BENCHMARKS.read_text()))
+    benchmarks = "".join(page.read_text() for page in TABLES)
+    FIGURES.write_text(fill_figures(FIGURES.read_text(), benchmarks))
     tables = read_figures(FIGURES.read_text())
     for page in PAGES:
         text = page.read_text()

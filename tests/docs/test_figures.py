@@ -22,8 +22,19 @@ def hook() -> dict[str, Any]:
 
 def test_the_file_has_what_the_benchmarks_measured(hook: dict[str, Any]) -> None:
     text = FIGURES.read_text()
-    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
+    benchmarks = "".join(page.read_text() for page in hook["TABLES"])
     assert hook["fill_figures"](text, benchmarks) == text, "run make figures"
+
+
+def test_the_summary_has_the_figures_of_all_results(hook: dict[str, Any]) -> None:
+    results, page = (each.read_text() for each in hook["TABLES"])
+    summary = page.partition("<!-- benchmark summary: begin -->")[2].partition("<!--")[0]
+    heading = "A client that sums every column"
+    for part, whole in zip(summary.split(heading), results.split(heading), strict=True):
+        rows = {row["batch"]: row for row in hook["_read_rows"](part) if "batch" in row}
+        known = {row["batch"]: row for row in hook["_read_rows"](whole) if "raw" in row}
+        assert rows
+        assert [row for size, row in rows.items() if not row.items() <= known[size].items()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)

@@ -10,14 +10,20 @@ import pytest
 
 import splitarrow
 from splitarrow.benchmarks.studies.vortex import (
+    BEGIN,
+    END,
     FORMATS,
     LINKS,
+    SUMMARY_BEGIN,
+    SUMMARY_END,
     Figure,
     TokenBucket,
     linked,
     make_tables,
     markdown_tables,
     measure_table,
+    save_markdown,
+    summary_table,
 )
 
 
@@ -46,17 +52,34 @@ def test_a_read_over_a_link_is_equal() -> None:
         assert stream.read_all() == table
 
 
-def test_the_tables_name_every_format_and_link() -> None:
+@pytest.fixture
+def figures() -> list[Figure]:
     figure = Figure("t", "arrow", "loopback", 1000, 500, 2e9, 0.5, 0.25)
-    figures = [
+    return [
         replace(figure, format=each, link=link, rate=4e9 if each == "vortex" else 2e9)
         for link in LINKS
         for each in FORMATS
     ]
+
+
+def test_the_tables_name_every_format_and_link(figures: list[Figure]) -> None:
     text = markdown_tables(figures)
     assert text.count("| t | 2.00 | 2.00 | 2.00 | 4.00 | 2.0 |") == len(LINKS)
     assert "| t | 2.0 | 2.0 | 2.0 |" in text
     assert "0.50 + 0.25" in text
+
+
+def test_a_page_gets_all_tables_or_a_summary(figures: list[Figure], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    save_markdown(figures, page)
+    assert page.read_text() == f"before\n{BEGIN}\n\n{markdown_tables(figures)}\n{END}\nafter\n"
+    page.write_text(f"before\n{SUMMARY_BEGIN}\nold\n{SUMMARY_END}\nafter\n")
+    save_markdown(figures, page)
+    assert page.read_text() == (
+        f"before\n{SUMMARY_BEGIN}\n\n{summary_table(figures)}\n{SUMMARY_END}\nafter\n"
+    )
+    assert "| t | 2.0 | 2.0 | 2.0 | 2.00 | 2.00 | 2.00 | 4.00 |" in page.read_text()
 
 
 @pytest.mark.slow
