@@ -168,7 +168,7 @@ test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs;
 
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and others, which it installs
-	@$(BIN)/pytest -m torch tests/docs -k 'arrays or hugging or lightning or ray' $(ARGS)
+	@$(BIN)/pytest -m torch tests/docs -k 'arrays or trainers' $(ARGS)
 
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs

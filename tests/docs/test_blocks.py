@@ -36,8 +36,7 @@ NOT_RUN = {
     ("docs/guide/pytorch.md", 'dataset = StreamDataset("grpc://node1"'): "a GPU",
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
-    ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
-    ("docs/guide/spark-yarn.md", ""): "YARN",
+    ("docs/guide/spark-clusters.md", ""): "YARN and Kubernetes",
     ("docs/traces.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
@@ -55,39 +54,58 @@ _ILLUSTRATIONS = {"dockerfile", "mermaid", "text", "yaml"}
 # Pages on which a block needs those before it.
 _LEVELS = {
     "docs/guide/arrays.md": "torch",
-    "docs/guide/hugging-face.md": "torch",
-    "docs/guide/lightning.md": "torch",
     "docs/guide/pytorch.md": "torch",
-    # A cluster of Ray takes a minute.
-    "docs/guide/ray-train.md": "ray",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",
     "docs/operations.md": "long",
     "docs/security.md": "long",
     "docs/transports.md": "long",
 }
-# The packages of pages that `make test-frameworks` installs, if it can.
-_PACKAGES = {
-    "docs/guide/arrays.md": "jax",
-    "docs/guide/hugging-face.md": "datasets",
-    "docs/guide/lightning.md": "lightning",
-    "docs/guide/ray-train.md": "ray",
-}
+# The packages that `make test-frameworks` installs, if it can: one of a page, and those that have a
+# level of their own. Their blocks are independent of each other.
+_PACKAGES = {"docs/guide/arrays.md": "jax"}
+_FRAMEWORKS = {"lightning", "ray", "datasets"}
 _LONG = re.compile(r"s3://|splitarrow\.benchmarks|pipeline\.session")
 _DEFERRED = re.compile(r"\bspark\b|torch|StreamDataset")
-# What holds after the Python of a page has run.
+# What holds after the Python of a page has run, by its level.
 _CHECKS = {
-    "docs/guide/pytorch.md": "assert sum(losses[-10:]) / 10 < 0.9 * sum(losses[:3]) / 3\n"
-    "assert sum(len(batch['delay']) for batch in rest) == 200_000 - 10 * 4096\n",
+    ("docs/guide/pytorch.md", "torch"): """
+assert sum(losses[-10:]) / 10 < 0.9 * sum(losses[:3]) / 3
+assert sum(len(batch["delay"]) for batch in rest) == 200_000 - 20 * 4096
+""",
+    ("docs/guide/trainers.md", "lightning"): """
+class SeenDelays(Delays):
+    def training_step(self, batch, index):
+        seen.extend(batch["delay"].tolist())
+        return super().training_step(batch, index)
+
+def fit(**arguments):
+    seen.clear()
+    lightning.Trainer(**options).fit(SeenDelays(), Flights(), **arguments)
+    return [*seen]
+
+seen = []
+assert fit(ckpt_path="checkpoints/step=20.ckpt") == fit()[20 * 4096 :]
+""",
+    ("docs/guide/trainers.md", "ray"): """
+assert result.metrics["batches"] == 25
+""",
+    ("docs/guide/trainers.md", "datasets"): """
+assert min(late["delay"]) > 60
+assert sum(1 for _ in shuffled) == 200_000
+""",
 }
 
 
 def find_level(block: Block) -> str:
-    """Return which tests run a block: the quick ones, the long ones, those with PyTorch, or Ray's.
+    """Return which tests run a block: the quick or long ones, those with PyTorch or a framework.
 
     Commands take a while: each is a process, and many are several.
     """
-    if "import torch" in block.code and _LEVELS.get(block.page) != "ray":
+    for framework in _FRAMEWORKS:
+        if re.search(rf"^import {framework}\b", block.code, re.MULTILINE):
+            return framework
+    if "import torch" in block.code:
         return "torch"
     takes_long = block.language == "console" or _LONG.search(block.code)
     return "long" if takes_long else _LEVELS.get(block.page, "quick")
@@ -123,9 +141,10 @@ def make_cases() -> Iterator[Any]:
                 "quick": [],
                 "long": [pytest.mark.long, pytest.mark.timeout(2400)],
                 "torch": [pytest.mark.torch, pytest.mark.timeout(2400)],
-                "ray": [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(2400)],
-            }[level]
-            yield pytest.param(page, level, id=f"{page}-{level}", marks=marks)
+            }
+            marks |= dict.fromkeys(_FRAMEWORKS, marks["torch"])
+            marks["ray"] = [*marks["torch"], pytest.mark.long]  # its cluster takes a minute
+            yield pytest.param(page, level, id=f"{page}-{level}", marks=marks[level])
 
 
 @pytest.fixture(scope="session")
@@ -267,7 +286,7 @@ def write_certificates(folder: Path, host: str) -> None:
 
 @pytest.mark.parametrize(("page", "level"), [*make_cases()])
 def test_the_blocks_of_a_page_run(page: str, level: str, session: PageSession) -> None:
-    package = _PACKAGES.get(page)
+    package = level if level in _FRAMEWORKS else _PACKAGES.get(page)
     if package is not None and find_spec(package) is None:
         pytest.skip(f"the package {package} is not installed")
     for block in blocks_to_run(page, level):
@@ -277,7 +296,7 @@ def test_the_blocks_of_a_page_run(page: str, level: str, session: PageSession) -
         except BaseException as error:
             error.add_note(f"in the block at {block.place}")
             raise
-    session.run_deferred(_CHECKS.get(page, ""))
+    session.run_deferred(_CHECKS.get((page, level), ""))
 
 
 def test_the_list_of_blocks_that_do_not_run_is_current() -> None:

@@ -45,8 +45,12 @@ def read_table(heading: str) -> list[dict[str, str]]:
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
-TYPES = read_table("Arrow types")
-FORMATS = read_table("Formats")
+TYPES = [
+    {**row, "type": name} for row in read_table("Arrow types") for name in row["types"].split(", ")
+]
+FORMATS = [
+    {**row, "format": name} for row in read_table("Formats") for name in row["formats"].split("; ")
+]
 
 
 def find_row(name: str) -> str:
@@ -123,6 +127,11 @@ def try_file(folder: Path, array: pa.Array, suffix: str) -> str:
     return "yes" if column.type == array.type else "other type"
 
 
+# The forms of Arrow IPC hold all types. These are written and converted back, but not read.
+WRITTEN = {
+    "big-endian": {"string_view", "binary_view", "run_end_encoded"},
+    "V4": {"run_end_encoded"},
+}
 TRIALS: dict[str, Callable[[Path, pa.Array], str]] = {
     "unchanged": lambda folder, array: try_arrow(folder, array, Form()),
     "big-endian": lambda folder, array: try_arrow(folder, array, Form("big")),
@@ -142,7 +151,9 @@ def test_a_row_of_types_is_true(tmp_path: Path, row: dict[str, str]) -> None:
     assert arrays, "no example has this type"
     for column, attempt in TRIALS.items():
         found = {attempt(tmp_path, array) for array in arrays}
-        assert found == set(row[column].split(", ")), column
+        written = row["type"].strip("`") in WRITTEN.get(column, ())
+        stated = row.get(column, "written" if written else "yes")
+        assert found == set(stated.split(", ")), column
 
 
 def test_every_type_has_a_row() -> None:
@@ -245,6 +256,7 @@ TENSORS: dict[str, Any] = {
     "CSC": pa.SparseCSCMatrix.from_dense_numpy(MATRIX),
     "CSF": pa.SparseCSFTensor.from_dense_numpy(MATRIX),
 }
+SUFFIXES = (".tensor", ".npy", ".arrow", ".parquet", ".csv")
 
 
 def read_tensors(path: Path) -> list[AnyTensor]:
@@ -260,24 +272,25 @@ def list_arrays(tensor: AnyTensor) -> list[Any]:
     return [tensor.kind, tensor.shape, tensor.values.tolist(), arrays]
 
 
-@pytest.mark.parametrize("row", read_table("Tensors"), ids=lambda row: row["tensor"])
-def test_a_row_of_tensors_is_true(tmp_path: Path, row: dict[str, str]) -> None:
-    name = row.pop("tensor")
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_are_converted_as_stated(tmp_path: Path, name: str) -> None:
     source = tmp_path / "source.tensor"
     converted = convert_to_tensor(TENSORS[name])
     assert converted is not None
     parts = write_message(encode_tensor(converted))
     source.write_bytes(b"".join(bytes(part) for part in parts))
     (tensor,) = read_tensors(source)
-    for cell, outcome in row.items():
-        path = tmp_path / f"out{cell.strip('`')}"
+    taken = {".tensor", ".npy"} if name == "dense" else {".tensor"}
+    for suffix in SUFFIXES:
+        path = tmp_path / f"out{suffix}"
         status = run(["convert", str(source), str(path), "--quiet"])
-        assert (status == 0) == path.exists() == (outcome == "yes"), cell
+        assert (status == 0) == path.exists() == (suffix in taken), suffix
         if status == 0:
             assert list(map(list_arrays, read_tensors(path))) == [list_arrays(tensor)]
         else:
-            assert (status, outcome) == (2, "refused")
+            assert status == 2
 
 
-def test_every_tensor_has_a_row() -> None:
-    assert [row["tensor"] for row in read_table("Tensors")] == list(TENSORS)
+def test_the_page_names_every_tensor() -> None:
+    section = PAGE.partition("## Tensors\n")[2].partition("\n## ")[0]
+    assert [name for name in TENSORS if name not in section] == []

@@ -90,7 +90,8 @@ def list_differences(column: int) -> dict[str | int, str]:
         case = re.search(r"\(case (\d+)\)", cells[0])
         found = cells[column].partition(" (")[0]
         if found != "agrees":
-            listed[int(case[1]) if case else cells[0].strip("`")] = found
+            names = [int(case[1])] if case else [name.strip("`") for name in cells[0].split(", ")]
+            listed |= dict.fromkeys(names, found)
     return listed
 
 

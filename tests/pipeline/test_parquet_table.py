@@ -1,7 +1,8 @@
-"""The table of docs/guide/parquet.md: Parquet to Arrow, to Spark, and to Parquet again."""
+"""The types of two pages, docs/guide/parquet.md and docs/spark-types.md."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,45 @@ from splitarrow.server.catalog.files.file_types import open_file
 
 REFUSED = "refused"
 _PAGE = ROOT / "docs" / "guide" / "parquet.md"
+_SPARK_PAGE = ROOT / "docs" / "spark-types.md"
+# What `fetch` writes, where it is another type than the one that was read.
+REWRITTEN = {
+    "INT96": "TIMESTAMP(MICROS, local)",
+    "unknown logical type 99": "INT(64, true)",
+    "DECIMAL(9, 2) on INT32": "DECIMAL(9, 2) on FIXED_LEN_BYTE_ARRAY(4)",
+    "DECIMAL(18, 2) on INT64": "DECIMAL(18, 2) on FIXED_LEN_BYTE_ARRAY(8)",
+    "DECIMAL(90, 2) on BYTE_ARRAY": "BYTE_ARRAY",
+}
+
+
+def read_cells(page: Path, heading: str) -> list[list[str]]:
+    """Return the cells of the rows of the table with a heading."""
+    text = page.read_text().partition(heading)[2]
+    lines = text.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def list_rows() -> list[list[str]]:
-    """Return the cells of the table's rows."""
-    text = _PAGE.read_text().partition("| Parquet | Arrow | written by")[2]
-    lines = text.partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    """Return the cells of the table's rows, one for each type."""
+    rows: list[list[str]] = []
+    for cells in read_cells(_PAGE, "| Parquet | Arrow | Spark"):
+        names, *types = (cell.split("; ") for cell in cells)
+        types = [each * len(names) if len(each) == 1 else each for each in types]
+        for name, *row in zip(names, *types, strict=True):
+            zones = ("UTC", "local") if ", any)" in name else ("",)
+            rows += [[name.replace("any", zone), *row] for zone in zones]
+    return rows
+
+
+def list_spark_types() -> dict[str, str]:
+    """Return what Spark writes for its types, by their names without parameters."""
+    found: dict[str, str] = {}
+    for row in read_cells(_SPARK_PAGE, "| Spark | Arrow, as the sink writes it |"):
+        kinds = [cell.strip("`").partition("(")[0] for cell in row[0].split(", ")]
+        written = row[2].partition(";")[0]
+        texts = re.split(r", (?=INT|DOUBLE)", written) if len(kinds) == 2 else [written]
+        found |= dict(zip(kinds, texts, strict=False))
+    return found
 
 
 def spark_types(schema: Any) -> dict[str, Any]:
@@ -41,7 +74,7 @@ def spark_types(schema: Any) -> dict[str, Any]:
 
 
 def read_table(folder: Path) -> tuple[Any, list[list[str]]]:
-    """Return the schema in Arrow, and the first four cells of each row as they are."""
+    """Return the schema in Arrow, and the cells of each row, and what `fetch` writes."""
     path = folder / "all.parquet"
     path.write_bytes(write_columns())
     schema = open_file(path).schema
@@ -56,8 +89,8 @@ def read_table(folder: Path) -> tuple[Any, list[list[str]]]:
         [
             field.name,
             f"`{field.type}`",
-            nodes[field.name],
             REFUSED if spark[field.name] is None else f"`{spark[field.name].simpleString()}`",
+            nodes[field.name],
         ]
         for field in schema
     ]
@@ -88,14 +121,23 @@ def write_empty(spark: Any, kind: Any, folder: Path) -> str:
 
 def test_the_table_lists_every_type_as_it_is_read_and_written(tmp_path):
     _, rows = read_table(tmp_path)
-    assert [row[:4] for row in list_rows()] == rows
+    listed = [[*row, REWRITTEN.get(row[0], row[0])] for row in list_rows()]
+    assert sorted(listed) == sorted(rows)
     assert {row[0] for row in rows} == set(list_columns())
 
 
 @pytest.mark.slow
-def test_spark_writes_what_the_table_states(spark, tmp_path):
+def test_spark_writes_what_its_page_states(spark, tmp_path):
     schema, _ = read_table(tmp_path)
     found = spark_written(spark, schema, tmp_path)
-    assert {row[0]: row[4] for row in list_rows()} == {
-        name: found.get(name, REFUSED) for name in schema.names
-    }
+    listed = list_spark_types()
+    for name, kind in spark_types(schema).items():
+        if kind is not None:
+            stated = listed[kind.simpleString().partition("(")[0]]
+            if kind.typeName() == "decimal":
+                digits = kind.precision
+                physical = "INT32" if digits < 10 else "INT64" if digits < 19 else "FIXED_LEN"
+                assert f"on {physical}" in stated
+                assert f"{kind.scale}) on {physical}" in found[name]
+            else:
+                assert found[name] == stated, name
