@@ -7,9 +7,9 @@
 `Footer` decodes only the schema, which is the first part of the footer. The row groups may take
 many megabytes.
 
-pyarrow throws an exception that nothing catches for a column with encrypted metadata, and for a
-minimum or maximum of the wrong size. `find_malformed_statistics` searches the row groups for both
-before pyarrow gets them, and decodes nothing else.
+pyarrow throws an exception that nothing catches for a column with encrypted metadata, for a
+minimum or maximum of the wrong size, and for malformed SizeStatistics. `find_malformed_statistics`
+searches the row groups for them before pyarrow gets them, and decodes nothing else.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import InvalidDataError, LimitError
-from .schema import Node, Physical, build_tree, mark_misplaced
+from .schema import Node, Physical, Repetition, build_tree, mark_misplaced
 from .thrift import MAX_DEPTH, CompactReader, Struct, ThriftList, Type, encode_list
 
 MAGIC = b"PAR1"
@@ -96,7 +96,9 @@ def wrap_footer(data: bytes) -> bytes:
 _ROW_GROUPS, _ENCRYPTION = 4, 8
 _COLUMNS = 1
 _METADATA, _CRYPTO_METADATA = 3, 8
-_STATISTICS = 12
+_STATISTICS, _SIZE_STATISTICS = 12, 16
+_BYTE_COUNT, _REPETITION_HISTOGRAM, _DEFINITION_HISTOGRAM = 1, 2, 3
+"""The fields of SizeStatistics."""
 _BOUNDS = frozenset((1, 2, 5, 6))
 """The maximum and the minimum in Statistics, in two forms each."""
 _WIDTHS = {
@@ -115,9 +117,10 @@ def find_malformed_statistics(data: bytes, root: Node) -> frozenset[int]:
     """Return the columns with statistics of the wrong size, by the index of their column chunk.
 
     Raises `InvalidDataError` if the footer is malformed, a row group does not have the columns of
-    the schema, or columns are encrypted, and `LimitError` if the footer is nested too deeply.
+    the schema, SizeStatistics do not fit a column, or columns are encrypted, and `LimitError` if
+    the footer is nested too deeply.
     """
-    scanner = _Scanner(data, _list_widths(root))
+    scanner = _Scanner(data, _list_leaves(root))
     try:
         scanner.scan_footer()
     except IndexError:
@@ -125,24 +128,40 @@ def find_malformed_statistics(data: bytes, root: Node) -> frozenset[int]:
     return frozenset(scanner.malformed)
 
 
-def _list_widths(root: Node) -> list[int]:
-    """Return the size of a minimum of each column in bytes; 0 if it may have any."""
-    widths: list[int] = []
-    stack = [root]
+class _Leaf(NamedTuple):
+    """A column, as its statistics must describe it."""
+
+    path: str
+    width: int
+    """The size of a minimum in bytes; 0 if it may have any."""
+    repetition_levels: int
+    definition_levels: int
+    has_bytes: bool
+    """Whether values are byte arrays of any length."""
+
+
+def _list_leaves(root: Node) -> list[_Leaf]:
+    leaves: list[_Leaf] = []
+    stack = [(root, 1, 1)]
     while stack:
-        node = stack.pop()
+        node, repetitions, definitions = stack.pop()
+        if node is not root:
+            repetitions += node.is_repeated
+            definitions += node.repetition is not Repetition.REQUIRED
         if node.physical is not None:
-            widths.append(node.length or _WIDTHS.get(node.physical, 0))
-        stack.extend(reversed(node.children))
-    return widths
+            width = node.length or _WIDTHS.get(node.physical, 0)
+            has_bytes = node.physical is Physical.BYTE_ARRAY
+            leaves.append(_Leaf(node.path, width, repetitions, definitions, has_bytes))
+        stack.extend((child, repetitions, definitions) for child in reversed(node.children))
+    return leaves
 
 
 class _Scanner:
     """Walks through a footer. All methods take an offset, and return that of the next value."""
 
-    def __init__(self, data: bytes, widths: Sequence[int]) -> None:
+    def __init__(self, data: bytes, leaves: Sequence[_Leaf]) -> None:
         self.data = data
-        self.widths = widths
+        self.leaves = leaves
         self.malformed: set[int] = set()
         """The columns with malformed statistics."""
 
@@ -170,15 +189,15 @@ class _Scanner:
                 break
             if number == _COLUMNS and kind == _LIST:
                 at, found = self._read_structs(at)
-                if found != len(self.widths):
+                if found != len(self.leaves):
                     break
                 for column in range(found):
                     at = self._scan_chunk(at, column)
             else:
                 at = self._skip(at, kind, 2)
-        if found != len(self.widths):
+        if found != len(self.leaves):
             raise InvalidDataError(
-                f"row group {group} has {found} columns, but the schema has {len(self.widths)}"
+                f"row group {group} has {found} columns, but the schema has {len(self.leaves)}"
             )
         return at
 
@@ -214,11 +233,13 @@ class _Scanner:
                 return at
             elif number == _STATISTICS and kind == _STRUCT:
                 at = self._scan_statistics(at, column)
+            elif number == _SIZE_STATISTICS and kind == _STRUCT:
+                at = self._scan_size_statistics(at, self.leaves[column])
             else:
                 at = self._skip(at, kind, 5)
 
     def _scan_statistics(self, at: int, column: int) -> int:
-        width = self.widths[column]
+        width = self.leaves[column].width
         number = 0
         while True:
             at, number, kind = self._read_header(at, number)
@@ -231,6 +252,28 @@ class _Scanner:
                     self.malformed.add(column)
             else:
                 at = self._skip(at, kind, 6)
+
+    def _scan_size_statistics(self, at: int, leaf: _Leaf) -> int:
+        number = 0
+        while True:
+            at, number, kind = self._read_header(at, number)
+            if not kind:
+                return at
+            if number in (_REPETITION_HISTOGRAM, _DEFINITION_HISTOGRAM) and kind == _LIST:
+                is_repetition = number == _REPETITION_HISTOGRAM
+                levels = leaf.repetition_levels if is_repetition else leaf.definition_levels
+                _, _, count = self._read_list(at)
+                if count not in (0, levels):
+                    raise InvalidDataError(
+                        f"the size statistics of the column {leaf.path!r} have a histogram of "
+                        f"{count} levels; the column has {levels}"
+                    )
+            elif number == _BYTE_COUNT and not leaf.has_bytes:
+                raise InvalidDataError(
+                    f"the size statistics of the column {leaf.path!r} count the bytes of byte "
+                    "arrays; its values have a fixed size"
+                )
+            at = self._skip(at, kind, 6)
 
     def _skip(self, at: int, kind: int, depth: int) -> int:
         data = self.data

@@ -208,7 +208,8 @@ def _get(element: Struct, number: int, kind: type, default: Any) -> Any:
     value = element.get(number)
     if value is None:
         return default
-    if type(value.content) is not kind:
+    # Readers skip a field of another type than the specification's, also of another size.
+    if type(value.content) is not kind or (kind is int and value.type is not Type.I32):
         raise InvalidDataError(f"its field {number} has the wrong type")
     return value.content
 

@@ -32,6 +32,7 @@ from splitarrow.formats.parquet.schema import (
     LENGTH,
     LOGICAL,
     NAME,
+    REPETITION,
     TYPE,
     Physical,
     annotate,
@@ -39,6 +40,7 @@ from splitarrow.formats.parquet.schema import (
 from splitarrow.formats.parquet.thrift import (
     MAX_DEPTH,
     CompactReader,
+    ThriftList,
     Type,
     Value,
     encode_struct,
@@ -298,6 +300,41 @@ def check_mutated_footers(seed: int, count: int) -> Counter[str]:
         with contextlib.suppress(ProtocolError):
             find_malformed_statistics(parsed.data, parsed.root)
     return outcomes
+
+
+def edit_sizes(column: int, number: int, value: Value) -> bytes:
+    """Return the footer with another field in the SizeStatistics of a column."""
+    metadata = CompactReader(FOOTER).read_struct()
+    chunk = metadata[4].content.items[0][1].content.items[column]
+    chunk[3].content[16].content[number] = value
+    return encode_struct(metadata)
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "problem"),
+    [
+        (2, [1, 2, 3], "'s.x.list.element' have a histogram of 3 levels; the column has 2"),
+        (3, [1], "'s.x.list.element' have a histogram of 1 levels; the column has 5"),
+        (1, 7, "'s.x.list.element' count the bytes of byte arrays; its values have a fixed size"),
+    ],
+)
+def test_size_statistics_that_do_not_fit_a_column_are_refused(
+    number: int, value: Any, problem: str
+) -> None:
+    kind = Type.LIST if isinstance(value, list) else Type.I64
+    content = ThriftList(Type.I64, value) if isinstance(value, list) else value
+    data = edit_sizes(1, number, Value(kind, content))
+    with pytest.raises(InvalidDataError) as caught:
+        find_malformed_statistics(data, Footer.parse(data).root)
+    assert problem in caught.value.message
+
+
+def test_integers_of_another_size_are_refused() -> None:
+    def narrow(element: Any) -> Any:
+        return element | {REPETITION: Value(Type.I16, element[REPETITION].content)}
+
+    with pytest.raises(InvalidDataError, match="its field 3 has the wrong type"):
+        Footer.parse(footer_of(edit_schema(FILE, {"a": narrow})))
 
 
 def test_mutated_footers_give_an_error_or_a_schema():
