@@ -157,6 +157,7 @@ def test_a_connection_that_breaks_when_it_is_used_again_is_replaced(
         proxy.ends_next = True
         read(through)
         assert proxy.connections == 2
+        proxy.listener.shutdown(socket.SHUT_RDWR)  # It ends the thread.
 
 
 def test_a_request_on_a_kept_connection_must_be_acknowledged_soon() -> None:
