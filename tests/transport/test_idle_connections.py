@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -27,6 +28,7 @@ from splitarrow.transport.tcp import IDLE_SOCKETS
 from splitarrow.transport.tls_options import TlsOptions, TlsServerOptions
 
 TABLE = pa.table({"n": list(range(1000))})
+LARGE = pa.table({"n": np.arange(4_000_000)})
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def other_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[splitarrow.Server]:
     listen = f"{request.param}://127.0.0.1:0"
     if request.param == "tcp":
-        with splitarrow.serve({"t": TABLE}, listen=listen) as server:
+        with splitarrow.serve({"t": TABLE, "large": LARGE}, listen=listen) as server:
             yield server
         return
     pki = Pki(tmp_path)
@@ -52,7 +54,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[splitarro
     )
     with (
         registry.override_transport(transport),
-        splitarrow.serve({"t": TABLE}, listen=listen) as server,
+        splitarrow.serve({"t": TABLE, "large": LARGE}, listen=listen) as server,
     ):
         yield server
 
@@ -82,8 +84,8 @@ def test_a_connection_is_not_kept_after_an_early_end_or_an_error(
     server: splitarrow.Server,
 ) -> None:
     uri = server.uri("t")
-    with splitarrow.open(uri) as stream:
-        stream.schema  # noqa: B018
+    with splitarrow.open(server.uri("large")) as stream:
+        assert next(stream).num_rows
     assert not IDLE_SOCKETS
     with pytest.raises(RemoteError):
         splitarrow.open(uri.replace("%22t%22", "%22u%22") if "%22" in uri else uri + "x")
