@@ -11,7 +11,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,7 +27,7 @@ from splitarrow.transport.tcp import IDLE_SOCKETS
 from splitarrow.transport.tls_options import TlsOptions, TlsServerOptions
 
 TABLE = pa.table({"n": list(range(1000))})
-LARGE = pa.table({"n": np.arange(4_000_000)})
+LARGE = pa.Table.from_batches([pa.record_batch({"n": pa.array(range(100_000))})] * 50)
 
 
 @pytest.fixture(autouse=True)
