@@ -38,10 +38,11 @@ NOT_RUN = {
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-kubernetes.md", ""): "Kubernetes",
     ("docs/guide/spark-yarn.md", ""): "YARN",
-    ("docs/traces.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
+    ("docs/monitoring.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
     ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",
+    ("docs/monitoring.md", "$ docker compose"): "Docker; see tests/deploy",
 }
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
@@ -62,6 +63,7 @@ _LEVELS = {
     "docs/guide/ray-train.md": "ray",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",
+    "docs/monitoring.md": "long",
     "docs/operations.md": "long",
     "docs/security.md": "long",
     "docs/transports.md": "long",
