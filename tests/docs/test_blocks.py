@@ -41,7 +41,6 @@ NOT_RUN = {
     ("docs/monitoring.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
-    ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",
     ("docs/monitoring.md", "$ docker compose"): "Docker; see tests/deploy",
 }
 

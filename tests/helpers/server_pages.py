@@ -23,9 +23,9 @@ These are the settings of `splitarrow serve`. A setting's name is a key of the T
 environment variable capitals and a prefix: `--batch-rows` and `SPLITARROW_BATCH_ROWS` for
 `batch_rows`.
 
-An option wins over a variable, and a variable over the file. Only `datasets` is merged: the server
-serves those of all three. In a variable, `datasets` is a JSON object, and `listen`, `http_hosts`
-and `shm_users` are JSON arrays.
+An option wins over a variable, and a variable over the file; only the `datasets` of all three are
+merged. In a variable, `datasets` is a JSON object, and `listen`, `http_hosts` and `shm_users` are
+JSON arrays.
 
 A `SIZE` is a number of bytes or has a unit: `64KiB`, `100MB`, `4GiB`. `SECONDS` may have decimals.
 A `FLAG` is `true` or `false`, and `false` by default.
@@ -45,8 +45,8 @@ def settings_page() -> str:
     for group, members in groupby(declarations(Settings), lambda one: one.setting.group):
         sections.append(
             f"## {group.value}\n\n"
-            "| setting | default | description |\n"
-            "| --- | --- | --- |\n" + "".join(map(_settings_row, members))
+            "setting | default | description\n"
+            "--- | --- | ---\n" + "".join(map(_settings_row, members))
         )
     return "\n".join(sections)
 
@@ -57,7 +57,7 @@ def _settings_row(declaration: Declaration) -> str:
         declaration.default_text or "",
         _describe(declaration),
     )
-    return " | ".join(["", *(cell.replace("|", r"\|") for cell in cells), ""]).strip() + "\n"
+    return " | ".join(cell.replace("|", r"\|") for cell in cells) + "\n"
 
 
 def _describe(declaration: Declaration) -> str:

@@ -207,7 +207,7 @@ def test_the_settings_page_is_up_to_date() -> None:
         "run: python tests/helpers/server_pages.py"
     )
     for declaration in declarations(Settings):
-        assert f"\n| `{declaration.name}`" in page
+        assert f"\n`{declaration.name}` " in page
 
 
 def test_the_settings_of_a_group_are_declared_together() -> None:
