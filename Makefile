@@ -211,8 +211,9 @@ format: $(VENV)/installed-test ## sort imports, fix what ruff can fix, format
 	@$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(VENV)/installed-docs ## build the documentation into site/
+docs: $(VENV)/installed-docs $(VENV)/installed-test ## build the documentation into site/, and check it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@SITE=site $(BIN)/pytest -q --no-header -m slow tests/docs/test_site.py $(ARGS)
 	@echo "site/index.html"
 
 .PHONY: docs-deploy

@@ -132,9 +132,8 @@ class Settings(BaseSettings):
     http_hosts: tuple[str, ...] = setting(
         (), Group.GENERAL, metavar="NAME", shown="none", needs=("http",)
     )
-    """A further host name by which clients may address the HTTP listener, besides this host's
-    own names and all addresses; may be given several times. A server that requires tokens
-    accepts all names."""
+    """A host name by which clients may address the HTTP listener, besides this host's own names
+    and all addresses; may be given several times. With tokens, all names are accepted."""
 
     advertise: str | None = setting(None, Group.CONTROL, metavar="HOST", needs=("control",))
     """The host in the locations that the control plane returns, if readers reach this host by
@@ -202,8 +201,8 @@ class Settings(BaseSettings):
     )
     """The number of streams that one principal reads at a time. More get RESOURCE_EXHAUSTED."""
     filter_seconds: PositiveSeconds = setting(10.0, Group.LIMITS)
-    """The processor time that a filter may use in one stream, in seconds, in addition to a
-    second for each 10 million rows or GB. A filter that uses more gets RESOURCE_EXHAUSTED."""
+    """The processor time of a filter in one stream, in seconds, beside a second for each 10
+    million rows or GB. A filter that uses more gets RESOURCE_EXHAUSTED."""
     filter_threads: Count = setting(8, Group.LIMITS)
     """The number of filters that one principal, or all unauthenticated readers together,
     evaluate at a time. The other streams with a filter wait."""
@@ -213,9 +212,8 @@ class Settings(BaseSettings):
     parquet_decoding_bytes: Size | None = setting(
         None, Group.LIMITS, shown="half of this host's memory, divided by the processes"
     )
-    """The memory in which a process decodes row groups of Parquet files for all of its readers,
-    as in 8GiB. A reader waits for its share for up to a minute. It gets RESOURCE_EXHAUSTED if
-    the share is not free by then, or can never be. The bound holds for each of the `workers`."""
+    """The memory in which each process decodes row groups of Parquet files, as in 8GiB. A reader
+    whose share is not free within a minute, or can never be, gets RESOURCE_EXHAUSTED."""
     parquet_int96: Literal["microseconds", "exact"] = setting("microseconds", Group.LIMITS)
     """How to read INT96 timestamps of Parquet: cut them to `microseconds`, or refuse those that
     have more digits (`exact`)."""

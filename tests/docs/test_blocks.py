@@ -37,10 +37,10 @@ NOT_RUN = {
     ("docs/guide/spark.md", "$ JOB="): "a cluster of Spark; see tests/pipeline/test_cluster.py",
     ("docs/guide/kubernetes.md", ""): "Kubernetes; see tests/deploy",
     ("docs/guide/spark-clusters.md", ""): "YARN and Kubernetes",
-    ("docs/traces.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
+    ("docs/monitoring.md", "import splitarrow"): "a collector; see tests/e2e/test_traces.py",
     ("docs/operations.md", "# python3 -m venv /opt"): "root and systemd; see tests/deploy",
     ("docs/operations.md", "$ docker build"): "Docker; see tests/deploy",
-    ("docs/operations.md", "$ docker compose"): "Docker; see tests/deploy",
+    ("docs/monitoring.md", "$ docker compose"): "Docker; see tests/deploy",
 }
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
@@ -57,6 +57,7 @@ _LEVELS = {
     "docs/guide/pytorch.md": "torch",
     "docs/guide/several-daemons.md": "long",
     "docs/guide/spark.md": "long",
+    "docs/monitoring.md": "long",
     "docs/operations.md": "long",
     "docs/security.md": "long",
     "docs/transports.md": "long",

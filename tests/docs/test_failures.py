@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ import splitarrow
 from helpers.package import ROOT
 from helpers.page_session import find_free_port
 from splitarrow.errors import SplitArrowError
+from splitarrow.transport.grpc_usage import GrpcUsage
 
 ENTRIES = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "failures.md").read_text(), re.MULTILINE)
 TABLE = pa.table({"delay": [1, 70]})
@@ -65,6 +67,17 @@ def test_tls(tmp_path: Path) -> None:
         uri = str(server.control_uri)
         assert_listed(lambda: list_datasets(uri.replace("+tls", "")))
         assert_listed(lambda: list_datasets(uri))
+
+
+def test_a_file_as_tls() -> None:
+    files: Any = {"tls": "server.pem"}
+    assert_listed(lambda: splitarrow.connect("grpc+tls://127.0.0.1:1", **files))
+
+
+def test_a_fork() -> None:
+    usage = GrpcUsage(frozenset, has_fork_support=False)
+    usage.is_blocked = True
+    assert_listed(usage.check_process)
 
 
 def test_no_token(tmp_path: Path) -> None:

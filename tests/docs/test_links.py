@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from helpers.package import ROOT
 from helpers.page_blocks import PAGES, name_page, read_anchors, read_links
 
 
@@ -26,6 +28,21 @@ def find_problem(page: Path, link: str) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_the_links_of_a_page_exist(page: Path) -> None:
     assert [problem for link in read_links(page) if (problem := find_problem(page, link))] == []
+
+
+def test_every_claim_about_attackers_names_a_test() -> None:
+    page = (ROOT / "docs" / "threats.md").read_text()
+    sections = [section.partition("\nIt can:\n") for section in page.split("\n## ")]
+    attackers = [cannot for cannot, can, _ in sections if can]
+    assert len(attackers) == 5
+    for text in attackers:
+        shared, *claims = [
+            re.findall(r"`(\w\S+/test_\w+\.py)`", part) for part in text.split("\n- ")
+        ]
+        assert len(claims) > 5
+        for names in claims:
+            assert names or shared
+            assert all((ROOT / "tests" / name).is_file() for name in names or shared), names
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
