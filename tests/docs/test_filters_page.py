@@ -37,6 +37,11 @@ TYPES: dict[str, Any] = {
     "`month_day_nano_interval`": pa.month_day_nano_interval(),
     "lists, maps, structs, unions": pa.list_(pa.int8()),
 }
+GROUPS = {
+    "all numbers": ["integers", "`decimal32` to `decimal256`", "`halffloat`, `float`, `double`"],
+    "dates and timestamps": ["`date32`, `date64`", "`timestamp`, with and without a time zone"],
+}
+"""The names of several rows together."""
 LITERALS: dict[str, list[Any]] = {
     "`true`": [True],
     "numbers": [1, -1, Decimal("0.5"), 10**30],
@@ -87,6 +92,10 @@ def make_row(name: str, data_type: Any) -> str:
     if set(texts) <= set(literals):
         literals = ["texts", *(each for each in literals if each not in texts)]
     columns = [each for each in columns if each != "`null`"]
+    if columns == [name]:
+        columns = ["the same"]
+    elif columns in GROUPS.values():
+        columns = [label for label, members in GROUPS.items() if members == columns]
     cells = (name, ", ".join(literals), "; ".join(columns), ", ".join(others))
     return "| " + " | ".join(each or "–" for each in cells) + " |\n"
 
