@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -67,7 +68,8 @@ def binds(tree: Any, **types: Any) -> bool:
     return True
 
 
-def make_row(name: str, data_type: Any) -> str:
+def make_cells(name: str, data_type: Any) -> tuple[str, ...]:
+    """Return the literals, the columns and the functions that a type can be compared with."""
     column = Column("a")
     literals = [
         label
@@ -96,12 +98,16 @@ def make_row(name: str, data_type: Any) -> str:
         columns = ["the same"]
     elif columns in GROUPS.values():
         columns = [label for label, members in GROUPS.items() if members == columns]
-    cells = (name, ", ".join(literals), "; ".join(columns), ", ".join(others))
-    return "| " + " | ".join(each or "–" for each in cells) + " |\n"
+    return tuple(
+        each or "–" for each in (", ".join(literals), "; ".join(columns), ", ".join(others))
+    )
 
 
 def make_table() -> str:
-    rows = [make_row(name, data_type) for name, data_type in TYPES.items()]
+    cells = {name: make_cells(name, data_type) for name, data_type in TYPES.items()}
+    rows: list[str] = []
+    for outcome, names in groupby(TYPES, key=cells.__getitem__):
+        rows.append(f"| {' | '.join(('; '.join(names), *outcome))} |\n")
     head = "| column | literals | columns of the types | also |\n| --- | --- | --- | --- |\n"
     return head + "".join(rows)
 
