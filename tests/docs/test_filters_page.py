@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,6 +38,11 @@ TYPES: dict[str, Any] = {
     "`month_day_nano_interval`": pa.month_day_nano_interval(),
     "lists, maps, structs, unions": pa.list_(pa.int8()),
 }
+GROUPS = {
+    "all numbers": ["integers", "`decimal32` to `decimal256`", "`halffloat`, `float`, `double`"],
+    "dates and timestamps": ["`date32`, `date64`", "`timestamp`, with and without a time zone"],
+}
+"""The names of several rows together."""
 LITERALS: dict[str, list[Any]] = {
     "`true`": [True],
     "numbers": [1, -1, Decimal("0.5"), 10**30],
@@ -62,7 +68,8 @@ def binds(tree: Any, **types: Any) -> bool:
     return True
 
 
-def make_row(name: str, data_type: Any) -> str:
+def make_cells(name: str, data_type: Any) -> tuple[str, ...]:
+    """Return the literals, the columns and the functions that a type can be compared with."""
     column = Column("a")
     literals = [
         label
@@ -87,12 +94,20 @@ def make_row(name: str, data_type: Any) -> str:
     if set(texts) <= set(literals):
         literals = ["texts", *(each for each in literals if each not in texts)]
     columns = [each for each in columns if each != "`null`"]
-    cells = (name, ", ".join(literals), "; ".join(columns), ", ".join(others))
-    return "| " + " | ".join(each or "–" for each in cells) + " |\n"
+    if columns == [name]:
+        columns = ["the same"]
+    elif columns in GROUPS.values():
+        columns = [label for label, members in GROUPS.items() if members == columns]
+    return tuple(
+        each or "–" for each in (", ".join(literals), "; ".join(columns), ", ".join(others))
+    )
 
 
 def make_table() -> str:
-    rows = [make_row(name, data_type) for name, data_type in TYPES.items()]
+    cells = {name: make_cells(name, data_type) for name, data_type in TYPES.items()}
+    rows: list[str] = []
+    for outcome, names in groupby(TYPES, key=cells.__getitem__):
+        rows.append(f"| {' | '.join(('; '.join(names), *outcome))} |\n")
     head = "| column | literals | columns of the types | also |\n| --- | --- | --- | --- |\n"
     return head + "".join(rows)
 
