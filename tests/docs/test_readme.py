@@ -1,0 +1,161 @@
+"""The README runs as typed, from top to bottom, in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from helpers.package import ROOT
+from helpers.page_blocks import Block, read_blocks
+from helpers.page_session import COMMAND_SECONDS, check_instead, find_free_port
+from helpers.terminal import TerminalCommand
+
+# Commands that need the network. Their extras are compared with those of pyproject.toml instead.
+NOT_RUN = [
+    "pip install .",
+    "pip install '.[torch]'",
+    "pip install '.[spark]'",
+    "pip install '.[http,ucx]'",
+]
+
+BLOCKS = read_blocks(ROOT / "README.md")
+_FIXED_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+\b")
+# Runs each line of standard input, a block as JSON, as if it was typed at one prompt.
+_PROMPT = """
+import json, sys
+for line in sys.stdin:
+    exec(compile(json.loads(line), "README.md", "exec"), globals())
+    print("done", flush=True)
+"""
+
+
+class Reader:
+    """A person who types the blocks in an empty folder: one server, one Python prompt."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports: dict[str, str] = {}
+        self._server: TerminalCommand | None = None
+        self._environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        if not _is_free(8816):  # the default port of readers
+            listen = ["tcp://127.0.0.1:0", "shm://"]
+            self._environment["SPLITARROW_LISTEN"] = json.dumps(listen)
+        self._python = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", _PROMPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=self._environment,
+        )
+
+    def type(self, block: Block) -> None:
+        code = _FIXED_PORT.sub(self._choose_port, block.code)
+        if block.language == "python":
+            self._type_python(code)
+            return
+        assert block.language == "console", block.place
+        for line in code.splitlines():
+            command = line.removeprefix("$ ").partition(" #")[0].strip()
+            assert line.startswith("$ "), line
+            if command in NOT_RUN:
+                assert check_instead(command)
+            elif command.startswith("splitarrow serve"):
+                self._serve(command)
+            else:
+                self._run(command)
+
+    def _choose_port(self, match: re.Match[str]) -> str:
+        """Return a port of the page if it is free, or otherwise any that is."""
+        port = match[0]
+        if port not in self._ports:
+            self._ports[port] = port if _is_free(int(port)) else str(find_free_port())
+        return self._ports[port]
+
+    def _type_python(self, code: str) -> None:
+        assert self._python.stdin is not None
+        assert self._python.stdout is not None
+        print(json.dumps(code), file=self._python.stdin, flush=True)
+        for line in self._python.stdout:
+            if line == "done\n":
+                return
+        raise AssertionError(f"Python ended with status {self._python.wait()} in\n{code}")
+
+    def _run(self, command: str) -> None:
+        running = TerminalCommand(command, self._folder, self._environment)
+        with closing(running):
+            assert running.wait(COMMAND_SECONDS) == 0, f"{command}\n{running.output}"
+
+    def _serve(self, command: str) -> None:
+        """Stop the server, and start the next one, as the page says."""
+        if self._server is not None:
+            self._server.close()
+        self._server = TerminalCommand(f"exec {command}", self._folder, self._environment)
+        assert self._server.wait_for("Press Ctrl-C to stop.", COMMAND_SECONDS), self._server.output
+
+    def close(self) -> None:
+        """End the processes. Python ends by itself at the end of its input."""
+        try:
+            self._python.communicate(timeout=COMMAND_SECONDS)
+        finally:
+            self._python.kill()
+            if self._server is not None:
+                self._server.close()
+        assert self._python.returncode == 0
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+TORCH = next(index for index, block in enumerate(BLOCKS) if "import torch" in block.code)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param(BLOCKS[:TORCH] + BLOCKS[TORCH + 1 :], marks=pytest.mark.slow, id="slow"),
+        pytest.param(BLOCKS[: TORCH + 1], marks=pytest.mark.torch, id="torch"),
+    ],
+)
+@pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("readme")
+def test_the_readme_runs_as_typed(blocks: list[Block], reader: Reader) -> None:
+    for block in blocks:
+        try:
+            reader.type(block)
+        except BaseException as error:
+            error.add_note(f"in the block at {block.place}")
+            raise
+
+
+def test_the_list_of_commands_that_do_not_run_is_current() -> None:
+    code = "".join(block.code for block in BLOCKS)
+    assert [command for command in NOT_RUN if f"$ {command}" not in code] == []
