@@ -145,7 +145,7 @@ TORCH = next(index for index, block in enumerate(BLOCKS) if "import torch" in bl
         pytest.param(BLOCKS[: TORCH + 1], marks=pytest.mark.torch, id="torch"),
     ],
 )
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.xdist_group("readme")
 def test_the_readme_runs_as_typed(blocks: list[Block], reader: Reader) -> None:
     for block in blocks:
