@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ import pytest
 from helpers.package import ROOT
 from helpers.page_blocks import Block, read_blocks
 from helpers.page_session import COMMAND_SECONDS, check_instead, find_free_port
-from helpers.terminal import TerminalCommand
+from helpers.terminal import Shell
 
 # Commands that need the network. Their extras are compared with those of pyproject.toml instead.
 NOT_RUN = [
@@ -42,23 +40,17 @@ class Reader:
     """A person who types the blocks in an empty folder: one server, one Python prompt."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         self._ports: dict[str, str] = {}
-        self._server: TerminalCommand | None = None
-        self._environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
-        if not _is_free(8816):  # the default port of readers
-            listen = ["tcp://127.0.0.1:0", "shm://"]
-            self._environment["SPLITARROW_LISTEN"] = json.dumps(listen)
+        # The default port of readers.
+        listen = {} if _is_free(8816) else {"SPLITARROW_LISTEN": '["tcp://127.0.0.1:0","shm://"]'}
+        self._shell = Shell(folder, listen, COMMAND_SECONDS)
         self._python = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-c", _PROMPT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=self._environment,
+            env=self._shell.environment,
         )
 
     def type(self, block: Block) -> None:
@@ -73,9 +65,10 @@ class Reader:
             if command in NOT_RUN:
                 assert check_instead(command)
             elif command.startswith("splitarrow serve"):
-                self._serve(command)
+                self._shell.stop_servers()  # as the page says
+                self._shell.serve(command)
             else:
-                self._run(command)
+                self._shell.run(command)
 
     def _choose_port(self, match: re.Match[str]) -> str:
         """Return a port of the page if it is free, or otherwise any that is."""
@@ -93,26 +86,13 @@ class Reader:
                 return
         raise AssertionError(f"Python ended with status {self._python.wait()} in\n{code}")
 
-    def _run(self, command: str) -> None:
-        running = TerminalCommand(command, self._folder, self._environment)
-        with closing(running):
-            assert running.wait(COMMAND_SECONDS) == 0, f"{command}\n{running.output}"
-
-    def _serve(self, command: str) -> None:
-        """Stop the server, and start the next one, as the page says."""
-        if self._server is not None:
-            self._server.close()
-        self._server = TerminalCommand(f"exec {command}", self._folder, self._environment)
-        assert self._server.wait_for("Press Ctrl-C to stop.", COMMAND_SECONDS), self._server.output
-
     def close(self) -> None:
         """End the processes. Python ends by itself at the end of its input."""
         try:
             self._python.communicate(timeout=COMMAND_SECONDS)
         finally:
             self._python.kill()
-            if self._server is not None:
-                self._server.close()
+            self._shell.stop_servers()
         assert self._python.returncode == 0
 
 
