@@ -164,7 +164,7 @@ bench-loader: $(VENV)/torch $(VENV)/installed-bench $(UV) ## measure PyTorch's l
 
 .PHONY: test-torch
 test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs; TORCH=torch==2.13.0
-	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs tests/benchmarks $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "torch and not long" tests/pytorch tests/docs tests/benchmarks tests/e2e $(ARGS)
 
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and others, which it installs

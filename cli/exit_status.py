@@ -103,6 +103,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
             if known := getattr(error, "possibilities", None):  # for an option that is unknown
                 unknown: Any = error
                 message = f"{unknown.message}{suggest(unknown.option_name, known)}"
+            if message.startswith("Got unexpected extra argument"):
+                message += "; put an argument with spaces in quotes"
             return f"{message} (see: {path} --help)", WRONG_USAGE
         case UsageError():
             return str(error), WRONG_USAGE

@@ -133,9 +133,10 @@ class _Binder:
         if at.is_null(bound.type):
             return BoundLiteral(pa.scalar(None, pa.bool_()))
         if not at.is_boolean(bound.type):
+            shell = "; in a shell, put the whole condition in quotes"
             refuse(
                 f"{describe(node)} is not a condition: it has the type {bound.type}; expected "
-                "bool: compare it with a value",
+                f"bool: compare it with a value{shell if isinstance(node, Column) else ''}",
                 node,
             )
         return bound
@@ -159,7 +160,7 @@ class _Binder:
             problem = f"{count} columns are named" if count else "there is no column"
             near = [] if count else get_close_matches(node.name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            if node.quoted and not count:
+            if not count and (node.quoted or not near):
                 text = node.name.replace("'", "''")
                 hint += f"{' Write' if near else '; write'} a text in single quotes: '{text}'"
             refuse(f"{problem} {node.name!r}{hint}", node)

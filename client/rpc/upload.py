@@ -254,6 +254,11 @@ def open_shard(data: Any, schema: pa.Schema | None = None) -> Generator[ShardDat
             codec = _read_codec(path) if count else None
             batches = (reader.get_batch(index) for index in range(count))
             yield ShardData(reader.schema, batches, codec)
+    except pa.ArrowInvalid as error:
+        raise DatasetError(
+            f"cannot read the shard {path}: {error}; expected an Arrow IPC file, as splitarrow "
+            "convert writes it"
+        ) from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"cannot read the shard {path}: {error}") from None
 

@@ -222,7 +222,8 @@ def test_the_banner_without_a_control_plane_has_short_uris(
         ('carrier = "AA"', "there is no column 'AA'; write a text in single quotes: 'AA'"),
         ('carrier = "it\'s"', "single quotes: 'it''s'"),
         ('"carier" = 1', "did you mean 'carrier'? Write a text in single quotes: 'carier'"),
-        ("carrier = AA", "there is no column 'AA'"),
+        ("carrier = AA", "there is no column 'AA'; write a text in single quotes: 'AA'"),
+        ("delay", "compare it with a value; in a shell, put the whole condition in quotes"),
         ("delay = = 1", "the filter 'delay = = 1' is malformed near '=': a value is missing"),
     ],
 )

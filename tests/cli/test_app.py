@@ -44,6 +44,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["fetch", PEER, "--limt", "3"], "No such option: --limt; did you mean '--limit'? (see: "),
     (["fetch", PEER, "--row", "3"], "No such option: --row; did you mean '--rows'? (see: "),
     (["fetch", PEER, "--zzz"], "No such option: --zzz (see: splitarrow fetch --help)"),
+    (["fetch", PEER, "--filter", "a", "<", "1"], "(1); put an argument with spaces in quotes (see"),
     (["fetch"], "Missing argument 'URI' (see: splitarrow fetch --help)"),
     (["fetch", PEER, "--limits", "3"], "No such option: --limits"),
     (["fetch", PEER, "--limit", "many"], "Invalid value for '--limit'"),

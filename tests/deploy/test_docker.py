@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import venv
@@ -19,6 +18,7 @@ import trustme
 
 import splitarrow
 from helpers.http_requests import request
+from helpers.package import copy_sources
 from helpers.service_manager import COMMAND, DEPLOY, PATIENCE, ROOT, Manager
 
 pytestmark = pytest.mark.slow
@@ -77,11 +77,7 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
 def test_the_commands_of_the_build_work(tmp_path: Path) -> None:
     """They run in a folder instead of the root. The image gets the folder `opt/splitarrow`."""
     source = tmp_path / "src"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(("docs/", "tests/")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+    copy_sources(source)
     (tmp_path / "opt").mkdir()
     venv.create(tmp_path / "base", with_pip=True)
     environment = {

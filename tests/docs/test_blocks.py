@@ -1,4 +1,7 @@
-"""Every code block of the README and of the documentation runs, or is listed below."""
+"""Every code block of the documentation runs, or is listed below.
+
+Those of the README run in test_readme.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from pyarrow import csv, fs
 from helpers.cli import COMMAND, read
 from helpers.files import write_file
 from helpers.issuer import serve_keys
-from helpers.page_blocks import PAGES, Block, name_page, read_blocks
+from helpers.page_blocks import PAGES as ALL_PAGES
+from helpers.page_blocks import Block, name_page, read_blocks
 from helpers.page_session import PageSession
 from splitarrow.benchmarks.datasets import write_trips
 from splitarrow.publication.version_store import VersionStore
@@ -43,6 +47,7 @@ NOT_RUN = {
     ("docs/monitoring.md", "$ docker compose"): "Docker; see tests/deploy",
 }
 
+PAGES = [page for page in ALL_PAGES if page.name != "README.md"]
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 TOKEN = "a-token-of-the-tests"
 ISSUER = "login.example.com"

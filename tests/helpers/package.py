@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +19,12 @@ def source_files() -> Iterator[Path]:
         first = path.relative_to(ROOT).parts[0]
         if first not in _OUTSIDE | _BESIDE and not first.startswith("."):
             yield path
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what a build needs: the files that git lists, without documentation and tests."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("docs/", "tests/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)

@@ -62,7 +62,7 @@ class PageSession:
         self._folder = folder
         self._datasets = datasets
         self._web_hosts = web_hosts or {}
-        self._network = _find_free_network()
+        self._network = find_free_network()
         self.this_host = f"{self._network}.1"
         """The address in the place of 127.0.0.1."""
         self._addresses = {"127.0.0.1": self.this_host}
@@ -315,7 +315,7 @@ def find_free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _find_free_network() -> str:
+def find_free_network() -> str:
     """Return the first three bytes of addresses of the loopback interface that nothing uses."""
     while True:
         network = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"

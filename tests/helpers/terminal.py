@@ -7,9 +7,10 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from helpers.signals import default_dispositions
@@ -89,3 +90,45 @@ class TerminalCommand:
         """Stop the command, and close the terminal."""
         self.stop()
         os.close(self._master)
+
+
+class Shell:
+    """A person who types commands in a folder. `splitarrow` and `python` are the installed ones."""
+
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = PATIENCE
+    ) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            **(environment or {}),
+        }
+        self._seconds = seconds
+        self._servers: list[TerminalCommand] = []
+
+    def run(self, command: str, status: int = 0) -> str:
+        """Run a command, and return what the terminal shows, with single spaces."""
+        with closing(TerminalCommand(command, self.folder, self.environment)) as running:
+            found = running.wait(self._seconds)
+        assert found == status, f"{command}\nexit status {found}\n{running.output}"
+        return " ".join(running.output.split())
+
+    def run_python(self, code: str, status: int = 0) -> str:
+        """Run a program from a file, and return what the terminal shows, with single spaces."""
+        (self.folder / "program.py").write_text(code)
+        return self.run("python program.py", status)
+
+    def serve(self, command: str) -> str:
+        """Start a server, and return what the terminal shows once it serves."""
+        self._servers.append(TerminalCommand(f"exec {command}", self.folder, self.environment))
+        server = self._servers[-1]
+        assert server.wait_for("Press Ctrl-C to stop.", self._seconds), (
+            f"{command}\n{server.output}"
+        )
+        return server.output
+
+    def stop_servers(self) -> None:
+        """Stop the servers. Idempotent."""
+        while self._servers:
+            self._servers.pop().close()
