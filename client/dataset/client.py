@@ -409,7 +409,7 @@ class Client(BaseClient):
         self._copy = partial(
             type(self), uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
         )
-        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout)
+        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout, connect_timeout)
         """The gRPC channel to the control plane."""
         try:
             self.channel.check_connection(connect_timeout)
@@ -707,11 +707,15 @@ class Client(BaseClient):
 
 
 def _open_channel(
-    uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
+    uri: DataUri,
+    token: str | None,
+    tls: TlsOptions | None,
+    timeout: float,
+    connect_timeout: float,
 ) -> FlightChannel:
     """Return a channel, whose calls another process makes if gRPC can wait forever in this one."""
     if not GRPC_USAGE.is_blocked:
-        return FlightChannel(uri, token, tls, timeout)
+        return FlightChannel(uri, token, tls, timeout, connect_timeout)
     from ..rpc.forked_channel import ForkedChannel  # multiprocessing takes time to import
 
-    return ForkedChannel(uri, token, tls, timeout)
+    return ForkedChannel(uri, token, tls, timeout, connect_timeout)
