@@ -43,6 +43,9 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
+_REPEATS = 2
+"""How often a call is repeated. The first time, gRPC may still use the connection that has died."""
+_REPEAT_PAUSE_SECONDS = 0.05
 _PHASES = {"ListActions": "connecting", "GetFlightInfo": "planning", "GetSchema": "planning"}
 """The phases of a read that call a method."""
 
@@ -116,11 +119,11 @@ class FlightChannel:
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeat: bool = True,
+        repeats: int = _REPEATS,
     ) -> bytes:
         """Call a method that has one response and changes nothing, and return the response.
 
-        If the connection is lost, the call is repeated once over a new one, within its time limit.
+        If the connection is lost, the call is repeated over a new one, within its time limit.
         """
         call = self._channel.unary_unary(_SERVICE + method)
         limit, started = timeout or self._timeout, time.monotonic()
@@ -129,11 +132,12 @@ class FlightChannel:
         except grpc.RpcError as error:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
-            repeat = repeat and isinstance(failure, ConnectionLostError) and seconds < limit
-            if not repeat:
+            left = limit - seconds - _REPEAT_PAUSE_SECONDS
+            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
                 raise failure from None
-        left = limit - seconds
-        return self.call_unary(method, message, dataset=dataset, timeout=left, repeat=False)
+        time.sleep(_REPEAT_PAUSE_SECONDS)
+        repeats -= 1
+        return self.call_unary(method, message, dataset=dataset, timeout=left, repeats=repeats)
 
     def call_stream(
         self,
@@ -142,7 +146,7 @@ class FlightChannel:
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeat: bool = True,
+        repeats: int = _REPEATS,
         wait: bool = False,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses, and yield them; see `call_unary`.
@@ -152,21 +156,24 @@ class FlightChannel:
         """
         call = self._channel.unary_stream(_SERVICE + method)
         limit, started = timeout or self._timeout, time.monotonic()
-        repeat = repeat and method != "DoAction"
+        repeats = 0 if method == "DoAction" else repeats
         options = self._call_options() | ({"wait_for_ready": True} if wait else {})
         try:
             for response in call(message, timeout=limit, **options):
-                repeat = False
+                repeats = 0
                 yield response
             return
         except grpc.RpcError as error:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
-            repeat = repeat and isinstance(failure, ConnectionLostError) and seconds < limit
-            if not repeat:
+            left = limit - seconds - _REPEAT_PAUSE_SECONDS
+            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
                 raise failure from None
-        left = limit - seconds
-        yield from self.call_stream(method, message, dataset=dataset, timeout=left, repeat=False)
+        time.sleep(_REPEAT_PAUSE_SECONDS)
+        repeats -= 1
+        yield from self.call_stream(
+            method, message, dataset=dataset, timeout=left, repeats=repeats, wait=wait
+        )
 
     def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
         """Start DoGet and return the gRPC call, an iterator of serialized FlightData.

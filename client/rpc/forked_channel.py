@@ -118,11 +118,11 @@ class ForkedChannel(FlightChannel):
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeat: bool = True,
+        repeats: int = 2,
     ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeat": repeat}
+        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeats": repeats}
         return self._run(self._calls.call_unary, method, message, **options)
 
     def call_stream(
@@ -132,12 +132,12 @@ class ForkedChannel(FlightChannel):
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeat: bool = True,
+        repeats: int = 2,
         wait: bool = False,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeat": repeat}
+        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeats": repeats}
         options["wait"] = wait
         yield from self._run(self._calls.collect, method, message, **options)
 
