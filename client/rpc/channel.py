@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions, check_tls
+from ..failures import FailureMemory
 from ..stream.tracing import current_context
 from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
 
@@ -48,6 +51,19 @@ _REPEATS = 2
 _REPEAT_PAUSE_SECONDS = 0.05
 _PHASES = {"ListActions": "connecting", "GetFlightInfo": "planning", "GetSchema": "planning"}
 """The phases of a read that call a method."""
+
+
+_deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
+
+
+@contextmanager
+def limit_calls(seconds: float | None) -> Generator[None]:
+    """Let the calls of this context end within some seconds, as well as within their own limit."""
+    token = _deadline.set(None if seconds is None else time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 class DatasetHold:
@@ -99,6 +115,8 @@ class FlightChannel:
         """The control plane, as scheme, host and port."""
         self.tls = tls
         """Certificates for this channel and for the data connections that its server offers."""
+        self.failed_locations = FailureMemory()
+        """The locations that could not be reached."""
         self._token = token
         self._timeout = timeout
         self._connect_timeout = connect_timeout
@@ -126,7 +144,7 @@ class FlightChannel:
         If the connection is lost, the call is repeated over a new one, within its time limit.
         """
         call = self._channel.unary_unary(_SERVICE + method)
-        limit, started = timeout or self._timeout, time.monotonic()
+        limit, started = self._limit(timeout), time.monotonic()
         try:
             return cast(bytes, call(message, timeout=limit, **self._call_options()))
         except grpc.RpcError as error:
@@ -155,7 +173,7 @@ class FlightChannel:
         connection while attempts fail.
         """
         call = self._channel.unary_stream(_SERVICE + method)
-        limit, started = timeout or self._timeout, time.monotonic()
+        limit, started = self._limit(timeout), time.monotonic()
         repeats = 0 if method == "DoAction" else repeats
         options = self._call_options() | ({"wait_for_ready": True} if wait else {})
         try:
@@ -246,6 +264,10 @@ class FlightChannel:
             phase=_PHASES.get(method, method),
             seconds=seconds,
         )
+
+    def _limit(self, timeout: float | None) -> float:
+        deadline, limit = _deadline.get(), timeout or self._timeout
+        return limit if deadline is None else max(min(limit, deadline - time.monotonic()), 0.001)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -122,7 +122,11 @@ class ForkedChannel(FlightChannel):
     ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeats": repeats}
+        options: dict[str, Any] = {
+            "dataset": dataset,
+            "timeout": self._limit(timeout),
+            "repeats": repeats,
+        }
         return self._run(self._calls.call_unary, method, message, **options)
 
     def call_stream(
@@ -137,7 +141,11 @@ class ForkedChannel(FlightChannel):
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        options: dict[str, Any] = {"dataset": dataset, "timeout": timeout, "repeats": repeats}
+        options: dict[str, Any] = {
+            "dataset": dataset,
+            "timeout": self._limit(timeout),
+            "repeats": repeats,
+        }
         options["wait"] = wait
         yield from self._run(self._calls.collect, method, message, **options)
 
