@@ -316,6 +316,7 @@ class ResumableEndpoint:
         limit: int | None = None,
         ordinal: int | None = None,
         unreachable: set[str] | FailureMemory | None = None,
+        is_kept: bool = False,
     ) -> None:
         shared = FailureMemory() if unreachable is None else unreachable
         self._replicas = ReplicaSet(replicas, plan.resume_attempts, shared)
@@ -329,6 +330,8 @@ class ResumableEndpoint:
         self._keeps_messages = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
+        self.is_kept = is_kept
+        """Whether the first endpoint is that of a kept plan, which the server may refuse."""
         self._waits_since = time.monotonic()
         """When the wait for the next batch began."""
         self.rows = 0
@@ -397,6 +400,9 @@ class ResumableEndpoint:
         self._replicas.prefer_reachable()
         replica, single = self._replicas.current, self._replicas.is_single
         if self._open_known(replica):
+            return
+        if self.is_kept:
+            self._connect(replica, replica.endpoint, None, RETRY_SECONDS)
             return
         try:
             self._connect(replica, replica.endpoint)
