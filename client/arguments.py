@@ -76,8 +76,8 @@ class ReadArguments(TypedDict, total=False):
     connect_timeout: float
     """The time limit to connect, in seconds. The default is 10."""
     stall_timeout: float | None
-    """The longest wait for data from the server, in seconds. The default is 30. `None` disables the
-    limit."""
+    """The longest wait for data from the server, in seconds. The default is 30. A read of a control
+    plane's dataset may retry for 5 seconds more. `None` disables the limit."""
     prefetch_bytes: int | None
     """The size of the batches that a thread of the stream may prefetch, in bytes. 0 disables
     prefetching: only the kernel's buffers fill ahead of the consumer. `None` measures how long the
