@@ -31,8 +31,8 @@ def import_grpc() -> None:
 
     It does that by default when a connection or a fork surprises it. It reads the variables once.
     """
-    if "grpc" not in sys.modules:
-        added = {name: text for name, text in _VARIABLES.items() if name not in os.environ}
+    added = {name: text for name, text in _VARIABLES.items() if name not in os.environ}
+    if added and "grpc" not in sys.modules:
         os.environ.update(added)
         try:
             importlib.import_module("grpc")
