@@ -112,7 +112,7 @@ FORGET = """
         change = "ip route replace local 10.9.0.1 dev lo src 10.9.0.3 table local"
         subprocess.run(f"{change}; ip addr del 10.9.0.2/32 dev lo", shell=True, check=True)
         started = time.monotonic()
-        assert client.read("n").read_all().num_rows == 3
+        assert client.info("n").rows == 3
         seconds = time.monotonic() - started
         assert 1 < seconds < 5, seconds
 """
