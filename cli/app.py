@@ -230,8 +230,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     If the command fails, its error has been printed on standard error.
     """
-    # gRPC reads the variable on import. It would otherwise print to standard error itself.
+    # gRPC reads the variables on import; see `transport.grpc_usage`, which would import it now.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     command = typer.main.get_command(app)
     if arguments is None and is_bash_completion():
         return complete_for_bash(command)

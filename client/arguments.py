@@ -76,8 +76,8 @@ class ReadArguments(TypedDict, total=False):
     connect_timeout: float
     """The time limit to connect, in seconds. The default is 10."""
     stall_timeout: float | None
-    """The longest wait for data from the server, in seconds. The default is 30. `None` disables the
-    limit."""
+    """The longest wait for data from the server, in seconds. The default is 30. A read of a control
+    plane's dataset may retry for 5 seconds more. `None` disables the limit."""
     prefetch_bytes: int | None
     """The size of the batches that a thread of the stream may prefetch, in bytes. 0 disables
     prefetching: only the kernel's buffers fill ahead of the consumer. `None` measures how long the
@@ -137,6 +137,8 @@ class StreamOptions:
     """Supplies the memory that bodies are received into."""
     require_transport: str | None = None
     tls: TlsOptions | None = None
+    open_timeout: float | None = None
+    """The longest wait for the schema, in seconds. None is `stall_timeout`."""
 
     def __post_init__(self) -> None:
         if self.validate is not None and self.validate not in get_args(Validation):
@@ -175,6 +177,19 @@ class StreamOptions:
     def window_bytes(self) -> int:
         """The size of the batches to prefetch in any case, in bytes."""
         return min(self.prefetch_bytes or 0, self.max_decoded_bytes)
+
+    @property
+    def schema_timeout(self) -> float | None:
+        """The longest wait for a message before the schema has arrived, in seconds."""
+        return self.stall_timeout if self.open_timeout is None else self.open_timeout
+
+    def within(self, seconds: float) -> StreamOptions:
+        """Return options to connect and to receive the schema within some seconds each."""
+        return replace(
+            self,
+            connect_timeout=min(self.connect_timeout, seconds),
+            open_timeout=min(self.schema_timeout or seconds, seconds),
+        )
 
     def for_preparation(self) -> StreamOptions:
         """Return the options of a read whose data is for this process alone, not for the user."""

@@ -63,6 +63,8 @@ class Request:
     0 in the shard or else in the dataset. They are selected before the filter. None selects all."""
     rows: tuple[int, int] | None = None
     """Like `batches`, but in rows. At most one of the two is given."""
+    current: bool | None = None
+    """Whether the server has to refuse once the version is not the current one any more."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -152,6 +154,10 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))  # pyright: ignore[reportUnknownArgumentType]
 
@@ -226,4 +232,5 @@ _RULES: Mapping[str, _Rule] = {
     "version": _Rule(_is_text, _check_version),
     "batches": _Rule(_is_range, _check_range),
     "rows": _Rule(_is_range, _check_range),
+    "current": _Rule(_is_flag, lambda field, value: None),
 }

@@ -60,9 +60,11 @@ class ReadsInProgress:
     def includes(self, request: Request) -> bool:
         """Return whether a request may belong to a read in progress.
 
-        A control plane issues the tickets for parts, and they name a shard or a version.
+        A control plane issues the tickets for parts, and they name a shard or a version. One that
+        must be the current version begins a read.
         """
         is_part = request.shard is not None or request.version is not None
+        is_part = is_part and not request.current
         name = request.dataset
         return is_part and (name in self._elsewhere or name in self.names())
 

@@ -61,7 +61,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"loader", "spark"},
     ],
     "client": [
-        {"uris"},
+        {"failures", "uris"},
         {"arguments"},
         {"stream"},
         {"rpc"},

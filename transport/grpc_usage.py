@@ -22,20 +22,23 @@ _FORK_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
 _POLL_SECONDS = 0.001
 _TASKS = Path("/proc/self/task")
-_VERBOSITY = "GRPC_VERBOSITY"
+_VARIABLES = {"GRPC_VERBOSITY": "NONE", "GRPC_DNS_RESOLVER": "native"}
+"""The resolver of the system knows all addresses of a name, where gRPC's may know one of them."""
 
 
 def import_grpc() -> None:
     """Import gRPC so that it does not write to standard error; exceptions state what failed.
 
-    It does that by default when a connection or a fork surprises it. It reads the variable once.
+    It does that by default when a connection or a fork surprises it. It reads the variables once.
     """
-    if "grpc" not in sys.modules and _VERBOSITY not in os.environ:
-        os.environ[_VERBOSITY] = "NONE"
+    added = {name: text for name, text in _VARIABLES.items() if name not in os.environ}
+    if added and "grpc" not in sys.modules:
+        os.environ.update(added)
         try:
             importlib.import_module("grpc")
         finally:
-            del os.environ[_VERBOSITY]
+            for name in added:
+                del os.environ[name]
 
 
 class GrpcUsage:

@@ -25,6 +25,7 @@ from ...errors import (
     NotFoundError,
     RemoteError,
     SplitArrowError,
+    StallError,
     UsageError,
     remote_error,
 )
@@ -44,11 +45,16 @@ from ..dataset.requests import (
     pin_version,
     select_endpoints,
 )
+from ..failures import FailureMemory
 from ..rpc.errors import restate_error
 from ..rpc.info import DatasetInfo, count_rows
 from .info import DaemonInfo, MergedDataset, ReplicaInfo, merge, merge_for_listing
 
 _MAX_THREADS = 32
+_SLOW_SECONDS = 1.0
+"""A daemon that takes longer than this to fail is not called by the reads that follow."""
+_BRIEF_SECONDS = 0.75
+"""How long a read waits for a daemon whose last call took long to fail."""
 _RECONNECT_TIMEOUT = 2.0
 """The longest time limit to connect to a daemon after the first attempt, in seconds."""
 T = TypeVar("T")
@@ -103,36 +109,64 @@ class DaemonPool:
         self.failures: dict[str, SplitArrowError] = {}
         """The daemons that failed in the last call, and their errors. One that does not have
         what the call names has not failed."""
+        self.slow = FailureMemory()
+        """The daemons that took long to fail."""
+        self.unreachable = FailureMemory()
+        """The daemons whose data could not be read."""
         self._executor = ThreadPoolExecutor(
             min(len(connections), _MAX_THREADS), thread_name_prefix="splitarrow-cluster"
         )
         self._closed = False
 
-    def call_all(self, function: Callable[[Client], T]) -> dict[str, T | SplitArrowError]:
+    def call_all(
+        self, function: Callable[[Client], T], *, skips_slow: bool = False
+    ) -> dict[str, T | SplitArrowError]:
         """Call a function with the client of each daemon; return the results or the errors.
 
-        A `UsageError` is raised, because the arguments are then invalid at every daemon.
+        A `UsageError` is raised, because the arguments are then invalid at every daemon. With
+        `skips_slow`, a daemon that took long to fail is not called for a while, and then only
+        waited for briefly. It has the error of its last call.
         """
         if self._closed:
             raise self._closed_error()
 
         def call(connection: DaemonConnection) -> T | SplitArrowError:
+            started = time.monotonic()
             try:
-                return function(connection.client())
+                result = function(connection.client())
             except UsageError:
                 raise
             except SplitArrowError as error:
+                if isinstance(error, TRANSIENT) and time.monotonic() - started > _SLOW_SECONDS:
+                    self.slow.add(connection.address)
                 return error
+            self.slow.discard(connection.address)
+            return result
 
+        skipped = {
+            address: self.failures.get(address, ConnectError(f"{address} failed lately"))
+            for address in (self.connections if skips_slow else ())
+            if address in self.slow
+        }
         try:
             futures = {
                 address: self._executor.submit(copy_context().run, call, connection)
                 for address, connection in self.connections.items()
+                if address not in skipped
             }
         except RuntimeError as error:
             # Another thread closed the pool meanwhile.
             raise self._closed_error() from error
-        results = {address: future.result() for address, future in futures.items()}
+        results: dict[str, T | SplitArrowError] = {**skipped}
+        suspects = [each for each in futures if skips_slow and self.slow.has_failed(each)]
+        for address in (*(each for each in futures if each not in suspects), *suspects):
+            try:
+                seconds = _BRIEF_SECONDS if address in suspects else None
+                results[address] = futures[address].result(seconds)
+            except TimeoutError:
+                self.slow.add(address)
+                results[address] = StallError(f"{address} has failed and does not respond yet")
+        results = {address: results[address] for address in self.connections}
         self.failures = _select_failures(select_errors(results))
         return results
 
@@ -225,6 +259,7 @@ class ClusterClient(BaseClient):
 
     Shards with the same snapshot and ordinal are replicas. The client reads each shard once, from
     any daemon that holds it. A daemon that fails is tried again by each later call; see `absent`.
+    One that took long to fail is left out by reads that do not need it, for 30 s up to 5 minutes.
     Operations on a single daemon, such as uploads, are methods of the client that `at` returns.
 
     Parameters
@@ -434,6 +469,12 @@ class ClusterClient(BaseClient):
 
     def _merge_settled(self, request: Request) -> MergedDataset:
         """Merge the responses of all daemons; wait a little while they commit a publication."""
+        pool = self._pool
+        if any(pool.slow.has_failed(address) for address in pool.connections):
+            try:
+                return merge(request.dataset, self._describe_each(request, skips_slow=True))
+            except (DatasetError, ConnectError, NotFoundError):
+                pass  # a daemon that was not called may have what is missing
         for retry in range(_COMMIT_RETRIES):
             infos = self._describe_each(request)
             try:
@@ -445,9 +486,11 @@ class ClusterClient(BaseClient):
             time.sleep(draw_pause(retry))
         return merge(request.dataset, self._describe_each(request))
 
-    def _describe_each(self, request: Request) -> list[DaemonInfo]:
+    def _describe_each(self, request: Request, *, skips_slow: bool = False) -> list[DaemonInfo]:
         """Describe a dataset at each daemon; raise the error if the request itself is invalid."""
-        results = self._pool.call_all(lambda client: client.describe(request))
+        results = self._pool.call_all(
+            lambda client: client.describe(request), skips_slow=skips_slow
+        )
         for result in results.values():
             if isinstance(result, RemoteError) and result.code in _REQUEST_ERRORS:
                 raise result
@@ -474,7 +517,6 @@ class ClusterClient(BaseClient):
                     stream=request.dataset,
                 )
         request = replace(span or request, version=None, limit=None)
-        unreachable: set[str] = set()
         endpoints: list[ResumableEndpoint] = []
         for index in select_endpoints(merged.info, shards):
             if limit is not None and limit <= 0:
@@ -492,7 +534,7 @@ class ClusterClient(BaseClient):
                     plan,
                     limit=limit,
                     ordinal=index if endpoint.ordinal is None else endpoint.ordinal,
-                    unreachable=unreachable,
+                    unreachable=self._pool.unreachable,
                 )
             )
             # With a filter, the total is unknown, and so is the number of rows of a shard.

@@ -6,13 +6,13 @@ import json
 from abc import abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from ...errors import NotFoundError, UsageError
+from ...errors import NotFoundError, SplitArrowError, UsageError
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
@@ -45,6 +45,7 @@ from ..stream.tracing import trace_plan, trace_read
 from ..uris import parse_control_uri
 from .requests import (
     Descriptions,
+    KeptPlans,
     check_name,
     encode_command,
     list_ordinals,
@@ -154,6 +155,10 @@ class BaseClient(Mapping[str, "Dataset"]):
 
     def __getitem__(self, name: str) -> Dataset:
         return self.dataset(name)
+
+    @cached_property
+    def _plans(self) -> KeptPlans:
+        return KeptPlans()
 
     def count_rows(
         self,
@@ -283,6 +288,15 @@ class BaseClient(Mapping[str, "Dataset"]):
                 )
             with trace_plan(name):
                 schema, endpoints = self._plan_endpoints(request, shards, plan)
+            while endpoints and endpoints[0].is_kept:
+                endpoints[0].trace_context = None if trace is None else trace.context
+                try:
+                    endpoints[0].open(first=True)
+                    break
+                except SplitArrowError as error:
+                    self._plans.drop(request, error)
+                    with trace_plan(name):
+                        schema, endpoints = self._plan_endpoints(request, shards, plan)
             several = len(endpoints) > 1
             channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
             window = min(plan.window_bytes, plan.options.max_decoded_bytes)
@@ -409,7 +423,7 @@ class Client(BaseClient):
         self._copy = partial(
             type(self), uri, token, tls=tls, connect_timeout=connect_timeout, timeout=timeout
         )
-        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout)
+        self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout, connect_timeout)
         """The gRPC channel to the control plane."""
         try:
             self.channel.check_connection(connect_timeout)
@@ -484,20 +498,29 @@ class Client(BaseClient):
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
-        info = self.describe(request)
+        kept = self._plans.get(request)
+        info = kept or self.describe(request)
+        if kept is None:
+            self._plans.add(request, info)
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1
 
+        indices = select_endpoints(info, shards)
+
         def plan_endpoint(index: int) -> ResumableEndpoint:
             endpoint = info.endpoints[index]
-            if several:
-                endpoint = pin_version(endpoint, info.version)
+            confirms = kept is not None and index == indices[0]
+            if several or confirms:
+                current = confirms and request.version is None
+                endpoint = pin_version(endpoint, info.version, current=current)
             shard = index if several else None
             replica = Replica(self.channel, self.describe, request, info.version, shard, endpoint)
-            return ResumableEndpoint([replica], request.dataset, plan, limit=request.limit)
+            return ResumableEndpoint(
+                [replica], request.dataset, plan, limit=request.limit, is_kept=confirms
+            )
 
-        return info.schema, [plan_endpoint(index) for index in select_endpoints(info, shards)]
+        return info.schema, [plan_endpoint(index) for index in indices]
 
     def _plan_span(
         self, request: Request, shards: frozenset[int], plan: ReadPlan
@@ -707,11 +730,15 @@ class Client(BaseClient):
 
 
 def _open_channel(
-    uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
+    uri: DataUri,
+    token: str | None,
+    tls: TlsOptions | None,
+    timeout: float,
+    connect_timeout: float,
 ) -> FlightChannel:
     """Return a channel, whose calls another process makes if gRPC can wait forever in this one."""
     if not GRPC_USAGE.is_blocked:
-        return FlightChannel(uri, token, tls, timeout)
+        return FlightChannel(uri, token, tls, timeout, connect_timeout)
     from ..rpc.forked_channel import ForkedChannel  # multiprocessing takes time to import
 
-    return ForkedChannel(uri, token, tls, timeout)
+    return ForkedChannel(uri, token, tls, timeout, connect_timeout)

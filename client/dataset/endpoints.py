@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +35,8 @@ from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.registry import find_transport, list_schemes
 from ..arguments import AUTO, ReadPlan, StreamOptions
-from ..rpc.channel import FlightChannel
+from ..failures import FailureMemory
+from ..rpc.channel import FlightChannel, limit_calls
 from ..rpc.download import TRANSPORT as DO_GET
 from ..rpc.download import FlightStream
 from ..rpc.errors import restate_error
@@ -49,6 +51,8 @@ FIRST_PAUSE_SECONDS = 0.1
 """The longest pause before the first retry. Each further retry doubles it."""
 MAX_PAUSE_SECONDS = 5.0
 """The longest pause."""
+RETRY_SECONDS = 5.0
+"""How much longer than `stall_timeout` a read waits for a batch, over all attempts."""
 
 
 def draw_pause(retry: int) -> float:
@@ -87,11 +91,13 @@ class Replica:
 class ReplicaSet:
     """The replicas of one endpoint, the current one, and the failed attempts.
 
-    The replicas are in order of preference. All endpoints of a read share the set of unreachable
-    addresses.
+    The replicas are in order of preference. All endpoints of a read share the unreachable
+    addresses; those of a cluster's client share them across reads.
     """
 
-    def __init__(self, replicas: Sequence[Replica], attempts: int, unreachable: set[str]) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], attempts: int, unreachable: set[str] | FailureMemory
+    ) -> None:
         self._replicas = list(replicas)
         self._attempts = attempts
         self._unreachable = unreachable
@@ -199,8 +205,9 @@ def open_endpoint(
 ) -> EndpointReader:
     """Open an endpoint at the first of its locations that can be reached.
 
-    A ticket may be valid for one use only. After a server has refused it, the other locations are
-    not tried. If no location can be reached, the `ConnectError` lists the reasons.
+    Locations that failed lately are tried last. A ticket may be valid for one use only. After a
+    server has refused it, the other locations are not tried. If no location can be reached, the
+    `ConnectError` lists the reasons.
     """
     offered = list(_list_locations(endpoint))
     locations = [location for location in offered if plan.transport in (AUTO, location.scheme)]
@@ -214,16 +221,28 @@ def open_endpoint(
         return _open_location(channel, endpoint, locations[0], plan.options, name, timeout)
     timeout = min(plan.location_timeout, plan.options.connect_timeout)
     reasons: list[str] = []
+    failed = channel.failed_locations
+    locations.sort(key=lambda location: bool(location.uris) and location.uris[0] in failed)
     for location in locations:
         try:
-            return _open_location(channel, endpoint, location, plan.options, name, timeout)
+            reader = _open_location(channel, endpoint, location, plan.options, name, timeout)
         except _UNREACHABLE as error:
             reasons.append(f"{location.scheme}: {error.message}")
+        except BROKEN:
+            for uri in location.uris:
+                failed.add(uri)
+            raise
         except RemoteError as error:
             # The server cannot share memory, or another host's server has the same socket path.
             if not _is_local_only(location.scheme) or location is locations[-1]:
                 raise
             reasons.append(f"{location.scheme}: {error.message}")
+        else:
+            for uri in location.uris:
+                failed.discard(uri)
+            return reader
+        for uri in location.uris:
+            failed.add(uri)
     raise ConnectError(f"none of the locations can be reached: {'; '.join(reasons)}", stream=name)
 
 
@@ -296,9 +315,10 @@ class ResumableEndpoint:
         *,
         limit: int | None = None,
         ordinal: int | None = None,
-        unreachable: set[str] | None = None,
+        unreachable: set[str] | FailureMemory | None = None,
+        is_kept: bool = False,
     ) -> None:
-        shared = set[str]() if unreachable is None else unreachable
+        shared = FailureMemory() if unreachable is None else unreachable
         self._replicas = ReplicaSet(replicas, plan.resume_attempts, shared)
         self._name = name
         self._plan = plan
@@ -310,6 +330,10 @@ class ResumableEndpoint:
         self._keeps_messages = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
+        self.is_kept = is_kept
+        """Whether the first endpoint is that of a kept plan, which the server may refuse."""
+        self._waits_since = time.monotonic()
+        """When the wait for the next batch began."""
         self.rows = 0
         """The number of rows returned so far."""
         self.resumed = 0
@@ -372,9 +396,13 @@ class ResumableEndpoint:
             raise self._cancellation()
         if self._reader is not None:
             return
+        self._waits_since = time.monotonic()
         self._replicas.prefer_reachable()
         replica, single = self._replicas.current, self._replicas.is_single
         if self._open_known(replica):
+            return
+        if self.is_kept:
+            self._connect(replica, replica.endpoint, None, RETRY_SECONDS)
             return
         try:
             self._connect(replica, replica.endpoint)
@@ -412,6 +440,7 @@ class ResumableEndpoint:
         """Return the next record batch, or None at the end; raises as `Stream` does."""
         if self._reader is None or self._cancelled.is_set():
             self.open()
+        self._waits_since = time.monotonic()
         while True:
             assert self._reader is not None
             try:
@@ -464,12 +493,15 @@ class ResumableEndpoint:
         """
         schema = self._close_reader()
         for replica in self._replicas.next_attempts(
-            self._cancelled.wait, limit=limit, start_with_current=start_with_current
+            self._pause, limit=limit, start_with_current=start_with_current
         ):
             if self._cancelled.is_set():
                 raise self._cancellation()
+            left = self._seconds_left()
+            if left is not None and left <= 0:
+                raise self._add_context(self._give_up(error)) from None
             try:
-                self._connect(replica, None, schema)
+                self._connect(replica, None, schema, left)
             except TRANSIENT as failure:
                 error = failure
                 self._replicas.record_failure(error)
@@ -483,13 +515,40 @@ class ResumableEndpoint:
                 return
         raise self._add_context(error) from None
 
+    def _pause(self, seconds: float) -> None:
+        left = self._seconds_left()
+        self._cancelled.wait(seconds if left is None else max(min(seconds, left), 0))
+
+    def _seconds_left(self) -> float | None:
+        """Return how long the read may continue to wait for a batch; None without a limit."""
+        timeout = self._plan.options.stall_timeout
+        if timeout is None:
+            return None
+        return self._waits_since + timeout + RETRY_SECONDS - time.monotonic()
+
+    def _give_up(self, error: SplitArrowError) -> SplitArrowError:
+        """Return the last error of a read that has waited for too long, with the time spent."""
+        seconds = time.monotonic() - self._waits_since
+        message = f"{error.message}; gave up after {seconds:.0f} s without data (stall_timeout)"
+        return restate_error(error, message, self._name)
+
     def _connect(
-        self, replica: Replica, endpoint: Endpoint | None, schema: pa.Schema | None = None
+        self,
+        replica: Replica,
+        endpoint: Endpoint | None,
+        schema: pa.Schema | None = None,
+        seconds: float | None = None,
     ) -> None:
-        """Open an endpoint; by default, request one from the server for the remaining rows."""
-        with activate(self.trace_context):
+        """Open an endpoint; by default, request one from the server for the remaining rows.
+
+        Each step ends within the given time.
+        """
+        plan = self._plan
+        if seconds is not None:
+            plan = replace(plan, options=plan.options.within(seconds))
+        with activate(self.trace_context), limit_calls(seconds):
             endpoint = endpoint or self._request_rest(replica)
-            reader = open_endpoint(replica.channel, endpoint, self._plan, self._name)
+            reader = open_endpoint(replica.channel, endpoint, plan, self._name)
         if schema is not None and not reader.schema.equals(schema):
             reader.close()
             raise InvalidDataError("the schema changed during the read", stream=self._name)

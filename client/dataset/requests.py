@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
-from ...errors import InvalidRequestError, UsageError
+from ...errors import InvalidRequestError, SplitArrowError, StallError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
 from ..arguments import build_request
 from ..rpc.info import DatasetInfo, Endpoint
@@ -35,13 +36,13 @@ def encode_command(request: Request) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def pin_version(endpoint: Endpoint, version: str) -> Endpoint:
-    """Return the endpoint with a version in its ticket.
+def pin_version(endpoint: Endpoint, version: str, *, current: bool = False) -> Endpoint:
+    """Return the endpoint with a version in its ticket, which may have to be the current one.
 
     A server refuses the ticket once the dataset has changed, so that a read never mixes parts of
     two versions. Signed tickets already contain the version.
     """
-    return _change_ticket(endpoint, version) or endpoint
+    return _change_ticket(endpoint, version, current=current or None) or endpoint
 
 
 def select_span(endpoint: Endpoint, request: Request, version: str) -> Endpoint | None:
@@ -140,3 +141,48 @@ class Descriptions(Generic[_T]):
             if len(self._known) > _MAX_DESCRIPTIONS:
                 self._known.popitem(last=False)
         return description
+
+
+_MAX_PLANS = 64
+_MAX_PLAN_ENDPOINTS = 256
+_MAX_PLAN_SECONDS = 300.0
+
+
+class KeptPlans:
+    """Keeps the last descriptions for as long as their servers allow. Safe for several threads.
+
+    A read that uses one has to let the server confirm that its version is the current one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._plans: OrderedDict[Request, tuple[float, DatasetInfo | None]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, request: Request) -> DatasetInfo | None:
+        """Return the description for a request; None if there is none."""
+        with self._lock:
+            ends, info = self._plans.get(request, (0.0, None))
+            return info if self._clock() < ends else None
+
+    def add(self, request: Request, info: DatasetInfo) -> None:
+        """Keep a description, unless its tickets cannot be used again."""
+        endpoints = info.endpoints
+        if not (info.plan_seconds and info.version and 0 < len(endpoints) <= _MAX_PLAN_ENDPOINTS):
+            return
+        if all(_change_ticket(endpoint, info.version) for endpoint in endpoints):
+            self._set(request, info, info.plan_seconds)
+
+    def drop(self, request: Request, error: SplitArrowError) -> None:
+        """Drop a description that could not be used; keep none for a while after a stall."""
+        self._set(request, None, _MAX_PLAN_SECONDS if isinstance(error, StallError) else 0)
+
+    def _set(self, request: Request, info: DatasetInfo | None, seconds: float) -> None:
+        with self._lock:
+            now = self._clock()
+            ends, known = self._plans.pop(request, (0.0, info))
+            if info is not None and known is None and now < ends:
+                info, seconds = None, ends - now
+            self._plans[request] = now + min(seconds, _MAX_PLAN_SECONDS), info
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +14,7 @@ import grpc
 from ...errors import (
     ClosedError,
     ConnectError,
+    ConnectionLostError,
     SplitArrowError,
     StallError,
     UsageError,
@@ -20,8 +24,9 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions, check_tls
+from ..failures import FailureMemory
 from ..stream.tracing import current_context
-from .errors import convert_grpc_error, explain_listener
+from .errors import NO_RESPONSE, convert_grpc_error, explain_listener
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
@@ -29,11 +34,36 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # Pings detect an idle connection that has died, and keep it known to NATs. The timeout is also
+    # TCP_USER_TIMEOUT: a request that no ACK confirms for so long ends its connection.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 3_500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     # Without its own pool, closing one channel would cut others of this process.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+
+_REPEATS = 2
+"""How often a call is repeated. The first time, gRPC may still use the connection that has died."""
+_REPEAT_PAUSE_SECONDS = 0.05
+_PHASES = {"ListActions": "connecting", "GetFlightInfo": "planning", "GetSchema": "planning"}
+"""The phases of a read that call a method."""
+
+
+_deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
+
+
+@contextmanager
+def limit_calls(seconds: float | None) -> Generator[None]:
+    """Let the calls of this context end within some seconds, as well as within their own limit."""
+    token = _deadline.set(None if seconds is None else time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 class DatasetHold:
@@ -66,11 +96,16 @@ class FlightChannel:
     """A channel to the Flight service of one server. Safe to use from several threads.
 
     Errors and representations never contain the token. The timeout is for calls that transfer no
-    data, in seconds.
+    data, and `connect_timeout` for each attempt to connect, in seconds.
     """
 
     def __init__(
-        self, uri: DataUri, token: str | None, tls: TlsOptions | None, timeout: float
+        self,
+        uri: DataUri,
+        token: str | None,
+        tls: TlsOptions | None,
+        timeout: float,
+        connect_timeout: float = 10.0,
     ) -> None:
         token = None if token is None else _check_token(token)
         check_tls(tls)
@@ -80,8 +115,11 @@ class FlightChannel:
         """The control plane, as scheme, host and port."""
         self.tls = tls
         """Certificates for this channel and for the data connections that its server offers."""
+        self.failed_locations = FailureMemory()
+        """The locations that could not be reached."""
         self._token = token
         self._timeout = timeout
+        self._connect_timeout = connect_timeout
         self._metadata = [("splitarrow-host", uri.host)] if uri.host.isascii() else []
         if self._token is not None:
             self._metadata.append(("authorization", f"Bearer {self._token}"))
@@ -90,15 +128,34 @@ class FlightChannel:
 
     def _open(self) -> None:
         GRPC_USAGE.add(self)
-        self._channel = _open_channel(self.uri, self.tls)
+        self._channel = _open_channel(self.uri, self.tls, self._connect_timeout)
 
-    def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
-        """Call a method that has one response, and return the response."""
+    def call_unary(
+        self,
+        method: str,
+        message: bytes,
+        *,
+        dataset: str | None = None,
+        timeout: float | None = None,
+        repeats: int = _REPEATS,
+    ) -> bytes:
+        """Call a method that has one response and changes nothing, and return the response.
+
+        If the connection is lost, the call is repeated over a new one, within its time limit.
+        """
         call = self._channel.unary_unary(_SERVICE + method)
+        limit, started = self._limit(timeout), time.monotonic()
         try:
-            return cast(bytes, call(message, timeout=self._timeout, **self._call_options()))
+            return cast(bytes, call(message, timeout=limit, **self._call_options()))
         except grpc.RpcError as error:
-            raise self.convert_error(error, dataset) from None
+            seconds = time.monotonic() - started
+            failure = self.convert_error(error, dataset, method=method, seconds=seconds)
+            left = limit - seconds - _REPEAT_PAUSE_SECONDS
+            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
+                raise failure from None
+        time.sleep(_REPEAT_PAUSE_SECONDS)
+        repeats -= 1
+        return self.call_unary(method, message, dataset=dataset, timeout=left, repeats=repeats)
 
     def call_stream(
         self,
@@ -107,14 +164,34 @@ class FlightChannel:
         *,
         dataset: str | None = None,
         timeout: float | None = None,
+        repeats: int = _REPEATS,
+        wait: bool = False,
     ) -> Iterator[bytes]:
-        """Call a method that streams its responses, and yield them; see `call_unary`."""
+        """Call a method that streams its responses, and yield them; see `call_unary`.
+
+        An action may change something, so it is not repeated. With `wait`, the call waits for a
+        connection while attempts fail.
+        """
         call = self._channel.unary_stream(_SERVICE + method)
-        limit = timeout or self._timeout
+        limit, started = self._limit(timeout), time.monotonic()
+        repeats = 0 if method == "DoAction" else repeats
+        options = self._call_options() | ({"wait_for_ready": True} if wait else {})
         try:
-            yield from call(message, timeout=limit, **self._call_options())
+            for response in call(message, timeout=limit, **options):
+                repeats = 0
+                yield response
+            return
         except grpc.RpcError as error:
-            raise self.convert_error(error, dataset) from None
+            seconds = time.monotonic() - started
+            failure = self.convert_error(error, dataset, method=method, seconds=seconds)
+            left = limit - seconds - _REPEAT_PAUSE_SECONDS
+            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
+                raise failure from None
+        time.sleep(_REPEAT_PAUSE_SECONDS)
+        repeats -= 1
+        yield from self.call_stream(
+            method, message, dataset=dataset, timeout=left, repeats=repeats, wait=wait
+        )
 
     def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
         """Start DoGet and return the gRPC call, an iterator of serialized FlightData.
@@ -147,9 +224,16 @@ class FlightChannel:
         Raise `ConnectError` if it does not respond or another service listens at the address, and
         `DeniedError` if it rejects the token.
         """
+        started = time.monotonic()
         try:
-            for _ in self.call_stream("ListActions", b"", timeout=timeout):
-                pass
+            try:
+                list(self.call_stream("ListActions", b"", timeout=timeout))
+            except ConnectError as error:
+                left = timeout - (time.monotonic() - started)
+                if NO_RESPONSE not in error.message or left <= 0:
+                    raise
+                # The kernel gives an attempt up earlier than the caller.
+                list(self.call_stream("ListActions", b"", timeout=left, wait=True))
         except StallError:
             raise ConnectError(
                 f"cannot connect to {self.address}: no response within {timeout:g} s; "
@@ -162,7 +246,13 @@ class FlightChannel:
             raise ConnectError(f"cannot connect to {self.address}: {found}") from None
 
     def convert_error(
-        self, error: grpc.RpcError, dataset: str | None = None, *, closed: bool = False
+        self,
+        error: grpc.RpcError,
+        dataset: str | None = None,
+        *,
+        closed: bool = False,
+        method: str = "",
+        seconds: float = 0.0,
     ) -> SplitArrowError:
         """Return the splitarrow exception for a gRPC error; see `convert_grpc_error`."""
         return convert_grpc_error(
@@ -171,7 +261,13 @@ class FlightChannel:
             dataset=dataset,
             secret=self._token,
             closed=closed or self._closed,
+            phase=_PHASES.get(method, method),
+            seconds=seconds,
         )
+
+    def _limit(self, timeout: float | None) -> float:
+        deadline, limit = _deadline.get(), timeout or self._timeout
+        return limit if deadline is None else max(min(limit, deadline - time.monotonic()), 0.001)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -192,18 +288,20 @@ class FlightChannel:
         GRPC_USAGE.discard(self)
 
 
-def _open_channel(uri: DataUri, tls: TlsOptions | None) -> Any:
+def _open_channel(uri: DataUri, tls: TlsOptions | None, connect_timeout: float) -> Any:
+    # gRPC gives this time to an attempt that goes on. After one that fails, it retries earlier.
+    attempt = ("grpc.min_reconnect_backoff_ms", max(round(connect_timeout * 1000), 1))
+    options = [*_CHANNEL_OPTIONS, attempt]
     host = f"[{uri.host}]" if ":" in uri.host else uri.host
     target = f"{host}:{uri.port}"
     if uri.scheme != "grpc+tls":
-        return grpc.insecure_channel(target, _CHANNEL_OPTIONS)
+        return grpc.insecure_channel(target, options)
     tls = tls or TlsOptions.from_environment()
     if not tls.check_name:
         raise UsageError(
             "grpc+tls:// always checks the name in the certificate; "
             "set server_name in place of check_name=False"
         )
-    options = list(_CHANNEL_OPTIONS)
     if tls.server_name is not None:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.secure_channel(target, _load_credentials(tls), options)

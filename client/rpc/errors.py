@@ -36,6 +36,9 @@ class _Failure(NamedTuple):
     hint: str
 
 
+NO_RESPONSE = "the server does not respond"
+"""The cause of a failure to connect that took as long as an attempt may take."""
+
 # The first one that matches counts.
 _FAILURES = (
     _Failure(
@@ -80,7 +83,7 @@ _FAILURES = (
     ),
     _Failure(
         r"timed out|before receiving settings",
-        "the server does not respond",
+        NO_RESPONSE,
         "check that the port is that of a control plane, and firewalls",
     ),
 )
@@ -192,6 +195,7 @@ _CONNECTION_LOSSES = (
     "connection timed out",
     "broken pipe",
     "goaway",
+    "too many pings",
     "rst_stream",
     "keepalive",
     "recvmsg",
@@ -213,18 +217,24 @@ def convert_grpc_error(
     dataset: str | None = None,
     secret: str | None = None,
     closed: bool = False,
+    phase: str = "",
+    seconds: float = 0.0,
 ) -> SplitArrowError:
-    """Return the splitarrow exception for a failed call, without the secret in its message."""
+    """Return the splitarrow exception for a failed call, without the secret in its message.
+
+    If the call took long, the message names the phase of the read and the seconds.
+    """
     call: Any = error
     status: str = call.code().name if hasattr(call, "code") else "UNKNOWN"
     details = str(call.details() or "") if hasattr(call, "details") else ""
+    spent = f" ({phase}, {seconds:.1f} s)" if phase and seconds >= 1 else ""
     if secret:
         details = details.replace(secret, "…")
     if closed:
         return ClosedError("the stream was cancelled", stream=dataset)
     if status == "DEADLINE_EXCEEDED":
-        hint = "it may be overloaded; allow more time with timeout"
-        return StallError(f"{address} did not respond in time: {hint}", stream=dataset)
+        hint = "it may be overloaded or unreachable; allow more time with timeout"
+        return StallError(f"{address} did not respond in time{spent}: {hint}", stream=dataset)
     if _contains(details, _NOT_FLIGHT):
         hint = "check that the port is that of a control plane"
         return NotAPeerError(
@@ -234,11 +244,11 @@ def convert_grpc_error(
         if _contains(details, _CONNECT_FAILURES):
             encrypted = address.startswith("grpc+tls:")
             reason = explain_connect_failure(details, encrypted=encrypted)
-            return ConnectError(f"cannot connect to {address}: {reason}", stream=dataset)
+            return ConnectError(f"cannot connect to {address}{spent}: {reason}", stream=dataset)
         if status == "CANCELLED" or _contains(details, _CONNECTION_LOSSES):
             reason = remove_address(details)
             return ConnectionLostError(
-                f"the connection to {address} was lost: {reason}", stream=dataset
+                f"the connection to {address} was lost{spent}: {reason}", stream=dataset
             )
     if status == "UNAUTHENTICATED" and "token" in details:
         hint = "pass a token" if secret is None else "check the token"

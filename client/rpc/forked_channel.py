@@ -100,7 +100,8 @@ class ForkedChannel(FlightChannel):
 
     def _open(self) -> None:
         calls = _find_calls()
-        self._calls = self._run(calls.open_channel, self.uri, self._token, self.tls, self._timeout)
+        options = self._token, self.tls, self._timeout, self._connect_timeout
+        self._calls = self._run(calls.open_channel, self.uri, *options)
 
     def _run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:
@@ -110,10 +111,23 @@ class ForkedChannel(FlightChannel):
                 f"the process that calls {self.address} has ended: {error}"
             ) from None
 
-    def call_unary(self, method: str, message: bytes, *, dataset: str | None = None) -> bytes:
+    def call_unary(
+        self,
+        method: str,
+        message: bytes,
+        *,
+        dataset: str | None = None,
+        timeout: float | None = None,
+        repeats: int = 2,
+    ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        return self._run(self._calls.call_unary, method, message, dataset=dataset)
+        options: dict[str, Any] = {
+            "dataset": dataset,
+            "timeout": self._limit(timeout),
+            "repeats": repeats,
+        }
+        return self._run(self._calls.call_unary, method, message, **options)
 
     def call_stream(
         self,
@@ -122,10 +136,18 @@ class ForkedChannel(FlightChannel):
         *,
         dataset: str | None = None,
         timeout: float | None = None,
+        repeats: int = 2,
+        wait: bool = False,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        yield from self._run(self._calls.collect, method, message, dataset=dataset, timeout=timeout)
+        options: dict[str, Any] = {
+            "dataset": dataset,
+            "timeout": self._limit(timeout),
+            "repeats": repeats,
+        }
+        options["wait"] = wait
+        yield from self._run(self._calls.collect, method, message, **options)
 
     def hold_dataset(self, name: str) -> Any:
         """Hold a dataset; see `FlightChannel.hold_dataset`."""

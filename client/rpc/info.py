@@ -113,6 +113,8 @@ class DatasetInfo:
     """The tensors, up to a number of them; empty if the dataset holds record batches."""
     tensor_count: int = 0
     """The number of tensors."""
+    plan_seconds: int = 0
+    """The time for which reads may use the endpoints again, in seconds; 0 if they may not."""
 
     def __repr__(self) -> str:
         return describe_object(f"DatasetInfo {self.name!r}", self.schema, self._facts())
@@ -151,6 +153,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
         shards_total=_parse_count(metadata.get("shards_total")),
         tensors=_parse_tensors(metadata.get("tensors")),
         tensor_count=_parse_count(metadata.get("tensor_count")) or 0,
+        plan_seconds=_parse_count(metadata.get("plan_seconds")) or 0,
     )
 
 

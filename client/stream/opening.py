@@ -130,7 +130,7 @@ class Opening:
 
 def open_reader(opening: Opening) -> Reader:
     """Perform the steps on the calling thread."""
-    steps, timeout = opening.steps(), opening.options.stall_timeout
+    steps, timeout = opening.steps(), opening.options.schema_timeout
     try:
         step = next(steps)
         while True:
@@ -154,7 +154,7 @@ def open_reader(opening: Opening) -> Reader:
 
 async def open_reader_async(opening: Opening) -> Reader:
     """Perform the steps under asyncio or trio. What can only block runs in a thread."""
-    steps, timeout = opening.steps(), opening.options.stall_timeout
+    steps, timeout = opening.steps(), opening.options.schema_timeout
     try:
         step = next(steps)
         while True:

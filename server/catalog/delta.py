@@ -455,7 +455,7 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
                 newest = self._find_newest(strict=True)
                 if wanted in (newest.version, str(newest.snapshot.number)):
                     return newest
-            older = self._find_old(number, newest)
+            older = None if request.current else self._find_old(number, newest)
             if older is not None and wanted in (older.version, wanted.partition("-")[0]):
                 return older
         raise remote_error(

@@ -282,7 +282,7 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
         if request.version in (None, current.version):
             return current
         number = parse_version_number(request.version)
-        if number is not None:
+        if number is not None and not request.current:
             version = self._find_old(number)
             if version is not None and version.version == request.version:
                 return version

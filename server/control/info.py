@@ -34,6 +34,8 @@ REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
 HOST_HEADER = "splitarrow-host"
 """The header in which a client sends the host name that it dialled for the control plane."""
 
+PLAN_SECONDS = 300
+"""The time for which a client may keep a description and read with its tickets, in seconds."""
 _DISCARD_PORT = 9
 
 
@@ -197,6 +199,8 @@ def _build(
         **({} if writers is None else {"writers": writers.value}),
         **(published.app_metadata if published is not None else {}),
         **describe_tensors(dataset),
+        # A signed ticket is good for one use.
+        **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),
     }
     return flight.FlightInfo(
         schema=schema.serialize().to_pybytes(),

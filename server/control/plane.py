@@ -109,7 +109,8 @@ _CHANNEL_OPTIONS = {
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.http2.max_pings_without_data": 0,
     "grpc.keepalive_permit_without_calls": 1,
-    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    # Clients that ping often keep their connections.
+    "grpc.http2.max_ping_strikes": 0,
     "grpc.max_send_message_length": -1,
 }
 

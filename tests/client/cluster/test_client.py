@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -150,7 +151,9 @@ def test_a_commit_that_is_in_progress_is_awaited(
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(module, "draw_pause", lambda retry: retry + 0.5)
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    )
     hosts["a"].infos = [info([0, 1], snapshot="old"), info([0, 1])]
     hosts["b"].infos = [info([2, 3])]
     assert cluster.info("d").snapshot == "s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from helpers.cluster import (
     make_numbered_shards,
 )
 from helpers.files import write_shards
+from helpers.proxy import proxy
 from splitarrow import errors
 from splitarrow.client.cluster.client import ClusterClient
 from splitarrow.client.cluster.publication import publish_shards
 from splitarrow.client.connect import connect
 from splitarrow.pipeline.folder_publication import publish_folder
+from splitarrow.protocol.uri import DataUri
 from splitarrow.publication.version_store import VersionStore
 from splitarrow.testing import Daemon
 
@@ -453,3 +456,24 @@ def test_a_published_folder_is_copied_to_the_daemons(
         publish_folder(tmp_path / "nothing", "again", join_uris(*two))
     with connect(join_uris(*two)) as client:
         assert [info.name for info in client.datasets()] == ["trips"]
+
+
+@pytest.mark.slow
+def test_a_daemon_that_vanished_delays_one_read_only(
+    daemons: StartDaemons, files: list[Path], tables: list[pa.Table]
+) -> None:
+    one, two = daemons(2)
+    publish_shards("trips", files, join_uris(one, two), replicas=2, job="one")
+    with proxy(DataUri.parse(two.control_uri).port or 0) as link:
+        uris = [one.control_uri, f"grpc://127.0.0.1:{link.port}"]
+        with connect(uris, timeout=1.5) as client:
+            link.is_silent = True
+            seconds: list[float] = []
+            for _ in range(3):
+                started = time.monotonic()
+                assert client.read("trips").read_all().num_rows == SHARDS * ROWS
+                seconds.append(time.monotonic() - started)
+            assert seconds[0] > 1.5
+            assert max(seconds[1:]) < 1.5
+            assert isinstance(client, ClusterClient)
+            assert list(client.absent) == uris[1:]

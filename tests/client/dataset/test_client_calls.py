@@ -96,19 +96,19 @@ def connect(**options: Any) -> tuple[Client, Any]:
 def test_a_client_connects_once_and_closes_its_channel(made: list[Channel]) -> None:
     tls = TlsOptions()
     client, channel = connect(token="t", tls=tls, connect_timeout=0.5, timeout=0.25)
-    assert (channel.arguments, channel.timeouts) == (("t", tls, 0.25), [0.5])
+    assert (channel.arguments, channel.timeouts) == (("t", tls, 0.25, 0.5), [0.5])
     with client as entered:
         assert entered is client
         assert client.uri == "grpc://a:1"
     assert channel.closed == 1
     copy = pickle.loads(pickle.dumps(client))
     assert made[1:] == [copy.channel]
-    assert (made[1].arguments, made[1].timeouts) == (("t", tls, 0.25), [0.5])
+    assert (made[1].arguments, made[1].timeouts) == (("t", tls, 0.25, 0.5), [0.5])
     Channel.failure = ConnectError("away")
     with pytest.raises(ConnectError, match="away"):
         connect()
     assert [each.closed for each in made] == [1, 0, 1]
-    assert (made[2].arguments, made[2].timeouts) == ((None, None, 30.0), [10.0])
+    assert (made[2].arguments, made[2].timeouts) == ((None, None, 30.0, 10.0), [10.0])
 
 
 @pytest.mark.parametrize(("token", "shown"), [("secret", "with a token"), (None, "without a tok")])

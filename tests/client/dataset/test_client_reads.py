@@ -36,7 +36,9 @@ class Client(BaseClient):
 
     def __init__(self, *channels: str) -> None:
         known = {name: cast(FlightChannel, Channel(name)) for name in channels}
-        self.endpoints: list[Any] = [SimpleNamespace(channel=known[name]) for name in channels]
+        self.endpoints: list[Any] = [
+            SimpleNamespace(channel=known[name], is_kept=False) for name in channels
+        ]
         self.planned: list[tuple[Request, frozenset[int] | None, ReadPlan]] = []
         self.counted: list[tuple[Request, float]] = []
         self.closed = 0

@@ -6,12 +6,15 @@ import json
 import socket
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 import splitarrow
+from helpers.proxy import proxy
 from splitarrow.client.arguments import ReadPlan, StreamOptions
 from splitarrow.client.dataset import endpoints
 from splitarrow.client.dataset.endpoints import open_endpoint
+from splitarrow.client.failures import FailureMemory
 from splitarrow.client.rpc.channel import FlightChannel
 from splitarrow.client.rpc.info import Endpoint
 from splitarrow.client.stream.opening import Opening
@@ -24,6 +27,9 @@ from splitarrow.server.auth.tickets import TicketSigner
 class Channel:
     address = "grpc://a:1"
     tls = None
+
+    def __init__(self) -> None:
+        self.failed_locations = FailureMemory()
 
 
 def refused_uris(count: int) -> list[str]:
@@ -228,3 +234,18 @@ def test_do_get_is_not_opened_where_another_transport_is_required(
         assert opened.do_gets == []
     else:
         assert open_parts(DO_GET, require_transport=required) == "DoGet"
+
+
+def test_a_location_that_failed_is_tried_last() -> None:
+    channel = cast(FlightChannel, Channel())
+    with (
+        splitarrow.serve({"n": pa.table({"n": [1, 2, 3]})}) as server,
+        proxy(DataUri.parse(server.uri("n", scheme="tcp")).port or 0) as link,
+    ):
+        link.inspect = lambda number, data: True  # cuts each connection
+        location = f"tcp://127.0.0.1:{link.port}?want_data=1"
+        endpoint = Endpoint(b"n", (location, server.uri("n", scheme="tcp")))
+        for _ in range(3):
+            open_endpoint(channel, endpoint, ReadPlan(StreamOptions()), "n").close()
+        assert link.accepted == 1
+        assert location in channel.failed_locations

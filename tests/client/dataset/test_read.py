@@ -46,7 +46,7 @@ def described_as(client: Client, monkeypatch: pytest.MonkeyPatch, **changes: Any
     def changed(request: Request) -> DatasetInfo:
         info = describe(request)
         endpoints = tuple(dataclasses.replace(each, **changes) for each in info.endpoints)
-        return dataclasses.replace(info, endpoints=endpoints)
+        return dataclasses.replace(info, endpoints=endpoints, plan_seconds=0)
 
     monkeypatch.setattr(client, "describe", changed)
 

@@ -160,8 +160,12 @@ def test_a_channel_has_connections_of_its_own_and_messages_up_to_2_gib(
     assert options.pop("grpc.use_local_subchannel_pool") == 1
     assert options == {
         "grpc.initial_reconnect_backoff_ms": 100,
-        "grpc.min_reconnect_backoff_ms": 500,
+        "grpc.min_reconnect_backoff_ms": 10_000,
         "grpc.max_reconnect_backoff_ms": 2000,
+        "grpc.keepalive_time_ms": 30_000,
+        "grpc.keepalive_timeout_ms": 3_500,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.max_pings_without_data": 0,
     }
 
 

@@ -85,7 +85,8 @@ def test_a_late_response_is_a_stall() -> None:
     error = convert("DEADLINE_EXCEEDED", "socket closed")
     assert type(error) is errors.StallError
     assert error.message == (
-        "grpc://h:1 did not respond in time: it may be overloaded; allow more time with timeout"
+        "grpc://h:1 did not respond in time: it may be overloaded or unreachable; "
+        "allow more time with timeout"
     )
 
 

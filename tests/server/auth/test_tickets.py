@@ -79,6 +79,7 @@ def known_values(name: str) -> st.SearchStrategy[Any]:
         "compression": st.sampled_from(COMPRESSIONS),
         "format": st.sampled_from(FORMATS),
         "batches": ranges,
+        "current": st.booleans(),
         "rows": ranges,
         "batch_rows": st.integers(1, 2**63 - 1),
         "filter": st.binary(max_size=50).map(lambda data: base64.urlsafe_b64encode(data).decode()),
@@ -113,7 +114,7 @@ def test_redeeming_returns_what_was_signed(request: Request, principal: str) -> 
 def test_every_field_of_a_request_is_signed(signer: TicketSigner) -> None:
     """New fields are signed too. None may have the name of one of the ticket's own."""
     samples: dict[str, Any] = {"columns": ("b", "a"), "compression": "zstd", "format": "vortex"}
-    samples |= {"batches": (3, 7), "rows": (3, 7)}
+    samples |= {"batches": (3, 7), "rows": (3, 7), "current": True}
     types = {field.name: str(field.type) for field in dataclasses.fields(Request)}
     assert types.keys().isdisjoint({"p", "e", "n"})
     del types["dataset"]

@@ -1,0 +1,76 @@
+"""A TCP proxy on the loopback that delays, cuts or swallows what it forwards."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+Inspect = Callable[[int, bytes], bool]
+"""Gets the number of a connection, from 0, and bytes of its client. Returns whether to cut it."""
+
+
+@dataclass
+class Proxy:
+    """A proxy that forwards connections to one port."""
+
+    target: int
+    """The port that connections are forwarded to."""
+    delay: float = 0.0
+    """The time that the bytes of the server wait, in seconds."""
+    inspect: Inspect = lambda number, data: False
+    """Decides which connections are cut."""
+    is_silent: bool = False
+    """Whether the proxy swallows what it receives, instead of forwarding it."""
+    accepted: int = 0
+    """The number of connections so far."""
+    listener: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
+
+    @property
+    def port(self) -> int:
+        return self.listener.getsockname()[1]
+
+    def run(self) -> None:
+        """Accept until the listener is closed."""
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.target))
+            number, self.accepted = self.accepted, self.accepted + 1
+            for source, sink, part in ((client, server, number), (server, client, None)):
+                threading.Thread(
+                    target=self._forward, args=(source, sink, part), daemon=True
+                ).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, number: int | None) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if number is None:
+                    time.sleep(self.delay)
+                elif self.inspect(number, data):
+                    break
+                if not self.is_silent:
+                    sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@contextmanager
+def proxy(target: int) -> Generator[Proxy]:
+    """Forward connections to a port of this host, until the context ends."""
+    made = Proxy(target)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.listener.shutdown(socket.SHUT_RDWR)
+        made.listener.close()
+        thread.join()
