@@ -402,7 +402,11 @@ class ResumableEndpoint:
         if self._open_known(replica):
             return
         if self.is_kept:
-            self._connect(replica, replica.endpoint, None, RETRY_SECONDS)
+            # A server may need long for the first message, but not to accept a connection.
+            options = self._plan.options
+            seconds = min(options.connect_timeout, RETRY_SECONDS)
+            options = replace(options, connect_timeout=seconds)
+            self._connect(replica, replica.endpoint, plan=replace(self._plan, options=options))
             return
         try:
             self._connect(replica, replica.endpoint)
@@ -538,12 +542,13 @@ class ResumableEndpoint:
         endpoint: Endpoint | None,
         schema: pa.Schema | None = None,
         seconds: float | None = None,
+        plan: ReadPlan | None = None,
     ) -> None:
         """Open an endpoint; by default, request one from the server for the remaining rows.
 
         Each step ends within the given time.
         """
-        plan = self._plan
+        plan = plan or self._plan
         if seconds is not None:
             plan = replace(plan, options=plan.options.within(seconds))
         with activate(self.trace_context), limit_calls(seconds):
