@@ -28,7 +28,7 @@ from .worker import Worker
 
 _METADATA_HEADROOM = 8 - 5  # an encapsulated message's prefix replaces the protocol's
 _INITIAL_HEADROOM = 1024
-_MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 4
+_MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 16
 _MAX_BYTES_UNDER_WAY = 32 << 20
 _PACKED_TAGS = 1 << 32
 """The number of tags of packed bodies, whose other bits are 0."""
@@ -62,7 +62,7 @@ class Receiver:
     """Takes messages off a worker.
 
     For each body, the receiver first looks at the tag and the size, and then receives into a
-    buffer of that size. It receives two to four large bodies at a time. Further bodies wait at the
+    buffer of that size. It receives two to 16 bodies at a time. Further large bodies wait at the
     peer.
 
     A server sends a farewell before it closes. Raises `UsageError` if the allocator does not supply
