@@ -197,6 +197,8 @@ class CompressionChoice:
             replace(each, bytes_per_second=each.bytes_per_second * self._slowdown)
             for each in samples
         ]
+        if self.codec is None:
+            self._slowdown = min(1.0, 2 * self._slowdown)  # the other work may have ended
         best = choose_codec(self._link_rate, samples)
         codec = None if best is None else best.codec
         if codec == self.codec:
