@@ -41,7 +41,7 @@ def test_two_to_16_bodies_are_received_at_a_time(
 ) -> None:
     receiver: Any = Receiver.__new__(Receiver)
     receiver._bodies = [SimpleNamespace(body=SimpleNamespace(nbytes=size)) for size in bodies]
-    receiver._remote_reads = None
+    receiver._device = receiver._remote_reads = None
     if reads is not None:
         receiver._remote_reads = SimpleNamespace(count=reads, nbytes=read_bytes)
     assert receiver._has_room is has_room
