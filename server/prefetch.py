@@ -18,8 +18,9 @@ _T = TypeVar("_T")
 class Prefetch(Generic[_T]):
     """An asynchronous iterator over the items of a blocking iterator; a context manager.
 
-    A worker thread prepares one item ahead of the consumer, while it holds the slot. No item is
-    None. `close` is called once, when the thread has finished: after the last item, after an
+    A worker thread prepares one item ahead of the consumer, while it holds the slot. The consumer
+    may set `is_ahead` to False: each item is then prepared when it is requested. No item is None.
+    `close` is called once, when the thread has finished: after the last item, after an
     error, or after the context was left, which cancels the task of the thread. The task group waits
     for that, so it may outlive the context. Each time the consumer has waited for `idle_seconds`,
     `on_idle` is called.
@@ -41,7 +42,11 @@ class Prefetch(Generic[_T]):
         self._idle_seconds = idle_seconds
         self._on_idle = on_idle
         self._scope = anyio.CancelScope()
-        tasks.start_soon(_produce, items, close, sender, threads, slot, self._scope)
+        self.is_ahead = True
+        """Whether the next item is prepared before it is requested."""
+        self._requested = self._prepared = 0
+        self._request = anyio.Event()
+        tasks.start_soon(self._produce, items, close, sender, threads, slot)
 
     def __enter__(self) -> Prefetch[_T]:
         return self
@@ -55,6 +60,8 @@ class Prefetch(Generic[_T]):
 
     async def __anext__(self) -> _T:
         """Return the next item; raise the error of the iterator if it raised one."""
+        self._requested += 1
+        self._request.set()
         item = await self._receive()
         if item is None:
             raise StopAsyncIteration
@@ -75,29 +82,36 @@ class Prefetch(Generic[_T]):
                 return await self._receiver.receive()
             await self._on_idle()
 
+    async def _produce(
+        self,
+        items: Iterator[_T],
+        close: Callable[[], object],
+        sender: MemoryObjectSendStream[_T | Exception | None],
+        threads: CapacityLimiter,
+        slot: AbstractAsyncContextManager[Any, Any],
+    ) -> None:
+        """Send each item, and then None or the error of the iterator."""
+        try:
+            with self._scope, sender:
+                while True:
+                    await self._wait_for_turn()
+                    try:
+                        async with slot:
+                            item = await to_thread.run_sync(next, items, None, limiter=threads)
+                    except Exception as error:
+                        await sender.send(error)
+                        return
+                    await sender.send(item)
+                    if item is None:
+                        return
+        except anyio.BrokenResourceError:
+            pass  # the consumer has left the context
+        finally:
+            close()
 
-async def _produce(
-    items: Iterator[_T],
-    close: Callable[[], object],
-    sender: MemoryObjectSendStream[_T | Exception | None],
-    threads: CapacityLimiter,
-    slot: AbstractAsyncContextManager[Any, Any],
-    scope: anyio.CancelScope,
-) -> None:
-    """Send each item, and then None or the error of the iterator."""
-    try:
-        with scope, sender:
-            while True:
-                try:
-                    async with slot:
-                        item = await to_thread.run_sync(next, items, None, limiter=threads)
-                except Exception as error:
-                    await sender.send(error)
-                    return
-                await sender.send(item)
-                if item is None:
-                    return
-    except anyio.BrokenResourceError:
-        pass  # the consumer has left the context
-    finally:
-        close()
+    async def _wait_for_turn(self) -> None:
+        """Wait until the next item may be prepared."""
+        while not self.is_ahead and self._prepared >= self._requested:
+            self._request = anyio.Event()
+            await self._request.wait()
+        self._prepared += 1

@@ -25,6 +25,13 @@ from typing import NamedTuple
 Address = tuple[bytes, int]
 """An address and a port; see `make_address`."""
 
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 30_000,
+}
+"""The options by which the kernel ends a connection whose host has been gone for 30 s."""
 _CALM_INTERVAL_SECONDS, _FLOOD_INTERVAL_SECONDS = 0.25, 0.1
 _MIN_SHARE = 1 / 4096
 _MAX_SHARE_OF_TIME = 0.02
@@ -89,7 +96,8 @@ class PortGuard:
     """Disconnects the peers of a port that are silent for too long, or too many.
 
     While there are too many, the port admits a part of its new clients only. A peer has
-    `handshake_seconds` to become an accepted one. A limit of None is none.
+    `handshake_seconds` to become an accepted one. A limit of None is none. With `keeps_alive`, the
+    kernel ends the connections of hosts that are gone.
 
     Raises `OSError` if the process has no descriptors left.
 
@@ -107,6 +115,7 @@ class PortGuard:
         handshake_seconds: float | None = None,
         max_connections: int | None = None,
         closes_newest: bool = False,
+        keeps_alive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._port = port
@@ -114,6 +123,7 @@ class PortGuard:
         self._max_connections = max_connections
         self.max_per_address: int | None = None
         self._closes_newest = closes_newest
+        self._keeps_alive = keeps_alive
         self._clock = clock
         self._since: dict[int, float] = {}
         self._other_inodes: set[int] = set()
@@ -219,6 +229,8 @@ class PortGuard:
             if not is_inet or sock.getsockname()[1] != self._port:
                 return None
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if self._keeps_alive and descriptor not in self._listeners:
+                    _keep_alive(sock)  # connections inherit the options
                 self._listeners[descriptor] = os.fstat(sock.fileno()).st_ino
                 return None
             return make_address(*sock.getpeername()[:2])
@@ -271,6 +283,13 @@ class PortGuard:
             setattr(self, name, -1)
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Let the kernel detect that the host at the other end of a connection is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _open_descriptors() -> Iterable[int]:

@@ -22,8 +22,8 @@ from .batch_stream import BatchStream
 
 _ARROW, _VORTEX = "arrow", "vortex"
 _LOCAL = ("shm", "inproc")
-_MIN_GAIN = 2.0
-"""How many times as fast as the link decoding must be. Most data shrinks by more."""
+_MIN_GAIN = 1.1
+"""How many times faster Vortex must be."""
 _PROBE_BYTES, _PROBE_SECONDS = 4 << 20, 0.25
 _LEAST_BYTES, _LEAST_SECONDS = 128 << 10, 0.02
 """The bytes and the time, in seconds, after which a measurement counts."""
@@ -43,6 +43,19 @@ class FormatChoice:
     """The rate at which the peer delivers Arrow, in bytes per second; None if not measured."""
     decoding_rate: float | None = None
     """The rate at which this process decodes arrays, in bytes of Arrow per second."""
+    ratio: float | None = None
+    """The size of the data as Vortex divided by its size as Arrow; None if not measured."""
+
+
+def is_faster_as_vortex(link_rate: float, decoding_rate: float, ratio: float) -> bool:
+    """Return whether a stream is faster as Vortex. Rates are in bytes of Arrow per second.
+
+    Examples
+    --------
+    >>> [is_faster_as_vortex(125e6, 1e9, ratio) for ratio in (0.3, 1.0)]
+    [True, False]
+    """
+    return min(decoding_rate, link_rate / max(ratio, 1e-6)) > _MIN_GAIN * link_rate
 
 
 OpenStream = Callable[[str, int | None], BatchStream]
@@ -85,10 +98,13 @@ class FormatChooser:
         if rate * _MIN_GAIN > decoding_rate:
             return FormatChoice(_ARROW, rates, rate, decoding_rate)
         try:
-            with open_stream(_VORTEX, 0):  # pyright: ignore[reportGeneralTypeIssues]
-                return FormatChoice(_VORTEX, rates, rate, decoding_rate)
+            with open_stream(_VORTEX, None) as stream:  # pyright: ignore[reportGeneralTypeIssues]
+                ratio = _measure_ratio(stream)
         except (InvalidRequestError, RemoteError) as error:
             return FormatChoice(_ARROW, error.message, rate, decoding_rate)
+        is_faster = is_faster_as_vortex(rate, decoding_rate, ratio)
+        reason = f"Vortex takes {ratio:.0%} of the bytes, {rates}"
+        return FormatChoice(_VORTEX if is_faster else _ARROW, reason, rate, decoding_rate, ratio)
 
     def _keep(self, peer: str, rate: float) -> None:
         with self._lock:
@@ -145,6 +161,18 @@ def _measure_link(stream: BatchStream) -> float | None:
             break
     is_long = received >= _PROBE_BYTES or seconds >= _LEAST_SECONDS
     return received / max(seconds, 1e-9) if is_long and received >= _LEAST_BYTES else None
+
+
+def _measure_ratio(stream: BatchStream) -> float:
+    """Return the size of the first batches divided by their size as Arrow."""
+    source: Any = stream
+    first, started, nbytes = source.bytes_received, perf_counter(), 0
+    for batch in stream:
+        nbytes += batch.nbytes
+        # Of a few batches, what has arrived of the next ones would be a large part.
+        if nbytes >= _PROBE_BYTES or perf_counter() - started >= _PROBE_SECONDS:
+            break
+    return (source.bytes_received - first) / max(nbytes, 1)
 
 
 def _measure_decoding() -> float:

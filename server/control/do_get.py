@@ -34,23 +34,26 @@ if TYPE_CHECKING:
     from ..spans import StreamSpan
 
 
-_TOTAL_BYTES = 32 << 20
+_TOTAL_BYTES = 4 << 20
 _CHUNKS_PER_STREAM = 2
-_MAX_CHUNK_BYTES = 3 << 19
+_MAX_CHUNK_BYTES = 512 << 10
 _MIN_CHUNK_BYTES = 64 << 10
+_TOTAL_AHEAD_BYTES = 8 << 20
+_GROUP_BYTES = 128 << 10
 
 
 class ReadAhead:
-    """Divides 32 MiB among the streams that DoGet sends now.
+    """Divides 4 MiB among the streams that DoGet sends now.
 
     A stream holds two chunks of messages: it sends one while a worker thread prepares the other.
+    The stream of a slow reader holds one small chunk.
 
     Examples
     --------
     >>> read_ahead = ReadAhead()
     >>> with read_ahead.stream():
     ...     read_ahead.chunk_bytes
-    1572864
+    524288
     """
 
     def __init__(self) -> None:
@@ -58,12 +61,16 @@ class ReadAhead:
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is complete, in bytes: from 64 KiB to 1.5 MiB.
+        """The size at which a chunk is complete, in bytes: from 64 to 512 KiB.
 
         Any thread may read it.
         """
         share = _TOTAL_BYTES // (_CHUNKS_PER_STREAM * max(1, self._streams))
         return min(max(share, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+
+    def allows(self, nbytes: int) -> bool:
+        """Return whether each stream may prepare a message of this size ahead."""
+        return nbytes * self._streams <= _TOTAL_AHEAD_BYTES
 
     @contextmanager
     def stream(self) -> Generator[None]:
@@ -82,6 +89,31 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The largest message that gRPC and protobuf can carry, in bytes."""
 _FIELD_BYTES = 64
 """An upper bound for the tags and lengths of a message's fields, in bytes."""
+
+
+_SLOW_SECONDS = 0.5
+"""The time after which a reader that has not taken a chunk is slow."""
+
+
+class _Pace:
+    """The size of a stream's chunks, which grows while its reader takes them promptly."""
+
+    def __init__(self, read_ahead: ReadAhead) -> None:
+        self._read_ahead = read_ahead
+        self._grown_bytes = _MIN_CHUNK_BYTES
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is complete, in bytes. Any thread may read it."""
+        return min(self._grown_bytes, self._read_ahead.chunk_bytes)
+
+    def is_ahead(self, chunk: _Chunk, seconds: float) -> bool:
+        """Record the time to send a chunk; return whether others may be prepared ahead of it."""
+        if seconds >= _SLOW_SECONDS:
+            self._grown_bytes = _MIN_CHUNK_BYTES
+            return False
+        self._grown_bytes = min(2 * self._grown_bytes, _MAX_CHUNK_BYTES)
+        return self._read_ahead.allows(chunk.largest)
 
 
 class DoGetHandler:
@@ -114,6 +146,7 @@ class DoGetHandler:
         if is_tensor_content(dataset.schema):
             raise refuse_do_get(request)
         request = replace(request, format=None)  # Flight carries Arrow only
+        encoding = replace(server.encoding, group_bytes=_GROUP_BYTES)
         scope = anyio.CancelScope()
         stream = server.streams.begin(
             dataset=request.dataset,
@@ -129,13 +162,13 @@ class DoGetHandler:
         try:
             with scope, server.reads.stream(request), self._read_ahead.stream():
                 source = await to_thread.run_sync(
-                    open_rows, dataset, request, server.encoding, limiter=server.threads
+                    open_rows, dataset, request, encoding, limiter=server.threads
                 )
                 if span is not None:
                     span.opened()
                 slot = server.filter_slots.slot_for(request, claims.principal)
-                chunks = _build_chunks(source, self._read_ahead)
-                await _send_chunks(call, chunks, source, stream, slot)
+                pace = _Pace(self._read_ahead)
+                await _send_chunks(call, pace, source, stream, slot)
             if scope.cancelled_caught:
                 stream.outcome = Outcome.CANCELLED
                 # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
@@ -155,7 +188,7 @@ class DoGetHandler:
 
 async def _send_chunks(
     call: Call,
-    chunks: Iterator[_Chunk],
+    pace: _Pace,
     source: Source,
     stream: RunningStream,
     slot: FilterSlot,
@@ -167,7 +200,7 @@ async def _send_chunks(
     metrics, write, threads = call.server.metrics, call.context.write, call.server.threads
     async with anyio.create_task_group() as tasks:
         with Prefetch(
-            chunks,
+            _build_chunks(source, pace),
             source.close,
             tasks,
             threads,
@@ -175,8 +208,9 @@ async def _send_chunks(
             idle_seconds=idle_seconds,
             on_idle=keep_alive,
         ) as prefetched:
+            prefetched.is_ahead = False
             async for chunk in prefetched:
-                messages = chunk.messages
+                began, messages = time.monotonic(), chunk.messages
                 stream.messages += len(messages)
                 while messages:
                     message = messages.popleft()  # freed once gRPC has copied it
@@ -187,6 +221,8 @@ async def _send_chunks(
                     stream.writing_since = None
                     metrics.bytes_sent += len(message)
                     stream.nbytes += len(message)
+                    del message
+                prefetched.is_ahead = pace.is_ahead(chunk, time.monotonic() - began)
                 stream.rows += chunk.rows
                 if chunk.rows and stream.first_rows_seconds is None:
                     stream.record_first_rows()
@@ -195,11 +231,11 @@ async def _send_chunks(
 class _Chunk:
     """FlightData messages that a worker thread prepares together, up to a number of bytes."""
 
-    __slots__ = ("_full_bytes", "_nbytes", "_started", "messages", "rows")
+    __slots__ = ("_full_bytes", "_nbytes", "_started", "largest", "messages", "rows")
 
     def __init__(self, full_bytes: int) -> None:
         self.messages = deque[bytes]()
-        self.rows = 0
+        self.rows = self.largest = 0
         self._nbytes = 0
         self._full_bytes = full_bytes
         self._started = time.monotonic()
@@ -209,6 +245,7 @@ class _Chunk:
         self.messages.append(data)
         self.rows += message.rows
         self._nbytes += len(data)
+        self.largest = max(self.largest, len(data))
 
     @property
     def is_full(self) -> bool:
@@ -219,21 +256,21 @@ class _Chunk:
         return time.monotonic() - self._started > _CHUNK_SECONDS
 
 
-def _build_chunks(source: Source, read_ahead: ReadAhead) -> Iterator[_Chunk]:
+def _build_chunks(source: Source, pace: _Pace) -> Iterator[_Chunk]:
     """Yield the messages of a source in chunks.
 
     Prefetching them pays for every source, even for one that does not block: reading files and
     copying bodies takes as long as sending them. A chunk of a slow source is sent after a short
     time, even if it is small.
     """
-    chunk = _Chunk(read_ahead.chunk_bytes)
+    chunk = _Chunk(pace.chunk_bytes)
     for group in source:
         last = group[-1]
         for message in group:
             chunk.add(message)
             if chunk.is_full or (message is last and chunk.is_late):
                 yield chunk
-                chunk = _Chunk(read_ahead.chunk_bytes)
+                chunk = _Chunk(pace.chunk_bytes)
     if chunk.messages:
         yield chunk
 

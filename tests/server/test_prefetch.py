@@ -63,3 +63,23 @@ async def test_the_iterator_is_closed_when_its_consumer_leaves_early() -> None:
         with Prefetch(iter(range(100)), lambda: closed.append(True), tasks, threads) as items:
             assert await anext(items) == 0
     assert closed == [True]
+
+
+async def test_a_consumer_may_have_each_item_prepared_when_it_requests_it() -> None:
+    prepared: list[int] = []
+
+    def prepare() -> Iterator[int]:
+        for number in range(5):
+            prepared.append(number)
+            yield number
+
+    threads = anyio.CapacityLimiter(1)
+    async with anyio.create_task_group() as tasks:
+        with Prefetch(prepare(), lambda: None, tasks, threads) as items:
+            items.is_ahead = False
+            for number in range(4):
+                assert await anext(items) == number
+                await anyio.wait_all_tasks_blocked()
+                assert (prepared, threads.borrowed_tokens) == (list(range(number + 1)), 0)
+            items.is_ahead = True
+            assert await anext(items) == 4

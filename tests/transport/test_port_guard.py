@@ -420,3 +420,17 @@ def test_a_guard_has_two_descriptors_and_returns_them(port: Port) -> None:
 def test_an_address_is_equal_however_it_is_written(host: str, other: str, equal: bool) -> None:
     assert (make_address(host, 7) == make_address(other, 7)) == equal
     assert make_address(host, 7) != make_address(host, 8)
+
+
+def test_connections_inherit_the_detection_of_hosts_that_are_gone(port: Port) -> None:
+    guard = PortGuard(port.number, keeps_alive=True)
+    guard.check_if_due()
+    port.connect()
+    (server,) = port.servers
+    assert server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    idle, interval, count, silence = (
+        server.getsockopt(socket.IPPROTO_TCP, option) for option in port_guard._KEEP_ALIVE
+    )
+    assert idle + interval * count < 60
+    assert silence < 60_000
+    guard.close()

@@ -21,13 +21,14 @@ from ...protocol.regions import RegionAnnouncement
 from ..base import Capabilities, FileMapper
 from ..memory.files import SourceFile
 from ..memory.mapped_region import MappedRegion
+from .context import Reach
 from .endpoint import list_lanes
 from .ffi import ERR_CONNECTION_RESET, OK, StatusError, describe
 from .lanes import lanes_pin_memory
 from .links import IDLE_LINKS, Link, ServerKey, linger, retain
 from .memory import list_device_types, register
 from .receiving import Receiver
-from .sending import Sender
+from .sending import NETWORK_WINDOW_BYTES, WINDOW_BYTES, Sender
 from .uri import RemoteTags
 from .worker import Wakeup
 
@@ -61,7 +62,7 @@ class UcxChannel:
 
     def __init__(self, link: Link, sender: Sender, receiver: Receiver) -> None:
         self.peer = link.peer
-        self.is_local = link.is_local
+        self.is_local = link.reach is not Reach.NETWORK
         self._arrival = Wakeup(link.worker.descriptor)
         try:
             self._room = Wakeup(link.worker.descriptor)
@@ -403,7 +404,9 @@ class UcxServerChannel(UcxChannel):
         self._map_file = map_file
         self._pins_memory: bool | None = None
         mapper = None if map_file is None else self._map_unless_pinned
-        sender = Sender(link.worker, link.endpoint, mapper)
+        is_remote = link.reach is Reach.NETWORK
+        window_bytes = NETWORK_WINDOW_BYTES if is_remote else WINDOW_BYTES
+        sender = Sender(link.worker, link.endpoint, mapper, window_bytes)
         receiver = Receiver(link.worker, link.endpoint, limits, expects_farewell=False)
         super().__init__(link, sender, receiver)
         self.capabilities = Capabilities(

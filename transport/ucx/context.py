@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from ...errors import TransportError
@@ -83,11 +84,37 @@ PEER_SETTINGS = {
     "CMA_MEMORY_INVALIDATE": "y",
 }
 """The settings of contexts for peers that run this package."""
-TCP_SETTINGS = {"RNDV_SCHEME": "put_zcopy"}
-"""The settings where large messages can use TCP lanes only. By default the library copies them in
-small pieces there."""
+TCP_SETTINGS = {
+    # By default the library copies large messages in small pieces.
+    "RNDV_SCHEME": "put_zcopy",
+    # Smaller messages are sent at once: a rendezvous costs each of them a round trip.
+    "RNDV_THRESH": "2M",
+}
+"""The settings where messages can use TCP lanes only."""
 LOOPBACK_SETTINGS = {"NET_DEVICES": "lo"}
 """The settings of contexts for the loopback only."""
+NETWORK_SETTINGS = {"TLS": "^posix,sysv,cma,xpmem,knem"}
+"""The settings of contexts for peers in other network namespaces, such as those of containers. The
+library offers them shared memory if they run on the same kernel, but wakes a peer up through a
+socket that exists in its own namespace only."""
+
+
+class Reach(Enum):
+    """The place of a peer."""
+
+    LOOPBACK = "loopback"
+    """A loopback address, which other hosts cannot reach."""
+    HOST = "host"
+    """Another address of this host, in this network namespace."""
+    NETWORK = "network"
+    """Another host, or another network namespace of this host."""
+
+
+_REACH_SETTINGS = {
+    Reach.LOOPBACK: LOOPBACK_SETTINGS,
+    Reach.HOST: dict[str, str](),
+    Reach.NETWORK: NETWORK_SETTINGS,
+}
 _LOG_LEVEL = "error"
 _TRUE_VALUES = ("y", "yes", "1", "on")
 
@@ -96,8 +123,8 @@ _FEATURE_TAG, _FEATURE_RMA, _FEATURE_WAKEUP, _FEATURE_AM = 1, 1 << 1, 1 << 4, 1 
 _FEATURES = _FEATURE_TAG | _FEATURE_WAKEUP | _FEATURE_AM
 
 _lock = threading.Lock()
-_contexts: dict[tuple[bool, bool], tuple[int, Any]] = {}
-"""The contexts by `plain` and `loopback`, each with the process that created it."""
+_contexts: dict[tuple[bool, Reach], tuple[int, Any]] = {}
+"""The contexts by `plain` and `reach`, each with the process that created it."""
 
 
 def has_peer_settings() -> bool:
@@ -108,31 +135,30 @@ def has_peer_settings() -> bool:
     )
 
 
-def get_context(*, plain: bool = False, loopback: bool = False) -> Any:
+def get_context(*, plain: bool = False, reach: Reach = Reach.HOST) -> Any:
     """Return a context of this process. It is created on first use and never destroyed.
 
     Raises `TransportError` if the library refuses the settings, for instance a malformed ``UCX_…``
     variable.
     """
     with _lock:
-        known = _contexts.get((plain, loopback))
+        known = _contexts.get((plain, reach))
         if known is None or known[0] != os.getpid():  # a forked child needs its own
             settings = SETTINGS if plain else SETTINGS | PEER_SETTINGS
-            if loopback:
-                settings = settings | LOOPBACK_SETTINGS
-            if _has_only_tcp_lanes(loopback):
+            settings = settings | _REACH_SETTINGS[reach]
+            if _has_only_tcp_lanes(reach):
                 settings = settings | TCP_SETTINGS
             features = _FEATURES if plain else _FEATURES | _FEATURE_RMA
-            known = _contexts[plain, loopback] = (os.getpid(), _create(settings, features))
+            known = _contexts[plain, reach] = (os.getpid(), _create(settings, features))
         return known[1]
 
 
-def _has_only_tcp_lanes(loopback: bool) -> bool:
-    """Return whether large messages to another host, or by the user's choice, go over TCP."""
+def _has_only_tcp_lanes(reach: Reach) -> bool:
+    """Return whether messages to another host, or by the user's choice, go over TCP."""
     chosen = os.environ.get("UCX_TLS")
     if chosen is not None:
         return set(chosen.split(",")) <= {"tcp", "self"}
-    return not loopback and not list_rdma_adapters()
+    return reach is Reach.NETWORK and not list_rdma_adapters()
 
 
 def _create(settings: Mapping[str, str], features: int) -> Any:

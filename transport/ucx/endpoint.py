@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import Any
 
+from .context import Reach
 from .ffi import OK, ffi, ucp
 from .worker import Worker, on_error
 
@@ -61,11 +62,14 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_local_address(host: str) -> bool:
-    """Return whether an address belongs to this host."""
-    address = _parse_address(host)
-    if address.is_loopback:
-        return True
+def find_reach(host: str) -> Reach:
+    """Return where an address is, as this network namespace sees it."""
+    if is_loopback_address(host):
+        return Reach.LOOPBACK
+    return Reach.HOST if _is_own_address(_parse_address(host), host) else Reach.NETWORK
+
+
+def _is_own_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address, host: str) -> bool:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

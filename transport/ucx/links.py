@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...errors import TransportError
 from ..idle_connections import IdleConnections
+from .context import Reach
 from .worker import Worker
 
 LINGER_SECONDS = 1.0
@@ -91,8 +92,8 @@ class Link:
     """The library's endpoint."""
     peer: str
     """The other end, for logs and errors."""
-    is_local: bool
-    """Whether the other end is on this host."""
+    reach: Reach
+    """Where the other end is."""
     spin_seconds: float = 0.0
     """The time to poll for work before waiting for it, in seconds."""
     is_reused: bool = False

@@ -28,7 +28,9 @@ from .worker import Worker
 
 _METADATA_HEADROOM = 8 - 5  # an encapsulated message's prefix replaces the protocol's
 _INITIAL_HEADROOM = 1024
-_MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 4
+_MIN_UNDER_WAY, _MAX_UNDER_WAY = 2, 16
+_MAX_UNDER_WAY_WITH_DEVICE = 4
+"""Lower, because those that arrive with the schema are received on the host."""
 _MAX_BYTES_UNDER_WAY = 32 << 20
 _PACKED_TAGS = 1 << 32
 """The number of tags of packed bodies, whose other bits are 0."""
@@ -62,7 +64,7 @@ class Receiver:
     """Takes messages off a worker.
 
     For each body, the receiver first looks at the tag and the size, and then receives into a
-    buffer of that size. It receives two to four large bodies at a time. Further bodies wait at the
+    buffer of that size. It receives two to 16 bodies at a time. Further large bodies wait at the
     peer.
 
     A server sends a farewell before it closes. Raises `UsageError` if the allocator does not supply
@@ -152,7 +154,7 @@ class Receiver:
             count += remote_reads.count
         if count < _MIN_UNDER_WAY:
             return True
-        if count >= _MAX_UNDER_WAY:
+        if count >= (_MAX_UNDER_WAY if self._device is None else _MAX_UNDER_WAY_WITH_DEVICE):
             return False
         nbytes = sum(pending.body.nbytes for pending in self._bodies)
         if remote_reads is not None:

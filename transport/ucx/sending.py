@@ -30,8 +30,9 @@ from .ffi import (
 from .memory import MEMORY_TYPES
 from .worker import METADATA_ID, Worker
 
-WINDOW_BYTES = 8 << 20
-"""The bytes that may be under way on a connection: posted, and not known to be received."""
+WINDOW_BYTES, NETWORK_WINDOW_BYTES = 8 << 20, 32 << 20
+"""The bytes that may be under way on a connection within a host and to another one: posted, and not
+known to be received."""
 MIN_WINDOW_MESSAGES = 2
 """The messages that may be under way whatever their size, so that the next one is ready."""
 MAX_WINDOW_MESSAGES = 512
@@ -56,10 +57,17 @@ class Sender:
     Files are read without `map_file`, and where it returns None.
     """
 
-    def __init__(self, worker: Worker, endpoint: Any, map_file: FileMapper | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        endpoint: Any,
+        map_file: FileMapper | None = None,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
         self._worker = worker
         self._endpoint = endpoint
         self._map_file = map_file
+        self._window_bytes = window_bytes
         self._queue: deque[OutgoingFrame] = deque()
         self._under_way: deque[tuple[Any, int, object]] = deque()
         self._bytes_under_way = 0
@@ -127,7 +135,7 @@ class Sender:
         count = len(self._under_way)
         if count < MIN_WINDOW_MESSAGES:
             return True
-        return count < MAX_WINDOW_MESSAGES and self._bytes_under_way + nbytes <= WINDOW_BYTES
+        return count < MAX_WINDOW_MESSAGES and self._bytes_under_way + nbytes <= self._window_bytes
 
     def _post_metadata(self, payload: bytes) -> None:
         data = ffi.from_buffer(payload)

@@ -17,12 +17,12 @@ from ...protocol.uri import UCX_PORT, DataUri, Streams
 from ..base import ConnectOptions, Diagnosis, ListenOptions, Traits
 from ..port_guard import Address, PortGuard, make_address
 from .channel import UcxReaderChannel, UcxServerChannel
-from .context import has_peer_settings
+from .context import Reach, has_peer_settings
 from .endpoint import (
     accept_endpoint,
     connect_endpoint,
+    find_reach,
     format_address,
-    is_local_address,
     is_loopback_address,
     list_lanes,
     pack_address,
@@ -81,8 +81,8 @@ class UcxListener:
         try:
             address = resolve_address(host, port)
             sockaddr = pack_address(address, port)
-            self._loopback = is_loopback_address(address)
-            self._worker = Worker(0, loopback=self._loopback)
+            self._is_loopback = is_loopback_address(address)
+            self._worker = Worker(0, reach=Reach.LOOPBACK if self._is_loopback else Reach.HOST)
         except TransportError as error:
             raise ConfigError(f"{failure}: {error.message}") from None
         except (OSError, ValueError) as error:
@@ -101,11 +101,19 @@ class UcxListener:
                 port,
                 handshake_seconds=options.handshake_seconds,
                 max_connections=options.max_waiting,
+                keeps_alive=True,
             )
             self._poll()
         except BaseException:
             self.close()
             raise
+
+    def _find_reach(self, address: str) -> Reach:
+        """Return where an address is, for the context of its worker."""
+        if self._is_loopback:
+            return Reach.LOOPBACK
+        reach = find_reach(address)
+        return Reach.HOST if reach is Reach.LOOPBACK else reach
 
     def _remote_handle(self, uri: DataUri) -> bytes | None:
         if not self._offers_remote_bodies:
@@ -178,8 +186,9 @@ class UcxListener:
     def _accept(self, connection_request: Any) -> UcxServerChannel | None:
         """Return a client's channel, or None if the client has left already."""
         host, port = _client_address(connection_request)
+        reach = Reach.NETWORK if host == "?" else self._find_reach(host)
         try:
-            worker = Worker(self._limits.metadata_bytes, loopback=self._loopback)
+            worker = Worker(self._limits.metadata_bytes, reach=reach)
         except TransportError as error:
             ucp.ucp_listener_reject(self._handle, connection_request)
             raise OSError(errno.ENOBUFS, error.message) from None
@@ -194,7 +203,7 @@ class UcxListener:
             worker,
             created,
             peer=format_address(host, port),
-            is_local=host != "?" and is_local_address(host),
+            reach=reach,
             spin_seconds=self._spin_seconds,
         )
         try:
@@ -292,6 +301,7 @@ class UcxTransport:
         created: Any = None
         try:
             host = resolve_address(uri.host, port)
+            reach = find_reach(host)
             sockaddr = pack_address(host, port)
             key = _make_key(uri, sockaddr) if options.reuse else None
             idle = None if key is None else IDLE_LINKS.take(key)
@@ -299,7 +309,7 @@ class UcxTransport:
                 worker, created = idle.worker, idle.endpoint
                 worker.events.limit = limits.metadata_bytes
             else:
-                worker = _create_worker(uri, host, limits)
+                worker = _create_worker(uri, reach, limits)
         except TransportError as error:
             raise ConnectError(f"{failure}: {error.message}") from None
         except (OSError, ValueError) as error:
@@ -317,7 +327,7 @@ class UcxTransport:
                 worker,
                 created,
                 peer=format_address(uri.host, port),
-                is_local=is_local_address(host),
+                reach=reach,
                 spin_seconds=parameters.busy_poll,
                 is_reused=idle is not None,
             )
@@ -344,16 +354,16 @@ def _make_key(uri: DataUri, sockaddr: bytes) -> ServerKey | None:
     return None if handle is None else ServerKey(sockaddr, uri.want_data, handle)
 
 
-def _create_worker(uri: DataUri, host: str, limits: Limits) -> Worker:
+def _create_worker(uri: DataUri, reach: Reach, limits: Limits) -> Worker:
     """Return a worker for a new connection. If descriptors are scarce, idle connections end."""
     # A server with this package's settings has a remote_handle.
-    plain, loopback = uri.remote_handle is None, is_loopback_address(host)
+    plain = uri.remote_handle is None
     try:
-        return Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
+        return Worker(limits.metadata_bytes, plain=plain, reach=reach)
     except TransportError:
         if not IDLE_LINKS.close():
             raise
-    return Worker(limits.metadata_bytes, plain=plain, loopback=loopback)
+    return Worker(limits.metadata_bytes, plain=plain, reach=reach)
 
 
 def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None:

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from ...errors import LimitError, TransportError
-from .context import get_context
+from .context import Reach, get_context
 from .ffi import (
     ERR_BUSY,
     IN_PROGRESS,
@@ -177,11 +177,11 @@ class Worker:
     Raises `TransportError` if there are not enough descriptors or memory.
     """
 
-    def __init__(self, limit: int, *, plain: bool = False, loopback: bool = False) -> None:
+    def __init__(self, limit: int, *, plain: bool = False, reach: Reach = Reach.HOST) -> None:
         _check_free_descriptors()
         self.lock = threading.RLock()
         """Held around every call of the library for this worker."""
-        self.context = get_context(plain=plain, loopback=loopback)
+        self.context = get_context(plain=plain, reach=reach)
         """The library's context, with which memory for the peer is registered."""
         self.events = Events(limit)
         """The events that the callbacks recorded."""

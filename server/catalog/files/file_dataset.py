@@ -323,7 +323,13 @@ class FileDataset(ServedDataset):
         messages = None
         if not self.origin.is_remote:
             regions = encoding.regions and not file.writers
-            messages = plan_file(selection, contents.index, file, regions=regions)
+            messages = plan_file(
+                selection,
+                contents.index,
+                file,
+                regions=regions,
+                group_bytes=encoding.group_bytes,
+            )
         if messages is None:
             groups = encode_groups(
                 selection,

@@ -19,6 +19,7 @@ from ....formats.arrow.file import Blocks
 from ....formats.arrow.message import RowCountReader
 from ....protocol.splitter import PackedRun, SourceMessage, SourceRun
 from ....transport.memory.files import FileSpan, SourceFile
+from ..dataset import GROUP_BYTES
 from .message_index import REGION_BYTES, MessageIndex
 
 MAX_BODY_BYTES = REGION_BYTES - 1
@@ -186,11 +187,14 @@ class Readahead:
 class PassthroughMessages:
     """The messages of a file, unchanged."""
 
-    def __init__(self, index: MessageIndex, *, regions: bool) -> None:
+    def __init__(
+        self, index: MessageIndex, *, regions: bool, group_bytes: int = GROUP_BYTES
+    ) -> None:
         self.index = index
         """The messages."""
         self.regions = regions
         """Whether every body is one region of the file."""
+        self._group_bytes = group_bytes
         self.schema_message = index.schema_message()
         """The schema message, which begins the stream."""
 
@@ -218,7 +222,8 @@ class PassthroughMessages:
             if begin or body >= REGION_BYTES:  # The reader waits for the first, small messages.
                 readahead.advance(offset)
             if body < REGION_BYTES:
-                yield from self._read_together(file, begin, end, row_reader)
+                for first, stop in self._split_group(begin, end):
+                    yield from self._read_together(file, first, stop, row_reader)
             else:
                 yield self._read_regions(file, begin, end, row_reader)
             begin = end
@@ -235,6 +240,19 @@ class PassthroughMessages:
                 stop = min(begin + _REGION_GROUP_MESSAGES, end)
                 yield self._read_regions(file, begin, stop, row_reader)
                 begin = stop
+
+    def _split_group(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a group that are to be read at a time."""
+        if self._group_bytes >= GROUP_BYTES:
+            yield begin, end
+            return
+        first, base = begin, self.index.blocks[begin].offset
+        for number in range(begin + 1, end):
+            block = self.index.blocks[number]
+            if sum(block) - base > self._group_bytes:
+                yield first, number
+                first, base = number, block.offset
+        yield first, end
 
     def _read_together(
         self, file: SourceFile, begin: int, end: int, row_reader: RowCountReader

@@ -24,7 +24,12 @@ from .projection import ProjectedMessages
 
 
 def plan_file(
-    selection: Selection, index: MessageIndex | None, file: SourceFile, *, regions: bool
+    selection: Selection,
+    index: MessageIndex | None,
+    file: SourceFile,
+    *,
+    regions: bool,
+    group_bytes: int,
 ) -> PassthroughMessages | ProjectedMessages | None:
     """Return the messages of a file to send without decoding them; None to re-encode.
 
@@ -40,7 +45,7 @@ def plan_file(
     if not _keeps_boundaries(selection, index, file):
         return None
     if selection.columns is None:
-        return PassthroughMessages(index, regions=regions)
+        return PassthroughMessages(index, regions=regions, group_bytes=group_bytes)
     return ProjectedMessages.plan(index, selection, file)
 
 

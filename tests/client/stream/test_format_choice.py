@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,8 @@ TABLE = pa.Table.from_batches([pa.record_batch({"n": range(150_000)})] * 12)
 class Link:
     """Streams that deliver a batch of some bytes at each step of a clock."""
 
-    def __init__(self, nbytes: int, seconds: float, batches: int = 100) -> None:
+    def __init__(self, nbytes: int, seconds: float, batches: int = 100, ratio: float = 0.2) -> None:
+        self._ratio, self._format = ratio, "arrow"
         self._nbytes, self._seconds, self._batches = nbytes, seconds, batches
         self.now = 0.0
         self.opened: list[tuple[str, int | None]] = []
@@ -31,7 +33,7 @@ class Link:
         self.opened.append((data_format, limit))
         if data_format == "vortex" and self.refusal is not None:
             raise self.refusal
-        self.bytes_received = 0
+        self.bytes_received, self._format = 0, data_format
         return self
 
     def __enter__(self) -> Link:
@@ -39,11 +41,12 @@ class Link:
 
     def __exit__(self, *_arguments: object) -> None: ...
 
-    def __iter__(self) -> Iterator[None]:
+    def __iter__(self) -> Iterator[Any]:
+        ratio = self._ratio if self._format == "vortex" else 1.0
         for _ in range(self._batches):
-            self.now += self._seconds
-            self.bytes_received += self._nbytes
-            yield
+            self.now += self._seconds * ratio
+            self.bytes_received += int(self._nbytes * ratio)
+            yield SimpleNamespace(nbytes=self._nbytes)
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def choose(
 
 
 @pytest.mark.parametrize(
-    ("rate", "expected"), [(1e8, "vortex"), (4.9e8, "vortex"), (6e8, "arrow"), (5e9, "arrow")]
+    ("rate", "expected"), [(1e8, "vortex"), (8.9e8, "vortex"), (9.5e8, "arrow"), (5e9, "arrow")]
 )
 def test_slow_links_get_vortex(
     chooser: FormatChooser, monkeypatch: pytest.MonkeyPatch, rate: float, expected: str
@@ -76,12 +79,27 @@ def test_slow_links_get_vortex(
     assert [each for each in link.opened if each[0] == "arrow"] == [("arrow", None)]
 
 
+@pytest.mark.parametrize("mbit", [100, 1000, 3000])
+@pytest.mark.parametrize(("ratio", "expected"), [(0.3, "vortex"), (0.85, "vortex"), (1, "arrow")])
+def test_data_that_does_not_shrink_stays_arrow(
+    chooser: FormatChooser,
+    monkeypatch: pytest.MonkeyPatch,
+    mbit: float,
+    ratio: float,
+    expected: str,
+) -> None:
+    link = Link(1 << 20, (1 << 23) / (mbit * 1e6), ratio=ratio)
+    choice = choose(chooser, link, monkeypatch)
+    assert choice.format == expected
+    assert choice.ratio == pytest.approx(ratio, rel=0.01)
+
+
 def test_a_probe_ends_in_time_on_a_very_slow_link(
     chooser: FormatChooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = Link(64 << 10, 0.1)
     assert choose(chooser, link, monkeypatch).format == "vortex"
-    assert link.now < 0.5
+    assert link.now < 0.6  # one probe of each format
 
 
 def test_arrow_is_chosen_where_nothing_can_be_gained(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from splitarrow.server.bodies.packed import WINDOW_BYTES, CodecSample, CompressionChoice
+from splitarrow.server.bodies.packed import (
+    WINDOW_BYTES,
+    CodecSample,
+    CompressionChoice,
+    LinkCounters,
+    choose_codec,
+)
 
 LZ4 = CodecSample("lz4", ratio=0.4, bytes_per_second=600e6)
 ZSTD = CodecSample("zstd", ratio=0.25, bytes_per_second=300e6)
@@ -18,6 +24,7 @@ class Link:
         self.rate, self.reader = rate, reader
         self.samples = [LZ4, ZSTD] if samples is None else samples
         self.choice = CompressionChoice()
+        self.link = LinkCounters(0, 0)
         self.plain = self.seconds = 0.0
         self.history: list[str | None] = []
 
@@ -29,11 +36,16 @@ class Link:
             ratio = 1.0 if sample is None else sample.ratio
             compressing = 0.0 if sample is None else WINDOW_BYTES / sample.bytes_per_second
             sending = WINDOW_BYTES * ratio / self.rate
-            seconds = max(compressing + sending, WINDOW_BYTES / self.reader)
+            seconds = max(compressing, sending, WINDOW_BYTES / self.reader)
             if sample is not None:
                 seconds = max(seconds, WINDOW_BYTES / self.reader * 1.5)  # it decompresses
+            sent = int(WINDOW_BYTES * ratio)
+            # What the kernel has not sent yet, it sends while the next data is compressed.
+            self.link = LinkCounters(
+                self.link.acked_bytes + sent, self.link.busy_seconds + max(sending, seconds / 50)
+            )
             waits = seconds - compressing
-            self.choice.record(WINDOW_BYTES, int(WINDOW_BYTES * ratio), waits, seconds)
+            self.choice.record(WINDOW_BYTES, sent, waits, seconds, self.link)
             self.plain += max(WINDOW_BYTES / self.rate, WINDOW_BYTES / self.reader)
             self.seconds += seconds
             self.history.append(codec)
@@ -97,9 +109,50 @@ def test_compression_begins_when_the_link_becomes_slower() -> None:
 
 def test_nothing_is_decided_before_a_window_is_complete() -> None:
     choice = CompressionChoice()
-    choice.record(1000, 1000, 0.1, 0.1)
+    choice.record(1000, 1000, 0.04, 0.04, LinkCounters(900, 0.04))
     assert not choice.wants_samples
-    choice.record(1000, 1000, 0.1, 0.2)
+    choice.record(1000, 1000, 0.07, 0.07, LinkCounters(2000, 0.11))
     assert choice.wants_samples
     choice.choose([])
     assert (choice.codec, choice.wants_samples) == (None, False)
+
+
+def test_data_in_the_buffers_of_the_kernel_is_not_the_speed_of_the_link() -> None:
+    """The kernel took 4 MB at once, which counted as a link that no codec can beat."""
+    choice = CompressionChoice()
+    choice.record(WINDOW_BYTES, WINDOW_BYTES, 0.0, 0.001, LinkCounters(12_000, 0.001))
+    choice.record(1 << 20, 1 << 20, 0.1, 0.1, LinkCounters(1_250_000, 0.1))
+    assert choice.wants_samples
+    choice.choose([LZ4, ZSTD])
+    assert choice.codec == "zstd"
+
+
+TEXT = [CodecSample("lz4", 0.5, 500e6), CodecSample("zstd", 0.34, 180e6)]
+INTEGERS = [CodecSample("lz4", 0.33, 700e6), CodecSample("zstd", 0.2, 400e6)]
+DOUBLES = [CodecSample("lz4", 0.99, 1500e6), CodecSample("zstd", 0.9, 250e6)]
+
+
+@pytest.mark.parametrize(
+    ("mbit", "samples", "codec"),
+    [
+        (100, NOISE, None),
+        (1000, NOISE, None),
+        (3000, NOISE, None),
+        (100, TEXT, "zstd"),
+        (1000, TEXT, "lz4"),
+        (3000, TEXT, "lz4"),
+        (100, INTEGERS, "zstd"),
+        (1000, INTEGERS, "zstd"),
+        (3000, INTEGERS, "lz4"),
+        (100, DOUBLES, "zstd"),
+        (1000, DOUBLES, "zstd"),
+        (3000, DOUBLES, None),
+        (8000, INTEGERS, None),
+        (1000, [], None),
+    ],
+)
+def test_the_codec_for_a_link_and_data(
+    mbit: float, samples: list[CodecSample], codec: str | None
+) -> None:
+    best = choose_codec(mbit * 1e6 / 8, samples)
+    assert (best and best.codec) == codec

@@ -22,6 +22,7 @@ from splitarrow.transport.ucx import channel as channels
 from splitarrow.transport.ucx import links, sending
 from splitarrow.transport.ucx import worker as worker_module
 from splitarrow.transport.ucx.channel import UcxChannel, UcxReaderChannel, UcxServerChannel
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import OK, StatusError
 from splitarrow.transport.ucx.links import Link
 from splitarrow.transport.ucx.uri import RemoteTags
@@ -145,7 +146,7 @@ class Parts:
         self.worker: Any = Worker(descriptor)
         self.sender: Any = Sender()
         self.receiver: Any = Receiver()
-        self.link = Link(self.worker, "endpoint", "the peer", is_local=True)
+        self.link = Link(self.worker, "endpoint", "the peer", reach=Reach.HOST)
         self.retained = retained
         self.map: Any = None
         self.channel = kind(self.link, self.sender, self.receiver)
@@ -494,7 +495,7 @@ def test_a_reader_expects_a_farewell_and_a_server_does_not(
 ) -> None:
     monkeypatch.setattr(channels, "list_device_types", lambda context: frozenset())
     worker: Any = Worker(descriptor)
-    link = Link(worker, "endpoint", "the peer", is_local=True)
+    link = Link(worker, "endpoint", "the peer", reach=Reach.HOST)
     reader, server = UcxReaderChannel(link, Limits(), TAGS), UcxServerChannel(link, Limits())
     assert reader._receiver._farewell_tag == sending.FAREWELL == 0x00FF_FFFF_FFFF_FFFF
     assert reader._receiver._remote_reads is not None

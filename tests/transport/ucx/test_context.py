@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ from splitarrow.errors import TransportError
 from splitarrow.transport.ucx import (
     context,
 )
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import NULL, OK, ffi, ucp
 
 FAILED = Header.UCS_ERR_NO_MEMORY
@@ -82,7 +84,7 @@ def test_a_context_is_created_with_its_settings(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_log_of_the_library_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(monkeypatch)
-    monkeypatch.setattr(context, "_contexts", {(False, False): (0, "an earlier one")})
+    monkeypatch.setattr(context, "_contexts", {(False, context.Reach.HOST): (0, "an earlier one")})
     monkeypatch.setenv("UCX_LOG_LEVEL", "debug")
     context._create({}, FEATURES)
     assert (library.installed, library.options) == (0, [])
@@ -101,20 +103,24 @@ def test_settings_that_the_library_refuses_are_an_error(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("plain", "loopback", "adapters", "extra"),
+    ("plain", "reach", "adapters", "extra"),
     [
-        (False, False, ["mlx5_0"], context.PEER_SETTINGS),
-        (False, False, [], context.PEER_SETTINGS | context.TCP_SETTINGS),
-        (False, True, [], context.PEER_SETTINGS | context.LOOPBACK_SETTINGS),
-        (True, False, ["mlx5_0"], {}),
-        (True, False, [], context.TCP_SETTINGS),
-        (True, True, [], context.LOOPBACK_SETTINGS),
+        (False, Reach.HOST, [], context.PEER_SETTINGS),
+        (False, Reach.NETWORK, ["mlx5_0"], context.PEER_SETTINGS | context.NETWORK_SETTINGS),
+        (
+            *(False, Reach.NETWORK, []),
+            context.PEER_SETTINGS | context.NETWORK_SETTINGS | context.TCP_SETTINGS,
+        ),
+        (False, Reach.LOOPBACK, [], context.PEER_SETTINGS | context.LOOPBACK_SETTINGS),
+        (True, Reach.HOST, ["mlx5_0"], {}),
+        (True, Reach.NETWORK, [], context.NETWORK_SETTINGS | context.TCP_SETTINGS),
+        (True, Reach.LOOPBACK, [], context.LOOPBACK_SETTINGS),
     ],
 )
 def test_each_kind_of_peer_has_one_context(
     monkeypatch: pytest.MonkeyPatch,
     plain: bool,
-    loopback: bool,
+    reach: Reach,
     adapters: list[str],
     extra: dict[str, str],
 ) -> None:
@@ -127,23 +133,23 @@ def test_each_kind_of_peer_has_one_context(
     monkeypatch.setattr(context, "_contexts", {})
     monkeypatch.setattr(context, "_create", create)
     monkeypatch.setattr(context, "list_rdma_adapters", lambda: adapters)
-    first = context.get_context(plain=plain, loopback=loopback)
-    assert context.get_context(plain=plain, loopback=loopback) == first == 1
-    assert context.get_context(plain=not plain, loopback=loopback) == 2
+    first = context.get_context(plain=plain, reach=reach)
+    assert context.get_context(plain=plain, reach=reach) == first == 1
+    assert context.get_context(plain=not plain, reach=reach) == 2
     remote = 0 if plain else Header.UCP_FEATURE_RMA
     assert made[0] == (dict(COMMON) | extra, FEATURES | remote)
     own = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: own + 1)  # as in a forked child
-    assert context.get_context(plain=plain, loopback=loopback) == 3
-    assert context.get_context(plain=plain, loopback=loopback) == 3
+    assert context.get_context(plain=plain, reach=reach) == 3
+    assert context.get_context(plain=plain, reach=reach) == 3
 
 
 def test_a_context_is_for_peers_with_these_settings_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    contexts = {key: (os.getpid(), key) for key in [(False, False), (True, False), (False, True)]}
+    contexts = {key: (os.getpid(), key) for key in itertools.product((False, True), Reach)}
     monkeypatch.setattr(context, "_contexts", contexts)
-    assert context.get_context() == (False, False)
+    assert context.get_context() == (False, Reach.HOST)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +165,19 @@ def test_a_user_may_override_the_settings_for_peers(
 
 
 @pytest.mark.parametrize(
-    ("loopback", "adapters", "only_tcp"),
-    [(False, [], True), (False, ["mlx5_0"], False), (True, [], False)],
+    ("reach", "adapters", "only_tcp"),
+    [
+        (Reach.NETWORK, [], True),
+        (Reach.NETWORK, ["mlx5_0"], False),
+        (Reach.HOST, [], False),
+        (Reach.LOOPBACK, [], False),
+    ],
 )
 def test_other_hosts_are_reached_over_tcp_without_adapters(
-    monkeypatch: pytest.MonkeyPatch, loopback: bool, adapters: list[str], only_tcp: bool
+    monkeypatch: pytest.MonkeyPatch, reach: Reach, adapters: list[str], only_tcp: bool
 ) -> None:
     monkeypatch.setattr(context, "list_rdma_adapters", lambda: adapters)
-    assert context._has_only_tcp_lanes(loopback) is only_tcp
+    assert context._has_only_tcp_lanes(reach) is only_tcp
 
 
 def test_the_settings_exist_in_the_library() -> None:
@@ -178,6 +189,7 @@ def test_the_settings_exist_in_the_library() -> None:
             **context.PEER_SETTINGS,
             **context.TCP_SETTINGS,
             **context.LOOPBACK_SETTINGS,
+            **context.NETWORK_SETTINGS,
         }
         for name, value in settings.items():
             assert ucp.ucp_config_modify(config[0], name.encode(), value.encode()) == OK
@@ -194,5 +206,4 @@ def test_the_lanes_that_a_user_chooses(
     monkeypatch: pytest.MonkeyPatch, chosen: str, only_tcp: bool
 ) -> None:
     monkeypatch.setenv("UCX_TLS", chosen)
-    assert context._has_only_tcp_lanes(loopback=False) is only_tcp
-    assert context._has_only_tcp_lanes(loopback=True) is only_tcp
+    assert [context._has_only_tcp_lanes(reach) for reach in Reach] == [only_tcp] * len(Reach)

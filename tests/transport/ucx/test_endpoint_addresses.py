@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from splitarrow.transport.ucx import endpoint as addresses
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import ffi
 
 
@@ -57,8 +58,8 @@ def test_the_scope_of_an_address_is_an_interface() -> None:
 )
 def test_the_loopback_is_local(host: str, is_loopback: bool) -> None:
     assert addresses.is_loopback_address(host) is is_loopback
-    assert addresses.is_local_address(host) is is_loopback
-    assert not addresses.is_local_address("2001:db8::7%1")
+    assert addresses.find_reach(host) is (Reach.LOOPBACK if is_loopback else Reach.NETWORK)
+    assert addresses.find_reach("2001:db8::7%1") is Reach.NETWORK
 
 
 def test_an_address_of_an_interface_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_an_address_of_an_interface_is_local(monkeypatch: pytest.MonkeyPatch) ->
             return ("10.1.2.3", 4321) if self.family == socket.AF_INET else ("fe80::7%eth0", 4321)
 
     monkeypatch.setattr(socket, "socket", Probe)
-    assert addresses.is_local_address("10.1.2.3")
-    assert not addresses.is_local_address("10.1.2.4")
-    assert addresses.is_local_address("fe80::7")
-    assert not addresses.is_local_address("fe80::8")
+    assert addresses.find_reach("10.1.2.3") is Reach.HOST
+    assert addresses.find_reach("10.1.2.4") is Reach.NETWORK
+    assert addresses.find_reach("fe80::7") is Reach.HOST
+    assert addresses.find_reach("fe80::8") is Reach.NETWORK

@@ -30,18 +30,18 @@ MIB = 1 << 20
         ([16 * MIB, 16 * MIB - 1], None, 0, True),
         ([16 * MIB], 1, 16 * MIB, False),
         ([16 * MIB], 1, 16 * MIB - 1, True),
-        ([1] * 3, None, 0, True),
-        ([1] * 4, None, 0, False),
-        ([1] * 2, 1, 1, True),
-        ([1] * 2, 2, 2, False),
+        ([1] * 15, None, 0, True),
+        ([1] * 16, None, 0, False),
+        ([1] * 14, 1, 1, True),
+        ([1] * 14, 2, 2, False),
     ],
 )
-def test_two_to_four_bodies_are_received_at_a_time(
+def test_two_to_16_bodies_are_received_at_a_time(
     bodies: list[int], reads: int | None, read_bytes: int, has_room: bool
 ) -> None:
     receiver: Any = Receiver.__new__(Receiver)
     receiver._bodies = [SimpleNamespace(body=SimpleNamespace(nbytes=size)) for size in bodies]
-    receiver._remote_reads = None
+    receiver._device = receiver._remote_reads = None
     if reads is not None:
         receiver._remote_reads = SimpleNamespace(count=reads, nbytes=read_bytes)
     assert receiver._has_room is has_room

@@ -39,8 +39,8 @@ from splitarrow.transport import blocking
 from splitarrow.transport.base import ConnectOptions, ListenOptions
 from splitarrow.transport.memory.files import FileSpan, SourceFile
 from splitarrow.transport.registry import find_transport
+from splitarrow.transport.ucx import context, links
 from splitarrow.transport.ucx import ffi as ucx_library
-from splitarrow.transport.ucx import links
 from splitarrow.transport.ucx.channel import UcxChannel, UcxReaderChannel, UcxServerChannel
 from splitarrow.transport.ucx.sending import WINDOW_BYTES
 
@@ -246,6 +246,24 @@ def test_a_slow_reader_slows_its_server_down(pair: tuple[UcxChannel, UcxChannel]
         server.send_some()
         got += client.receive_some()
     assert sorted(frame.tag for frame in got) == list(range(20_000))
+
+
+def test_bodies_over_tcp_lanes_cost_no_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(context, "_contexts", {(False, "another reach"): (0, None)})
+    client, server = connect()
+    try:
+        body = bytes(64 << 10)
+        server.queue([TaggedFrame(number, len(body), (body,)) for number in range(8)])
+        for _ in range(100):
+            server.send_some()
+            with client._worker.lock:
+                client._worker.progress()
+        got: list[Any] = []
+        wait_until(lambda: len(got.extend(client.receive_some()) or got) == 8)  # server idle
+    finally:
+        client.abort()
+        server.abort()
 
 
 def test_large_bodies_wait_at_the_server(pair: tuple[UcxChannel, UcxChannel]) -> None:

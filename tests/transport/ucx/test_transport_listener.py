@@ -22,6 +22,7 @@ from splitarrow.transport.base import ListenOptions
 from splitarrow.transport.port_guard import make_address
 from splitarrow.transport.ucx import endpoint as addresses
 from splitarrow.transport.ucx import transport
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import OK, ffi
 from splitarrow.transport.ucx.transport import UcxListener
 from splitarrow.transport.ucx.worker import on_connection_request
@@ -154,10 +155,10 @@ def test_a_listener_binds_its_port(world: World) -> None:
     assert made.uri == URI.replace(port=5678)
     assert made.request_tags == {WANT: BodyType.PACKED}
     (worker,) = world.workers
-    assert (worker.limit, worker.options) == (0, {"loopback": True})
+    assert (worker.limit, worker.options) == (0, {"reach": Reach.LOOPBACK})
     (guard,) = world.guards
     assert (guard.port, guard.options) == (
-        *(5678, {"handshake_seconds": 1.5, "max_connections": 7}),
+        *(5678, {"handshake_seconds": 1.5, "max_connections": 7, "keeps_alive": True}),
     )
     assert made.fileno() >= 0
     made.close()
@@ -173,7 +174,7 @@ def test_the_default_address_is_the_loopback_and_port_8817(world: World) -> None
     assert world.address == addresses.pack_address("127.0.0.1", 8817)
     made.close()
     made = UcxListener(DataUri("ucx", "0.0.0.0", 0, want_data=WANT), ListenOptions())
-    assert world.workers[-1].options == {"loopback": False}
+    assert world.workers[-1].options == {"reach": Reach.HOST}
     made.close()
 
 
@@ -265,7 +266,8 @@ def is_readable(descriptor: int) -> bool:
 
 
 def test_clients_are_accepted_in_their_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "is_local_address", lambda host: host == "10.1.2.3")
+    reaches = {"10.1.2.3": Reach.HOST, "10.9.9.9": Reach.NETWORK}
+    monkeypatch.setattr(transport, "find_reach", reaches.__getitem__)
     limits = Limits(metadata_bytes=777)
     uri = URI.replace(host="0.0.0.0", extra=(("busy_poll", "200"),))
     made = UcxListener(uri, ListenOptions(limits=limits))
@@ -278,12 +280,12 @@ def test_clients_are_accepted_in_their_order(world: World, monkeypatch: pytest.M
     assert made.accept() is None
     assert [each.link.endpoint for each in (first, second)] == ["endpoint of a", "endpoint of b"]
     assert [each.link.peer for each in (first, second)] == ["10.1.2.3:4321", "10.9.9.9:1"]
-    assert [each.link.is_local for each in (first, second)] == [True, False]
+    assert [each.link.reach for each in (first, second)] == list(reaches.values())
     assert (first.link.spin_seconds, first.limits) == (2e-4, limits)
     assert first.link.worker is world.workers[1]
     assert [(each.limit, each.options) for each in world.workers[1:]] == [
-        (777, {"loopback": False})
-    ] * 2
+        (777, {"reach": reach}) for reach in reaches.values()
+    ]
     known = world.checked[-1]
     assert dict(known) == {
         make_address("10.1.2.3", 4321): first,
@@ -298,7 +300,7 @@ def test_a_client_without_an_address_is_accepted(world: World) -> None:
     world.statuses["client"] = FAILED
     world.events.connection_requests.append("a")
     channel: Any = made.accept()
-    assert (channel.link.peer, channel.link.is_local) == ("?:0", False)
+    assert (channel.link.peer, channel.link.reach) == ("?:0", Reach.NETWORK)
     assert len(world.checked[-1]) == 0
     made.close()
 

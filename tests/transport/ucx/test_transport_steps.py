@@ -17,6 +17,7 @@ from splitarrow.protocol.uri import DataUri
 from splitarrow.transport.base import ConnectOptions, Diagnosis, ListenOptions
 from splitarrow.transport.ucx import endpoint as addresses
 from splitarrow.transport.ucx import transport
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, OK, version
 from splitarrow.transport.ucx.links import IDLE_LINKS, ServerKey
 from splitarrow.transport.ucx.transport import UcxTransport
@@ -91,20 +92,20 @@ def test_a_connection_is_made(world: World) -> None:
     uri = OFFER.replace(extra=(("busy_poll", "200"),))
     assert connect(uri, limits=limits, timeout=2.5) == "channel"
     ((link, its_limits, tags, allocator, device, key),) = world.channels
-    assert (link.endpoint, link.peer, link.is_local, link.spin_seconds) == (
-        *("endpoint", "127.0.0.1:8817", True, 2e-4),
+    assert (link.endpoint, link.peer, link.reach, link.spin_seconds) == (
+        *("endpoint", "127.0.0.1:8817", Reach.LOOPBACK, 2e-4),
     )
     assert (its_limits, tags) == (limits, TAGS)
     assert (allocator, device, key) == (ConnectOptions().allocator, None, None)
     assert (world.waits, world.calls) == ([2.5], [])
     assert world.addresses == [addresses.pack_address("127.0.0.1", 8817)]
     (worker,) = world.workers
-    assert (worker.limit, worker.options) == (77, {"plain": False, "loopback": True})
+    assert (worker.limit, worker.options) == (77, {"plain": False, "reach": Reach.LOOPBACK})
 
 
 def test_the_peer_may_be_any_program_and_anywhere(world: World) -> None:
     connect(DataUri("ucx", "192.0.2.1", want_data=WANT))
-    assert world.workers[0].options == {"plain": True, "loopback": False}
+    assert world.workers[0].options == {"plain": True, "reach": Reach.NETWORK}
     assert world.addresses == [addresses.pack_address("192.0.2.1", 8817)]  # the default port
     assert world.waits == [10]
     assert world.channels[0][2] is None

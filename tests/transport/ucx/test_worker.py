@@ -15,6 +15,7 @@ import pytest
 from helpers.ucx_header import Header, Overlay, read_numbers
 from splitarrow.errors import TransportError
 from splitarrow.transport.ucx import worker as workers
+from splitarrow.transport.ucx.context import Reach
 from splitarrow.transport.ucx.ffi import IN_PROGRESS, NULL, OK, ffi, ucp
 from splitarrow.transport.ucx.worker import Events, Worker
 
@@ -80,7 +81,7 @@ def test_a_worker_wakes_for_each_kind_of_message(monkeypatch: pytest.MonkeyPatch
     names = {"ucp_worker_create": 1, "ucp_worker_set_am_recv_handler": 1}
     overlay = Overlay(ucp, **{name: spy(name, at) for name, at in names.items()})
     monkeypatch.setattr(workers, "ucp", overlay)
-    worker = Worker(1000, loopback=True)
+    worker = Worker(1000, reach=Reach.LOOPBACK)
     try:
         assert passed == [
             {
@@ -118,11 +119,11 @@ def test_the_context_of_a_worker_depends_on_its_peer(monkeypatch: pytest.MonkeyP
     library = Library(monkeypatch)
     Worker(0)
     Worker(0, plain=True)
-    Worker(0, loopback=True)
+    Worker(0, reach=Reach.LOOPBACK)
     assert library.calls == [
-        ("create", (("plain", False), ("loopback", False))),
-        ("create", (("plain", True), ("loopback", False))),
-        ("create", (("plain", False), ("loopback", True))),
+        ("create", (("plain", False), ("reach", Reach.HOST))),
+        ("create", (("plain", True), ("reach", Reach.HOST))),
+        ("create", (("plain", False), ("reach", Reach.LOOPBACK))),
     ]
 
 
