@@ -12,8 +12,8 @@ import pytest
 import splitarrow
 from helpers.waiting import wait_until
 from splitarrow import Server, TlsOptions, aio
-from splitarrow.client.dataset.endpoints import RETRY_SECONDS
 from splitarrow.client.arguments import Read, ReadArguments, StreamOptions
+from splitarrow.client.dataset.endpoints import RETRY_SECONDS
 from splitarrow.client.stream import format_choice, reader
 from splitarrow.errors import ConnectError, SplitArrowError
 from splitarrow.protocol.limits import Limits
