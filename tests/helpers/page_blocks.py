@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import runpy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +22,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+_HOOK = "on_page_markdown"
 _PARSER = MarkdownIt("commonmark").enable("table")
 
 
@@ -70,14 +73,24 @@ def read_links(page: Path) -> Iterator[str]:
 
 
 def read_anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub and MkDocs name them."""
-    tokens = _PARSER.parse(page.read_text())
+    """Return the anchors of the headings of a built page, as MkDocs names them."""
+    text = page.read_text()
+    for hook in _hooks():
+        text = hook(text)
+    tokens = _PARSER.parse(text)
     headings = [
         "".join(part.content for part in content.children or [])
         for opening, content in pairwise(tokens)
         if opening.type == "heading_open"
     ]
     return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in headings}
+
+
+@cache
+def _hooks() -> list[Callable[[str], str]]:
+    """Return the hooks that write tables into pages when these are built."""
+    modules = [runpy.run_path(str(path)) for path in (ROOT / "docs" / "hooks").glob("*.py")]
+    return [module[_HOOK] for module in modules if _HOOK in module]
 
 
 def _inline_tokens(page: Path) -> Iterator[Token]:

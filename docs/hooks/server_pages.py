@@ -1,0 +1,77 @@
+"""A hook of mkdocs: the tables of all settings and all metrics, from their declarations."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import Any
+
+from splitarrow.server.config import Declaration, Reload, Settings, declarations
+from splitarrow.server.metrics import DaemonMetrics, Metric, Metrics, Registry
+
+_RELOAD = {Reload.RESTART: "", Reload.RELOAD: " *reload*", Reload.CHANGE: " *change*"}
+
+
+def on_page_markdown(markdown: str, **_options: Any) -> str:
+    """Put the tables in the place of their marks."""
+    for mark, describe in _TABLES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, describe())
+    return markdown
+
+
+def describe_settings() -> str:
+    """Return a section with a table for each group of settings."""
+    return "\n".join(
+        f"## {group.value}\n\n"
+        "setting | default | description\n"
+        "--- | --- | ---\n" + "".join(map(_settings_row, members))
+        for group, members in groupby(declarations(Settings), lambda one: one.setting.group)
+    )
+
+
+def _settings_row(declaration: Declaration) -> str:
+    cells = (
+        f"`{declaration.name}`{_value(declaration)}",
+        declaration.default_text or "",
+        _describe(declaration),
+    )
+    return " | ".join(cell.replace("|", r"\|") for cell in cells) + "\n"
+
+
+def _describe(declaration: Declaration) -> str:
+    needs = " or ".join(f"`{name}`" for name in declaration.setting.needs)
+    text = re.sub(r", (in seconds|as in \w+)(?=[,.])", "", declaration.help)
+    return text + (f" Needs {needs}." if needs else "") + _RELOAD[declaration.setting.reload]
+
+
+def _value(declaration: Declaration) -> str:
+    if declaration.is_flag:
+        return " `FLAG`"
+    values = declaration.choices or (declaration.metavar,)
+    return " " + ", ".join(f"`{value}`" for value in values)
+
+
+def describe_metrics() -> str:
+    """Return a section with a list of metrics for the data and one for the daemon."""
+    return _section("Data", Metrics) + "\n" + _section("Daemon", DaemonMetrics)
+
+
+def _section(title: str, registry: type[Registry]) -> str:
+    rows = [
+        _describe_metric(metric) for metric in registry.declarations() if metric.export is not None
+    ]
+    return f"### {title}\n\n{''.join(rows)}"
+
+
+def _describe_metric(metric: Metric) -> str:
+    """Return an item. A suffix marks counters, a word histograms; all others are gauges."""
+    name = metric.exported_name
+    assert name is not None
+    assert name.endswith("_total") == (metric.type.value == "counter")
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    kind = "(histogram) " if metric.type.value == "histogram" else ""
+    return f"- `{name}{labels}`: {kind}{metric.help}\n"
+
+
+_TABLES = {"<!-- settings -->": describe_settings, "<!-- metrics -->": describe_metrics}
