@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ..client.arguments import Read, ReadArguments
 from ..client.connect import AnyClient, connect
+from ..client.dataset.requests import check_complete
 from ..client.rpc.info import DatasetInfo
 from ..errors import UsageError, remote_error
 from ..filters import decode_filter, encode_filter
@@ -111,7 +112,9 @@ class RemoteDataset:
         Raises `RemoteError` with the code FAILED_PRECONDITION if the daemon no longer has it.
         """
         with self.connect() as client:
-            return client.describe(Request(self.name, version=version or None))
+            info = client.describe(Request(self.name, version=version or None))
+            check_complete(info, client.uri)
+            return info
 
 
 _MAX_SLICE_BYTES = 16 << 20

@@ -46,6 +46,7 @@ from ..uris import parse_control_uri
 from .requests import (
     Descriptions,
     KeptPlans,
+    check_complete,
     check_name,
     encode_command,
     list_ordinals,
@@ -482,6 +483,7 @@ class Client(BaseClient):
 
     def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
         info = self.describe(request)
+        check_complete(info, self.uri)
         request = replace(request, version=request.version or info.version or None)
         counts = count_rows(self.channel, request, timeout)
         return {
@@ -502,6 +504,8 @@ class Client(BaseClient):
         info = kept or self.describe(request)
         if kept is None:
             self._plans.add(request, info)
+        if shards is None and request.shard is None and not request.selects_span:
+            check_complete(info, self.uri)
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1

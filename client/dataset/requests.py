@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, Generic, TypeVar
 
-from ...errors import InvalidRequestError, SplitArrowError, StallError, UsageError
+from ...errors import DatasetError, InvalidRequestError, SplitArrowError, StallError, UsageError
 from ...protocol.request import SIGNED_PREFIX, Request
 from ..arguments import build_request
 from ..rpc.info import DatasetInfo, Endpoint
@@ -65,6 +65,18 @@ def _change_ticket(endpoint: Endpoint, version: str, **changes: Any) -> Endpoint
     except InvalidRequestError:
         return None  # The server is not splitarrow, and its tickets are opaque.
     return replace(endpoint, ticket=replace(part, version=version, **changes).ticket())
+
+
+def check_complete(info: DatasetInfo, server: str) -> None:
+    """Raise `DatasetError` if the publication has shards that the server does not have."""
+    total = info.shards_total or 0
+    held = sum(endpoint.ordinal is not None for endpoint in info.endpoints)
+    if held < total:
+        raise DatasetError(
+            f"{server} has {held} of the {total} shards of {info.name!r}; connect to all of its "
+            "daemons, as in 'grpc://node1,node2', or select shards",
+            stream=info.name,
+        )
 
 
 _MAX_RANGES = 12

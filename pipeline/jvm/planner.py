@@ -20,7 +20,7 @@ from pyspark.sql import types as st
 from ...client.cluster.client import ClusterClient
 from ...client.cluster.info import MergedDataset, ReplicaInfo
 from ...client.connect import AnyClient
-from ...client.dataset.requests import pin_version
+from ...client.dataset.requests import check_complete, pin_version
 from ...client.rpc.info import DatasetInfo, Endpoint
 from ...errors import DatasetError, SplitArrowError, UsageError
 from ...protocol.request import Request
@@ -264,6 +264,8 @@ def _describe_replicas(client: AnyClient, request: Request) -> MergedDataset:
     if isinstance(client, ClusterClient):
         return client.describe_replicas(request)
     info = client.describe(request)
+    if request.shard is None and not request.selects_span:
+        check_complete(info, client.uri)
     several = len(info.endpoints) > 1
     replicas = tuple(
         (ReplicaInfo(client.uri, info.version, index if several else request.shard, endpoint),)

@@ -52,6 +52,21 @@ def read(uri: str, name: str = "trips", **options: Any) -> pa.Table:
         return stream.read_all()
 
 
+def test_one_of_several_daemons_does_not_pass_for_all(
+    daemons: StartDaemons, files: list[Path]
+) -> None:
+    two = daemons(2)
+    publish_shards("trips", files, join_uris(*two), replicas=1, job="one")
+    with connect(two[0].control_uri) as client:
+        held = [endpoint.ordinal for endpoint in client.info("trips").endpoints]
+        text = f"has {len(held)} of the {SHARDS} shards of 'trips'; connect to all"
+        for attempt in (lambda: client.read("trips"), lambda: client.count_rows("trips")):
+            with pytest.raises(errors.DatasetError, match=text):
+                attempt()
+        with client.read("trips", shards=held) as stream:
+            assert stream.read_all().num_rows == len(held) * ROWS
+
+
 def test_shards_on_three_daemons_read_as_one_dataset(
     daemons: StartDaemons, files: list[Path], tables: list[pa.Table]
 ) -> None:

@@ -16,7 +16,7 @@ import splitarrow
 from helpers.daemons import StartDaemon
 from helpers.publication import numbers, publish
 from helpers.waiting import wait_until
-from splitarrow.errors import RemoteError, SplitArrowError
+from splitarrow.errors import DatasetError, RemoteError, SplitArrowError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.storage import ObjectStorage
 from splitarrow.publication.version_store import VersionStore
@@ -72,7 +72,9 @@ def test_endpoints_describe_their_shard_and_publication(location: str, tmp_path:
     )
     with start_server(location, tmp_path) as server:
         info, endpoints, tickets = read_app_metadata(server)
-        assert read(server) == pa.concat_tables([numbers(20), numbers(50)])
+        assert read(server, shards=[2, 5]) == pa.concat_tables([numbers(20), numbers(50)])
+        with pytest.raises(DatasetError, match="has 2 of the 9 shards of 'flights'; connect to"):
+            read(server)
     assert info["snapshot"] == "snap"
     assert info["shards_total"] == 9
     assert info["kind"] == "published dataset"
@@ -97,12 +99,13 @@ def test_a_version_has_one_endpoint_for_one_shard_and_for_none(tmp_path: Path) -
     with start_server(store.location, tmp_path) as server:
         info, (endpoint,), _ = read_app_metadata(server)
         assert (endpoint["ordinal"], endpoint["shards_total"]) == (0, 2)
-        assert read(server) == numbers(0)
+        assert read(server, shards=[0]) == numbers(0)
         store.commit("none", numbers(0).schema, [], append=False, shards_total=2)
         info, (endpoint,), _ = read_app_metadata(server)
         assert endpoint == {"snapshot": "none", "shards_total": 2}
         assert info["shards_total"] == 2
-        assert read(server) == numbers(0, 0)
+        with pytest.raises(DatasetError, match="has 0 of the 2 shards"):
+            read(server)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "shm"])
