@@ -58,11 +58,16 @@ def _set_congestion_control(sock: socket.socket, name: bytes) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 
+def _read_congestion_control(sock: socket.socket) -> bytes:
+    """Return the name of a socket's congestion control."""
+    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _MAX_NAME_BYTES)
+    return name.partition(b"\0")[0]
+
+
 def _find_congestion_control() -> bytes:
     """Return the name of this host's congestion control; empty if it is unknown."""
     with contextlib.suppress(OSError), socket.socket() as sock:
-        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _MAX_NAME_BYTES)
-        return name.partition(b"\0")[0]
+        return _read_congestion_control(sock)
     return b""
 
 
@@ -108,7 +113,8 @@ class TcpListener:
             return None
         try:
             set_socket_options(sock)
-            if not is_local(sock):
+            # The route of a connection may have set another one.
+            if not is_local(sock) and _read_congestion_control(sock) == _LOCAL_CONGESTION_CONTROL:
                 _set_congestion_control(sock, self._congestion_control)
             return self._make_channel(sock)
         except OSError:  # the client has already disconnected

@@ -152,7 +152,12 @@ class SnapshotCoverage:
             nbytes = _sum(shard[0].endpoint.nbytes for shard in replicas)
         endpoints = tuple(combine_replicas(shard) for shard in replicas)
         info = replace(
-            infos[0], rows=rows, bytes=nbytes, version=self.snapshot, endpoints=endpoints
+            infos[0],
+            rows=rows,
+            bytes=nbytes,
+            version=self.snapshot,
+            endpoints=endpoints,
+            shards_held=self.total,
         )
         return MergedDataset(info, replicas)
 

@@ -504,7 +504,7 @@ class Client(BaseClient):
         info = kept or self.describe(request)
         if kept is None:
             self._plans.add(request, info)
-        if shards is None and request.shard is None and not request.selects_span:
+        if shards is None and request.shard is None:
             check_complete(info, self.uri)
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 

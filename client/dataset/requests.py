@@ -69,9 +69,8 @@ def _change_ticket(endpoint: Endpoint, version: str, **changes: Any) -> Endpoint
 
 def check_complete(info: DatasetInfo, server: str) -> None:
     """Raise `DatasetError` if the publication has shards that the server does not have."""
-    total = info.shards_total or 0
-    held = sum(endpoint.ordinal is not None for endpoint in info.endpoints)
-    if held < total:
+    total, held = info.shards_total or 0, info.shards_held
+    if held is not None and held < total:
         raise DatasetError(
             f"{server} has {held} of the {total} shards of {info.name!r}; connect to all of its "
             "daemons, as in 'grpc://node1,node2', or select shards",

@@ -102,6 +102,8 @@ class DatasetInfo:
     """The identifier that a publication has at every server; empty if it is not published."""
     shards_total: int | None = None
     """The number of shards at all servers together; None if it is not published."""
+    shards_held: int | None = None
+    """The number of these that the server has; None if it does not report it."""
     writers: str = ""
     """What happens if another process has a file of the dataset open for writing.
 
@@ -151,6 +153,7 @@ def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:
         snapshot=str(metadata.get("snapshot") or ""),
         writers=str(metadata.get("writers") or ""),
         shards_total=_parse_count(metadata.get("shards_total")),
+        shards_held=_parse_count(metadata.get("shards_held")),
         tensors=_parse_tensors(metadata.get("tensors")),
         tensor_count=_parse_count(metadata.get("tensor_count")) or 0,
         plan_seconds=_parse_count(metadata.get("plan_seconds")) or 0,

@@ -264,7 +264,7 @@ def _describe_replicas(client: AnyClient, request: Request) -> MergedDataset:
     if isinstance(client, ClusterClient):
         return client.describe_replicas(request)
     info = client.describe(request)
-    if request.shard is None and not request.selects_span:
+    if request.shard is None:
         check_complete(info, client.uri)
     several = len(info.endpoints) > 1
     replicas = tuple(

@@ -197,7 +197,8 @@ def _build(
         "version": version,
         "kind": dataset.kind,
         **({} if writers is None else {"writers": writers.value}),
-        **(published.app_metadata if published is not None else {}),
+        **({} if published is None else published.app_metadata),
+        **({} if published is None else {"shards_held": len(published.manifest.shards)}),
         **describe_tensors(dataset),
         # A signed ticket is good for one use.
         **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),

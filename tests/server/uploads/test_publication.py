@@ -168,8 +168,9 @@ def test_a_server_can_have_no_shard_of_a_publication(client: Client) -> None:
     schema = part(0).schema
     published = client.publish("d", job="none", ordinals=[], shards_total=3, schema=schema)
     assert (published.shards, published.rows) == (0, 0)
-    assert client.info("d").shards_total == 3
-    assert read(client) == []
+    assert (client.info("d").shards_total, client.info("d").shards_held) == (3, 0)
+    with pytest.raises(errors.DatasetError, match="has 0 of the 3 shards of 'd'"):
+        read(client)
 
 
 def test_names_of_other_datasets_and_paths_are_refused(client: Client, writable: Path) -> None:
