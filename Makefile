@@ -175,6 +175,13 @@ gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device,
 	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
 
+# One at a time, because they measure times. NETWORK=network_short selects those of continuous
+# integration.
+NETWORK ?= network
+.PHONY: test-network
+test-network: $(VENV)/installed-test ## test over an emulated link, which needs root and cc
+	@$(BIN)/pytest -m $(NETWORK) tests/network $(ARGS)
+
 .PHONY: long
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 	@$(BIN)/pytest -m long tests $(ARGS)
@@ -187,7 +194,7 @@ doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and
 .PHONY: coverage
 coverage: $(VENV)/installed-test ## measure the branches that quick and slow tests cover
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch and not gpu" $(ARGS)
+	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch and not gpu and not network" $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --include='protocol/*' --fail-under=100
 	@$(BIN)/coverage report --fail-under=90 --format=total
