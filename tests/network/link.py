@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,14 +37,17 @@ Hole = Literal["none", "to server", "to client", "both"]
 
 SERVER, CLIENT = "10.77.0.1", "10.77.0.2"
 SERVER_V6, CLIENT_V6 = "fd77::1", "fd77::2"
-DEAD, DEAD_V6 = "10.77.0.99", "fd77::99"
-"""Addresses at which nothing answers: packets to them vanish."""
+DEAD, DEAD_V6 = "10.77.0.3", "fd77::3"
+"""Addresses at which nothing answers: packets to them vanish. `getaddrinfo` puts them first."""
 
 _SIDES: tuple[Side, Side] = ("server", "client")
 _HOLES: tuple[Hole, ...] = ("none", "to server", "to client", "both")
 _SOURCE = Path(__file__).with_name("emulator.c")
 _CLONE_NEWNET = 0x40000000
-_SYN, _FIN = 0x02, 0x01
+_SYN = 0x02
+_LEAST_MESSAGE = 40
+"""The size of a payload from which it is a message, in bytes. Nobody waits for shorter ones: the
+pings, windows and acknowledged settings of HTTP/2."""
 _SETTINGS = {
     "tcp_rmem": "4096 131072 67108864",
     "tcp_wmem": "4096 16384 67108864",
@@ -102,9 +107,9 @@ class Packet(NamedTuple):
         return self.flags & 0x12 == _SYN
 
     @property
-    def requires_answer(self) -> bool:
-        """Whether it is more than an acknowledgement."""
-        return self.payload > 0 or bool(self.flags & (_SYN | _FIN))
+    def is_message(self) -> bool:
+        """Whether its receiver may wait for it."""
+        return self.payload >= _LEAST_MESSAGE or bool(self.flags & _SYN)
 
 
 class Capture:
@@ -115,8 +120,9 @@ class Capture:
     def round_trips(self, begin: float = 0.0, end: float = float("inf")) -> int:
         """Count the round trips that the client waits for between two times of `time.monotonic`.
 
-        They are the longest chain of packets in which the server sends one after the arrival of
-        another, and the client likewise. The time of processors does not count.
+        They are the longest chain of messages in which each side sends one after the arrival of
+        another. The time of processors does not count, nor do windows that are full: count what
+        fits into the first packets of a connection.
         """
         packets = [p for p in self.packets if p.arrived and begin <= p.sent and p.arrived <= end]
         trips = 0
@@ -127,7 +133,7 @@ class Capture:
                 while waiting and waiting[0][0] <= packet.sent:
                     reached[to_client] = max(reached[to_client], waiting.popleft()[1])
             length = reached[False] + 1 if packet.to_client else reached[True]
-            if packet.to_client and not packet.requires_answer:
+            if not packet.is_message:
                 continue
             under_way[packet.to_client].append((packet.arrived, length))
             if packet.to_client:
@@ -167,25 +173,31 @@ class RemotePython:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def begin(self, code: str) -> Callable[[], Outcome]:
+    def begin(self, code: str, timeout: float = 60.0) -> Callable[[], Outcome]:
         """Start code whose last line is an expression; return what waits for its outcome."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
-        return self._wait
+        return partial(self._wait, timeout)
 
-    def __call__(self, code: str) -> Outcome:
-        """Run code whose last line is an expression, of a value that JSON can represent."""
-        return self.begin(code)()
+    def __call__(self, code: str, timeout: float = 60.0) -> Outcome:
+        """Run code whose last line is an expression, of a value that JSON can represent.
 
-    def value(self, code: str) -> Any:
+        If it takes more than `timeout` seconds, the interpreter is killed, and this fails.
+        """
+        return self.begin(code, timeout)()
+
+    def value(self, code: str, timeout: float = 60.0) -> Any:
         """Run code and return its value; an exception there is one here."""
-        outcome = self(code)
+        outcome = self(code, timeout)
         assert outcome.error is None, f"{outcome.error}: {outcome.message}"
         return outcome.value
 
-    def _wait(self) -> Outcome:
+    def _wait(self, timeout: float) -> Outcome:
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            self.process.kill()
+            raise AssertionError(f"it was not done after {timeout:g} s")
         line = self.process.stdout.readline()
         assert line, "the interpreter has ended"
         return Outcome(*json.loads(line))
@@ -399,32 +411,21 @@ class Link:
         environment: dict[str, str] | None = None,
     ) -> RemotePython:
         """Start an interpreter that has imported splitarrow; `hosts` gives names addresses."""
-        command = [sys.executable, "-P", "-c", _INTERPRETER]
-        if hosts is not None:
-            lines = [f"{address} {name}" for name, found in hosts.items() for address in found]
-            script = 'echo "$0" > "$1"; mount --bind "$1" /etc/hosts; rm "$1"; shift; exec "$@"'
-            with tempfile.NamedTemporaryFile(prefix="splitarrow-hosts-", delete=False) as file:
-                pass
-            command = [
-                "unshare",
-                "--mount",
-                "sh",
-                "-ec",
-                script,
-                "\n".join(lines),
-                file.name,
-                *command,
-            ]
-        process = self.popen(
-            side,
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
-        python = RemotePython(process)
-        python.value("1")  # it has imported what it needs
+        with tempfile.NamedTemporaryFile("w", prefix="splitarrow-hosts-") as file:
+            for name, addresses in (hosts or {}).items():
+                file.writelines(f"{address} {name}\n" for address in addresses)
+            file.flush()
+            command = [sys.executable, "-P", "-c", _INTERPRETER]
+            process = self.popen(
+                side,
+                [*contain("" if hosts is None else file.name), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **(environment or {})},
+            )
+            python = RemotePython(process)
+            python.value("1")  # it has begun, so that its file of hosts is mounted
         return python
 
     def set_congestion_control(self, name: str) -> None:
@@ -432,6 +433,20 @@ class Link:
         for side in _SIDES:
             command = ["ip", "route", "change", "10.77.0.0/24", "dev", "link0", "congctl", name]
             self.run(side, command).check_returncode()
+
+
+def contain(hosts: str = "") -> tuple[str, ...]:
+    """Return the beginning of a command for a program that looks for devices in ``/sys``.
+
+    The program then sees those of its namespace, as in a container; `hosts` replaces
+    ``/etc/hosts``.
+    """
+    script = 'mount -t sysfs none /sys; [ ! "$0" ] || mount --bind "$0" /etc/hosts; exec "$@"'
+    return ("unshare", "--mount", "sh", "-ec", script, hosts)
+
+
+MakeLink = Callable[..., Link]
+"""Makes a link with the arguments of `Link`."""
 
 
 def _parse_packet(line: str) -> Packet:
