@@ -71,4 +71,4 @@ def random_numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of 32 MiB of random numbers in batches of 1 MiB."""
     values = np.random.default_rng(1).random(4 << 20)
     path = tmp_path_factory.mktemp("random") / "random.arrow"
-    return write_file(path, pa.table({"x": values}), batch_rows=1 << 17)
+    return write_file(path, pa.table({"x": pa.array(values)}), batch_rows=1 << 17)

@@ -33,13 +33,19 @@ OPEN = "splitarrow.open('{uri}', transport='{transport}').read_all().num_rows"
 
 
 def count_round_trips(link: Link, code: str, reads: int = 3, **environment: str) -> list[int]:
-    """Count the round trips of each of some reads in a new process."""
-    python = link.python(environment=environment)
+    """Count the round trips of each of some reads in a new process.
+
+    A pause of the machine can add one, so that the lower count of two processes is true.
+    """
     link.set(delay_ms=DELAY_MS)
-    with link.capture() as capture:
-        outcomes = [python(code) for _ in range(reads)]
-    assert [(each.value, each.message) for each in outcomes] == [(1250, "")] * reads
-    return [capture.round_trips(each.begin, each.end) for each in outcomes]
+    counts: list[list[int]] = []
+    for _ in range(2):
+        python = link.python(environment=environment)
+        with link.capture() as capture:
+            outcomes = [python(code) for _ in range(reads)]
+        assert [(each.value, each.message) for each in outcomes] == [(1250, "")] * reads
+        counts.append([capture.round_trips(each.begin, each.end) for each in outcomes])
+    return [min(each) for each in zip(*counts, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_several_parts_are_not_slower_than_one(
     link: Link, serve: StartDaemon, tmp_path: Path
 ) -> None:
     values = np.random.default_rng(1).random(BYTES // 8)
-    parts = [pa.table({"x": part}) for part in np.array_split(values, 4)]
+    parts = [pa.table({"x": pa.array(part)}) for part in np.array_split(values, 4)]
     publish(VersionStore(tmp_path / "parts"), "job", *parts)
     server = serve({"parts": tmp_path / "parts"})
     python = link.python()
