@@ -19,10 +19,13 @@ from splitarrow.testing import Daemon
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests, and keep those that measure from running beside each other."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.network)
+            if item.path.name != "test_dead_peers.py":  # its tests mostly wait
+                item.add_marker(pytest.mark.xdist_group("measurements"))
 
 
 @pytest.fixture(scope="module")

@@ -431,6 +431,11 @@ class Link:
             python.value("1")  # it has begun, so that its file of hosts is mounted
         return python
 
+    @staticmethod
+    def congestion_controls() -> list[str]:
+        """Return the congestion controls that this kernel has loaded."""
+        return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+
     def set_congestion_control(self, name: str) -> None:
         """Set the congestion control of both sides for new connections, such as ``cubic``."""
         for side in _SIDES:
