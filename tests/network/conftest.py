@@ -18,6 +18,7 @@ from splitarrow import testing
 from splitarrow.testing import Daemon
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests, and keep those that measure from running beside each other."""
     here = Path(__file__).parent
