@@ -57,7 +57,7 @@ _FORMATS = ("arrow", "vortex", "auto")
 _SMALL_ROWS = 1250
 
 SERVERS = """
-import socket, threading
+import atexit, signal, socket, sys, threading
 import pyarrow as pa
 from pyarrow import flight
 from splitarrow.testing import Daemon
@@ -65,6 +65,8 @@ from splitarrow.testing import Daemon
 daemon = Daemon({datasets}, listen=['tcp://{host}:0', 'ucx://{host}:0'],
                 control='grpc://{host}:0', insecure=True)
 daemon.start()
+atexit.register(daemon.close)  # also if the benchmark is interrupted or terminated
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 
 class Server(flight.FlightServerBase):
     def _table(self, name):
