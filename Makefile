@@ -93,6 +93,13 @@ bench-spark: $(VENV)/installed-bench $(VENV)/installed-test ## measure Spark's r
 	@$(BIN)/python -m splitarrow.benchmarks.studies.spark --json .benchmarks/spark.json \
 	    --markdown docs/benchmarks.md --plot docs/images/spark.svg $(ARGS)
 
+# The link is that of the tests.
+.PHONY: bench-network
+bench-network: $(VENV)/installed-test ## measure over an emulated link, beside Flight; ARGS=--quick
+	@mkdir -p .benchmarks
+	@PYTHONPATH=tests $(BIN)/python -m splitarrow.benchmarks.studies.network \
+	    --json .benchmarks/network.json $(ARGS)
+
 .PHONY: figures
 figures: $(BIN)/python ## write the figures of docs/figures.toml and of the benchmarks into all pages
 	@$(BIN)/python tests/docs/figures.py
@@ -176,6 +183,13 @@ gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device,
 	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
 
+# Those that measure run one at a time, beside those that wait. NETWORK=network_short selects those
+# of continuous integration.
+NETWORK ?= network
+.PHONY: test-network
+test-network: $(VENV)/installed-test ## test over an emulated link, which needs root and cc
+	@$(BIN)/pytest --numprocesses 2 --dist loadgroup -m $(NETWORK) tests/network $(ARGS)
+
 .PHONY: long
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 	@$(BIN)/pytest -m long tests $(ARGS)
@@ -188,7 +202,7 @@ doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and
 .PHONY: coverage
 coverage: $(VENV)/installed-test ## measure the branches that quick and slow tests cover
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch and not gpu" $(ARGS)
+	@$(BIN)/coverage run -m pytest $(PARALLEL) -m "not long and not torch and not gpu and not network" $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --include='protocol/*' --fail-under=100
 	@$(BIN)/coverage report --fail-under=90 --format=total

@@ -57,7 +57,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "variant",
             "vortex",
         },
-        {"loader_round", "spark_run", "stream_memory"},
+        {"loader_round", "network", "spark_run", "stream_memory"},
         {"loader", "spark"},
     ],
     "client": [
