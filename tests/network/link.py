@@ -128,16 +128,18 @@ class Capture:
         trips = 0
         reached = {True: 0, False: 0}  # the length of the chain that has arrived, by direction
         under_way: dict[bool, deque[tuple[float, int]]] = {True: deque(), False: deque()}
-        connected: set[int] = set()  # ports that have completed the handshake
+        connecting: set[int] = set()  # ports of the client that have not completed the handshake
         for packet in sorted(packets):
             for to_client, waiting in under_way.items():
                 while waiting and waiting[0][0] <= packet.sent:
                     reached[to_client] = max(reached[to_client], waiting.popleft()[1])
             length = reached[False] + 1 if packet.to_client else reached[True]
-            if not packet.is_message and packet.source in connected:
+            if packet.opens:
+                connecting.add(packet.source)
+            elif not packet.is_message and packet.source not in connecting:
                 continue
-            if not packet.flags & _SYN:
-                connected.add(packet.source)
+            elif not packet.to_client:
+                connecting.discard(packet.source)
             under_way[packet.to_client].append((packet.arrived, length))
             if packet.to_client:
                 trips = max(trips, length)
