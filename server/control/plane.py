@@ -105,7 +105,7 @@ _CHANNEL_OPTIONS = {
     # Without this, two servers can listen on one port, and each gets some of the clients.
     "grpc.so_reuseport": 0,
     # Detects within a minute that a client has vanished.
-    "grpc.keepalive_time_ms": 40_000,
+    "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.http2.max_pings_without_data": 0,
     "grpc.keepalive_permit_without_calls": 1,

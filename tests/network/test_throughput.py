@@ -159,7 +159,7 @@ def test_streams_share_a_link_fairly(
     code = TIMED.format(name="random", options="transport='tcp'", start=2, end=8)
     rates = [wait().value for wait in [reader.begin(code) for reader in readers]]
     index = sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
-    assert index >= 0.9, rates
+    assert index >= 0.8, rates  # Cubic takes minutes to share a link evenly.
 
 
 @pytest.mark.parametrize("rate", [100, 1000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.batteries import anonymous_kib
 from helpers.daemons import StartDaemon
 from network.link import SERVER, Link
 
@@ -34,25 +33,3 @@ def test_the_transport_that_auto_takes_is_not_much_slower_than_tcp(
             taken.append(outcome.seconds)
     assert link.stats().to_client.payload > 6 * 8 * (1 << 21), "the data crosses the link"
     assert min(seconds["tcp"]) >= 0.8 * min(seconds["auto"])
-
-
-def test_fifty_slow_readers_over_do_get_cost_little_memory(
-    link: Link, serve: StartDaemon, random_numbers: Path
-) -> None:
-    server = serve({"numbers": random_numbers})
-    python = link.python()
-    uri = server.control_uri.replace("grpc://", "grpc+tcp://")
-    python.value(f"""
-from pyarrow import flight
-client = flight.connect('{uri}')
-ticket = client.get_flight_info(flight.FlightDescriptor.for_path('numbers')).endpoints[0].ticket
-client.do_get(ticket).read_all().num_rows
-""")
-    before = anonymous_kib(server.pid)
-    python.value(f"""
-clients = [flight.connect('{uri}') for _ in range(50)]
-streams = [each.do_get(ticket) for each in clients]
-sum(stream.read_chunk().data.num_rows for stream in streams)
-""")
-    growth = anonymous_kib(server.pid) - before
-    assert growth < 25_000
