@@ -42,6 +42,7 @@ def list_datasets(uri: str) -> None:
         client.datasets()
 
 
+@pytest.mark.slow
 def test_nothing_listens_or_responds() -> None:
     port = find_free_port()
     assert_listed(lambda: list_datasets(f"grpc://127.0.0.1:{port}"))

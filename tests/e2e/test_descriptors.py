@@ -70,6 +70,7 @@ def serves(daemon: Daemon, scheme: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flooded", ["tcp", "shm", "ucx", "flight"])
 def test_a_flood_of_one_listener_leaves_the_others_working(
     daemon: Daemon, flood: list[socket.socket], flooded: str

@@ -106,6 +106,7 @@ def test_signed_tickets_and_limits_work_the_same(
     assert running.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_new_reads_are_refused_meanwhile(daemon: StartDaemon, folder: Path, workers: int) -> None:
     running = start(daemon, folder, workers=workers)
@@ -156,6 +157,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_reader_does_not_delay_the_exit(daemon: StartDaemon, folder: Path) -> None:
     running = start(daemon, folder, drain_seconds=60)
     command = [sys.executable, "-c", READ_AND_HANG, running.control_uri]
@@ -250,6 +252,7 @@ def forward(
             sock.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_what_a_flight_client_has_not_received_yet_still_arrives(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_two_connections_are_one_trace(start: Callable[..., Daemon], collector: 
     assert {span.trace_id for span in streams()} == {trace_id}
 
 
+@pytest.mark.slow
 def test_workers_export_their_own_spans(start: Callable[..., Daemon], collector: Collector) -> None:
     running = start(workers=2)
     trace_id, rows = run_client(collector, "open", running.uri("data"))
@@ -214,6 +215,7 @@ def test_a_stock_flight_client_is_traced(
     assert logged_traces(running, "call refused") == [TRACE_ID]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parent",
     [
@@ -279,6 +281,7 @@ def test_a_failed_read_has_codes_and_no_text(
     assert logged_traces(running, "stream failed") == [trace_id]
 
 
+@pytest.mark.slow
 def test_traces_have_no_secrets(
     start: Callable[..., Daemon], collector: Collector, tmp_path: Path
 ) -> None:
@@ -311,6 +314,7 @@ def test_traces_have_no_secrets(
         assert secret not in running.log().encode()
 
 
+@pytest.mark.slow
 def test_a_silent_collector_delays_no_stream_and_no_drain(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_stream_of_another_process_is_cancelled(shared: Daemon) -> None:
         wait_until(lambda: not client.status()["streams"], "the end of the streams")
 
 
+@pytest.mark.slow
 def test_a_ticket_is_used_once_over_all_processes(
     daemon: StartDaemon, big: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def write_keys(folder: Path) -> dict[str, Path]:
     return {"ticket_key_file": keys}
 
 
+@pytest.mark.slow
 def test_the_streams_of_a_principal_are_limited_over_all_processes(
     daemon: StartDaemon, big: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def test_the_streams_of_a_principal_are_limited_over_all_processes(
         assert client.read("big", transport="tcp").read_all().num_rows == ROWS
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_knows_the_uploads(
     daemon: StartDaemon, big: Path, tmp_path: Path
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_worker_that_hangs_is_replaced_so_that_an_upload_returns(
     assert "worker does not respond; killing it" in server.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["action", "signal"])
 def test_a_reload_reaches_all_processes(
     daemon: StartDaemon, big: Path, tmp_path: Path, by: str
@@ -282,6 +286,7 @@ def test_a_reload_reaches_all_processes(
         assert len(read_from_all_workers(server, "small")) == 2 * WORKERS
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_killed_parent_leave_the_port_and_end(
     daemon: StartDaemon, big: Path, tmp_path: Path
 ) -> None:
@@ -302,6 +307,7 @@ def test_the_workers_of_a_killed_parent_leave_the_port_and_end(
     wait_until(lambda: not any(each.is_running() for each in workers), "the end of the workers")
 
 
+@pytest.mark.slow
 def test_a_second_signal_cuts_the_streams_of_all_processes(
     daemon: StartDaemon, big: Path, tmp_path: Path
 ) -> None:

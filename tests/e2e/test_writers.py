@@ -161,6 +161,7 @@ def state_of(batch: pa.RecordBatch) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+@pytest.mark.slow
 @each_transport
 def test_a_file_that_is_mapped_for_writing_is_refused(
     start: Callable[..., Read], data: tuple[Path, list[tuple[int, int]]], transport: str

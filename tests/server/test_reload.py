@@ -51,6 +51,7 @@ def reload_and_wait(daemon: DaemonProcess, event: str) -> str:
     return daemon.log()[before:]
 
 
+@pytest.mark.slow
 def test_a_hangup_reloads_datasets_tokens_and_the_log_level(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_shards_on_three_daemons_read_as_one_dataset(
         assert sum(each["stats"]["streams_total"] for each in status.values()) >= 2 * SHARDS
 
 
+@pytest.mark.slow
 def test_a_cluster_reads_record_batches_of_any_shard(
     daemons: StartDaemons, files: list[Path], tables: list[pa.Table]
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_selection_spans_the_daemons(
             _ = getattr(client, "nothing")  # noqa: B009
 
 
+@pytest.mark.slow
 async def test_the_async_client_reads_the_same(
     daemons: StartDaemons, files: list[Path], tables: list[pa.Table]
 ) -> None:

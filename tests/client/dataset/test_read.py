@@ -533,6 +533,7 @@ def test_an_expired_ticket_is_renewed(table: pa.Table, folder: Path) -> None:
         assert stream.resumed == 6
 
 
+@pytest.mark.slow
 def test_a_read_waits_for_a_server_that_is_down_between_two_endpoints(
     daemon: StartDaemon, folder: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

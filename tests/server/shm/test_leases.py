@@ -347,6 +347,7 @@ def test_a_server_without_free_data_gets_no_frees(tmp_path: Path) -> None:
         assert batches == [sample.batch] * 10
 
 
+@pytest.mark.slow
 def test_stats_can_be_read_while_readers_come_and_go(serve: Serve) -> None:
     """Any thread may call `Server.stats` at any time."""
     server = serve({"data": make_number_batches(4, 10)})

@@ -140,6 +140,7 @@ def test_the_connection_of_a_cancelled_or_failed_stream_is_not_kept(
     assert not IDLE_LINKS
 
 
+@pytest.mark.slow
 def test_streams_at_once_get_their_own_data_over_kept_connections(
     server: splitarrow.Server,
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_full_or_closed_store_keeps_nothing(
     assert not closed.close()
 
 
+@pytest.mark.slow
 def test_a_restarted_server_is_reached_at_the_same_uri(daemon: StartDaemon, tmp_path: Path) -> None:
     path = write_file(tmp_path / "t.arrow", make_table(5))
     fixed = "ucx://127.0.0.1:0?want_data=0x10000000001&remote_handle=AAECAwQF%2F%2F8"
