@@ -76,6 +76,10 @@ class IdleConnections(ABC, Generic[K, C]):
     def end(self, connection: C) -> None:
         """Close a connection."""
 
+    def find_speed(self, connection: C) -> float:
+        """Return how fast a connection was, in any unit."""
+        return 0.0
+
     def __len__(self) -> int:
         return len(self._connections)
 
@@ -105,11 +109,13 @@ class IdleConnections(ABC, Generic[K, C]):
             return True
 
     def take(self, key: K) -> C | None:
-        """Return the connection with a key that was used last, or None. The caller owns it."""
+        """Return the fastest connection with a key, or None. The caller owns it.
+
+        Of several that are as fast, it is the one that was used last.
+        """
         with self._lock:
-            for idle in reversed(self._connections[:]):
-                if idle.key != key:
-                    continue
+            alike = [idle for idle in reversed(self._connections) if idle.key == key]
+            for idle in sorted(alike, key=lambda idle: -self.find_speed(idle.connection)):
                 if self.is_quiet(idle.connection):
                     self._remove(idle)
                     return idle.connection

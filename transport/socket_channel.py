@@ -40,6 +40,7 @@ _WAKE_SECONDS = 0.05
 RESET = struct.pack("ii", True, 0)
 """The value of SO_LINGER with which closing a socket resets the connection."""
 _UNKNOWN_BUFFER = 64 << 20
+_MIN_MEASURED_BYTES = 1 << 20
 _REUSE_MILLISECONDS = 4000
 """The time in which the server must acknowledge a request on a connection that was kept."""
 _TCP_INFO = struct.Struct("<2xBB52xI")
@@ -87,6 +88,9 @@ class SocketChannel:
         self._parts: deque[Any] = deque(() if server else (self._preface,))
         self._lent: dict[SourceFile, int] = {}
         self._closed = False
+        self._began = time.monotonic()
+        self.speed = 0.0
+        """The bytes per second of the last stream on a kept connection that was not small."""
         self._low_water = 1
         self.wake_at: float | None = None
         self._pending_error: SplitArrowError | None = None
@@ -366,6 +370,7 @@ class SocketChannel:
         self._decoder = FrameDecoder(limits, staging=staging, allocator=allocator)
         self._decoder.preface_received = True
         self._parts = deque()
+        self._began = time.monotonic()
         self.bytes_sent = self.bytes_received = 0
         self.capabilities = Capabilities(is_reused=True)
         with contextlib.suppress(OSError):  # The next call fails, and explains it.
@@ -397,6 +402,8 @@ class SocketChannel:
         except TransportError:
             return False
         successor = copy.copy(self)
+        if self.bytes_received >= _MIN_MEASURED_BYTES:
+            successor.speed = self.bytes_received / (time.monotonic() - self._began)
         # This channel may still be interrupted or aborted.
         sock = self._socket
         successor._socket = socket.socket(sock.family, sock.type, sock.proto, sock.detach())

@@ -238,6 +238,13 @@ class IdleSockets(IdleConnections[ConnectionKey, SocketChannel]):
         """Close the connection."""
         connection.close()
 
+    def find_speed(self, connection: SocketChannel) -> float:
+        """Return the speed of the last stream.
+
+        The kernel expects what it has measured. Streams that shared a link were slower.
+        """
+        return connection.speed
+
 
 IDLE_SOCKETS = IdleSockets("splitarrow-tcp-idle", 30.0, most=16, most_alike=8)
 """The idle connections of this process."""

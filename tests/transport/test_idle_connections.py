@@ -98,6 +98,19 @@ def test_streams_at_once_use_connections_of_their_own(server: splitarrow.Server)
     assert len(IDLE_SOCKETS) == 2
 
 
+def test_the_fastest_connection_is_used_first(server: splitarrow.Server) -> None:
+    for name in ("large", "t", "t"):
+        with splitarrow.open(server.uri(name)) as one, splitarrow.open(server.uri("t")) as other:
+            addresses = [find_socket(each).getsockname() for each in (one, other)]
+            one.read_all()
+            other.read_all()
+    fast, slow = (each.connection for each in IDLE_SOCKETS._connections)
+    assert fast.speed > 0
+    assert slow.speed == 0
+    with splitarrow.open(server.uri("t")) as stream:
+        assert find_socket(stream).getsockname() == addresses[0]
+
+
 def test_a_server_that_leaves_ends_its_kept_connections() -> None:
     with splitarrow.serve({"t": TABLE}, listen="tcp://127.0.0.1:0") as server:
         read(server.uri("t"))
