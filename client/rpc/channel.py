@@ -46,7 +46,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-_REPEATS = 2
+REPEATS = 2
 """How often a call is repeated. The first time, gRPC may still use the connection that has died."""
 _REPEAT_PAUSE_SECONDS = 0.05
 _PHASES = {"ListActions": "connecting", "GetFlightInfo": "planning", "GetSchema": "planning"}
@@ -90,6 +90,15 @@ def _check_token(token: str) -> str:
     if not (token and token.isascii() and token.isprintable()):
         raise UsageError("the token must be printable ASCII")
     return token
+
+
+def _pause_before_repeat(failure: SplitArrowError, left: float, repeats: int) -> float:
+    """Pause, and return the seconds left to repeat a call; raise its error if it must not be."""
+    left -= _REPEAT_PAUSE_SECONDS
+    if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
+        raise failure
+    time.sleep(_REPEAT_PAUSE_SECONDS)
+    return left
 
 
 class FlightChannel:
@@ -137,7 +146,7 @@ class FlightChannel:
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeats: int = _REPEATS,
+        repeats: int = REPEATS,
     ) -> bytes:
         """Call a method that has one response and changes nothing, and return the response.
 
@@ -150,10 +159,7 @@ class FlightChannel:
         except grpc.RpcError as error:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
-            left = limit - seconds - _REPEAT_PAUSE_SECONDS
-            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
-                raise failure from None
-        time.sleep(_REPEAT_PAUSE_SECONDS)
+        left = _pause_before_repeat(failure, limit - seconds, repeats)
         repeats -= 1
         return self.call_unary(method, message, dataset=dataset, timeout=left, repeats=repeats)
 
@@ -164,7 +170,7 @@ class FlightChannel:
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeats: int = _REPEATS,
+        repeats: int = REPEATS,
         wait: bool = False,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses, and yield them; see `call_unary`.
@@ -184,10 +190,7 @@ class FlightChannel:
         except grpc.RpcError as error:
             seconds = time.monotonic() - started
             failure = self.convert_error(error, dataset, method=method, seconds=seconds)
-            left = limit - seconds - _REPEAT_PAUSE_SECONDS
-            if not (repeats and isinstance(failure, ConnectionLostError) and left > 0):
-                raise failure from None
-        time.sleep(_REPEAT_PAUSE_SECONDS)
+        left = _pause_before_repeat(failure, limit - seconds, repeats)
         repeats -= 1
         yield from self.call_stream(
             method, message, dataset=dataset, timeout=left, repeats=repeats, wait=wait

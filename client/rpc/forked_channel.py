@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import ConnectError, ConnectionLostError
 from ...formats.arrow.numpy_arrays import prevent_pandas_import
-from .channel import DatasetHold, FlightChannel
+from .channel import REPEATS, DatasetHold, FlightChannel
 
 _PROGRAM = """
 import pickle, sys
@@ -118,15 +118,11 @@ class ForkedChannel(FlightChannel):
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeats: int = 2,
+        repeats: int = REPEATS,
     ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        options: dict[str, Any] = {
-            "dataset": dataset,
-            "timeout": self._limit(timeout),
-            "repeats": repeats,
-        }
+        options = {"dataset": dataset, "timeout": self._limit(timeout), "repeats": repeats}
         return self._run(self._calls.call_unary, method, message, **options)
 
     def call_stream(
@@ -136,18 +132,13 @@ class ForkedChannel(FlightChannel):
         *,
         dataset: str | None = None,
         timeout: float | None = None,
-        repeats: int = 2,
+        repeats: int = REPEATS,
         wait: bool = False,
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        options: dict[str, Any] = {
-            "dataset": dataset,
-            "timeout": self._limit(timeout),
-            "repeats": repeats,
-        }
-        options["wait"] = wait
-        yield from self._run(self._calls.collect, method, message, **options)
+        options = {"dataset": dataset, "timeout": self._limit(timeout), "repeats": repeats}
+        yield from self._run(self._calls.collect, method, message, wait=wait, **options)
 
     def hold_dataset(self, name: str) -> Any:
         """Hold a dataset; see `FlightChannel.hold_dataset`."""
