@@ -56,7 +56,7 @@ def hexadecimal(name: str) -> bytes:
 
 
 def test_the_built_page_has_the_diagrams_of_the_tables() -> None:
-    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "state_diagrams.py"))
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "generated_parts.py"))
     page = hook["on_page_markdown"](PAGE)
     assert page.count("```mermaid\nstateDiagram-v2\n") == 2
     assert " states -->" not in page

@@ -161,7 +161,7 @@ def test_the_exported_names_are_unique() -> None:
 
 
 def test_the_page_describes_every_metric() -> None:
-    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "server_pages.py"))
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "generated_parts.py"))
     page = hook["on_page_markdown"]((ROOT / "docs" / "monitoring.md").read_text())
     assert "<!-- metrics" not in page
     for metric in DECLARATIONS:

@@ -201,7 +201,7 @@ def test_every_setting_is_an_option_of_the_command_line() -> None:
 
 
 def test_the_page_describes_every_setting() -> None:
-    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "server_pages.py"))
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "generated_parts.py"))
     page = hook["on_page_markdown"]((ROOT / "docs" / "settings.md").read_text())
     assert hook["on_page_markdown"]("another page") == "another page"
     assert "<!--" not in page

@@ -1,11 +1,13 @@
-"""A hook of mkdocs: the tables of all settings and all metrics, from their declarations."""
+"""A hook of mkdocs: settings, metrics and diagrams of states, from their declarations."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import groupby
 from typing import Any
 
+from splitarrow.protocol.states import READER, SERVER, ReaderState, ServerState, draw_diagram
 from splitarrow.server.config import Declaration, Reload, Settings, declarations
 from splitarrow.server.metrics import DaemonMetrics, Metric, Metrics, Registry
 
@@ -13,8 +15,8 @@ _RELOAD = {Reload.RESTART: "", Reload.RELOAD: " *reload*", Reload.CHANGE: " *cha
 
 
 def on_page_markdown(markdown: str, **_options: Any) -> str:
-    """Put the tables in the place of their marks."""
-    for mark, describe in _TABLES.items():
+    """Put the generated parts in the place of their marks."""
+    for mark, describe in _PARTS.items():
         if mark in markdown:
             markdown = markdown.replace(mark, describe())
     return markdown
@@ -74,4 +76,13 @@ def _describe_metric(metric: Metric) -> str:
     return f"- `{name}{labels}`: {kind}{metric.help}\n"
 
 
-_TABLES = {"<!-- settings -->": describe_settings, "<!-- metrics -->": describe_metrics}
+def _draw(table: Any, start: Any) -> str:
+    return f"```mermaid\n{draw_diagram(table, start)}\n```"
+
+
+_PARTS = {
+    "<!-- settings -->": describe_settings,
+    "<!-- metrics -->": describe_metrics,
+    "<!-- server states -->": partial(_draw, SERVER, ServerState.PREFACE),
+    "<!-- reader states -->": partial(_draw, READER, ReaderState.CONNECTING),
+}
