@@ -61,6 +61,8 @@ $(UV): $(BIN)/python
 .PHONY: lock
 lock: $(UV) ## update uv.lock to the newest versions that pyproject.toml allows
 	@$(UV) lock --upgrade
+	@$(UV) export --quiet --locked --only-group image-uv --no-header --no-annotate \
+	    --output-file deploy/docker/uv.txt
 
 # --- running -----------------------------------------------------------------------------------
 
