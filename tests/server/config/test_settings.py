@@ -67,7 +67,7 @@ def test_the_default_limits() -> None:
 def test_limits_per_address_and_principal_are_half_of_all_rounded_up() -> None:
     settings = load_settings(max_connections=7)
     assert (settings.address_limit, settings.principal_limit) == (4, 4)
-    given = {"max_connections_per_address": 2, "max_streams_per_principal": 3}
+    given: dict[str, Any] = {"max_connections_per_address": 2, "max_streams_per_principal": 3}
     settings = load_settings(max_connections=7, **given)
     assert (settings.address_limit, settings.principal_limit) == (2, 3)
 
@@ -76,7 +76,7 @@ def test_limits_per_address_and_principal_are_half_of_all_rounded_up() -> None:
     ("arguments", "requires"),
     [({}, False), ({"token_file": "t"}, True), ({"jwks": "k"}, True)],
 )
-def test_a_token_is_required_by_tokens(arguments: dict[str, str], requires: bool) -> None:
+def test_a_token_is_required_by_tokens(arguments: dict[str, Any], requires: bool) -> None:
     assert load_settings(**arguments).requires_token is requires
 
 
@@ -144,9 +144,10 @@ def test_the_smallest_values_are_accepted() -> None:
 def test_a_setting_of_a_listener_has_an_effect(
     listen: str, control: str | None, setting: str
 ) -> None:
-    value = {"max_leased": 7, "shm_users": (7,), "tls_cert": Path("c")}[setting]
-    settings = load_settings(listen=[listen], control=control, **{setting: value})
-    assert getattr(settings, setting) == value
+    values: dict[str, Any] = {"max_leased": 7, "shm_users": (7,), "tls_cert": Path("c")}
+    given = {setting: values[setting]}
+    settings = load_settings(listen=[listen], control=control, **given)
+    assert getattr(settings, setting) == values[setting]
 
 
 @pytest.mark.parametrize(
