@@ -34,7 +34,7 @@ from ..addresses import HostNames
 from ..auth.principal import ANYONE, Permission, Principal
 from ..logs import get_logger
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
-from ..report import StreamReport, is_operator
+from ..report import StreamReport
 from .page import History, Page
 from .service import Service
 
@@ -248,7 +248,7 @@ class Application:
     async def _streams(self, service: Service, principal: Principal, request: Request) -> Response:
         del request
         streams, _ = await self._run(service.list_streams, principal)
-        sees_readers = is_operator(principal)
+        sees_readers = principal.is_operator
         return JSONResponse({"streams": [_encode_stream(one, sees_readers) for one in streams]})
 
     async def _status_page(
@@ -282,7 +282,7 @@ class Application:
         ):
             raise HTTPException(403, "the request does not come from this page: load it again")
         process, number = _read_stream(request)
-        owner = None if is_operator(principal) else principal.name
+        owner = None if principal.is_operator else principal.name
         is_cancelled = await self._run(service.reporter.cancel, process, number, owner)
         if is_cancelled:
             self._log.info("stream cancelled", stream=number, principal=principal.name)
