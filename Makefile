@@ -196,6 +196,16 @@ test-network: $(VENV)/installed-test ## test over an emulated link, which needs 
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 	@$(BIN)/pytest -m long tests $(ARGS)
 
+$(VENV)/fuzz: $(VENV)/installed-test $(UV)
+	@$(UV) pip install --quiet --python $(BIN)/python 'atheris>=3'
+	@touch $@
+
+TARGET  ?= tickets
+SECONDS ?= 600
+.PHONY: fuzz
+fuzz: $(VENV)/fuzz ## attack tickets, actions or http with a fuzzer; TARGET=tickets SECONDS=600
+	@cd tests && nice $(abspath $(BIN)/python) -m fuzz $(TARGET) $(SECONDS) $(ARGS)
+
 .PHONY: doctest
 doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs
 	@$(BIN)/pytest $(PARALLEL) -m "not torch" tests/test_examples.py tests/docs $(ARGS)
