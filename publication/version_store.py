@@ -64,6 +64,8 @@ class VersionStore:
     location : str or path-like
         The location of the dataset, which need not exist yet: a path, or a URL with the scheme
         ``file``, ``s3``, ``gs`` or ``az``.
+    follow_symlinks : bool
+        Whether symbolic links may lead out of a local folder.
 
     Raises
     ------
@@ -88,8 +90,8 @@ class VersionStore:
     ([1], 2)
     """
 
-    def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.storage: Storage = open_storage(location)
+    def __init__(self, location: str | os.PathLike[str], *, follow_symlinks: bool = True) -> None:
+        self.storage: Storage = open_storage(location, follow_symlinks=follow_symlinks)
         """The storage of the dataset."""
         self._locks = VersionLocks(self.storage)
 

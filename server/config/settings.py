@@ -162,6 +162,9 @@ class Settings(BaseSettings):
     allow_writers: bool = setting(False, Group.DATA)
     """Serve files that another process has open for writing. A reader may then get a mixture of
     two states of a file."""
+    follow_symlinks: bool = setting(False, Group.DATA)
+    """Follow symbolic links that lead out of a served folder. Without it, a dataset with such a
+    link is refused. The path of a dataset may always be a link."""
 
     keep_versions: Count | None = setting(None, Group.PUBLISHED, shown="all")
     """The number of versions of a dataset to keep. Once no reader uses an older version, the
@@ -375,6 +378,7 @@ class ServeArguments(TypedDict, total=False):
     compression: Literal["none", "lz4", "zstd", "auto"] | None
     batch_rows: int | None
     allow_writers: bool
+    follow_symlinks: bool
     keep_versions: int | None
     poll_seconds: float
     object_cache: str | Path | None
