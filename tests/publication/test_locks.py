@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,23 @@ from splitarrow.publication.storage import LocalStorage
 from splitarrow.publication.version_store import VersionStore
 
 
-def test_a_shared_lock_excludes_the_exclusive_one(tmp_path: Path) -> None:
+class Objects(LocalStorage):
+    """A folder that is locked as an object store is: within this process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._where = folder
+        self.folder = None  # pyright: ignore[reportAttributeAccessIssue]
+
+    def get_size(self, name: str) -> int | None:
+        path = self._where / name
+        return path.stat().st_size if path.exists() else None
+
+
+@pytest.mark.parametrize("storage", [LocalStorage, Objects])
+def test_a_shared_lock_excludes_the_exclusive_one(tmp_path: Path, storage: Any) -> None:
     (tmp_path / "a").touch()
-    ours, theirs = (VersionLocks(LocalStorage(tmp_path)) for _ in range(2))
+    ours, theirs = (VersionLocks(storage(tmp_path)) for _ in range(2))
     locks = [ours.acquire("a"), theirs.acquire("a")]
     for lock in locks:
         with ours.try_lock_exclusively("a") as locked:
@@ -25,16 +40,21 @@ def test_a_shared_lock_excludes_the_exclusive_one(tmp_path: Path) -> None:
         lock.release()
     with theirs.try_lock_exclusively("a") as locked:
         assert locked
-        assert ours.acquire("a") is None
-    assert ours.acquire("a") is not None
+    assert ours.acquire("missing") is None
+    last = ours.acquire("a")
+    assert last is not None
+    last.release()
+    assert not VersionLocks._shared
 
 
-def test_a_file_that_is_missing_cannot_be_locked(tmp_path: Path) -> None:
+def test_a_file_that_is_locked_exclusively_or_missing_cannot_be_locked(tmp_path: Path) -> None:
     locks = VersionLocks(LocalStorage(tmp_path))
-    assert locks.acquire("a") is None
     with locks.try_lock_exclusively("a") as locked:
         assert not locked
     (tmp_path / "a").touch()
+    with locks.try_lock_exclusively("a") as locked:
+        assert locked
+        assert locks.acquire("a") is None
     with pytest.raises(DatasetError, match=r"a/b: Not a directory"):
         locks.acquire("a/b")
 

@@ -213,7 +213,7 @@ def test_files_that_cannot_be_mapped_are_remembered(
     monkeypatch: pytest.MonkeyPatch, open_file: Callable[[str], SourceFile]
 ) -> None:
     monkeypatch.setattr(mapped_files, "_MAX_REFUSALS", 2)
-    monkeypatch.setattr(mapped_files.anyio, "current_time", lambda: 0.0)
+    monkeypatch.setattr(anyio, "current_time", lambda: 0.0)
     mappings = FileMappings(FileGuards(), trust=False)
     tries: list[str] = []
 
