@@ -9,6 +9,10 @@ import pyarrow as pa
 import pytest
 
 from splitarrow.errors import DatasetError
+from splitarrow.filters.ranges import UNKNOWN, Range
+from splitarrow.formats.parquet.geo.boxes import Box
+from splitarrow.publication.column_ranges import find_range
+from splitarrow.publication.manifest import ColumnRange, ShardEntry
 from splitarrow.publication.shard_files import (
     check_shard_length,
     inspect_shard_file,
@@ -51,3 +55,23 @@ def test_a_file_that_is_no_valid_shard_is_named(tmp_path: Path) -> None:
     check_shard_length(entry, entry.nbytes, "here")
     with pytest.raises(DatasetError, match=rf"here/a\.arrow has 7 bytes, but .* {entry.nbytes}"):
         check_shard_length(entry, 7, "here")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (ColumnRange(1, 3, 0), Range(1, 3, nulls=False, nan=False)),
+        (ColumnRange(1, 3, 1), Range(1, 3, nulls=True, nan=False)),
+        (ColumnRange(1, None, 0), UNKNOWN),
+        (ColumnRange(None, 3, 0), UNKNOWN),
+        (ColumnRange("a", "b", 0), UNKNOWN),
+        (ColumnRange(None, None, 0, (0.0, 1.0, 2.0, 3.0)), Range(box=Box(0.0, 1.0, 2.0, 3.0))),
+        (None, UNKNOWN),
+    ],
+)
+def test_a_manifest_knows_the_range_of_a_column(
+    column: ColumnRange | None, expected: Range
+) -> None:
+    columns = {} if column is None else {"n": column}
+    shard = ShardEntry("a.arrow", 3, 100, "0" * 64, columns)
+    assert find_range(shard, pa.field("n", pa.int32())) == expected
