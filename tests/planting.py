@@ -67,7 +67,7 @@ class Planter(ast.NodeTransformer):
         self.line, self.change = node.lineno, change
         return True
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
+    def generic_visit(self, node: ast.AST) -> Any:
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params", "format_spec"):
                 continue
@@ -79,6 +79,10 @@ class Planter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)) or _is_typing(node):
+            return node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_none(node.body[-1]):
+            last = node.body.pop()  # A function returns None without it, too.
+            self.generic_visit(node).body.append(last)
             return node
         if isinstance(node, DELETED) and not _is_text(node):
             text = ast.unparse(node).partition("\n")[0][:70]
@@ -128,6 +132,11 @@ def _is_typing(node: ast.AST) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _is_none(node: ast.AST) -> bool:
+    """Return whether a statement returns None."""
+    return isinstance(node, ast.Return) and ast.unparse(node) in ("return", "return None")
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -38,6 +38,7 @@ def changes_of(source: str) -> set[str]:
         ("if a:\n    x = y", {"if not a:\n    x = y"}),
         ("def f():\n    return x", {"def f():\n    pass"}),
         ("raise ValueError(f'{1 + x}')", {"pass"}),
+        ("def f():\n    g()\n    return None", {"def f():\n    pass\n    return None"}),
     ],
 )
 def test_each_kind_of_change_is_planted(source: str, expected: set[str]) -> None:

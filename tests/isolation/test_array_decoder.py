@@ -213,6 +213,14 @@ def test_the_default_limits_of_a_process_follow_those_of_the_stream(pool: Proces
     assert open_decoder(pool, NUMBERS[0])._process_limits == expected
 
 
+def test_memory_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel writes up to 2 GiB at a time."""
+    monkeypatch.setattr(os, "writev", lambda file, views: os.write(file, views[0][:2]))
+    descriptor = store([b"abcde", b"f", b"ghi"])
+    assert map_memory(descriptor)[:] == b"abcdefghi"
+    os.close(descriptor)
+
+
 def test_a_packet_carries_its_numbers_its_descriptor_and_the_begin_of_its_text() -> None:
     ours, theirs = socket.socketpair()
     descriptor = store([b"abc", b"", memoryview(b"de"), *[b"f"] * 600])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pyarrow as pa
 import pytest
 
-from splitarrow.errors import ClosedError
+from splitarrow.errors import ClosedError, DatasetError
 from splitarrow.protocol.splitter import SourceMessage
 from splitarrow.server.catalog.dataset import GeneratorSource, MessageGroups
 from splitarrow.server.catalog.tables import TableDataset
@@ -72,27 +73,37 @@ def test_each_chunk_is_twice_as_large_as_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "max_chunks", "expected"),
-    [
-        (24, 9, ["a", "b", "c"]),
-        (23, 9, ["b", "c"]),
-        (999, 3, ["a", "b", "c"]),
-        (999, 2, ["b", "c"]),
-    ],
+    ("capacity", "max_chunks", "expected"), [(24, 9, 3), (23, 9, 2), (999, 3, 3), (999, 2, 2)]
 )
-def test_the_store_keeps_what_fits(capacity: int, max_chunks: int, expected: list[object]) -> None:
+def test_the_store_keeps_the_last_ones_that_fit(
+    capacity: int, max_chunks: int, expected: int
+) -> None:
     size = acquire(RegionStore(1 << 20, 9), "x").nbytes
     store = RegionStore(capacity * size // 8, max_chunks)
-    for key in "abc":
+    for key in "abcdef":
         store.release(acquire(store, key))
-    assert kept(store) == expected
-    assert store.nbytes == len(expected) * size
-    assert (store.uses.hits, store.uses.misses) == (0, 3)
-    store.release(store.acquire(DATASET, "b", open_source, "x"))
-    assert (store.uses.hits, store.uses.misses) == (1, 3)
-    assert kept(store)[-1] == "b"
+    assert kept(store) == [*"abcdef"][-expected:]
+    assert store.nbytes == expected * size
+    assert (store.uses.hits, store.uses.misses) == (0, 6)
+    store.release(store.acquire(DATASET, "e", open_source, "x"))
+    assert (store.uses.hits, store.uses.misses) == (1, 6)
+    assert kept(store)[-1] == "e"
     store.close()
     assert store.nbytes == 0
+
+
+def test_the_copies_of_a_dataset_go_with_it() -> None:
+    store = RegionStore(1 << 20, 9)
+    dataset = TableDataset(pa.table({"n": [1]}))
+    for key in "ab":
+        stream = store.acquire(dataset, key, open_source, "x")
+        stream.chunk(0, 0)
+        store.release(stream)
+    store.release(acquire(store, "other"))
+    assert len(kept(store)) == 3
+    del dataset
+    assert store.nbytes > 0
+    assert kept(store) == ["other"]
 
 
 def test_a_stream_with_readers_is_not_evicted() -> None:
@@ -196,3 +207,26 @@ async def test_the_mappings_used_last_are_kept(
         tasks.cancel_scope.cancel()
     for guard in guards._guards.values():
         guard.close()
+
+
+def test_files_that_cannot_be_mapped_are_remembered(
+    monkeypatch: pytest.MonkeyPatch, open_file: Callable[[str], SourceFile]
+) -> None:
+    monkeypatch.setattr(mapped_files, "_MAX_REFUSALS", 2)
+    monkeypatch.setattr(anyio, "current_time", lambda: 0.0)
+    mappings = FileMappings(FileGuards(), trust=False)
+    tries: list[str] = []
+
+    def refuse(self: FileGuards, file: SourceFile) -> Any:
+        tries.append(Path(file.path).name)
+        raise DatasetError("a writer")
+
+    monkeypatch.setattr(FileGuards, "guard", refuse)
+    counts: list[int] = []
+    for name in ("a", "b", "c", "d"):
+        file = open_file(name)
+        assert mappings.map(file) is None
+        assert mappings.map(file) is None
+        counts.append(len(mappings._refused))
+    assert counts == [1, 2, 3, 1]
+    assert tries == ["a", "b", "c", "d"]
