@@ -179,10 +179,14 @@ test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs;
 test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and others, which it installs
 	@$(BIN)/pytest -m torch tests/docs -k 'arrays or trainers' $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/installed-test ## run the tests of CUDA, on the checking driver if there is no device
+	@$(BIN)/pytest $(PARALLEL) -m "gpu and not long" tests/gpu $(ARGS)
+
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu --check
-	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
+	@$(BIN)/pytest -m "gpu and not long" tests/gpu $(ARGS)
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
 
 # Those that measure run one at a time, beside those that wait. NETWORK=network_short selects those

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -40,6 +40,7 @@ from .context import ServerContext
 from .data_stream import DataStream
 from .logs import bind_trace, get_logger
 from .refusals import flatten_errors
+from .shm.exports import KEEPER
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
@@ -311,6 +312,9 @@ class Session:
         metrics.bytes_sent += self._channel.bytes_sent
         metrics.bad_frees += self.lease_table.bad_frees
         self._leases.close()
+        if self._leases.exports:
+            channel: Any = self._channel
+            KEEPER.keep(channel.duplicate(), self._leases.exports, self._channel.peer)
         if self._machine.state is ServerState.IDLE and not self._is_reset:
             self._channel.close()
         else:
