@@ -39,6 +39,7 @@ from .bodies import Connection, ConnectionLeases, FrameWriter
 from .context import ServerContext
 from .data_stream import DataStream
 from .logs import bind_trace, get_logger
+from .prefetch import start_task
 from .refusals import flatten_errors
 from .shm.exports import KEEPER
 
@@ -216,7 +217,7 @@ class Session:
                 raise LimitError(f"a ticket has {len(ticket)} bytes; the limit is {limit}")
             trace, self._trace = self._trace, None
             bind_trace(None if trace is None else trace.trace_id)
-            tasks.start_soon(self._serve_request, ticket, body_type, tasks, trace)
+            start_task(tasks, self._serve_request, ticket, body_type, tasks, trace)
         elif frame.tag == self._uri.keep_alive:
             self._machine.on(ServerEvent.KEEP_ALIVE)
             self._keep_alive_seconds = parse_interval(bytes(frame.body))
