@@ -42,7 +42,14 @@ from .layout import (
     parse_manifest_name,
 )
 from .locks import VersionLock, VersionLocks
-from .manifest import UNSET, Manifest, ShardEntry, decode_manifest, encode_manifest
+from .manifest import (
+    UNSET,
+    Manifest,
+    ShardEntry,
+    check_properties,
+    decode_manifest,
+    encode_manifest,
+)
 from .shard_files import check_shard_length, inspect_shard_file, write_shard_file
 from .storage import Storage, StoredObject, open_storage
 
@@ -57,6 +64,8 @@ class VersionStore:
     location : str or path-like
         The location of the dataset, which need not exist yet: a path, or a URL with the scheme
         ``file``, ``s3``, ``gs`` or ``az``.
+    follow_symlinks : bool
+        Whether symbolic links may lead out of a local folder.
 
     Raises
     ------
@@ -81,8 +90,8 @@ class VersionStore:
     ([1], 2)
     """
 
-    def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.storage: Storage = open_storage(location)
+    def __init__(self, location: str | os.PathLike[str], *, follow_symlinks: bool = True) -> None:
+        self.storage: Storage = open_storage(location, follow_symlinks=follow_symlinks)
         """The storage of the dataset."""
         self._locks = VersionLocks(self.storage)
 
@@ -309,14 +318,16 @@ class VersionStore:
         DatasetError
             If a shard is not staged, or an appended schema differs from the current one.
         InvalidDataError
-            If a shard or another argument has an impossible value.
+            If a shard or another argument has an impossible value, or the properties are larger
+            than 64 KiB.
         UsageError
             If `job` is not a valid name.
         """
         check_name(job, "job")
+        properties = check_properties(properties or {})
         total = UNSET if shards_total is None else shards_total
         created = datetime.now(UTC)
-        new = Manifest(1, created, job, schema, tuple(shards), properties or {}, snapshot, total)
+        new = Manifest(1, created, job, schema, tuple(shards), properties, snapshot, total)
         highest, committed = self._find_job(job)
         if committed is None:
             self._promote_shards(job, new.shards)

@@ -75,7 +75,12 @@ def _find_problems(settings: Settings, configuration: Configuration) -> Iterator
     cache = open_object_cache(settings)
     for name, source in settings.datasets.items():
         try:
-            open_dataset(source, cache, refuse_writers=not settings.allow_writers).close()
+            open_dataset(
+                source,
+                cache,
+                refuse_writers=not settings.allow_writers,
+                follow_symlinks=settings.follow_symlinks,
+            ).close()
         except SplitArrowError as error:
             error.stream = name
             yield describe_error(error, configuration)

@@ -153,16 +153,15 @@ def plant(root: Path, file: str, number: int) -> Mutant | None:
     return Mutant(file, planter.line, planter.change, changed, lines[planter.line - 1].strip())
 
 
-def choose_mutants(root: Path, packages: list[str], samples: int, seed: int) -> Iterator[Mutant]:
-    """Yield a random sample of the changes to all modules of some packages."""
+def choose_mutants(root: Path, package: str, samples: int, seed: int) -> Iterator[Mutant]:
+    """Yield a random sample of the changes to a folder or to the files that a pattern matches."""
     places: list[tuple[str, int]] = []
-    for package in packages:
-        path = root / package
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            planter = Planter()
-            planter.visit(ast.parse(file.read_text()))
-            places += [(str(file.relative_to(root)), number) for number in range(planter.count)]
-    print(f"{len(places)} places in {', '.join(packages)}; seed {seed}")
+    path = root / package
+    for file in sorted(path.rglob("*.py") if path.is_dir() else root.glob(package)):
+        planter = Planter()
+        planter.visit(ast.parse(file.read_text()))
+        places += [(str(file.relative_to(root)), number) for number in range(planter.count)]
+    print(f"{len(places)} places in {package}; seed {seed}", flush=True)
     random.Random(seed).shuffle(places)
     planted = 0
     for file, number in places:

@@ -22,7 +22,7 @@ from ..metrics import CacheUses
 from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
-from .files.directory import DirectoryDataset, ObjectListing, PatternListing
+from .files.directory import DirectoryDataset, FolderListing, ObjectListing, PatternListing
 from .files.file_types import open_file
 from .published import PublishedDataset
 from .published_shards import ObjectCache, open_object_cache
@@ -35,7 +35,11 @@ _DELTA = "delta:"
 
 
 def open_dataset(
-    source: Any, cache: ObjectCache | None = None, *, refuse_writers: bool = True
+    source: Any,
+    cache: ObjectCache | None = None,
+    *,
+    refuse_writers: bool = True,
+    follow_symlinks: bool = False,
 ) -> ServedDataset:
     """Return the dataset for a source.
 
@@ -49,9 +53,10 @@ def open_dataset(
     - Other objects with ``__arrow_c_stream__`` or ``__arrow_c_array__``, which are read now.
 
     The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
-    published datasets, whose versions never change. Raises `DatasetError` if a path does not exist,
-    is open for writing, or has contents that cannot be read or are not supported, and `UsageError`
-    if the source has another type.
+    published datasets, whose versions never change. Unless `follow_symlinks`, no symbolic link in a
+    folder may lead out of it; the path may be a link itself. Raises `DatasetError` if a path does
+    not exist, is open for writing, or has contents that cannot be read or are not supported, and
+    `UsageError` if the source has another type.
 
     Examples
     --------
@@ -60,7 +65,9 @@ def open_dataset(
     """
     if isinstance(source, (str, os.PathLike)):
         location = cast("str | os.PathLike[str]", source)
-        return _open_location(location, cache, refuse_writers=refuse_writers)
+        return _open_location(
+            location, cache, refuse_writers=refuse_writers, follow_symlinks=follow_symlinks
+        )
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         return TableDataset(source)
     if isinstance(source, pa.RecordBatchReader):
@@ -92,23 +99,29 @@ def _convert_to_tensors(source: Any) -> list[AnyTensor] | None:
 
 
 def _open_location(
-    location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
+    location: str | os.PathLike[str],
+    cache: ObjectCache | None,
+    *,
+    refuse_writers: bool,
+    follow_symlinks: bool,
 ) -> ServedDataset:
     if isinstance(location, str) and location.startswith(_DELTA):
-        return DeltaDataset(location.removeprefix(_DELTA))
+        return DeltaDataset(location.removeprefix(_DELTA), follow_symlinks=follow_symlinks)
     if isinstance(location, str) and is_object_url(location):
         return _open_objects(location, cache)
     path = Path(location)
     if isinstance(location, str) and is_storage_url(location):
         path = open_storage(location).folder or path
     if (path / VERSIONS).is_dir():
-        return PublishedDataset(path, cache)
+        return PublishedDataset(path, cache, follow_symlinks=follow_symlinks)
     if (path / LOG_FOLDER).is_dir():
-        return DeltaDataset(str(path))
+        return DeltaDataset(str(path), follow_symlinks=follow_symlinks)
     if path.is_dir():
-        return DirectoryDataset(path, refuse_writers=refuse_writers)
+        folder = FolderListing(path, follow_symlinks=follow_symlinks)
+        return DirectoryDataset(folder, refuse_writers=refuse_writers)
     if has_wildcards(str(path)) and not path.exists():
-        return DirectoryDataset(PatternListing(str(path)), refuse_writers=refuse_writers)
+        pattern = PatternListing(str(path), follow_symlinks=follow_symlinks)
+        return DirectoryDataset(pattern, refuse_writers=refuse_writers)
     return open_file(path, refuse_writers=refuse_writers)
 
 
@@ -126,7 +139,12 @@ def open_catalog(
     sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: Settings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
-    return Catalog(sources, open_object_cache(settings), refuse_writers=not settings.allow_writers)
+    return Catalog(
+        sources,
+        open_object_cache(settings),
+        refuse_writers=not settings.allow_writers,
+        follow_symlinks=settings.follow_symlinks,
+    )
 
 
 class Catalog:
@@ -147,9 +165,11 @@ class Catalog:
         cache: ObjectCache | None = None,
         *,
         refuse_writers: bool = True,
+        follow_symlinks: bool = False,
     ) -> None:
         self._cache = cache
         self._refuse_writers = refuse_writers
+        self._follow_symlinks = follow_symlinks
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         """Called with the sources that are about to be added or replaced, and the names that were
         removed, but not by `prepare_update`. If it raises, nothing is added or replaced."""
@@ -296,7 +316,12 @@ class Catalog:
     def _open(self, name: str, source: Any) -> ServedDataset:
         """Open a dataset, and name it in the attribute `stream` of an error."""
         try:
-            return open_dataset(source, self._cache, refuse_writers=self._refuse_writers)
+            return open_dataset(
+                source,
+                self._cache,
+                refuse_writers=self._refuse_writers,
+                follow_symlinks=self._follow_symlinks,
+            )
         except SplitArrowError as error:
             error.stream = error.stream or name
             raise

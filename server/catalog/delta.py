@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import accumulate
@@ -39,7 +39,7 @@ from ...publication.storage import (
     check_credentials,
     is_object_url,
 )
-from ...transport.memory.files import SourceFile
+from ...transport.memory.files import SourceFile, open_beneath
 from ..logs import get_logger
 from .dataset import (
     Encoding,
@@ -62,6 +62,7 @@ from .selection import Selection, select_fields
 
 LOG_FOLDER = "_delta_log"
 """The folder that makes a folder a Delta table."""
+_SIDECARS = "_sidecars"
 _PARTITION = "partition."
 _FILE_TYPE = "a file of a Delta table"
 _REQUESTS = 16
@@ -104,9 +105,10 @@ class DeltaSnapshot:
 class DeltaLog:
     """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
-    def __init__(self, location: str, storage: Storage) -> None:
+    def __init__(self, location: str, storage: Storage, confining: Path | None) -> None:
         self.location = location
         """The folder, or the URL."""
+        self._confining = confining
         check_credentials(location, os.environ)
         self._api = _import_deltalake(location)
         self._vectors = VectorLog(storage)
@@ -122,6 +124,7 @@ class DeltaLog:
         supported.
         """
         with self._lock:
+            self._check_links()
             if self._find_commit() == self._commit:
                 try:
                     self._table.update_incremental()
@@ -155,10 +158,24 @@ class DeltaLog:
         return (self._api.exceptions.DeltaError, OSError, ValueError)
 
     def _open(self, number: int | None) -> Any:
+        self._check_links()
         try:
             return self._api.DeltaTable(self.location, version=number)
         except self._errors as error:
             raise self._read_error(error) from error
+
+    def _check_links(self) -> None:
+        """Raise `DatasetError` if a symbolic link in the log leads out of the folder."""
+        folder = self._confining
+        if folder is None:
+            return
+        with suppress(OSError):  # the library reports what is missing
+            for part in (folder / LOG_FOLDER, folder / LOG_FOLDER / _SIDECARS):
+                os.close(open_beneath(part, folder))
+                with os.scandir(part) as entries:
+                    links = [entry.path for entry in entries if entry.is_symlink()]
+                for link in links:
+                    os.close(open_beneath(link, folder))
 
     def _read_error(self, error: Exception) -> DatasetError:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -428,16 +445,19 @@ class DeltaVersion(FixedDataset):
 class DeltaDataset(VersionedDataset[DeltaVersion]):
     """A Delta table. Each new reader gets the version that is the newest then.
 
-    Raises `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
+    Unless `follow_symlinks`, no symbolic link in a local folder may lead out of it. Raises
+    `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
     is not supported. Raises `UsageError` if there are no credentials for the store. Raises
     `MissingExtraError` if the extra ``delta``, or ``object-store`` for a URL, is not installed.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, follow_symlinks: bool = False) -> None:
         self._storage = ObjectStorage(location) if is_object_url(location) else None
-        storage = self._storage or LocalStorage(Path(location))
+        folder = Path(location)
+        storage = self._storage or LocalStorage(folder, follow_symlinks=follow_symlinks)
         self._folder = storage.location
-        self._log = DeltaLog(location, storage)
+        self._confining = None if follow_symlinks or self._storage is not None else folder
+        self._log = DeltaLog(location, storage, self._confining)
         self._logger = get_logger("delta")
         super().__init__(self._make_version(self._log.load_newest(), ()))
         self._polled_at = time.monotonic()
@@ -539,7 +559,7 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
 
     def _find_origin(self, name: str) -> FileOrigin:
         if self._storage is None:
-            return LocalOrigin(Path(self.location, name), name)
+            return LocalOrigin(Path(self.location, name), name, self._confining)
         entry = self._storage.find(name)
         if entry is None:
             raise DatasetError(f"{self.location}/{name} does not exist; it may have been vacuumed")

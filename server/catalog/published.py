@@ -154,14 +154,23 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
     """A published dataset. Each new reader gets the version that is current then.
 
     The default of `cache` is one in the user's cache folder. Raises `DatasetError` if nothing is
-    published at the location, or the current manifest cannot be read. Raises `UsageError` if the
+    published at the location, the current manifest cannot be read, or, unless `follow_symlinks`, a
+    symbolic link leads out of the folder. Raises `UsageError` if the
     URL has an unsupported scheme. Raises `MissingExtraError` if the URL names an object store, and
     the extra ``object-store`` is not installed.
     """
 
-    def __init__(self, location: str | os.PathLike[str], cache: ObjectCache | None = None) -> None:
-        self._store = VersionStore(location)
-        self._reader = ShardReader(self._store.storage, cache or open_object_cache())
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        cache: ObjectCache | None = None,
+        *,
+        follow_symlinks: bool = False,
+    ) -> None:
+        self._store = VersionStore(location, follow_symlinks=follow_symlinks)
+        self._reader = ShardReader(
+            self._store.storage, cache or open_object_cache(), follow_symlinks=follow_symlinks
+        )
         self._advertised: dict[int, float] = {}
         self._newest: StoredObject | None = None
         """The newest manifest when it was last loaded, or found to be malformed."""

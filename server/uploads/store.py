@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ...errors import ConfigError, InvalidRequestError, NotFoundError, SplitArrowError, remote_error
+from ...errors import (
+    ConfigError,
+    ExhaustedError,
+    InvalidRequestError,
+    NotFoundError,
+    SplitArrowError,
+    remote_error,
+)
 from ...protocol.limits import Limits
 from ...publication.atomic_files import sync_folder
+from ...publication.manifest import Manifest
 from ...publication.shard_files import hash_file
 from ..catalog.catalog import Catalog, open_dataset
 from ..logs import get_logger
@@ -137,7 +145,7 @@ class PublicationStore:
             if version is not None:
                 manifest = folder.load_committed(request, version)
             else:
-                manifest = folder.commit(request)
+                manifest = self._commit(folder, request)
                 self._jobs.setdefault(dataset, {})[job] = manifest.version
             if dataset not in self._served:
                 self._catalog.add(dataset, folder.path)
@@ -210,10 +218,26 @@ class PublicationStore:
                 upload.path.unlink()
                 return sha256
         schema, entry = folder.stage_shard(key, upload.path)
+        record = folder.encode_record(key, schema, entry)
         with self._lock:
-            folder.record_shard(key, schema, entry)
+            try:
+                nbytes = entry.nbytes + len(record)
+                self._quota.reserve(upload, nbytes, key.dataset, is_upload=False)
+            except ExhaustedError:
+                folder.unstage_shard(key, entry)
+                raise
+            folder.record_shard(key, entry, record)
             self._quota.transfer(upload, key)
         return entry.sha256
+
+    def _commit(self, folder: PublishedFolder, request: PublishRequest) -> Manifest:
+        """Commit a version while the quota has room for its manifest."""
+        owner = "commit", request.dataset, request.job
+        self._quota.reserve(owner, folder.measure_commit(request), request.dataset, is_upload=False)
+        try:
+            return folder.commit(request)
+        finally:
+            self._quota.release(owner)
 
     def _record_committed(self, folder: PublishedFolder) -> None:
         # Pruning old versions makes a dataset smaller.

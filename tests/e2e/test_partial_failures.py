@@ -68,7 +68,7 @@ class Server:
     def _open(self, name: str) -> splitarrow.Stream | splitarrow.DatasetStream:
         """Open a dataset at a worker, which may have to start first."""
         uri = f"{self.daemon.listen[0]}&ticket={name}"
-        return splitarrow.open(uri, connect_timeout=PATIENCE, stall_timeout=PATIENCE)
+        return splitarrow.open(uri, connect_timeout=PATIENCE, stall_timeout=4 * PATIENCE)
 
 
 def _read_all(names: tuple[str, ...], open_stream: Callable[[str], Any]) -> Contents:

@@ -206,7 +206,12 @@ def run_steps(world: World, access: str, pause: Callable[[], None]) -> None:
         pause()
 
 
-@pytest.mark.parametrize("name", KINDS)
+SLOW = ("parquet folder", "published anew")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in KINDS]
+)
 def test_a_reader_gets_one_version_or_an_error(name: str, tmp_path: Path) -> None:
     kind, path = KINDS[name], tmp_path / "data"
     world = World(path, None, None)  # pyright: ignore[reportArgumentType]

@@ -69,8 +69,13 @@ def test_both_formats_are_valid_and_only_declared_names_appear(server: splitarro
     families = list(text_string_to_metric_families(answer.text))
     exported = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
     assert exported <= names
-    answer = request(http_uri(server), "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    plain = "text/plain; version=0.0.4; charset=utf-8"
+    for accept in ("", "text/plain;version=abc", "text/plain;version=9;escaping=x", "*/*"):
+        answer = request(http_uri(server), "/metrics", Accept=accept)
+        assert (answer.status, answer.headers["content-type"]) == (200, plain)
+    accept = "text/plain;version=1.0.0, application/openmetrics-text ;version=abc"
+    answer = request(http_uri(server), "/metrics", Accept=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
 
 
 def test_buckets_are_cumulative(server: splitarrow.Server) -> None:
