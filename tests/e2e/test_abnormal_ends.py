@@ -548,11 +548,11 @@ LEASED = pa.Table.from_batches(
 
 
 @contextmanager
-def serving_leases(folder: Path, **settings: Any) -> Generator[str]:
+def serving_leases(folder: Path, **settings: Any) -> Generator[splitarrow.Server]:
     """Serve a table over shared memory, all of which one user may lease once."""
     listen = [f"shm://{folder}/socket"]
     with splitarrow.serve({"data": LEASED}, listen=listen, **settings) as server:
-        yield server.uri("data")
+        yield server
 
 
 @pytest.mark.parametrize("way", [None, Way.FIN, Way.RESET, Way.VIOLATION, Way.SURPLUS])
@@ -560,12 +560,14 @@ def test_the_end_of_a_reader_wakes_a_stream_that_waits_for_its_leases(
     tmp_path: Path, way: Way | None
 ) -> None:
     """Without a way, the reader frees its leases and stays."""
-    with serving_leases(tmp_path, max_leased=FULL, lease_seconds=PATIENCE) as text:
-        uri = DataUri.parse(text)
+    with serving_leases(tmp_path, max_leased=FULL, lease_seconds=PATIENCE) as server:
+        uri = DataUri.parse(server.uri("data"))
         holder, waiter = (WirePeer(uri, b"data") for _ in range(2))
         try:
             holder.advance(Step.LEASED)
             waiter.advance(Step.REQUESTED)
+            wait_until(lambda: server.stats()["streams"] == 1, "the stream")
+            time.sleep(0.1)  # nothing reports that it waits
             if way is None:
                 holder.free_all()
             else:
@@ -580,8 +582,8 @@ def test_the_end_of_a_reader_wakes_a_stream_that_waits_for_its_leases(
 
 
 def test_a_reader_that_frees_a_little_at_a_time_gets_more_time(tmp_path: Path) -> None:
-    with serving_leases(tmp_path, max_leased=FULL // 8, lease_seconds=0.6) as uri:
-        peer = WirePeer(DataUri.parse(uri), b"data")
+    with serving_leases(tmp_path, max_leased=FULL // 8, lease_seconds=0.6) as server:
+        peer = WirePeer(DataUri.parse(server.uri("data")), b"data")
         peer.advance(Step.REQUESTED)
         for offset in peer.take_leases():
             time.sleep(0.3)  # three times this is more than `lease_seconds`
