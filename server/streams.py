@@ -101,6 +101,10 @@ class ReadSlots:
         return ReadSlot(self._threads, principal, limiter)
 
 
+def _do_nothing() -> None:
+    """Cancel a stream that has ended."""
+
+
 MAX_DATASETS = 100
 """The number of datasets whose names are labels of metrics. The others share one."""
 TOTALS = ("sent_bytes", "mapped_bytes", "sent_rows", "reader_wait_seconds")
@@ -238,6 +242,7 @@ class StreamRegistry:
         with self._metrics.moving():
             self._count(stream)
             stream.source = None  # its connection may carry another stream
+            stream.cancel = _do_nothing  # so that the two do not keep each other alive
             del self._streams[stream.number]
         self.ended += 1
         if stream.ticket_digest:

@@ -146,6 +146,9 @@ class Settings(BaseSettings):
     """The total size of all uploads, as in 100GiB."""
     upload_bytes: Size | None = setting(None, Group.CONTROL, shown="the total", needs=("writable",))
     """The largest size of one upload, as in 10GiB."""
+    upload_rate: SizeOrZero = setting(1 << 10, Group.CONTROL, needs=("writable",))
+    """The least rate of an upload, in bytes per second, as in 64KiB. The server ends one that is
+    slower for `idle_seconds`."""
     reflection: bool = setting(False, Group.CONTROL, negatable=True, needs=("control",))
     """Let gRPC tools list the services of the control plane."""
 
@@ -373,6 +376,7 @@ class ServeArguments(TypedDict, total=False):
     writable: str | Path | None
     writable_bytes: int | str | None
     upload_bytes: int | str | None
+    upload_rate: int | str
     reflection: bool
     compression: Literal["none", "lz4", "zstd", "auto"] | None
     batch_rows: int | None

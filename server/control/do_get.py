@@ -20,7 +20,6 @@ from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_
 from ...proto import Flight_pb2 as flight
 from ...protocol.payloads import MIN_INTERVAL
 from ...protocol.splitter import SourceMessage
-from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
@@ -128,9 +127,7 @@ class DoGetHandler:
         max_bytes = call.server.limits.ticket_bytes
         if len(ticket) > max_bytes:
             raise LimitError(f"the ticket has {len(ticket)} bytes; the limit is {max_bytes}")
-        redeem = call.server.access.redeem_ticket
-        claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
-        call.authorize_ticket(claims)
+        claims = await call.redeem_ticket(ticket)
         call.check_draining(claims.request)
         if call.span is None:
             await self._send_dataset(call, claims, ticket)
