@@ -17,8 +17,9 @@ from .metrics import DaemonMetrics, Metrics
 from .reads import ReadsInProgress
 from .refusals import RefusalLog
 from .report import Reporter
+from .shares import StreamMemory
 from .shm.regions import SharedRegions
-from .streams import FilterSlots, StreamRegistry
+from .streams import ReadSlots, StreamRegistry
 from .tracing import Tracer
 from .usage import Usage
 
@@ -45,8 +46,10 @@ class ServerContext:
     """The reads of several parts, which the server finishes before it ends."""
     leased_by: Callable[[int | None], int]
     """Returns the bytes that a user, by ID, has leased over all connections."""
-    filter_slots: FilterSlots
-    """The filters that each principal evaluates."""
+    read_slots: ReadSlots
+    """The threads and filters of each principal."""
+    memory: StreamMemory
+    """The memory for messages that wait to be sent."""
     tracer: Tracer | None
     """Records traces. None if the server records none."""
     usage: Usage

@@ -6,6 +6,7 @@ A process (`process`), a thread (`embedded`) or a test runs the same object.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from socket import socket
@@ -45,9 +46,10 @@ from .report import (
     measure_process,
     responds,
 )
-from .session import Session, StallWatch, yield_to_writers
+from .session import MemoryReturn, Session, StallWatch, yield_to_writers
+from .shares import StreamMemory, ThreadShares
 from .shm.regions import SharedRegions
-from .streams import FilterSlots, StreamRegistry
+from .streams import ReadSlots, StreamRegistry
 from .tracing import open_tracer
 from .usage import Usage, measure_host_memory
 
@@ -97,10 +99,12 @@ class Daemon:
         self.process = process
         """The name of this process in metrics."""
         usage = Usage() if usage is None else usage
-        memory = settings.parquet_decoding_bytes or measure_host_memory() // 2 // usage.processes
-        self.decoding = DecodingShares(memory, self._lend_threads)
+        nbytes = settings.parquet_decoding_bytes or measure_host_memory() // 2 // usage.processes
+        self.decoding = DecodingShares(nbytes, self._lend_threads)
         """The memory in which readers decode row groups of Parquet files."""
-        budget = Budget.from_settings(settings, self.decoding)
+        memory = StreamMemory(settings.stream_memory)
+        budget = Budget.from_settings(settings, self.decoding, lambda: memory.batch_bytes)
+        self._thread_shares = ThreadShares(_WORKER_THREADS, len(os.sched_getaffinity(0)))
         self.regions = SharedRegions(settings, usage.processes, budget)
         self.metrics = Metrics()
         self.metrics.add_collector(self._collect)
@@ -128,7 +132,10 @@ class Daemon:
             refusals=self.refusals,
             reads=ReadsInProgress(),
             leased_by=self._leased_by,
-            filter_slots=FilterSlots(max(1, settings.filter_threads // usage.processes)),
+            read_slots=ReadSlots(
+                max(1, settings.filter_threads // usage.processes), self._thread_shares
+            ),
+            memory=memory,
             usage=usage,
             reporter=self,
             tracer=open_tracer(settings, process),
@@ -177,6 +184,7 @@ class Daemon:
                 background.start_soon(watcher.run)
                 background.start_soon(yield_to_writers, self._sessions)
                 background.start_soon(StallWatch(self.context, self._sessions).run)
+                background.start_soon(MemoryReturn(self.streams).run)
                 await self._serve(control, task_status)
                 background.cancel_scope.cancel()
         finally:
@@ -266,6 +274,7 @@ class Daemon:
 
         def apply() -> None:
             self.context.threads.total_tokens += change
+            self._thread_shares.lend(change)
 
         self.loop.call_soon_threadsafe(apply)
 

@@ -35,7 +35,7 @@ from .context import ServerContext
 from .logs import get_logger
 from .prefetch import Prefetch
 from .refusals import describe_for_reader
-from .streams import FilterSlot, Outcome, RunningStream
+from .streams import Outcome, ReadSlot, RunningStream
 
 if TYPE_CHECKING:
     from .spans import StreamSpan
@@ -146,13 +146,14 @@ class DataStream:
         dataset, request = self._context.catalog.lookup(claims.request.dataset), claims.request
         with self._registered(claims, ticket), self._context.reads.stream(request):
             source = self._sender.open_at_once(dataset, request)
+            slot = self._context.read_slots.slot_for(request, claims.principal)
             if source is None:
-                source = await self._open(dataset, request)
+                async with slot:
+                    source = await self._open(dataset, request)
             if self._span is not None:
                 self._span.opened()
             self._log.debug("stream started", streams=self._connection.uri.stream.value)
-            slot = self._context.filter_slots.slot_for(claims.request, claims.principal)
-            await self._send_groups(source, slot)
+            await self._send_groups(source, slot, claims.principal)
             self.is_ending = True
             await self._sender.finish()
 
@@ -172,7 +173,7 @@ class DataStream:
                 dataset, request = VortexDataset(dataset), replace(request, compression=None)
             return await self._sender.open(dataset, request)
 
-    async def _send_groups(self, source: Source, slot: FilterSlot) -> None:
+    async def _send_groups(self, source: Source, slot: ReadSlot, principal: str) -> None:
         if source.blocking:
             threads = self._context.threads
             with Prefetch(
@@ -183,9 +184,12 @@ class DataStream:
                 slot,
                 idle_seconds=self._keep_alive_seconds,
                 on_idle=self._send_keep_alive,
+                memory=self._context.memory.share(principal),
+                measure=_measure,
             ) as groups:
                 async for messages in groups:
                     await self._send_group(messages)
+                    del messages  # before the next group is there
         else:
             try:
                 for messages in source:
@@ -290,3 +294,8 @@ class DataStream:
             self._is_cancelled = True
             self._yield_at = 0
             self._scope.deadline = anyio.current_time() + _CANCEL_SECONDS
+
+
+def _measure(messages: Sequence[SourceMessage]) -> int:
+    """Return the size of the bodies of a group in bytes."""
+    return sum(message.body_length for message in messages)

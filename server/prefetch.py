@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectSendStream
 
 from ..errors import SplitArrowError
+from .shares import MemoryShare
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,8 @@ class Prefetch(Generic[_T]):
 
     A worker thread prepares one item ahead of the consumer, while it holds the slot. The consumer
     may set `is_ahead` to False: each item is then prepared when it is requested. No item is None.
+    With a share of memory, which is closed with the context, an item is prepared ahead only while
+    there is room for one of the size of the last. `measure` returns the size of an item in bytes.
     `close` is called once, when the thread has finished: after the last item, after an
     error, or after the context was left, which cancels the task of the thread. The task group waits
     for that, so it may outlive the context. Each time the consumer has waited for `idle_seconds`,
@@ -55,7 +58,12 @@ class Prefetch(Generic[_T]):
         *,
         idle_seconds: float | None = None,
         on_idle: Callable[[], Awaitable[object]] | None = None,
+        memory: MemoryShare | None = None,
+        measure: Callable[[_T], int] = lambda item: 0,
     ) -> None:
+        self._memory = memory
+        self._measure = measure
+        self._sent_bytes = self._ready_bytes = self._last_bytes = 0
         slot = nullcontext() if slot is None else slot
         sender, self._receiver = anyio.create_memory_object_stream[_T | Exception | None](0)
         self._idle_seconds = idle_seconds
@@ -73,6 +81,8 @@ class Prefetch(Generic[_T]):
     def __exit__(self, *exc_info: object) -> None:
         self._receiver.close()
         self._scope.cancel()
+        if self._memory is not None:
+            self._memory.close()
 
     def __aiter__(self) -> Prefetch[_T]:
         return self
@@ -80,13 +90,21 @@ class Prefetch(Generic[_T]):
     async def __anext__(self) -> _T:
         """Return the next item; raise the error of the iterator if it raised one."""
         self._requested += 1
+        self._hold(0, self._ready_bytes)  # the consumer is done with the item before
         self._request.set()
         item = await self._receive()
+        self._sent_bytes, self._ready_bytes = self._ready_bytes, 0
         if item is None:
             raise StopAsyncIteration
         if isinstance(item, Exception):
             raise item
         return item
+
+    def _hold(self, sent: int, ready: int) -> None:
+        """Hold the memory of the item that the consumer has, and of the one that is ready."""
+        self._sent_bytes, self._ready_bytes = sent, ready
+        if self._memory is not None:
+            self._memory.hold(sent + ready)
 
     async def _receive(self) -> _T | Exception | None:
         if self._idle_seconds is None or self._on_idle is None:
@@ -110,6 +128,7 @@ class Prefetch(Generic[_T]):
         slot: AbstractAsyncContextManager[Any, Any],
     ) -> None:
         """Send each item, and then None or the error of the iterator."""
+        item: _T | None = None
         try:
             with self._scope, sender:
                 while True:
@@ -120,17 +139,28 @@ class Prefetch(Generic[_T]):
                     except Exception as error:
                         await sender.send(error)
                         return
-                    await sender.send(item)
                     if item is None:
+                        await sender.send(None)
                         return
+                    self._last_bytes = self._measure(item)
+                    self._hold(self._sent_bytes, self._last_bytes)
+                    await sender.send(item)
+                    item = None
         except anyio.BrokenResourceError:
             pass  # the consumer has left the context
         finally:
+            item = None  # the cancellation refers to this frame, which refers to it
             close()
 
     async def _wait_for_turn(self) -> None:
         """Wait until the next item may be prepared."""
-        while not self.is_ahead and self._prepared >= self._requested:
+        while self._prepared >= self._requested and not self._may_go_ahead():
             self._request = anyio.Event()
             await self._request.wait()
         self._prepared += 1
+
+    def _may_go_ahead(self) -> bool:
+        """Return whether the next item may be prepared before it is requested."""
+        if not self.is_ahead or self._memory is None:
+            return self.is_ahead
+        return self._memory.reserve(self._last_bytes, lambda: self._request.set())

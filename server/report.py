@@ -118,15 +118,19 @@ class Reporter(Protocol):
 def measure_process(process: str) -> dict[str, Labelled]:
     """Return what a process uses of the host, for its metrics."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
     labels = (process,)
     return {
         "process_open_fds": {labels: count_descriptors()},
         "process_max_fds": {labels: limit},
-        "process_resident_memory_bytes": {labels: pages * resource.getpagesize()},
+        "process_resident_memory_bytes": {labels: read_resident_bytes()},
         "process_cpu_seconds": {labels: time.process_time()},
     }
+
+
+def read_resident_bytes() -> int:
+    """Return the memory that this process occupies, in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def count_descriptors() -> int:

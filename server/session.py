@@ -1,17 +1,21 @@
-"""The server's side of one connection, and the tasks that end sessions which take too long.
+"""The server's side of one connection, and the tasks that look after all sessions.
 
 `StallWatch` disconnects readers that take nothing of their stream. `yield_to_writers` ends the
-streams of a file that another process waits to write to.
+streams of a file that another process waits to write to. `MemoryReturn` returns the memory of
+streams that have ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import anyio
+import pyarrow as pa
+from anyio import to_thread
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
@@ -41,7 +45,9 @@ from .data_stream import DataStream
 from .logs import bind_trace, get_logger
 from .prefetch import start_task
 from .refusals import flatten_errors
+from .report import read_resident_bytes
 from .shm.exports import KEEPER
+from .streams import StreamRegistry
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
@@ -52,6 +58,11 @@ _LOST_SECONDS = 45.0
 """The time after which a reader is lost whose host acknowledges nothing."""
 _CHECKS_PER_LIMIT = 4
 _MAX_CHECK_SECONDS = 10.0
+_RETURN_SECONDS = 4.0
+_RETURN_ATTEMPTS = 4
+"""The attempts to return memory after a stream has ended: longer than a thread stays idle."""
+_RETURN_BYTES = 64 << 20
+"""The memory that is not worth returning."""
 _MAX_EARLY_FRAMES = 4
 """The frames of a reader that has received the end of its stream, and requests another: two
 intervals of keep-alives, a trace, and the request."""
@@ -134,6 +145,7 @@ class Session:
         except* (TransportError, ProtocolError, DatasetError) as errors:
             for error in flatten_errors(errors):
                 self._record(error)
+                _drop_frames(error)
         finally:
             self._close()
 
@@ -322,6 +334,14 @@ class Session:
             self._channel.abort()
 
 
+def _drop_frames(error: BaseException) -> None:
+    """Let an error forget its frames: the channel keeps the error, and they keep the last data."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__context__
+
+
 def _draining() -> UnavailableError:
     return UnavailableError("the server is draining; connect to another one")
 
@@ -348,6 +368,38 @@ async def yield_to_writers(sessions: Iterable[Session]) -> None:
             if now >= deadline:
                 log.warning("connection reset: another process waits to write to a file it reads")
                 session.reset()
+
+
+class MemoryReturn:
+    """Returns free memory to the system after streams have ended.
+
+    Allocators keep what streams have used. A thread's part is returned only once that thread has
+    ended, so it takes a few attempts.
+    """
+
+    def __init__(self, streams: StreamRegistry) -> None:
+        self._streams = streams
+        self._ended = 0
+        self._attempts = 0
+        self._first_bytes = read_resident_bytes()
+
+    async def run(self) -> None:
+        """Return memory from time to time, until cancelled."""
+        while True:
+            await anyio.sleep(_RETURN_SECONDS)
+            if self._streams.ended != self._ended:
+                self._ended, self._attempts = self._streams.ended, _RETURN_ATTEMPTS
+            if self._attempts and read_resident_bytes() > self._first_bytes + _RETURN_BYTES:
+                self._attempts -= 1
+                await to_thread.run_sync(return_memory)
+
+
+def return_memory() -> None:
+    """Return what the allocators have free to the system."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
 
 
 class StallWatch:

@@ -1,7 +1,7 @@
 """The registry of running streams, over every transport.
 
-A stream counts what it sends and how long it waits for its reader. A principal evaluates a few
-filters at a time (`FilterSlots`).
+A stream counts what it sends and how long it waits for its reader. While it reads its dataset, it
+holds a thread of its principal (`ReadSlots`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -22,6 +22,7 @@ from anyio import CapacityLimiter
 from ..errors import ExhaustedError
 from ..protocol.request import Request
 from .metrics import LabelCap, Labelled, Metrics
+from .shares import ThreadShares
 from .usage import Usage
 
 
@@ -54,29 +55,50 @@ class ReaderWaits:
             self._since = None
 
 
-FilterSlot = AbstractAsyncContextManager[Any, Any]
-"""Holds a slot, if one is needed, while it is entered. It may be entered again and again."""
+class ReadSlot:
+    """What a stream holds while a worker thread reads its dataset. It may be entered repeatedly."""
+
+    __slots__ = ("_limiter", "_principal", "_stack", "_threads")
+
+    def __init__(
+        self, threads: ThreadShares, principal: str, limiter: CapacityLimiter | None
+    ) -> None:
+        self._threads = threads
+        self._principal = principal
+        self._limiter = limiter
+
+    async def __aenter__(self) -> None:
+        async with AsyncExitStack() as stack:
+            if self._limiter is not None:
+                limiter: AbstractAsyncContextManager[Any, Any] = self._limiter
+                await stack.enter_async_context(limiter)
+            await stack.enter_async_context(self._threads.share(self._principal))
+            self._stack = stack.pop_all()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
 
 
-class FilterSlots:
-    """Bounds the filters that one principal evaluates at a time.
+class ReadSlots:
+    """Shares worker threads among principals, and bounds the filters that each evaluates at a time.
 
-    Each evaluation takes a worker thread, memory and a processor. A stream with a filter waits for
-    a slot of its principal before it takes a worker thread, so threads stay free for others.
+    A stream with a filter waits for a filter of its principal to end before it takes a thread.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, filters: int, threads: ThreadShares) -> None:
+        self._filters = filters
+        self._threads = threads
         self._limiters: WeakValueDictionary[str, CapacityLimiter] = WeakValueDictionary()
 
-    def slot_for(self, request: Request, principal: str) -> FilterSlot:
+    def slot_for(self, request: Request, principal: str) -> ReadSlot:
         """Return the slot that a stream has to hold while it reads its dataset."""
+        self._threads.record(principal)
         if request.filter is None:
-            return nullcontext()
+            return ReadSlot(self._threads, principal, None)
         limiter = self._limiters.get(principal)
         if limiter is None:
-            limiter = self._limiters[principal] = CapacityLimiter(self._limit)
-        return limiter
+            limiter = self._limiters[principal] = CapacityLimiter(self._filters)
+        return ReadSlot(self._threads, principal, limiter)
 
 
 def _do_nothing() -> None:
@@ -184,6 +206,8 @@ class StreamRegistry:
         self._max_per_principal = max_per_principal
         self._usage = Usage() if usage is None else usage
         self._streams: dict[int, RunningStream] = {}
+        self.ended = 0
+        """The number of streams that have ended."""
         metrics.add_collector(self._collect)
 
     def begin(
@@ -220,6 +244,7 @@ class StreamRegistry:
             stream.source = None  # its connection may carry another stream
             stream.cancel = _do_nothing  # so that the two do not keep each other alive
             del self._streams[stream.number]
+        self.ended += 1
         if stream.ticket_digest:
             self._usage.streams.release(stream.principal)
 

@@ -46,6 +46,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {
             "checker",
             "counting",
+            "fairness",
             "gpu",
             "loader_peers",
             "loader_report",
@@ -143,8 +144,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"dataset"},
     ],
     "server": [
-        {"config", "logs", "metrics", "prefetch", "usage"},
-        {"addresses", "catalog", "reads", "refusals", "signals", "streams"},
+        {"config", "logs", "metrics", "shares", "usage"},
+        {"addresses", "catalog", "prefetch", "reads", "refusals", "signals", "streams"},
         {"auth", "shm", "uploads"},
         {"bodies", "report"},
         {"spans"},

@@ -8,6 +8,7 @@ that a reader costs the server. A `GeneratorSource` makes a source of a generato
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -50,11 +51,21 @@ class Budget:
     decoding: DecodingShares | None = None
     """The memory in which all readers decode row groups of Parquet files; None for no limit."""
 
+    find_batch_bytes: Callable[[], float] = lambda: math.inf
+    """Returns the decoded size that a batch should not exceed now. Any thread may call it."""
+
     @classmethod
-    def from_settings(cls, settings: Settings, decoding: DecodingShares | None = None) -> Budget:
+    def from_settings(
+        cls,
+        settings: Settings,
+        decoding: DecodingShares | None = None,
+        find_batch_bytes: Callable[[], float] = lambda: math.inf,
+    ) -> Budget:
         """Return the budget that a server's settings describe."""
         options = ParquetOptions(settings.parquet_int96, settings.parquet_keys)
-        return cls(settings.filter_seconds, settings.parquet_bytes, options, decoding)
+        return cls(
+            settings.filter_seconds, settings.parquet_bytes, options, decoding, find_batch_bytes
+        )
 
 
 DEFAULT_BUDGET = Budget()

@@ -206,6 +206,9 @@ class Settings(BaseSettings):
         None, Group.LIMITS, shown="half of `max_connections`", reload=Reload.RELOAD
     )
     """The number of streams that one principal reads at a time. More get RESOURCE_EXHAUSTED."""
+    stream_memory: Size = setting(256 << 20, Group.LIMITS)
+    """The memory in which each process keeps the next data of streams ready, as in 1GiB. One
+    principal gets half of it. Without room, a stream prepares data only when its reader waits."""
     filter_seconds: PositiveSeconds = setting(10.0, Group.LIMITS)
     """The processor time of a filter in one stream, in seconds, beside a second for each 10
     million rows or GB. A filter that uses more gets RESOURCE_EXHAUSTED."""
@@ -390,6 +393,7 @@ class ServeArguments(TypedDict, total=False):
     max_connections_per_address: int | None
     max_calls_per_address: int
     max_streams_per_principal: int | None
+    stream_memory: int | str
     filter_seconds: float
     filter_threads: int
     parquet_bytes: int | str

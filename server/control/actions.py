@@ -249,7 +249,7 @@ class ActionHandler:
             if result:
                 await call.write(flight.Result(body=result).SerializeToString())
             part = replace(request, shard=shard)
-            async with server.filter_slots.slot_for(request, call.principal.name):
+            async with server.read_slots.slot_for(request, call.principal.name):
                 rows = await run(dataset.count_rows, part, server.encoding)
             result = _encode_json({"shard": shard, "version": version, "rows": rows})
         return result

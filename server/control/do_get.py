@@ -26,7 +26,7 @@ from ..catalog.dataset import Source
 from ..catalog.selection import open_rows
 from ..catalog.tensors import refuse_do_get
 from ..prefetch import Prefetch
-from ..streams import FilterSlot, Outcome, RunningStream
+from ..streams import Outcome, ReadSlot, RunningStream
 from .call import Call, parse_message
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class DoGetHandler:
                 )
                 if span is not None:
                     span.opened()
-                slot = server.filter_slots.slot_for(request, claims.principal)
+                slot = server.read_slots.slot_for(request, claims.principal)
                 pace = _Pace(self._read_ahead)
                 await _send_chunks(call, pace, source, stream, slot)
             if scope.cancelled_caught:
@@ -188,7 +188,7 @@ async def _send_chunks(
     pace: _Pace,
     source: Source,
     stream: RunningStream,
-    slot: FilterSlot,
+    slot: ReadSlot,
 ) -> None:
     await call.confirm_client()
     interval = call.headers.get(KEEP_ALIVE_HEADER, "")
@@ -202,6 +202,8 @@ async def _send_chunks(
             tasks,
             threads,
             slot,
+            memory=call.server.memory.share(stream.principal),
+            measure=lambda chunk: chunk.nbytes,
             idle_seconds=idle_seconds,
             on_idle=keep_alive,
         ) as prefetched:
@@ -228,12 +230,11 @@ async def _send_chunks(
 class _Chunk:
     """FlightData messages that a worker thread prepares together, up to a number of bytes."""
 
-    __slots__ = ("_full_bytes", "_nbytes", "_started", "largest", "messages", "rows")
+    __slots__ = ("_full_bytes", "_started", "largest", "messages", "nbytes", "rows")
 
     def __init__(self, full_bytes: int) -> None:
         self.messages = deque[bytes]()
-        self.rows = self.largest = 0
-        self._nbytes = 0
+        self.rows = self.largest = self.nbytes = 0
         self._full_bytes = full_bytes
         self._started = time.monotonic()
 
@@ -241,12 +242,12 @@ class _Chunk:
         data = build_flight_data(message)
         self.messages.append(data)
         self.rows += message.rows
-        self._nbytes += len(data)
+        self.nbytes += len(data)
         self.largest = max(self.largest, len(data))
 
     @property
     def is_full(self) -> bool:
-        return self._nbytes >= self._full_bytes
+        return self.nbytes >= self._full_bytes
 
     @property
     def is_late(self) -> bool:

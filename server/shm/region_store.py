@@ -155,7 +155,9 @@ class SharedStream:
                 return None
             try:
                 if self._writer is None:
-                    self._writer = self._open_writer()
+                    self._writer = self._open_writer(start)
+                    self._writer.skip(sum(len(each.messages) for each in self._chunks))
+                    self._writer.chunk_count = index
                 chunk = self._writer.next_chunk()
             except DecodingCancelledError:
                 self._close_writer()
@@ -199,6 +201,14 @@ class SharedStream:
         self._error = error
         self._chunks.clear()
         self._close_writer()
+
+    def pause(self) -> None:
+        """Close the source, which takes memory, while the stream has no reader. The chunks stay."""
+        if self._lock.acquire(blocking=False):  # a cancelled reader may still write a chunk
+            try:
+                self._close_writer()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Release the chunks. A reader that asks for one gets `ClosedError`."""
@@ -262,8 +272,8 @@ class RegionStore:
         """Count one reader less."""
         with self._lock:
             stream.readers -= 1
-            if not stream.readers and not stream.is_kept:
-                stream.close()
+            if not stream.readers:
+                stream.pause() if stream.is_kept else stream.close()
             self._drop_collected()
             self._evict()
 

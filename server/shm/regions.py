@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _GROUP_MESSAGES = 64
 _DEFAULT_CAPACITY_SHARE = 4
 """By default sealed memory takes at most one part in so many of the host's memory."""
-_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 32 << 20)
+_VORTEX_CHUNK_SIZES = ChunkSizes(1 << 20, 8 << 20)
 """Encoding takes longer than a copy, and a stream that the cache has no room for holds a chunk."""
 _DESCRIPTORS_SHARE, _MAX_CHUNKS = 16, 4096
 """Copies take at most one part in so many of the process's descriptors, and at most so many."""

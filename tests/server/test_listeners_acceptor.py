@@ -114,6 +114,17 @@ def test_connections_beyond_the_limit_are_refused_and_then_closed_at_once() -> N
             assert first.read_all() == TABLE
 
 
+def test_a_refused_connection_gives_its_descriptors_back() -> None:
+    """Otherwise only the first refused readers learn the reason."""
+    with splitarrow.serve({"a": TABLE}, max_connections=1) as server:
+        uri = server.uri("a")
+        with splitarrow.open(uri):
+            for _ in range(40):
+                with pytest.raises(ExhaustedError, match="limit of connections"):
+                    splitarrow.open(uri)
+                wait_until(lambda: server.stats()["connections"] == 1)
+
+
 @pytest.mark.parametrize("transport", ["shm", "flight"])
 def test_a_lack_of_descriptors_is_reported_as_such(
     transport: str, monkeypatch: pytest.MonkeyPatch

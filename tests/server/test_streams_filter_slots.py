@@ -14,7 +14,8 @@ import splitarrow
 from splitarrow.errors import ExhaustedError
 from splitarrow.protocol.request import Request
 from splitarrow.server.prefetch import Prefetch
-from splitarrow.server.streams import FilterSlots
+from splitarrow.server.shares import ThreadShares
+from splitarrow.server.streams import ReadSlots
 
 FILTERED, WHOLE = Request("x", filter="AAAA"), Request("x")
 
@@ -33,7 +34,7 @@ class Items:
 
 
 async def test_streams_of_one_principal_wait_for_each_other() -> None:
-    slots, threads = FilterSlots(1), anyio.CapacityLimiter(4)
+    slots, threads = ReadSlots(1, ThreadShares(4, 4)), anyio.CapacityLimiter(4)
     first, second, other, whole = (Items() for _ in range(4))
     async with anyio.create_task_group() as tasks:
 

@@ -40,6 +40,7 @@ from ....formats.parquet.variant_columns import (
 )
 from ....formats.text import format_size
 from ....transport.memory.files import SourceFile
+from ..dataset import Budget
 from ..decoding_shares import DecodingShares
 from ..messages.reencoding import Batches
 from ..selection import Derivation, Selection, has_plain_names
@@ -54,7 +55,7 @@ MAX_BATCH_ROWS = 128 << 10
 """The largest number of rows in such a batch. Decoded rows may be larger than estimated."""
 _FILE_TYPE = "a Parquet file"
 _VARIABLE_WIDTH_BYTES = 16
-_COLUMN_BUFFER = 1 << 20
+_COLUMN_BUFFER = 64 << 10
 _TAIL_READ = 64 << 10
 _HEADER_BYTES = 256
 _PAGE_BYTES, _DICTIONARY_HEADER, _COUNT = 2, 7, 1
@@ -314,7 +315,7 @@ class ParquetDataset(FileDataset):
         self, file: SourceFile, contents: FileContents, selection: Selection
     ) -> Batches:
         """Yield the record batches; see `FileDataset.read_batches`."""
-        rows = selection.batch_rows or contents.batch_rows or 1
+        rows = selection.batch_rows or _fit_rows(contents.batch_rows or 1, selection.budget)
         if selection.limit is not None:
             rows = min(rows, max(selection.limit, 1))
         derivation = Derivation.plan(contents.schema, selection.columns, selection.fields)
@@ -459,6 +460,11 @@ def _choose_batch_rows(metadata: Any, schema: pa.Schema) -> int:
     encoded = [group.total_byte_size / max(group.num_rows, 1) for group in groups]
     row_bytes = max(_estimate_row_bytes(schema), *encoded, 1.0)
     return int(min(max(BATCH_BYTES / row_bytes, 1), MAX_BATCH_ROWS))
+
+
+def _fit_rows(rows: int, budget: Budget) -> int:
+    """Return fewer rows than those of BATCH_BYTES, if many streams share the memory."""
+    return max(int(rows * min(budget.find_batch_bytes() / BATCH_BYTES, 1)), 1)
 
 
 def _estimate_row_bytes(schema: pa.Schema) -> float:

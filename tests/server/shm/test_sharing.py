@@ -107,6 +107,50 @@ def test_every_type_of_dataset_arrives(serve: Serve, tmp_path: Path, kind: str, 
         assert server.stats()["shared_bytes"] > 0
 
 
+def test_each_descriptor_of_a_shared_file_is_closed(serve: Serve, tmp_path: Path) -> None:
+    """The server opens a file again for each reader, and for the guard."""
+    path = write_file(tmp_path / "data.arrow", make_number_batches(2))
+    server = serve({"data": path})
+
+    def count() -> int:
+        gc.collect()
+        return sum(
+            os.path.realpath(f"/proc/self/fd/{name}") == str(path)
+            for name in os.listdir("/proc/self/fd")
+        )
+
+    for _ in range(3):
+        with splitarrow.open(server.uri("data")) as stream:
+            batches = list(stream)
+            assert count() > 0
+        batches.clear()
+    wait_until(lambda: count() == 0, "the end of the files")
+
+
+def test_a_stream_without_readers_keeps_its_copy_but_not_its_source(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The source holds a decoder and the open file."""
+    sent = make_filled_batches(40, 1 << 20)
+    path = tmp_path / "data.parquet"
+    pq.write_table(make_table(sent), path)
+    server = serve({"data": path})
+
+    def is_open() -> bool:
+        return any(
+            os.path.realpath(f"/proc/self/fd/{name}") == str(path)
+            for name in os.listdir("/proc/self/fd")
+        )
+
+    with splitarrow.open(server.uri("data")) as stream:
+        assert next(stream).num_rows
+        assert is_open()
+    wait_until(lambda: not is_open(), "the end of the source")
+    assert server.stats()["shared_bytes"] > 0
+    for _ in range(2):
+        assert read_table(server.uri("data")) == make_table(sent)
+
+
 def test_a_second_reader_needs_no_second_copy(serve: Serve) -> None:
     server = serve({"data": make_filled_batches(8, 1 << 20)})
     with splitarrow.open(server.uri("data")) as stream:
@@ -157,6 +201,7 @@ def test_a_dataset_larger_than_the_cache_reaches_every_reader(serve: Serve, cach
     streams = [splitarrow.open(server.uri("data")) for _ in range(3)]
     got: list[list[pa.RecordBatch]] = [[], [], []]
     got[0] += [next(streams[0]) for _ in range(40)]
+    assert server.stats()["shared_bytes"] <= cache
     got[1] += [next(streams[1]) for _ in range(5)]
     batches: list[pa.RecordBatch] = []
     for batches, stream in zip(got, streams, strict=True):
