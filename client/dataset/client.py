@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from abc import abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import replace
@@ -19,14 +20,15 @@ from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions
-from ..arguments import Read, ReadArguments, ReadPlan, build_request, column_names
-from ..rpc.channel import FlightChannel
+from ..arguments import AUTO, Read, ReadArguments, ReadPlan, build_request, column_names
+from ..rpc.channel import FlightChannel, limit_calls
 from ..rpc.info import (
     DatasetInfo,
     PublishResult,
     ShardUploadResult,
     UploadResult,
     count_rows,
+    encode_command,
     parse_info,
     parse_result,
     parse_schema,
@@ -42,13 +44,12 @@ from ..rpc.upload import (
 from ..stream.device_stream import wrap_for_device
 from ..stream.format_choice import FormatChoice, choose_for_dataset
 from ..stream.tracing import trace_plan, trace_read
-from ..uris import parse_control_uri
+from ..uris import is_this_host, parse_control_uri
 from .requests import (
     Descriptions,
     KeptPlans,
     check_complete,
     check_name,
-    encode_command,
     list_ordinals,
     pin_version,
     select_endpoints,
@@ -56,6 +57,7 @@ from .requests import (
 )
 
 if TYPE_CHECKING:
+    from ..rpc.download import FlightStream
     from .dataset import Dataset, DatasetStream
     from .endpoints import ResumableEndpoint
 
@@ -392,6 +394,8 @@ class Client(BaseClient):
         The control plane: ``grpc://host:port`` or ``grpc+tls://host:port``.
     token, tls, connect_timeout, timeout
         See `splitarrow.connect`.
+    check : bool
+        Whether to wait until the server has accepted the token.
 
     Examples
     --------
@@ -416,6 +420,7 @@ class Client(BaseClient):
         tls: TlsOptions | None = None,
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
+        check: bool = True,
     ) -> None:
         for name, seconds in (("connect_timeout", connect_timeout), ("timeout", timeout)):
             if seconds <= 0:
@@ -427,7 +432,8 @@ class Client(BaseClient):
         self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout, connect_timeout)
         """The gRPC channel to the control plane."""
         try:
-            self.channel.check_connection(connect_timeout)
+            if check:
+                self.channel.check_connection(connect_timeout)
         except BaseException:
             self.channel.close()
             raise
@@ -500,17 +506,23 @@ class Client(BaseClient):
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
-        kept = self._plans.get(request)
-        info = kept or self.describe(request)
-        if kept is None:
-            self._plans.add(request, info)
-        if shards is None and request.shard is None:
-            check_complete(info, self.uri)
+        kept, reader = self._plans.get(request), None
+        info = kept
+        if info is None:
+            info, reader = self._request_plan(request, plan)
+            if reader is None:
+                self._plans.add(request, info)
+        try:
+            if shards is None and request.shard is None:
+                check_complete(info, self.uri)
+            indices = select_endpoints(info, shards)
+        except BaseException:
+            if reader is not None:
+                reader.close()
+            raise
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1
-
-        indices = select_endpoints(info, shards)
 
         def plan_endpoint(index: int) -> ResumableEndpoint:
             endpoint = info.endpoints[index]
@@ -521,10 +533,33 @@ class Client(BaseClient):
             shard = index if several else None
             replica = Replica(self.channel, self.describe, request, info.version, shard, endpoint)
             return ResumableEndpoint(
-                [replica], request.dataset, plan, limit=request.limit, is_kept=confirms
+                [replica],
+                request.dataset,
+                plan,
+                limit=request.limit,
+                is_kept=confirms,
+                reader=reader,
             )
 
         return info.schema, [plan_endpoint(index) for index in indices]
+
+    def _request_plan(
+        self, request: Request, plan: ReadPlan
+    ) -> tuple[DatasetInfo, FlightStream | None]:
+        """Describe a read; open its stream if the server sends the data with the description."""
+        from ..rpc.download import TRANSPORT as DO_GET
+        from ..rpc.download import plan_read
+
+        channel, transport = self.channel, plan.transport
+        if not channel.plans_by_do_get or plan.options.require_transport not in (None, DO_GET):
+            return self.describe(request), None
+        is_near = is_this_host(channel.uri.host) or request.format == "vortex"
+        if transport != DO_GET and (transport != AUTO or is_near):
+            return self.describe(request), None
+        end = time.monotonic() + channel.call_limit()
+        found = plan_read(channel, request, transport, plan.options)
+        with limit_calls(max(end - time.monotonic(), 0)):
+            return found or (self.describe(request), None)
 
     def _plan_span(
         self, request: Request, shards: frozenset[int], plan: ReadPlan

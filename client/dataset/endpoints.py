@@ -304,7 +304,7 @@ class ResumableEndpoint:
     Every row is returned once. After a failure, the read continues after the last row that it
     returned, at the same server or at another replica. The replicas are in order of preference;
     those in `unreachable` are tried last. With an ordinal, errors name it and all servers that were
-    tried.
+    tried. A `reader` is the endpoint, open at the first replica.
     """
 
     def __init__(
@@ -317,6 +317,7 @@ class ResumableEndpoint:
         ordinal: int | None = None,
         unreachable: set[str] | FailureMemory | None = None,
         is_kept: bool = False,
+        reader: EndpointReader | None = None,
     ) -> None:
         shared = FailureMemory() if unreachable is None else unreachable
         self._replicas = ReplicaSet(replicas, plan.resume_attempts, shared)
@@ -324,9 +325,9 @@ class ResumableEndpoint:
         self._plan = plan
         self._limit = limit
         self._ordinal = ordinal
-        self._reader: EndpointReader | None = None
+        self._reader = reader
         self._earlier_bytes = 0
-        self._footer_metadata: CustomMetadata | None = None
+        self._footer_metadata = None if reader is None else reader.footer_metadata
         self._keeps_messages = False
         self._cancelled = threading.Event()
         self._lock = threading.Lock()

@@ -45,7 +45,7 @@ _HOLES: tuple[Hole, ...] = ("none", "to server", "to client", "both")
 _SOURCE = Path(__file__).with_name("emulator.c")
 _CLONE_NEWNET = 0x40000000
 _SYN = 0x02
-_LEAST_MESSAGE = 40
+_LEAST_MESSAGE = 50
 """The size of a payload from which it is a message, in bytes. Nobody waits for shorter ones: the
 pings, windows and acknowledged settings of HTTP/2."""
 _SETTINGS = {
