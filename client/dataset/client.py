@@ -6,6 +6,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from ...errors import NotFoundError, SplitArrowError, UsageError
+from ...errors import NotFoundError, RemoteError, SplitArrowError, UsageError
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
@@ -57,9 +58,11 @@ from .requests import (
 )
 
 if TYPE_CHECKING:
-    from ..rpc.download import FlightStream
     from .dataset import Dataset, DatasetStream
     from .endpoints import ResumableEndpoint
+
+
+_MAX_SCHEMAS = 64
 
 
 class ConnectArguments(TypedDict, total=False):
@@ -162,6 +165,11 @@ class BaseClient(Mapping[str, "Dataset"]):
     @cached_property
     def _plans(self) -> KeptPlans:
         return KeptPlans()
+
+    @cached_property
+    def _schemas(self) -> dict[str, tuple[pa.Schema, str]]:
+        """The schemas of datasets that were filtered, and the versions that they are of."""
+        return {}
 
     def count_rows(
         self,
@@ -281,16 +289,13 @@ class BaseClient(Mapping[str, "Dataset"]):
         with trace_read(name) as trace:
             if read.chooses_format:
                 read = read.selecting(format=self._choose_format(read).format)
-            if read.filter is not None:
-                read = read.selecting(filter=self._encode_filter(name, read.filter))
             request, shards, plan = read.request, read.shards, read.plan
             if request.selects_span and shards is not None and len(shards) != 1:
                 span = "rows" if request.batches is None else "batches"
                 raise UsageError(
                     f"{span} are selected from one shard; shards names {len(shards)} of {name!r}"
                 )
-            with trace_plan(name):
-                schema, endpoints = self._plan_endpoints(request, shards, plan)
+            request, schema, endpoints = self._plan(read)
             while endpoints and endpoints[0].is_kept:
                 endpoints[0].trace_context = None if trace is None else trace.context
                 try:
@@ -298,8 +303,7 @@ class BaseClient(Mapping[str, "Dataset"]):
                     break
                 except SplitArrowError as error:
                     self._plans.drop(request, error)
-                    with trace_plan(name):
-                        schema, endpoints = self._plan_endpoints(request, shards, plan)
+                    request, schema, endpoints = self._plan(read)
             several = len(endpoints) > 1
             channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
             window = min(plan.window_bytes, plan.options.max_decoded_bytes)
@@ -315,6 +319,39 @@ class BaseClient(Mapping[str, "Dataset"]):
                 holds=[channel.hold_dataset(name) for channel in channels],
                 trace=trace,
             )
+
+    def _plan(self, read: Read) -> tuple[Request, pa.Schema, list[ResumableEndpoint]]:
+        """Bind the filter to the schema of the dataset; return the request and its endpoints.
+
+        A schema is kept. It serves as long as the version to read is the one that it is of.
+        """
+        name = read.request.dataset
+        if read.filter is None:
+            return self._plan_request(read, read.request)
+        known, version = self._schemas.get(name, (None, ""))
+        if known is not None:
+            with suppress(UsageError, RemoteError):  # the dataset may have changed
+                planned = self._plan_request(read, _bind_filter(read, known))
+                if planned[2] and {endpoint.version for endpoint in planned[2]} == {version}:
+                    return planned
+                for endpoint in planned[2]:
+                    endpoint.close()
+        schema, version = self._read_schema(name)
+        if version:
+            if len(self._schemas) >= _MAX_SCHEMAS:
+                self._schemas.clear()
+            self._schemas[name] = schema, version
+        return self._plan_request(read, _bind_filter(read, schema))
+
+    def _plan_request(
+        self, read: Read, request: Request
+    ) -> tuple[Request, pa.Schema, list[ResumableEndpoint]]:
+        with trace_plan(request.dataset):
+            return request, *self._plan_endpoints(request, read.shards, read.plan)
+
+    def _read_schema(self, name: str) -> tuple[pa.Schema, str]:
+        """Return the schema of a dataset, and the version that it is of; empty if unknown."""
+        return self.schema(name), ""
 
     def choose_format(self, name: str) -> FormatChoice:
         """Return what ``format="auto"`` chooses for a dataset, and why; raises as `read` does."""
@@ -376,6 +413,12 @@ class BaseClient(Mapping[str, "Dataset"]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _bind_filter(read: Read, schema: pa.Schema) -> Request:
+    from ...filters import encode_filter
+
+    return replace(read.request, filter=encode_filter(read.filter, schema))
 
 
 _USAGE = "list(client) lists the names of the datasets; client[NAME] is one dataset"
@@ -487,6 +530,10 @@ class Client(BaseClient):
         response = self.channel.call_unary("GetSchema", message, dataset=name)
         return parse_schema(flight.SchemaResult.FromString(response).schema, name)
 
+    def _read_schema(self, name: str) -> tuple[pa.Schema, str]:
+        info = self.describe(Request(name, limit=0))
+        return info.schema, info.version
+
     def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
         info = self.describe(request)
         check_complete(info, self.uri)
@@ -506,19 +553,19 @@ class Client(BaseClient):
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
-        kept, reader = self._plans.get(request), None
+        kept, call = self._plans.get(request), None
         info = kept
         if info is None:
-            info, reader = self._request_plan(request, plan)
-            if reader is None:
+            info, call = self._request_plan(request, plan)
+            if call is None:
                 self._plans.add(request, info)
         try:
             if shards is None and request.shard is None:
                 check_complete(info, self.uri)
             indices = select_endpoints(info, shards)
         except BaseException:
-            if reader is not None:
-                reader.close()
+            if call is not None:
+                call.cancel()
             raise
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
@@ -538,15 +585,13 @@ class Client(BaseClient):
                 plan,
                 limit=request.limit,
                 is_kept=confirms,
-                reader=reader,
+                call=call,
             )
 
         return info.schema, [plan_endpoint(index) for index in indices]
 
-    def _request_plan(
-        self, request: Request, plan: ReadPlan
-    ) -> tuple[DatasetInfo, FlightStream | None]:
-        """Describe a read; open its stream if the server sends the data with the description."""
+    def _request_plan(self, request: Request, plan: ReadPlan) -> tuple[DatasetInfo, Any]:
+        """Describe a read; return the call too if the server sends the data along."""
         from ..rpc.download import TRANSPORT as DO_GET
         from ..rpc.download import plan_read
 

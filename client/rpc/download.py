@@ -56,8 +56,8 @@ def _start_call(
 
 def plan_read(
     channel: FlightChannel, request: Request, transport: str, options: StreamOptions
-) -> tuple[DatasetInfo, FlightStream | None] | None:
-    """Plan a read; return its description, and its stream if the server sends the data with it.
+) -> tuple[DatasetInfo, Any] | None:
+    """Plan a read; return its description, and the call if the server sends the data with it.
 
     Return None if the server does not plan by DoGet, or the connection was lost.
     """
@@ -85,15 +85,7 @@ def plan_read(
         channel.plans_by_do_get = False
         call.cancel()
         return None
-    info, follows = parse_info(bytes(plan[1:]), name), plan[0]
-    if not follows:
-        return info, None
-    try:
-        return info, FlightStream(channel, b"", name, options, call)
-    except (StallError, ClosedError):
-        raise
-    except SplitArrowError:
-        return info, None  # a read of the endpoint shows whether the error remains
+    return parse_info(bytes(plan[1:]), name), call if plan[0] else None
 
 
 class FlightStream:

@@ -197,7 +197,6 @@ def _build(
     elif isinstance(dataset, DeltaDataset):
         dataset = dataset.resolve_version(request)
         request = replace(request, version=dataset.version)
-    schema = _result_schema(call, request, dataset)
     version = dataset.version
     check_version(request, version)
     if published is not None or access.signs_tickets:
@@ -206,6 +205,8 @@ def _build(
     parts = [_Part(request, None, None)]
     if counted:
         parts = _split_parts(request, dataset, published)
+    # Counting the rows notices a file that was replaced. The schema is not older than the version.
+    schema = _result_schema(call, request, dataset)
     host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
     locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
     pair = list_stream_pair(call.server.uris, host)

@@ -108,6 +108,12 @@ def test_a_planned_read_takes_one_round_trip_after_the_first(
     assert count_round_trips(link, code) == [cold, 1, 1]
 
 
+def test_a_filter_adds_one_for_the_schema_at_first(link: Link, server: Daemon) -> None:
+    code = CONNECT.format(uri=server.control_uri, transport="auto")
+    code = code.replace("transport=", "filter='n >= 0', transport=")
+    assert count_round_trips(link, code) == [5, 1, 1]
+
+
 @pytest.mark.parametrize(("transport", "cold"), [("auto", 3), ("tcp", 5)])
 def test_opening_the_uri_of_a_control_plane_keeps_the_client(
     link: Link, server: Daemon, transport: str, cold: int

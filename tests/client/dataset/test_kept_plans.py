@@ -19,7 +19,7 @@ from helpers.publication import publish
 from splitarrow.client.dataset.client import Client
 from splitarrow.client.dataset.requests import KeptPlans
 from splitarrow.client.rpc.info import DatasetInfo, Endpoint
-from splitarrow.errors import NotFoundError, StallError
+from splitarrow.errors import NotFoundError, StallError, UsageError
 from splitarrow.protocol.request import Request
 from splitarrow.publication.version_store import VersionStore
 
@@ -79,6 +79,25 @@ def test_a_kept_plan_saves_the_call() -> None:
             assert (before, reader.count()) == (1, 0)
 
 
+def test_a_filter_reads_the_schema_once_for_a_version(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "d.arrow", OLD)
+    with reading({"d": path}) as reader:
+        assert [reader.read(filter="n > 1").num_rows for _ in range(3)] == [1, 1, 1]
+        assert reader.count() == 2
+        assert reader.read(filter="n > 0", transport="flight", columns=["n"]) == OLD
+        assert reader.count() == 0
+        # The same condition means something else in the next version.
+        texts = pa.table({"n": ["10", "9"]})
+        os.replace(write_file(tmp_path / "new.arrow", texts), path)
+        for transport in ("auto", "flight"):
+            assert reader.read(filter=("n", "<", "2"), transport=transport).num_rows == 1
+        os.replace(write_file(tmp_path / "new.arrow", NEW), path)
+        for transport in ("auto", "flight"):
+            assert reader.read(filter="n > 3", transport=transport) == NEW.slice(1)
+        with pytest.raises(UsageError):
+            reader.read(filter="m > 3")
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_data_arrives_with_its_plan_over_doget(signed: bool, ticket_keys: Path) -> None:
     with reading({"d": OLD}, **({"ticket_key_file": ticket_keys} if signed else {})) as reader:
@@ -94,7 +113,7 @@ def test_a_server_that_sends_no_plan_by_doget_is_not_asked_again() -> None:
     class Server(flight.FlightServerBase):
         tickets: ClassVar[list[bytes]] = []
 
-        def get_flight_info(self, context: object, descriptor: object) -> flight.FlightInfo:
+        def get_flight_info(self, context: object, descriptor: Any) -> flight.FlightInfo:
             endpoint = flight.FlightEndpoint(b"t", ["arrow-flight-reuse-connection://?"])
             return flight.FlightInfo(OLD.schema, descriptor, [endpoint], -1, -1)
 
