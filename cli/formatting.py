@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..formats.text import format_bytes
+from ..formats.text import escape_controls, format_bytes
 from ..formats.text import format_count as format_count
 
 
@@ -45,8 +45,7 @@ def escape_text(text: str) -> str:
     >>> escape_text("two\nlines \x1b[31m")
     'two lines \\x1b[31m'
     """
-    text = " ".join(text.split("\n"))
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escape_controls(" ".join(text.split("\n")))
 
 
 def shorten(text: str, width: int) -> str:

@@ -234,7 +234,7 @@ def open_local(location: str | Any) -> Generator[ServedDataset]:
     """Open a dataset while the context lasts."""
     if isinstance(location, str) and not location:
         raise DatasetError("the name of the input is empty")
-    dataset = open_dataset(location)
+    dataset = open_dataset(location, follow_symlinks=True)
     with closing(dataset):
         yield dataset
 

@@ -207,13 +207,16 @@ def _summary(report: StatusReport, total: Rate) -> Table:
         leases += f", the oldest since {_format_age(stats.get('lease_seconds', 0))}"
     rows = {
         "sends": f"{_format_bytes_rate(total)}, {_format_rows(total)} rows/s",
-        "streams": f"{format_number(total.streams)} now, {number('streams_total')} since the "
-        f"start, {number('failures')} failed",
-        "connections": f"{number('connections')} now, {number('connections_total')} since the "
-        f"start, {number('refused')} refused",
-        "leases": leases,
-        "shared memory": nbytes("shared_bytes"),
+        "streams": f"{format_number(total.streams)} now, {number('streams_total')} since the start",
     }
+    if "connections" in stats:  # only for operators
+        rows["streams"] += f", {number('failures')} failed"
+        rows |= {
+            "connections": f"{number('connections')} now, {number('connections_total')} since the "
+            f"start, {number('refused')} refused",
+            "leases": leases,
+            "shared memory": nbytes("shared_bytes"),
+        }
     caches = list(_caches(report))
     if caches:
         rows["caches"] = ", ".join(caches)
@@ -338,7 +341,8 @@ def _list_properties(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     uptime = report.get("uptime_seconds")
     if isinstance(uptime, (int, float)):
         yield "uptime", format_duration(uptime)
-    yield "listens on", "\n".join(escape_text(str(uri)) for uri in report.get("listen", ()))
+    if "listen" in report:  # only for operators
+        yield "listens on", "\n".join(escape_text(str(uri)) for uri in report["listen"])
     yield "datasets", format_number(len(report.get("datasets", ())))
     for name, value in report.get("stats", {}).items():
         if isinstance(value, (int, float)):
@@ -474,7 +478,7 @@ def cancel(
     """Cancel running streams of a server.
 
     Their readers get the error ABORTED. You can cancel your own streams. To cancel those of
-    others, the token needs the right to write every dataset.
+    others, the token needs the right to write '*'.
 
     [dim]splitarrow cancel grpc://host:8815 17[/dim]
     """

@@ -36,7 +36,10 @@ def new(
     ] = None,
     write: Annotated[
         list[str] | None,
-        option(help="A dataset to upload, replace and drop, or a glob.", metavar="GLOB"),
+        option(
+            help="A dataset to upload, replace and drop, or a glob. '*' makes an operator.",
+            metavar="GLOB",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

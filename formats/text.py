@@ -1,4 +1,4 @@
-"""Text for people: sizes in bytes such as ``64KiB``, and short descriptions of objects.
+"""Text for people: sizes such as ``64KiB``, descriptions of objects, and escaped characters.
 
 A description has two lines, or is HTML for notebooks.
 """
@@ -16,6 +16,15 @@ _SIZE = re.compile(r"(\d+) ?(?:([kmgt])(i?b?))?b?", re.IGNORECASE)
 _EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DECIMAL_UNITS = ("kB", "MB", "GB", "TB", "PB")
 _BINARY_UNITS = ("TiB", "GiB", "MiB", "KiB")
+
+
+def escape_controls(text: str) -> str:
+    r"""Return text with the characters escaped that could control a terminal or are invisible.
+
+    >>> escape_controls("a\x1b[31m \u202e")
+    'a\\x1b[31m \\u202e'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def parse_size(text: str) -> int:

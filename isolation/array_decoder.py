@@ -39,9 +39,9 @@ _SCRIPT = "from splitarrow.isolation.child import main; main()"
 class ProcessLimits(NamedTuple):
     """The resources that decoding may take."""
 
-    memory_bytes: int = 4 << 30
+    memory_bytes: int
     """The memory of the child beyond that after its start, in bytes."""
-    result_bytes: int = 2 << 30
+    result_bytes: int
     """The largest Arrow array, in bytes."""
     seconds: int = 1
     """The CPU time that any array may take, in seconds. It is rounded up to whole seconds since the

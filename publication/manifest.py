@@ -51,6 +51,21 @@ def check_texts(value: Any, name: str) -> dict[str, str]:
     }
 
 
+MAX_PROPERTIES_BYTES = 64 << 10
+"""The largest size of the properties of a new version, in bytes of UTF-8."""
+
+
+def check_properties(value: Any) -> dict[str, str]:
+    """Return the properties of a new version, within `MAX_PROPERTIES_BYTES`."""
+    properties = check_texts(value, "properties")
+    nbytes = sum(len(text.encode()) for pair in properties.items() for text in pair)
+    if nbytes > MAX_PROPERTIES_BYTES:
+        raise InvalidDataError(
+            f"properties has {nbytes} bytes; at most {MAX_PROPERTIES_BYTES} are allowed"
+        )
+    return properties
+
+
 def check_object(value: Any, name: str) -> dict[str, Any]:
     """Return a JSON object."""
     if not isinstance(value, Mapping):

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ..errors import DatasetError, MissingExtraError, UsageError, install_hint
-from .atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
+from ..transport.memory.files import check_beneath, open_beneath
+from .atomic_files import TEMPORARY_PREFIX, AtomicFile, create_folder, sync_folder
 
 
 class StoredObject(NamedTuple):
@@ -32,7 +33,7 @@ class StoredObject(NamedTuple):
     nbytes: int
     """The length in bytes."""
     etag: str | None = None
-    """The entity tag that an object store gave to this state of the object."""
+    """What identifies this state of the file: in an object store, its entity tag."""
 
 
 class Storage(Protocol):
@@ -63,8 +64,8 @@ class Storage(Protocol):
         """Return the contents of a file; None if it does not exist."""
         ...
 
-    def get_size(self, name: str) -> int | None:
-        """Return the length of a file in bytes; None if it does not exist."""
+    def find(self, name: str) -> StoredObject | None:
+        """Return the current state of a file; None if it does not exist."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
@@ -174,9 +175,13 @@ def check_credentials(location: str, environ: Mapping[str, str]) -> None:
 
 
 class LocalStorage:
-    """A folder of this machine, or of a mounted file system. See `Storage`."""
+    """A folder of this machine, or of a mounted file system. See `Storage`.
 
-    def __init__(self, folder: Path) -> None:
+    Unless `follow_symlinks`, a symbolic link that leads out of the folder is an error.
+    """
+
+    def __init__(self, folder: Path, *, follow_symlinks: bool = True) -> None:
+        self._follow_symlinks = follow_symlinks
         self.folder = folder.absolute()
         """The folder."""
         self.location = str(self.folder)
@@ -185,21 +190,24 @@ class LocalStorage:
     def list_objects(self, folder: str) -> list[StoredObject]:
         """Return the files in a folder and its subfolders; see `Storage.list_objects`."""
         with self._map_errors(folder):
-            return sorted(self._walk(self.folder / folder, folder))
+            return sorted(self._walk(self._locate(f"{folder}/"), folder))
 
     def read(self, name: str) -> bytes | None:
         """Return the contents of a file; None if it does not exist."""
         with self._map_errors(name):
             try:
-                return (self.folder / name).read_bytes()
+                if self._follow_symlinks:
+                    return (self.folder / name).read_bytes()
+                with open(open_beneath(self.folder / name, self.folder), "rb") as file:
+                    return file.read()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def get_size(self, name: str) -> int | None:
-        """Return the length of a file in bytes; None if it does not exist."""
+    def find(self, name: str) -> StoredObject | None:
+        """Return the current state of a file; None if it does not exist."""
         with self._map_errors(name):
             try:
-                return (self.folder / name).stat().st_size
+                return _describe_file(name, self._locate(name).stat())
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -208,9 +216,9 @@ class LocalStorage:
 
         ``link`` fails if the name exists, so of several writers exactly one succeeds.
         """
-        target = self.folder / name
+        target = self._locate(name)
         with self._map_errors(name):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(target.parent)
             try:
                 with AtomicFile(target, overwrite=False) as file:
                     file.temporary.write_bytes(data)
@@ -222,10 +230,10 @@ class LocalStorage:
 
     def put(self, name: str, source: Path) -> None:
         """Move a local file to a name; see `Storage.put`."""
-        target = self.folder / name
+        target = self._locate(name)
         with self._map_errors(name):
             source.stat()  # create no folder for a file that does not exist
-            target.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(target.parent)
             with AtomicFile(target) as file:
                 shutil.move(source, file.temporary)
                 file.sync()
@@ -233,9 +241,9 @@ class LocalStorage:
     def move(self, name: str, target: str) -> None:
         """Rename a file; see `Storage.move`."""
         with self._map_errors(name):
-            path = self.folder / target
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).replace(path)
+            path = self._locate(target)
+            create_folder(path.parent)
+            self._locate(name).replace(path)
 
     def flush(self, folders: Iterable[str]) -> None:
         """Make the names in folders durable, and those of the folders themselves."""
@@ -257,12 +265,20 @@ class LocalStorage:
         folders: set[Path] = set()
         for name in names:
             with self._map_errors(name):
-                path = self.folder / name
+                path = self._locate(name)
                 path.unlink(missing_ok=True)
                 folders.add(path.parent)
         for folder in folders:
             with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
+
+    def _locate(self, name: str) -> Path:
+        """Return the path of a name; raise `DatasetError` if its folder is elsewhere."""
+        path = self.folder / name
+        if not self._follow_symlinks:
+            parent = path if name.endswith("/") else path.parent
+            check_beneath(parent.resolve(), self.folder.resolve(), parent)
+        return path
 
     def _walk(self, path: Path, folder: str) -> Iterator[StoredObject]:
         try:
@@ -276,7 +292,7 @@ class LocalStorage:
                     yield from self._walk(path / entry.name, name)
                 elif not entry.name.startswith(TEMPORARY_PREFIX):
                     try:
-                        yield StoredObject(name, entry.stat().st_size)
+                        yield _describe_file(name, entry.stat())
                     except FileNotFoundError:
                         continue  # deleted since the folder was listed
 
@@ -288,6 +304,10 @@ class LocalStorage:
         except OSError as error:
             reason = error.strerror or error
             raise DatasetError(f"{self.folder / name}: {reason}") from None
+
+
+def _describe_file(name: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(name, status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
 
 
 _CHUNK = 8 << 20
@@ -326,11 +346,6 @@ class ObjectStorage:
     def read(self, name: str) -> bytes | None:
         """Return the contents of an object; None if it does not exist."""
         return self._get(name, lambda: bytes(self._api.get(self._store, name).bytes()))
-
-    def get_size(self, name: str) -> int | None:
-        """Return the length of an object in bytes; None if it does not exist."""
-        entry = self.find(name)
-        return None if entry is None else entry.nbytes
 
     def find(self, name: str) -> StoredObject | None:
         """Return the current state of an object; None if it does not exist."""
@@ -451,8 +466,8 @@ def is_object_url(location: str) -> bool:
     return bool(separator) and scheme in OBJECT_SCHEMES
 
 
-def open_storage(location: str | os.PathLike[str]) -> Storage:
-    """Return the storage at a location. Nothing is read or created yet.
+def open_storage(location: str | os.PathLike[str], *, follow_symlinks: bool = True) -> Storage:
+    """Return the storage at a location; see `LocalStorage`. Nothing is read or created yet.
 
     Raises `UsageError` if the URL is incomplete or has another scheme, and `MissingExtraError` if
     it names an object store, and the extra ``object-store`` is not installed.
@@ -460,12 +475,12 @@ def open_storage(location: str | os.PathLike[str]) -> Storage:
     text = os.fspath(location)
     scheme, separator, _ = text.partition("://")
     if not separator:
-        return LocalStorage(Path(text))
+        return LocalStorage(Path(text), follow_symlinks=follow_symlinks)
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise UsageError(f"{text}: a file URL must have an absolute path and no host")
-        return LocalStorage(Path(unquote(parts.path)))
+        return LocalStorage(Path(unquote(parts.path)), follow_symlinks=follow_symlinks)
     if scheme in OBJECT_SCHEMES:
         return ObjectStorage(text)
     raise UsageError(

@@ -11,10 +11,13 @@ import logging
 import sys
 from collections.abc import MutableMapping
 from contextvars import ContextVar
-from typing import Any
+from io import StringIO
+from typing import Any, TextIO
 
 import structlog
+from structlog.typing import ExcInfo
 
+from ..formats.text import escape_controls
 from ..transport.log_limiter import LogLimiter
 
 _MAX_EQUAL_EVENTS = 100
@@ -64,10 +67,10 @@ def configure_logs(level: str, style: str) -> None:
     ]
     after: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if console:
-        # Unlike structlog's default, a plain traceback shows no local variables: one of them
-        # might be a ticket.
-        plain = structlog.dev.plain_traceback
-        after.append(structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain))
+        render = structlog.dev.ConsoleRenderer(
+            colors=is_terminal, exception_formatter=_write_traceback
+        )
+        after += [_escape_values, render]
     else:
         after += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
@@ -80,6 +83,25 @@ def configure_logs(level: str, style: str) -> None:
         logger.handlers[:] = [handler]
         logger.propagate = False
     set_log_level(level)
+
+
+def _escape_values(logger: object, name: str, event: MutableMapping[str, Any]) -> Any:
+    """Escape what could control the terminal: peers choose names of datasets, for example."""
+    del logger, name
+    return {
+        key: escape_controls(value) if isinstance(value, str) else value
+        for key, value in event.items()
+    }
+
+
+def _write_traceback(file: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback with its text escaped.
+
+    Unlike structlog's default, it shows no local variables: one of them might be a ticket.
+    """
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    file.write("\n".join(map(escape_controls, text.getvalue().split("\n"))))
 
 
 class EventFilter(logging.Filter):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, TypeVar
 
-from .auth.principal import ALL_DATASETS, Permission, Principal
+from .auth.principal import Principal
 from .metrics import Labelled, Sample
 from .refusals import Refusals
 from .streams import RunningStream
@@ -64,12 +64,7 @@ class StreamReport:
 
     def may_be_cancelled_by(self, principal: Principal) -> bool:
         """Return whether a principal may cancel the stream: it is its own, or it is an operator."""
-        return self.principal == principal.name or is_operator(principal)
-
-
-def is_operator(principal: Principal) -> bool:
-    """Return whether a principal may act on the whole server: it may write every dataset."""
-    return principal.may(Permission.WRITE, ALL_DATASETS)
+        return self.principal == principal.name or principal.is_operator
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from child_processes import in_child
 from planting import Mutant
 from recording import OPTIONS
@@ -46,15 +47,13 @@ class Progress:
         self._path.write_text(nodeid)
 
 
-def run_tests(workplace: Path, tests: list[str]) -> int:
-    """Run tests until one fails; return the exit status of pytest."""
-    import pytest
-
+def run_tests(workplace: Path, tests: list[str], seconds: float) -> int:
+    """Run tests until one fails or takes too long; return the exit status of pytest."""
     selection = workplace / "selection.txt"
     selection.write_text("\n".join(tests))
     return int(
         pytest.main(
-            [*OPTIONS, "-x", f"--timeout={TEST_SECONDS}", f"@{selection}"],
+            [*OPTIONS, "-x", f"--timeout={seconds}", f"@{selection}"],
             plugins=[Progress(workplace / "progress.txt")],
         )
     )
@@ -82,14 +81,14 @@ class Judge:
         lines, path = self._lines.get(mutant.file, {}), Path(mutant.file)
         names: set[str] = set()
         for line in range(mutant.line, mutant.line - STATEMENT_LINES, -1):
-            names = set(lines.get(str(line), ()))
+            names = self._tests_at(lines, line)
             if names:  # A line inside a statement may not count as executed.
                 break
         users: set[str] = set()
         if "" in names:  # It runs when the module is imported.
             source = (self._workplace / "splitarrow" / mutant.file).read_text()
             for line in find_uses(source, mutant.line):
-                users.update(lines.get(str(line), ()))
+                users |= self._tests_at(lines, line)
             names = {name for contexts in lines.values() for name in contexts}
             names |= {name for name in self._seconds if _distance(path, name) < len(path.parts) - 1}
         runs: Counter[str] = Counter()
@@ -101,6 +100,12 @@ class Judge:
             keys[name] = (name not in users, *order)
             runs[function] += 1
         return sorted(keys, key=keys.__getitem__)
+
+    def _tests_at(self, lines: dict[str, list[str]], line: int) -> set[str]:
+        """Return the tests that execute a line, with all those that share its fixture."""
+        names = set(lines.get(str(line), ()))
+        shared = tuple(name for name in names if name and "::" not in name)
+        return names | {name for name in self._seconds if name.startswith(shared)}
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Plant a change and run the tests of its line until one fails."""
@@ -146,8 +151,11 @@ class Judge:
     def _first_failing(self, tests: list[str]) -> str | None:
         progress = self._workplace / "progress.txt"
         progress.write_text(IMPORT)
-        seconds = RUN_SECONDS + SLOWDOWN * sum(self._seconds[test] for test in tests)
-        if in_child(self._workplace, seconds, run_tests, tests) == 0:
+        recorded = [self._seconds[test] for test in tests]
+        slowest = max(TEST_SECONDS, SLOWDOWN * max(recorded))
+        seconds = RUN_SECONDS + SLOWDOWN * sum(recorded)
+        status = in_child(self._workplace, seconds, run_tests, tests, slowest)
+        if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
         return progress.read_text()
 

@@ -34,18 +34,26 @@ from typing import Any
 from child_processes import adopt_orphans, end_descendants, in_child
 from judging import MAX_SECONDS, Judge, Verdict
 from planting import Mutant, choose_mutants
-from recording import hash_tests, merge_records, record, update_lines
+from recording import OPTIONS, hash_tests, merge_records, record, update_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["protocol", "formats", "transport", "client", "server/auth"]
+PACKAGES = [
+    *("protocol", "formats", "transport", "client", "filters", "isolation", "memory"),
+    *("publication", "cli", "server/*.py", "server/auth", "server/bodies", "server/catalog"),
+    *("server/config", "server/control", "server/http", "server/shm", "server/uploads"),
+]
+"""Those that quick tests cover. The others are `pytorch` and `pipeline`."""
 TESTS = [
     *("tests/protocol", "tests/formats", "tests/property", "tests/transport", "tests/contract"),
-    *("tests/fault", "tests/client", "tests/server", "tests/publication", "tests/test_errors.py"),
+    *("tests/fault", "tests/client", "tests/filters", "tests/isolation", "tests/memory"),
+    *("tests/publication", "tests/cli", "tests/server", "tests/e2e", "tests/test_errors.py"),
     "tests/test_examples.py",
 ]
 PRELOADED = [
     *("pytest", "hypothesis", "pyarrow.compute", "pyarrow.flight", "numpy", "grpc", "anyio"),
-    *("pydantic_settings", "joserfc", "structlog", "trustme"),
+    *("pydantic_settings", "joserfc", "structlog", "trustme", "typer", "rich.progress", "sqlglot"),
+    *("starlette.applications", "uvicorn", "prometheus_client", "torch.utils.data"),
+    *("anyio._backends._asyncio", "google.protobuf.descriptor_pb2", "pytest_asyncio.plugin"),
 ]
 RECORDED_MODULES = 8
 """The number of test modules that a job records at a time."""
@@ -140,7 +148,7 @@ def start_jobs(
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", default=PACKAGES, help="files and folders to change")
-    parser.add_argument("--samples", type=int, default=200, help="the number of changes")
+    parser.add_argument("--samples", type=int, default=40, help="the number of changes in each")
     parser.add_argument("--seed", type=int, default=0, help="selects the changes")
     parser.add_argument("--jobs", type=int, default=2, help="the number of changes at a time")
     parser.add_argument(
@@ -155,6 +163,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--at-least", type=float, default=0, help="the percentage to require")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="the tests to run")
+    parser.add_argument("--markers", help="run tests with these markers instead of the quick ones")
     parser.add_argument(
         "--lines",
         type=Path,
@@ -167,9 +176,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Plant changes, and exit with status 1 if too few of them are caught."""
     arguments = parse_arguments()
+    if arguments.markers is not None:
+        OPTIONS.extend(("-m", arguments.markers))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for name in PRELOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mut-", ignore_cleanup_errors=True) as folder:
         recorded = find_lines(arguments, Path(folder))
         print(f"{len(recorded['seconds'])} tests, {len(recorded['failed'])} failed", flush=True)
@@ -198,8 +210,8 @@ def find_lines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]) -> None:
-    """Plant changes and print those that are not caught, and how many are."""
-    mutants, equivalent = select_mutants(arguments)
+    """Plant changes and print those that are not caught, and how many are in each package."""
+    mutants, packages, equivalent = select_mutants(arguments)
     deadline = time.monotonic() + arguments.seconds
     planted: Counter[str] = Counter()
     caught: Counter[str] = Counter()
@@ -207,35 +219,39 @@ def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]
     with start_jobs(arguments.jobs, folder, recorded, *limits) as jobs:
         for number, verdict in filter(None, jobs.imap_unordered(judge_in_job, mutants)):
             mutant = verdict.mutant
-            package = str(Path(mutant.file).parent)
-            planted[package] += 1
-            caught[package] += verdict.caught_by is not None
+            planted[packages[number]] += 1
+            caught[packages[number]] += verdict.caught_by is not None
             if verdict.caught_by is None:
                 reason = "not caught" if verdict.is_executed else "not executed"
                 print(f"{number}. {reason}: {mutant}\n    {mutant.code}", flush=True)
             elif arguments.verbose:
                 print(f"{number}. {mutant}\n    caught by {verdict.caught_by}", flush=True)
     for package in sorted(planted):
-        print(f"{package}: {caught[package]} of {planted[package]}")
+        counts = f"{caught[package]} of {planted[package]}"
+        print(f"{package}: {counts}; {equivalent[package]} more change nothing")
     percentage = 100 * caught.total() / max(planted.total(), 1)
     print(f"{caught.total()} of {planted.total()} changes caught: {percentage:.1f} %")
-    print(f"{equivalent} more change nothing")
     sys.exit(percentage < arguments.at_least)
 
 
-def select_mutants(arguments: argparse.Namespace) -> tuple[list[tuple[int, Mutant]], int]:
-    """Return the changes to plant with their numbers, and how many others change nothing."""
+def select_mutants(
+    arguments: argparse.Namespace,
+) -> tuple[list[tuple[int, Mutant]], dict[int, str], Counter[str]]:
+    """Return the changes to plant, their packages, and how many others change nothing."""
     known = read_equivalent()
     mutants: list[tuple[int, Mutant]] = []
-    equivalent = 0
-    chosen = choose_mutants(ROOT, arguments.packages, arguments.samples, arguments.seed)
-    for number, mutant in enumerate(chosen, 1):
+    packages: dict[int, str] = {}
+    equivalent: Counter[str] = Counter()
+    samples, seed = arguments.samples, arguments.seed
+    chosen = ((p, m) for p in arguments.packages for m in choose_mutants(ROOT, p, samples, seed))
+    for number, (package, mutant) in enumerate(chosen, 1):
         if arguments.only is None or number in arguments.only:
-            is_known = (mutant.file, mutant.code, mutant.change) in known
-            equivalent += is_known
-            if not is_known:
+            packages[number] = package
+            if (mutant.file, mutant.code, mutant.change) in known:
+                equivalent[package] += 1
+            else:
                 mutants.append((number, mutant))
-    return mutants, equivalent
+    return mutants, packages, equivalent
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Planter(ast.NodeTransformer):
         self.line, self.change = node.lineno, change
         return True
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
+    def generic_visit(self, node: ast.AST) -> Any:
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params", "format_spec"):
                 continue
@@ -79,6 +79,10 @@ class Planter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)) or _is_typing(node):
+            return node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_none(node.body[-1]):
+            last = node.body.pop()  # A function returns None without it, too.
+            self.generic_visit(node).body.append(last)
             return node
         if isinstance(node, DELETED) and not _is_text(node):
             text = ast.unparse(node).partition("\n")[0][:70]
@@ -130,6 +134,11 @@ def _is_typing(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
+def _is_none(node: ast.AST) -> bool:
+    """Return whether a statement returns None."""
+    return isinstance(node, ast.Return) and ast.unparse(node) in ("return", "return None")
+
+
 def _is_text(node: ast.AST) -> bool:
     """Return whether a statement is a docstring or an ellipsis."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -153,16 +162,15 @@ def plant(root: Path, file: str, number: int) -> Mutant | None:
     return Mutant(file, planter.line, planter.change, changed, lines[planter.line - 1].strip())
 
 
-def choose_mutants(root: Path, packages: list[str], samples: int, seed: int) -> Iterator[Mutant]:
-    """Yield a random sample of the changes to all modules of some packages."""
+def choose_mutants(root: Path, package: str, samples: int, seed: int) -> Iterator[Mutant]:
+    """Yield a random sample of the changes to a folder or to the files that a pattern matches."""
     places: list[tuple[str, int]] = []
-    for package in packages:
-        path = root / package
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            planter = Planter()
-            planter.visit(ast.parse(file.read_text()))
-            places += [(str(file.relative_to(root)), number) for number in range(planter.count)]
-    print(f"{len(places)} places in {', '.join(packages)}; seed {seed}")
+    path = root / package
+    for file in sorted(path.rglob("*.py") if path.is_dir() else root.glob(package)):
+        planter = Planter()
+        planter.visit(ast.parse(file.read_text()))
+        places += [(str(file.relative_to(root)), number) for number in range(planter.count)]
+    print(f"{len(places)} places in {package}; seed {seed}", flush=True)
     random.Random(seed).shuffle(places)
     planted = 0
     for file, number in places:

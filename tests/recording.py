@@ -1,19 +1,42 @@
-"""Recording which test executes which line; see `mutants`."""
+"""Recording which test executes which line; see `mutants`.
+
+Processes that tests start are recorded too. What belongs to a fixture of several tests is recorded
+for the folder or module whose tests can use it.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import hashlib
 import json
+import os
+import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 OPTIONS = [
     *("-q", "-p", "no:cacheprovider"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # Some plugins are loaded already.
 ]
 """Options of pytest."""
+CONFIGURATION = """
+[run]
+data_file = {folder}/data
+parallel = true
+context = ${{RECORDED_TEST-}}
+include = {folder}/splitarrow/*
+omit = {folder}/splitarrow/tests/*
+patch = _exit
+sigterm = true
+disable_warnings = no-data-collected
+"""
+STOP_SECONDS = 5
 
 
 class Recorder:
@@ -24,8 +47,37 @@ class Recorder:
         self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
 
+    def _switch(self, name: str) -> None:
+        self._coverage.switch_context(name)
+        os.environ["RECORDED_TEST"] = name
+
+    def pytest_collection_finish(self) -> None:
+        """Let the fixture that kills daemons first stop them, so that they write their records."""
+        daemons: Any = sys.modules.get("helpers.daemons")
+        if daemons is None:
+            return
+        kill = daemons.kill
+
+        def stop(daemon: Any) -> None:
+            with contextlib.suppress(Exception):
+                daemon.send_signal(signal.SIGTERM)
+                daemon.wait(STOP_SECONDS)
+            kill(daemon)
+
+        daemons.kill = stop
+
     def pytest_runtest_protocol(self, item: Any) -> None:
-        self._coverage.switch_context(item.nodeid)
+        self._switch(item.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
+        name = os.environ["RECORDED_TEST"]
+        if fixturedef.scope != "function":
+            self._switch(fixturedef.baseid)
+        try:
+            return (yield)
+        finally:
+            self._switch(name)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
@@ -99,23 +151,44 @@ def update_lines(record: dict[str, Any], root: Path) -> dict[str, Any]:
     return {**record, "lines": lines, "sources": sources}
 
 
+def find_contexts(data: Any, file: Path) -> dict[str, list[str]]:
+    """Return the tests that execute each line of a file.
+
+    A line outside of functions belongs to no test: many processes import it.
+    """
+    inside = find_function_lines(file.read_text())
+    contexts: dict[int, list[str]] = data.contexts_by_lineno(str(file))
+    return {str(n): names if n in inside else [""] for n, names in contexts.items()}
+
+
+def find_function_lines(source: str) -> set[int]:
+    """Return the lines of the bodies of functions."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines.update(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    return lines
+
+
 def record(workplace: Path, tests: list[str]) -> None:
     """Run tests, and write what they execute to ``lines.json``."""
     import coverage
-    import pytest
 
     package = workplace / "splitarrow"
-    recording = coverage.Coverage(
-        data_file=None, include=[f"{package}/*"], omit=[f"{package}/tests/*"], config_file=False
-    )
+    configuration = workplace / "coverage.ini"
+    configuration.write_text(CONFIGURATION.format(folder=workplace))
+    os.environ["COVERAGE_PROCESS_START"] = str(configuration)
+    recording = coverage.Coverage(config_file=str(configuration))
     recording.start()
     recorder = Recorder(recording)
     ignored = "ignore::coverage.exceptions.CoverageWarning"
     pytest.main([*OPTIONS, "-W", ignored, *tests], plugins=[recorder])
     recording.stop()
+    recording.save()
+    recording.combine()
     data = recording.get_data()
     lines = {
-        str(Path(file).relative_to(package)): data.contexts_by_lineno(file)
+        str(Path(file).relative_to(package)): find_contexts(data, Path(file))
         for file in data.measured_files()
     }
     usable = {n: s for n, s in recorder.seconds.items() if n not in recorder.failed}

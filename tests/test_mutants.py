@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from judging import Judge, find_uses
 from mutants import ROOT, read_equivalent
 from planting import Mutant, Planter
-from recording import merge_records, update_lines
+from recording import find_function_lines, merge_records, update_lines
 
 
 def changes_of(source: str) -> set[str]:
@@ -37,6 +38,7 @@ def changes_of(source: str) -> set[str]:
         ("if a:\n    x = y", {"if not a:\n    x = y"}),
         ("def f():\n    return x", {"def f():\n    pass"}),
         ("raise ValueError(f'{1 + x}')", {"pass"}),
+        ("def f():\n    g()\n    return None", {"def f():\n    pass\n    return None"}),
     ],
 )
 def test_each_kind_of_change_is_planted(source: str, expected: set[str]) -> None:
@@ -80,6 +82,59 @@ def test_the_tests_of_the_mirrored_module_come_first_and_then_those_of_its_folde
     judge = Judge(ROOT, {"lines": {"formats/a.py": {"7": list(seconds)}}, "seconds": seconds})
     tests = judge.tests_of(Mutant("formats/a.py", 7, "", ""))
     assert tests == [own, near, "quick[1]", "slow", "quick[2]"]
+
+
+def test_a_line_of_a_shared_fixture_is_met_by_all_tests_that_can_use_it() -> None:
+    seconds = {"t/a/test_x.py::a": 1.0, "t/a/test_y.py::b": 2.0, "t/b/test_z.py::c": 3.0}
+    judge = Judge(ROOT, {"lines": {"c.py": {"7": ["t/a/"]}}, "seconds": seconds})
+    tests = judge.tests_of(Mutant("c.py", 7, "", ""))
+    assert tests == ["t/a/test_x.py::a", "t/a/test_y.py::b"]
+
+
+RECORDED_TESTS = """
+import subprocess, sys
+import pytest
+
+CHILD = "from splitarrow.a import f; f({})"
+
+def run(value):
+    subprocess.run([sys.executable, "-c", CHILD.format(value)], check=True)
+
+@pytest.fixture(scope="module")
+def shared():
+    run(1)
+
+def test_shares(shared):
+    pass
+
+def test_starts_a_process():
+    run(0)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_tests_start_are_recorded(tmp_path: Path) -> None:
+    """What a fixture of several tests starts counts for each of them."""
+    package = tmp_path / "splitarrow"
+    (package / "tests").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "a.py").write_text(
+        "def f(x):\n    if x:\n        return 1\n    else:\n        return 2\n"
+    )
+    (package / "tests" / "test_a.py").write_text(RECORDED_TESTS)
+    (package / "pytest.ini").touch()
+    script = (
+        "import os, sys; from pathlib import Path; from recording import record;"
+        "folder = Path(sys.argv[1]); os.chdir(folder / 'splitarrow');"
+        "os.environ['PYTHONPATH'] = str(folder); record(folder, ['tests/test_a.py'])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT / "tests", check=True, timeout=60
+    )
+    recorded = json.loads((tmp_path / "lines.json").read_text())
+    module, test = "tests/test_a.py", "tests/test_a.py::test_starts_a_process"
+    lines = {line: set(names) for line, names in recorded["lines"]["a.py"].items()}
+    assert lines == {"1": {""}, "2": {module, test}, "3": {module}, "5": {test}}
 
 
 START_A_DAEMON = """
@@ -204,3 +259,7 @@ def other():
 )
 def test_the_uses_of_a_line_outside_of_functions_are_found(line: int, uses: set[int]) -> None:
     assert find_uses(SOURCE, line) == uses
+
+
+def test_the_lines_inside_of_functions_are_found() -> None:
+    assert find_function_lines(SOURCE) == {8, 9, 11}

@@ -192,16 +192,20 @@ class AccessControl:
         """
         return request.ticket() if self.signer is None else self.signer.sign(request, principal)
 
-    def redeem_ticket(self, ticket: bytes, stream: Streams) -> TicketClaims:
+    def redeem_ticket(
+        self, ticket: bytes, stream: Streams, caller: Principal = ANYONE
+    ) -> TicketClaims:
         """Return the contents of a ticket. A signed ticket is then used up for the stream.
 
-        Raises `DeniedError` with the code UNAUTHENTICATED if a signed ticket is invalid, expired or
-        used, or if the ticket is signed and the server uses unsigned ones. Raises
-        `InvalidRequestError` if an unsigned ticket is malformed. Raises `ExhaustedError` if the
-        server cannot remember more used tickets.
+        Without tokens, all callers are one. Raises `DeniedError` with the code UNAUTHENTICATED if a
+        signed ticket is invalid, expired or used, or if the ticket is signed and the server uses
+        unsigned ones. Raises `DeniedError` if a ticket was issued to another principal than the
+        caller. Raises `InvalidRequestError` if an unsigned ticket is malformed. Raises
+        `ExhaustedError` if the server cannot remember more used tickets.
         """
         if self.signer is not None:
-            return self.signer.redeem(ticket, stream)
+            owner = None if caller is ANYONE else caller.name
+            return self.signer.redeem(ticket, stream, owner)
         if is_signed(ticket):  # parsing it would quote it in an error
             raise unauthenticated("this server does not accept signed tickets")
         return TicketClaims(Request.parse(ticket), ANYONE.name)

@@ -15,7 +15,7 @@ from ...errors import DeniedError, remote_error
 MAX_NAME_CHARACTERS = 256
 """The longest name of a principal, in characters."""
 ALL_DATASETS = "*"
-"""The dataset name to check where an operation concerns the whole server."""
+"""The glob that must be among those for writing of an operator, exactly so."""
 
 
 class Permission(StrEnum):
@@ -63,6 +63,22 @@ class Principal:
     def may(self, permission: Permission, dataset: str) -> bool:
         """Return whether the principal has a permission for a dataset."""
         return self.grants.allow(permission, dataset)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the principal may act on the whole server: ``*`` is one of its globs for writing.
+
+        No other glob has this meaning, even if it matches every name.
+        """
+        return ALL_DATASETS in self.grants.write
+
+    def require_operator(self) -> None:
+        """Raise `DeniedError` unless the principal may act on the whole server."""
+        if not self.is_operator:
+            raise DeniedError(
+                f"{self.name!r} may not act on the whole server; its grants for writing must "
+                f"include {ALL_DATASETS!r}"
+            )
 
     def require(self, permission: Permission, dataset: str) -> None:
         """Raise `DeniedError` unless the principal may use a dataset, which need not exist."""

@@ -27,7 +27,14 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, ExhaustedError, InvalidRequestError, UnavailableError, UsageError
+from ...errors import (
+    ConfigError,
+    DeniedError,
+    ExhaustedError,
+    InvalidRequestError,
+    UnavailableError,
+    UsageError,
+)
 from ...protocol.request import SIGNED_PREFIX, Request
 from ...protocol.uri import Streams
 from ...transport.credential_files import Reloadable, is_world_readable
@@ -259,6 +266,7 @@ _VERSION = re.compile(rb"sa([0-9]{1,4})\.")
 _FORMAT = re.compile(rb"(sa1\.[A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 _NONCE_HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}")
 _PRINCIPAL, _EXPIRES, _NONCE = "p", "e", "n"
+_MAX_EXPIRES = (1 << 63) - 1
 _GET_ANOTHER = "get a new one from the control plane"
 
 
@@ -342,13 +350,14 @@ class TicketSigner:
             )
         return ticket
 
-    def redeem(self, ticket: bytes, stream: Streams) -> TicketClaims:
+    def redeem(self, ticket: bytes, stream: Streams, owner: str | None = None) -> TicketClaims:
         """Verify a ticket and record its use, so that it cannot be used again.
 
         A ticket is good once for each of the two streams. Raises `DeniedError` with the code
         UNAUTHENTICATED if the ticket is forged, altered, signed with another key, expired or used,
-        and never quotes it. Raises `ExhaustedError` if the replay cache is full; the ticket stays
-        unused.
+        and never quotes it. Raises `DeniedError` if it was issued to another principal than the
+        owner, if given. Raises `ExhaustedError` if the replay cache is full. The ticket stays
+        unused in both cases.
         """
         values = self._verify(ticket)
         now = self._clock()
@@ -358,6 +367,7 @@ class TicketSigner:
         if (
             not is_principal_name(principal)
             or type(expires) is not int
+            or not 0 <= expires <= _MAX_EXPIRES
             or not isinstance(nonce, str)
             or _NONCE_HEX.fullmatch(nonce) is None
         ):
@@ -365,6 +375,9 @@ class TicketSigner:
         if now >= expires:
             raise unauthenticated(f"the ticket expired {now - expires:.0f} s ago; {_GET_ANOTHER}")
         claims = TicketClaims(_parse_request(values), principal, bytes.fromhex(nonce), expires)
+        if owner not in (None, principal):
+            dataset = claims.request.dataset
+            raise DeniedError("the ticket was issued to another principal", stream=dataset)
         if not self._used.add(claims.nonce, stream, expires, now):
             raise unauthenticated(f"the ticket was already used; {_GET_ANOTHER}")
         return claims

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from ..metrics import CacheUses
 from .dataset import ServedDataset
 from .delta import LOG_FOLDER, DeltaDataset
 from .device_table import DeviceTable
-from .files.directory import DirectoryDataset, ObjectListing, PatternListing
+from .files.directory import DirectoryDataset, FolderListing, ObjectListing, PatternListing
 from .files.file_types import open_file
 from .published import PublishedDataset
 from .published_shards import ObjectCache, open_object_cache
@@ -34,7 +35,11 @@ _DELTA = "delta:"
 
 
 def open_dataset(
-    source: Any, cache: ObjectCache | None = None, *, refuse_writers: bool = True
+    source: Any,
+    cache: ObjectCache | None = None,
+    *,
+    refuse_writers: bool = True,
+    follow_symlinks: bool = False,
 ) -> ServedDataset:
     """Return the dataset for a source.
 
@@ -48,9 +53,10 @@ def open_dataset(
     - Other objects with ``__arrow_c_stream__`` or ``__arrow_c_array__``, which are read now.
 
     The default of `cache` is one in the user's cache folder. `refuse_writers` does not apply to
-    published datasets, whose versions never change. Raises `DatasetError` if a path does not exist,
-    is open for writing, or has contents that cannot be read or are not supported, and `UsageError`
-    if the source has another type.
+    published datasets, whose versions never change. Unless `follow_symlinks`, no symbolic link in a
+    folder may lead out of it; the path may be a link itself. Raises `DatasetError` if a path does
+    not exist, is open for writing, or has contents that cannot be read or are not supported, and
+    `UsageError` if the source has another type.
 
     Examples
     --------
@@ -59,7 +65,9 @@ def open_dataset(
     """
     if isinstance(source, (str, os.PathLike)):
         location = cast("str | os.PathLike[str]", source)
-        return _open_location(location, cache, refuse_writers=refuse_writers)
+        return _open_location(
+            location, cache, refuse_writers=refuse_writers, follow_symlinks=follow_symlinks
+        )
     if isinstance(source, (pa.Table, pa.RecordBatch)):
         return TableDataset(source)
     if isinstance(source, pa.RecordBatchReader):
@@ -91,23 +99,29 @@ def _convert_to_tensors(source: Any) -> list[AnyTensor] | None:
 
 
 def _open_location(
-    location: str | os.PathLike[str], cache: ObjectCache | None, *, refuse_writers: bool
+    location: str | os.PathLike[str],
+    cache: ObjectCache | None,
+    *,
+    refuse_writers: bool,
+    follow_symlinks: bool,
 ) -> ServedDataset:
     if isinstance(location, str) and location.startswith(_DELTA):
-        return DeltaDataset(location.removeprefix(_DELTA))
+        return DeltaDataset(location.removeprefix(_DELTA), follow_symlinks=follow_symlinks)
     if isinstance(location, str) and is_object_url(location):
         return _open_objects(location, cache)
     path = Path(location)
     if isinstance(location, str) and is_storage_url(location):
         path = open_storage(location).folder or path
     if (path / VERSIONS).is_dir():
-        return PublishedDataset(path, cache)
+        return PublishedDataset(path, cache, follow_symlinks=follow_symlinks)
     if (path / LOG_FOLDER).is_dir():
-        return DeltaDataset(str(path))
+        return DeltaDataset(str(path), follow_symlinks=follow_symlinks)
     if path.is_dir():
-        return DirectoryDataset(path, refuse_writers=refuse_writers)
+        folder = FolderListing(path, follow_symlinks=follow_symlinks)
+        return DirectoryDataset(folder, refuse_writers=refuse_writers)
     if has_wildcards(str(path)) and not path.exists():
-        return DirectoryDataset(PatternListing(str(path)), refuse_writers=refuse_writers)
+        pattern = PatternListing(str(path), follow_symlinks=follow_symlinks)
+        return DirectoryDataset(pattern, refuse_writers=refuse_writers)
     return open_file(path, refuse_writers=refuse_writers)
 
 
@@ -125,7 +139,12 @@ def open_catalog(
     sources: Mapping[str, Any] | Iterable[tuple[str, Any]], settings: Settings
 ) -> Catalog:
     """Return a catalog of sources, as the settings of a server require; errors as for `Catalog`."""
-    return Catalog(sources, open_object_cache(settings), refuse_writers=not settings.allow_writers)
+    return Catalog(
+        sources,
+        open_object_cache(settings),
+        refuse_writers=not settings.allow_writers,
+        follow_symlinks=settings.follow_symlinks,
+    )
 
 
 class Catalog:
@@ -146,12 +165,14 @@ class Catalog:
         cache: ObjectCache | None = None,
         *,
         refuse_writers: bool = True,
+        follow_symlinks: bool = False,
     ) -> None:
         self._cache = cache
         self._refuse_writers = refuse_writers
+        self._follow_symlinks = follow_symlinks
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         """Called with the sources that are about to be added or replaced, and the names that were
-        removed, but not by `update`. If it raises, nothing is added or replaced."""
+        removed, but not by `prepare_update`. If it raises, nothing is added or replaced."""
         # The mapping is replaced and never changed, so readers need no lock.
         self._datasets: dict[str, ServedDataset] = {}
         self._lock = threading.Lock()
@@ -199,38 +220,34 @@ class Catalog:
         if previous is not None:
             previous.close()
 
-    def update(self, sources: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
-        """Use new sources for names, and remove other names if they exist, all at once.
-
-        Running streams are not affected. Raises `DatasetError`, `UsageError` as for `add`; the
-        attribute `stream` names the dataset. Nothing has changed then.
-        """
-        self.prepare_update(sources, removed)()
-
+    @contextmanager
     def prepare_update(
         self, sources: Mapping[str, Any], removed: Iterable[str] = ()
-    ) -> Callable[[], None]:
-        """Open new sources, and return a function that serves them; see `update`."""
-        opened: dict[str, ServedDataset] = {}
-        try:
+    ) -> Generator[Callable[[], None]]:
+        """Open new sources, and yield a function that changes the catalog, all at once.
+
+        It uses the sources for their names, and removes other names if they exist. Running streams
+        are not affected. Raises `DatasetError`, `UsageError` as for `add`; the attribute `stream`
+        names the dataset. Nothing has changed then.
+        """
+        with ExitStack() as unused:
+            opened: dict[str, ServedDataset] = {}
             for name, source in sources.items():
                 opened[name] = self._open(name, source)
-        except BaseException:
-            for dataset in opened.values():
-                dataset.close()
-            raise
-        absent = set(removed) - opened.keys()
+                unused.callback(opened[name].close)
+            absent = set(removed) - opened.keys()
 
-        def serve() -> None:
-            with self._lock:
-                before = self._datasets
-                kept = {name: each for name, each in before.items() if name not in absent}
-                self._datasets = {**kept, **opened}
-            for name, dataset in before.items():
-                if name in absent or name in opened:
-                    dataset.close()
+            def serve() -> None:
+                unused.pop_all()
+                with self._lock:
+                    before = self._datasets
+                    kept = {name: each for name, each in before.items() if name not in absent}
+                    self._datasets = {**kept, **opened}
+                for name, dataset in before.items():
+                    if name in absent or name in opened:
+                        dataset.close()
 
-        return serve
+            yield serve
 
     def remove(self, name: str) -> None:
         """Remove a dataset. Running streams are not affected.
@@ -299,7 +316,12 @@ class Catalog:
     def _open(self, name: str, source: Any) -> ServedDataset:
         """Open a dataset, and name it in the attribute `stream` of an error."""
         try:
-            return open_dataset(source, self._cache, refuse_writers=self._refuse_writers)
+            return open_dataset(
+                source,
+                self._cache,
+                refuse_writers=self._refuse_writers,
+                follow_symlinks=self._follow_symlinks,
+            )
         except SplitArrowError as error:
             error.stream = error.stream or name
             raise

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import accumulate
@@ -35,10 +35,11 @@ from ...publication.storage import (
     LocalStorage,
     ObjectStorage,
     Storage,
+    StoredObject,
     check_credentials,
     is_object_url,
 )
-from ...transport.memory.files import SourceFile
+from ...transport.memory.files import SourceFile, open_beneath
 from ..logs import get_logger
 from .dataset import (
     Encoding,
@@ -61,6 +62,7 @@ from .selection import Selection, select_fields
 
 LOG_FOLDER = "_delta_log"
 """The folder that makes a folder a Delta table."""
+_SIDECARS = "_sidecars"
 _PARTITION = "partition."
 _FILE_TYPE = "a file of a Delta table"
 _REQUESTS = 16
@@ -94,18 +96,26 @@ class DeltaSnapshot:
     files: tuple[DeltaFile, ...]
     """The data files, in the order of their names."""
 
+    @property
+    def table(self) -> str:
+        """A hash that differs for a table created elsewhere or anew."""
+        return self.version.partition("-")[2]
+
 
 class DeltaLog:
     """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
 
-    def __init__(self, location: str, storage: Storage) -> None:
+    def __init__(self, location: str, storage: Storage, confining: Path | None) -> None:
         self.location = location
         """The folder, or the URL."""
+        self._confining = confining
         check_credentials(location, os.environ)
         self._api = _import_deltalake(location)
         self._vectors = VectorLog(storage)
+        self._storage = storage
         self._lock = threading.Lock()
         self._table: Any = self._open(None)
+        self._commit = self._find_commit()
 
     def load_newest(self, known: DeltaSnapshot | None = None) -> DeltaSnapshot:
         """Return the newest version; `known` if that is still the newest.
@@ -114,14 +124,22 @@ class DeltaLog:
         supported.
         """
         with self._lock:
-            try:
-                self._table.update_incremental()
-            except self._errors as error:
-                raise self._read_error(error) from None
-            number: int = self._table.version()
-            if known is not None and known.number == number:
-                return known
+            self._check_links()
+            if self._find_commit() == self._commit:
+                try:
+                    self._table.update_incremental()
+                except self._errors as error:
+                    raise self._read_error(error) from None
+                if known is not None and known.number == self._table.version():
+                    return known
+            else:  # the table was removed and created anew
+                self._table, self._vectors = self._open(None), VectorLog(self._storage)
+            self._commit = self._find_commit()
             return self._load(self._table)
+
+    def _find_commit(self) -> StoredObject | None:
+        """Return the file of the newest commit that is known; None if it was removed."""
+        return self._storage.find(f"{LOG_FOLDER}/{self._table.version():020}.json")
 
     def load(self, number: int) -> DeltaSnapshot | None:
         """Return a version; None if the log does not have it any more.
@@ -140,10 +158,24 @@ class DeltaLog:
         return (self._api.exceptions.DeltaError, OSError, ValueError)
 
     def _open(self, number: int | None) -> Any:
+        self._check_links()
         try:
             return self._api.DeltaTable(self.location, version=number)
         except self._errors as error:
             raise self._read_error(error) from error
+
+    def _check_links(self) -> None:
+        """Raise `DatasetError` if a symbolic link in the log leads out of the folder."""
+        folder = self._confining
+        if folder is None:
+            return
+        with suppress(OSError):  # the library reports what is missing
+            for part in (folder / LOG_FOLDER, folder / LOG_FOLDER / _SIDECARS):
+                os.close(open_beneath(part, folder))
+                with os.scandir(part) as entries:
+                    links = [entry.path for entry in entries if entry.is_symlink()]
+                for link in links:
+                    os.close(open_beneath(link, folder))
 
     def _read_error(self, error: Exception) -> DatasetError:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -413,16 +445,19 @@ class DeltaVersion(FixedDataset):
 class DeltaDataset(VersionedDataset[DeltaVersion]):
     """A Delta table. Each new reader gets the version that is the newest then.
 
-    Raises `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
+    Unless `follow_symlinks`, no symbolic link in a local folder may lead out of it. Raises
+    `DatasetError` if the log or a data file cannot be read, or the table uses a feature that
     is not supported. Raises `UsageError` if there are no credentials for the store. Raises
     `MissingExtraError` if the extra ``delta``, or ``object-store`` for a URL, is not installed.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, follow_symlinks: bool = False) -> None:
         self._storage = ObjectStorage(location) if is_object_url(location) else None
-        storage = self._storage or LocalStorage(Path(location))
+        folder = Path(location)
+        storage = self._storage or LocalStorage(folder, follow_symlinks=follow_symlinks)
         self._folder = storage.location
-        self._log = DeltaLog(location, storage)
+        self._confining = None if follow_symlinks or self._storage is not None else folder
+        self._log = DeltaLog(location, storage, self._confining)
         self._logger = get_logger("delta")
         super().__init__(self._make_version(self._log.load_newest(), ()))
         self._polled_at = time.monotonic()
@@ -479,9 +514,13 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
                 return self._current
             try:
                 snapshot = self._log.load_newest(self._current.snapshot)
-                if snapshot is not self._current.snapshot:
-                    self._keep_old(self._current.snapshot.number, self._current)
-                    self._current = self._make_version(snapshot, self._current.files)
+                before = self._current
+                if snapshot.table != before.snapshot.table:
+                    self._old.clear()
+                    self._current = self._make_version(snapshot, ())
+                elif snapshot is not before.snapshot:
+                    self._keep_old(before.snapshot.number, before)
+                    self._current = self._make_version(snapshot, before.files)
             except DatasetError as error:
                 if strict:
                     raise
@@ -520,7 +559,7 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
 
     def _find_origin(self, name: str) -> FileOrigin:
         if self._storage is None:
-            return LocalOrigin(Path(self.location, name), name)
+            return LocalOrigin(Path(self.location, name), name, self._confining)
         entry = self._storage.find(name)
         if entry is None:
             raise DatasetError(f"{self.location}/{name} does not exist; it may have been vacuumed")

@@ -30,7 +30,7 @@ from ..metrics import CacheUses
 from .dataset import Encoding, GeneratorSource
 from .files.arrow import ArrowFileDataset
 from .files.concatenated import ConcatenatedFiles
-from .files.origins import make_read_error, read_identity
+from .files.origins import LocalOrigin, make_read_error
 from .filters import RowFilter
 from .messages.reencoding import Batches, encode_groups
 from .selection import Selection
@@ -155,9 +155,15 @@ class ObjectCache:
 
 
 class ShardReader:
-    """Reads the shards of one dataset. Safe to use from several threads."""
+    """Reads the shards of one dataset. Safe to use from several threads.
 
-    def __init__(self, storage: Storage, cache: ObjectCache) -> None:
+    Unless `follow_symlinks`, no symbolic link in a local folder may lead out of it.
+    """
+
+    def __init__(
+        self, storage: Storage, cache: ObjectCache, *, follow_symlinks: bool = False
+    ) -> None:
+        self._follow_symlinks = follow_symlinks
         self._storage = storage
         self._cache = cache
         self._lock = threading.Lock()
@@ -190,12 +196,12 @@ class ShardReader:
             )
         if len(shards) == 1:
             with ExitStack() as resources:
-                path = resources.enter_context(self._local_file(shards[0]))
-                source = self._inspect(path, shards[0], schema).open(request, encoding)
+                file = resources.enter_context(self._local_file(shards[0]))
+                source = self._inspect(file, shards[0], schema).open(request, encoding)
                 source.call_on_close(resources.pop_all().close)
             return source
         if shards and folder is not None:
-            datasets = [self._inspect(folder / each.path, each, schema) for each in shards]
+            datasets = [self._inspect(self._find(folder, each), each, schema) for each in shards]
             return ConcatenatedFiles.of(datasets, schema).open(request, encoding, location)
         if selection.filter is None:
             shards, selection = _skip_shards(shards, selection)
@@ -207,8 +213,8 @@ class ShardReader:
         self, shard: ShardEntry, schema: pa.Schema, request: Request, encoding: Encoding
     ) -> list[int]:
         """Return the rows that each record batch of a shard contributes; errors as for `open`."""
-        with self._local_file(shard) as path:
-            return self._inspect(path, shard, schema).count_rows(request, encoding)
+        with self._local_file(shard) as file:
+            return self._inspect(file, shard, schema).count_rows(request, encoding)
 
     def has_cached(self, shards: Sequence[ShardEntry]) -> bool:
         """Return whether the shards are in an object store, and the cache has all of them."""
@@ -220,31 +226,38 @@ class ShardReader:
         self, shards: Sequence[ShardEntry], schema: pa.Schema, selection: Selection
     ) -> Batches:
         for shard in shards:
-            with self._local_file(shard) as path:
-                dataset = self._inspect(path, shard, schema)
+            with self._local_file(shard) as origin:
+                dataset = self._inspect(origin, shard, schema)
                 with closing(dataset.open_file()) as file:
                     contents = dataset.load_contents(file)
                     with closing(dataset.read_batches(file, contents, selection)) as batches:
                         yield from batches
 
     @contextmanager
-    def _local_file(self, shard: ShardEntry) -> Generator[Path]:
-        """Yield the path of a shard's file; one in an object store is downloaded into the cache."""
+    def _local_file(self, shard: ShardEntry) -> Generator[LocalOrigin]:
+        """Yield a shard's file; one in an object store is downloaded into the cache."""
         if self._storage.folder is not None:
-            yield self._storage.folder / shard.path
+            yield self._find(self._storage.folder, shard)
             return
         with self._cache.open_shard(self._storage, shard) as path:
-            yield path
+            yield LocalOrigin(path)
 
-    def _inspect(self, path: Path, shard: ShardEntry, schema: pa.Schema) -> ArrowFileDataset:
+    def _find(self, folder: Path, shard: ShardEntry) -> LocalOrigin:
+        confining = None if self._follow_symlinks else folder
+        return LocalOrigin(folder / shard.path, folder=confining)
+
+    def _inspect(
+        self, origin: LocalOrigin, shard: ShardEntry, schema: pa.Schema
+    ) -> ArrowFileDataset:
         """Return the dataset in a shard's file. It is inspected once for each state of the file."""
+        path = origin.path
         with self._lock:
             known = self._inspected.get(path)
         try:
-            if known is not None and read_identity(path) == known.identity:
+            if known is not None and origin.read_identity() == known.identity:
                 return known
             # A version never changes, and its manifest has the SHA-256 of each shard.
-            dataset = ArrowFileDataset(path, keep_index=False, refuse_writers=False)
+            dataset = ArrowFileDataset(origin, keep_index=False, refuse_writers=False)
         except ProtocolError as error:
             raise DatasetError(f"{path} is not a valid Arrow IPC file: {error.message}") from None
         except OSError as error:

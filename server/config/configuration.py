@@ -212,7 +212,7 @@ def find_line(text: str, path: Sequence[str]) -> int | None:
     """
     lines = text.splitlines()
     start = 0
-    for end in range(1, len(lines) + 1):
+    for end, _ in enumerate(lines, 1):
         try:
             values = tomllib.loads("\n".join(lines[:end]))
         except tomllib.TOMLDecodeError:

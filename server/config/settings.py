@@ -146,6 +146,9 @@ class Settings(BaseSettings):
     """The total size of all uploads, as in 100GiB."""
     upload_bytes: Size | None = setting(None, Group.CONTROL, shown="the total", needs=("writable",))
     """The largest size of one upload, as in 10GiB."""
+    upload_rate: SizeOrZero = setting(1 << 10, Group.CONTROL, needs=("writable",))
+    """The least rate of an upload, in bytes per second, as in 64KiB. The server ends one that is
+    slower for `idle_seconds`."""
     reflection: bool = setting(False, Group.CONTROL, negatable=True, needs=("control",))
     """Let gRPC tools list the services of the control plane."""
 
@@ -159,6 +162,9 @@ class Settings(BaseSettings):
     allow_writers: bool = setting(False, Group.DATA)
     """Serve files that another process has open for writing. A reader may then get a mixture of
     two states of a file."""
+    follow_symlinks: bool = setting(False, Group.DATA)
+    """Follow symbolic links that lead out of a served folder. Without it, a dataset with such a
+    link is refused. The path of a dataset may always be a link."""
 
     keep_versions: Count | None = setting(None, Group.PUBLISHED, shown="all")
     """The number of versions of a dataset to keep. Once no reader uses an older version, the
@@ -367,10 +373,12 @@ class ServeArguments(TypedDict, total=False):
     writable: str | Path | None
     writable_bytes: int | str | None
     upload_bytes: int | str | None
+    upload_rate: int | str
     reflection: bool
     compression: Literal["none", "lz4", "zstd", "auto"] | None
     batch_rows: int | None
     allow_writers: bool
+    follow_symlinks: bool
     keep_versions: int | None
     poll_seconds: float
     object_cache: str | Path | None

@@ -16,9 +16,7 @@ from anyio import to_thread
 from ...errors import InvalidRequestError, NotFoundError, SplitArrowError, remote_error
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
-from ...protocol.uri import Streams
 from ..auth.principal import Permission
-from ..auth.tickets import TicketClaims
 from ..catalog.delta import DeltaDataset, DeltaVersion
 from ..catalog.published import PublishedDataset
 from ..logs import get_logger
@@ -49,22 +47,41 @@ def describe_status(call: Call, started: float) -> dict[str, Any]:
     server = call.server
     reports = server.reporter.reports(streams=True)
     samples = merge_samples(report.samples for report in reports)
-    sent = _sum_by_label(samples, _TOTALS)
+    totals = _sum_by_label(samples, _TOTALS)
+    sent = {name: total for name, total in totals.items() if _may_read(call, name)}
+    streams = [
+        _describe_stream(stream)
+        for report in reports
+        for stream in report.streams
+        if _may_read(call, stream.dataset)
+    ]
     return {
         "version": package_version(),
         "uptime_seconds": round(time.monotonic() - started, 3),
         "draining": server.draining.is_set(),
-        "listen": [uri.redacted() for uri in server.uris],
         "datasets": call.list_datasets(),
-        "stats": list_stats(samples),
-        "caches": _sum_by_label(samples, _CACHES),
-        "sent": {name: total for name, total in sent.items() if _may_read(call, name)},
-        "streams": [
-            _describe_stream(stream)
-            for report in reports
-            for stream in report.streams
-            if _may_read(call, stream.dataset)
-        ],
+        "sent": sent,
+        "streams": streams,
+        **(
+            {
+                "listen": [uri.redacted() for uri in server.uris],
+                "stats": list_stats(samples),
+                "caches": _sum_by_label(samples, _CACHES),
+            }
+            if call.principal.is_operator
+            else {"stats": _sum_stats(sent, len(streams))}
+        ),
+    }
+
+
+def _sum_stats(sent: dict[str, Counter[str]], streams: int) -> dict[str, int]:
+    """Return the part of `list_stats` that follows from what the caller may see."""
+    total = sum(sent.values(), Counter[str]())
+    return {
+        "streams": streams,
+        "streams_total": total["streams"],
+        "rows": total["rows"],
+        "bytes_sent": total["bytes"],
     }
 
 
@@ -125,8 +142,7 @@ class ActionHandler:
                 self._ranges,
             ),
             "cancel": (
-                "Cancel a stream of the caller, or of anybody if the caller may write every "
-                'dataset: {"stream": NUMBER}',
+                'Cancel a stream of the caller, or of anybody for an operator: {"stream": NUMBER}',
                 self._cancel,
             ),
             "renew": ("Exchange an unused ticket for a new one.", self._renew),
@@ -169,7 +185,7 @@ class ActionHandler:
         number = _decode_object(body).get("stream")
         if not isinstance(number, int):
             raise InvalidRequestError('the body of the action must be {"stream": NUMBER}')
-        owner = None if call.is_operator else call.principal.name
+        owner = None if call.principal.is_operator else call.principal.name
         if not await to_thread.run_sync(call.server.reporter.cancel_number, number, owner):
             whose = "is running" if owner is None else "of the caller is running"
             raise NotFoundError(f"no stream {number} {whose}")
@@ -191,13 +207,13 @@ class ActionHandler:
     async def _use_up(self, call: Call, ticket: bytes) -> bool:
         """Use up a signed ticket of the caller, and return whether it was one."""
         try:
-            claims = await _redeem_ticket(call, ticket)
+            claims = await call.redeem_ticket(ticket)
         except SplitArrowError:
             return False
         return claims.signed
 
     async def _renew(self, call: Call, body: bytes) -> bytes:
-        claims = await _redeem_ticket(call, body)
+        claims = await call.redeem_ticket(body)
         call.authorize(Permission.READ, claims.request.dataset)
         return call.server.access.issue_ticket(claims.request, call.principal.name)
 
@@ -285,17 +301,9 @@ class ActionHandler:
 
     async def _reload_configuration(self, call: Call, body: bytes) -> bytes:
         del body
-        call.require_operator()
+        call.principal.require_operator()
         outcome = await to_thread.run_sync(self._reload)
         return _encode_json(outcome.as_json())
-
-
-async def _redeem_ticket(call: Call, ticket: bytes) -> TicketClaims:
-    """Redeem a ticket of the caller."""
-    redeem = call.server.access.redeem_ticket
-    claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
-    call.authorize_ticket(claims)
-    return claims
 
 
 def _decode_name(body: bytes) -> str:

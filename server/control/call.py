@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import grpc.aio
+from anyio import to_thread
 
 from ...errors import (
-    DeniedError,
     ExhaustedError,
     InvalidRequestError,
     NotFoundError,
@@ -22,13 +22,13 @@ from ...errors import (
 )
 from ...formats.flight_data import iter_protobuf_fields
 from ...protocol.request import Request
+from ...protocol.uri import Streams
 from ..addresses import parse_peer
-from ..auth.principal import ALL_DATASETS, ANYONE, Permission, Principal
+from ..auth.principal import Permission, Principal
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import ServedDataset
 from ..catalog.suggestions import suggest_names
 from ..context import ServerContext
-from ..report import is_operator
 from ..usage import KeyedCounter
 
 if TYPE_CHECKING:
@@ -145,20 +145,12 @@ class Call:
         self.subject = dataset
         self.principal.require(permission, dataset)
 
-    @property
-    def is_operator(self) -> bool:
-        """Whether the caller may act on the whole server: it may write every dataset."""
-        return is_operator(self.principal)
-
-    def require_operator(self) -> None:
-        """Check that the caller may act on the whole server."""
-        self.principal.require(Permission.WRITE, ALL_DATASETS)
-
-    def authorize_ticket(self, claims: TicketClaims) -> None:
-        """Check that a ticket was issued to the caller. Without tokens, all callers are one."""
+    async def redeem_ticket(self, ticket: bytes) -> TicketClaims:
+        """Redeem a ticket of the caller; see `AccessControl.redeem_ticket`."""
+        redeem = self.server.access.redeem_ticket
+        claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH, self.principal)
         self.subject = claims.request.dataset
-        if self.principal is not ANYONE and claims.principal != self.principal.name:
-            raise DeniedError("the ticket was issued to another principal", stream=self.subject)
+        return claims
 
     def check_draining(self, request: Request) -> None:
         """Check that the server does not drain, unless the request continues a read in progress."""

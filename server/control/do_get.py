@@ -25,7 +25,6 @@ from ...proto import Flight_pb2 as flight
 from ...protocol.payloads import MIN_INTERVAL
 from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
-from ...protocol.uri import Streams
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
 from ..catalog.dataset import Source
@@ -144,9 +143,7 @@ class DoGetHandler:
                 await call.write(plan)
                 return
             ticket = planned
-        redeem = call.server.access.redeem_ticket
-        claims = await to_thread.run_sync(redeem, ticket, Streams.BOTH)
-        call.authorize_ticket(claims)
+        claims = await call.redeem_ticket(ticket)
         call.check_draining(claims.request)
         if call.span is None:
             await self._send_dataset(call, claims, ticket, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -28,15 +30,18 @@ from starlette.responses import (
     Response,
 )
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import DeniedError
 from ..addresses import HostNames
 from ..auth.principal import ANYONE, Permission, Principal
 from ..logs import get_logger
 from ..metrics import OTHER, Histogram, Metric, MetricType, Sample, merge_samples
-from ..report import StreamReport, is_operator
+from ..report import StreamReport
 from .page import History, Page
 from .service import Service
+
+_OPEN_METRICS = "application/openmetrics-text"
 
 
 def render_metrics(
@@ -46,7 +51,9 @@ def render_metrics(
 
     The names of datasets that are not shown become `OTHER`.
     """
-    encode, content_type = choose_encoder(accept)
+    # prometheus_client parses versions of the header, and repeats them in the content type.
+    types = [media_range.partition(";")[0].strip() for media_range in accept.split(",")]
+    encode, content_type = choose_encoder(_OPEN_METRICS if _OPEN_METRICS in types else "")
 
     def hide(name: str) -> str:
         return name if shows(name) else OTHER
@@ -92,6 +99,7 @@ def _list_buckets(histogram: Histogram) -> list[tuple[str, float]]:
 HAS_CERTIFICATE = "has_certificate"
 """The key in the state of a request: whether the client has a certificate that was verified."""
 _MAX_FORM_BYTES = 4096
+_MAX_FORM_FIELDS = 8
 _MAX_THREADS = 8
 """The requests that are answered at a time. The others wait."""
 _HEADERS = {
@@ -138,7 +146,7 @@ class Application:
     def build(self) -> Starlette:
         """Return the application for an ASGI server."""
         guard = self._guard
-        return Starlette(
+        application = Starlette(
             routes=[
                 Route("/healthz", self._public(self._health)),
                 Route("/readyz", self._public(self._readiness)),
@@ -148,15 +156,14 @@ class Application:
                 Route("/v1/datasets", guard(self._datasets)),
                 Route("/v1/streams", guard(self._streams)),
                 Route("/", guard(self._status_page)),
-                Route("/streams/{process}/{number:int}/cancel", guard(self._cancel_page)),
-                Route(
-                    "/streams/{process}/{number:int}/cancel",
-                    guard(self._cancel),
-                    methods=["POST"],
-                ),
+                Route("/streams/{process}/{number}/cancel", guard(self._cancel_page)),
+                Route("/streams/{process}/{number}/cancel", guard(self._cancel), methods=["POST"]),
             ],
+            middleware=[Middleware(_FramingCheck)],
             exception_handlers={HTTPException: self._refuse, Exception: self._fail},
         )
+        application.router.redirect_slashes = False  # to an address with the client's host name
+        return application
 
     async def sample(self) -> None:
         """Record the rates of the datasets now."""
@@ -248,7 +255,7 @@ class Application:
     async def _streams(self, service: Service, principal: Principal, request: Request) -> Response:
         del request
         streams, _ = await self._run(service.list_streams, principal)
-        sees_readers = is_operator(principal)
+        sees_readers = principal.is_operator
         return JSONResponse({"streams": [_encode_stream(one, sees_readers) for one in streams]})
 
     async def _status_page(
@@ -282,7 +289,7 @@ class Application:
         ):
             raise HTTPException(403, "the request does not come from this page: load it again")
         process, number = _read_stream(request)
-        owner = None if is_operator(principal) else principal.name
+        owner = None if principal.is_operator else principal.name
         is_cancelled = await self._run(service.reporter.cancel, process, number, owner)
         if is_cancelled:
             self._log.info("stream cancelled", stream=number, principal=principal.name)
@@ -294,17 +301,46 @@ class Application:
         return hmac.new(self._secret, key, sha256).hexdigest()
 
 
+class _FramingCheck:
+    """Refuses requests with two lengths, which another server could take for two requests.
+
+    See RFC 9112, section 6.3. The connection closes then.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            text = "the request has both Content-Length and Transfer-Encoding; send only one\n"
+            response = PlainTextResponse(text, 400, {"connection": "close"})
+            await _with_headers(response)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+_STREAM_NUMBER = re.compile("[0-9]{1,18}")
+
+
 def _read_stream(request: Request) -> tuple[str, int]:
-    return request.path_params["process"], request.path_params["number"]
+    number: str = request.path_params["number"]
+    if not _STREAM_NUMBER.fullmatch(number):
+        raise HTTPException(404, "the number of a stream has 1 to 18 digits")
+    return request.path_params["process"], int(number)
 
 
 async def _read_form(request: Request) -> dict[str, str]:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_FORM_BYTES:
-            raise HTTPException(413, "the form is too large")
-    fields = parse_qs(body.decode("latin-1"), max_num_fields=8)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_FORM_BYTES:
+                raise HTTPException(413, "the form is too large")
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=_MAX_FORM_FIELDS)
+    except ClientDisconnect:
+        raise HTTPException(400, "the form is incomplete") from None
+    except ValueError:
+        raise HTTPException(400, f"the form has more than {_MAX_FORM_FIELDS} fields") from None
     return {name: values[0] for name, values in fields.items()}
 
 

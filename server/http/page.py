@@ -9,7 +9,7 @@ import platform
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,8 @@ from ...formats.text import format_bytes, format_size
 from ...protocol.uri import DataUri
 from ..auth.principal import Principal
 from ..config import Declaration, Settings, declarations
-from ..metrics import Sample, merge_samples
-from ..report import ProcessReport, StreamReport, is_operator, package_version
+from ..metrics import OTHER, Sample, merge_samples
+from ..report import ProcessReport, StreamReport, package_version
 from .service import Service
 
 WIDTH, HEIGHT = 120.0, 28.0
@@ -97,10 +97,12 @@ class History:
         with self._lock:
             return list(self._rates.get(label, ()))
 
-    def total(self) -> list[float]:
-        """Return the rates of all datasets together, the oldest first."""
+    def total(self, labels: Container[str] | None = None) -> list[float]:
+        """Return the rates of some or all datasets together, the oldest first."""
         with self._lock:
-            rates = [[*each] for each in self._rates.values()]
+            rates = [
+                [*each] for label, each in self._rates.items() if labels is None or label in labels
+            ]
         length = max(map(len, rates), default=0)
         padded = [[0.0] * (length - len(each)) + each for each in rates]
         return [sum(values) for values in zip(*padded, strict=True)]
@@ -161,12 +163,15 @@ class Page:
         streams, refusals = service.list_streams(principal)
         problem = service.find_problem()
         datasets = list(_list_datasets(service, principal, history))
+        sees_server = principal.is_operator
+        labels = [service.context.streams.label_of(facts["name"]) for facts in datasets]
+        shown = None if sees_server else {*labels} - {OTHER}
         return self._status.render(
             state=_describe_state(service, problem),
             problem=problem,
             uptime=time.time() - service.started,
             figures=_Figures(service.samples()),
-            total=draw_sparkline(rates := history.total(), POINTS),
+            total=draw_sparkline(rates := history.total(shown), POINTS),
             rate=rates[-1] if rates else 0.0,
             datasets=datasets[:_MAX_DATASETS],
             hidden_datasets=max(0, len(datasets) - _MAX_DATASETS),
@@ -176,9 +181,9 @@ class Page:
             refusals=refusals,
             now=time.time(),
             principal=principal,
-            sees_readers=is_operator(principal),
+            sees_server=sees_server,
             settings=list(_list_settings(service.context.settings)),
-            versions=_list_versions(),
+            versions=_list_versions() if sees_server else _list_versions()[:1],
             refresh_seconds=REFRESH_SECONDS if refreshes else None,
             notice=_NOTICES.get(notice),
         )

@@ -112,7 +112,11 @@ class Service:
             refusal
             for report in reports
             for refusal in report.refusals
-            if refusal.dataset is None or principal.may(Permission.READ, refusal.dataset)
+            if (
+                principal.is_operator
+                if refusal.dataset is None
+                else principal.may(Permission.READ, refusal.dataset)
+            )
         ]
         return streams, sorted(refusals, key=lambda refusal: -refusal.last)
 

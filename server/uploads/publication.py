@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from ...errors import (
     DatasetError,
+    InvalidDataError,
     InvalidRequestError,
     RemoteError,
     SplitArrowError,
@@ -24,8 +26,22 @@ from ...errors import (
 )
 from ...formats.arrow.schema import read_schema
 from ...publication.atomic_files import write_atomic
-from ...publication.layout import DATA, STAGING, check_name, format_data_folder
-from ...publication.manifest import Manifest, ShardEntry, decode_manifest, encode_manifest
+from ...publication.layout import (
+    DATA,
+    PRUNED,
+    STAGING,
+    VERSIONS,
+    check_name,
+    format_data_folder,
+    format_manifest_name,
+)
+from ...publication.manifest import (
+    Manifest,
+    ShardEntry,
+    check_properties,
+    decode_manifest,
+    encode_manifest,
+)
 from ...publication.version_store import VersionStore
 
 MODES = ("append", "overwrite")
@@ -121,11 +137,6 @@ class PublishRequest:
         mode = values.get("mode", "overwrite")
         if mode not in MODES:
             raise InvalidRequestError(f"publish: mode is {mode!r}; use {' or '.join(MODES)}")
-        properties: Any = values.get("properties") or {}
-        if not isinstance(properties, dict) or not all(
-            isinstance(text, str) for text in (*properties, *properties.values())
-        ):
-            raise InvalidRequestError("publish: properties must be an object of strings")
         job = check_job(values.get("job"))
         return cls(
             dataset=_read_text(values, "dataset"),
@@ -135,7 +146,7 @@ class PublishRequest:
             shards_total=total,
             append=mode == "append",
             schema=_decode_schema(values.get("schema")),
-            properties=properties,
+            properties=_check_properties(values.get("properties")),
         )
 
 
@@ -173,6 +184,13 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _check_properties(value: Any) -> dict[str, str]:
+    try:
+        return check_properties({} if value is None else value)
+    except InvalidDataError as error:
+        raise InvalidRequestError(f"publish: {error.message}") from None
+
+
 def _decode_schema(text: Any) -> pa.Schema | None:
     if text is None:
         return None
@@ -184,6 +202,8 @@ def _decode_schema(text: Any) -> pa.Schema | None:
 
 
 _RECORD_SUFFIX = ".json"
+_MANIFEST_OVERHEAD_BYTES = 8 << 10
+"""The largest size of a manifest without its schema, shards and properties, in bytes."""
 _MAX_LISTED_SHARDS = 12
 
 
@@ -212,13 +232,8 @@ class PublishedFolder:
         name = f"{key.ordinal:08d}.arrow"
         return self._store.stage_file(key.job, name, path, ordinal=key.ordinal)
 
-    def record_shard(self, key: ShardKey, schema: pa.Schema, entry: ShardEntry) -> None:
-        """Record a staged shard, and remove the file that was staged under its key before."""
-        record = self._make_record_path(key)
-        previous = self._load_record(key)
-        if previous is not None and previous.shards[0].path != entry.path:
-            file_name = previous.shards[0].path.rpartition("/")[2]
-            record.with_name(file_name).unlink(missing_ok=True)
+    def encode_record(self, key: ShardKey, schema: pa.Schema, entry: ShardEntry) -> bytes:
+        """Return the record of a staged shard."""
         manifest = Manifest(
             version=1,
             created=datetime.now(UTC),
@@ -227,15 +242,32 @@ class PublishedFolder:
             shards=(entry,),
             shards_total=key.ordinal + 1,
         )
-        write_atomic(record, encode_manifest(manifest))
+        return encode_manifest(manifest)
+
+    def record_shard(self, key: ShardKey, entry: ShardEntry, record: bytes) -> None:
+        """Write the record of a shard, and remove the file that was staged under its key before."""
+        previous = self._load_record(key)
+        if previous is not None and previous.shards[0].path != entry.path:
+            self._make_staged_path(key, previous.shards[0]).unlink(missing_ok=True)
+        write_atomic(self._make_record_path(key), record)
+
+    def unstage_shard(self, key: ShardKey, entry: ShardEntry) -> None:
+        """Remove a staged file, unless a record lists it: it was staged before, too."""
+        previous = self._load_record(key)
+        if previous is None or previous.shards[0].path != entry.path:
+            self._make_staged_path(key, entry).unlink(missing_ok=True)
 
     def measure_staged(self, job: str = "*") -> dict[ShardKey, int]:
-        """Return the staged shards of one job or of all jobs, with their sizes in bytes."""
+        """Return the staged shards of one job or of all jobs, with their sizes in bytes.
+
+        A size includes that of the record.
+        """
         sizes: dict[ShardKey, int] = {}
         for path in (self.path / STAGING).glob(f"{job}/*{_RECORD_SUFFIX}"):
             try:
                 key = ShardKey(self.dataset, path.parent.name, int(path.stem))
-                sizes[key] = decode_manifest(path.read_bytes(), str(path)).nbytes
+                record = path.read_bytes()
+                sizes[key] = decode_manifest(record, str(path)).nbytes + len(record)
             except (SplitArrowError, OSError, ValueError):
                 continue
         return sizes
@@ -245,16 +277,27 @@ class PublishedFolder:
         shutil.rmtree(self.path / STAGING / job, ignore_errors=True)
 
     def measure_committed(self) -> int:
-        """Return the size of the shards of all versions, in bytes."""
+        """Return the size of the shards and manifests of all versions, in bytes."""
         total = 0
-        for folder, _, names in os.walk(self.path / DATA):
-            for name in names:
-                if name.endswith(".arrow"):
-                    try:
+        for top in (DATA, VERSIONS, PRUNED):
+            for folder, _, names in os.walk(self.path / top):
+                for name in names:
+                    with suppress(FileNotFoundError):  # pruned since the folder was listed
                         total += os.stat(os.path.join(folder, name)).st_size
-                    except FileNotFoundError:
-                        continue  # pruned since the folder was listed
         return total
+
+    def measure_commit(self, request: PublishRequest) -> int:
+        """Return an upper bound of what a commit adds to the staged shards and records, in bytes.
+
+        The records have the schema and the entries of the shards already.
+        """
+        nbytes = _MANIFEST_OVERHEAD_BYTES + len(json.dumps(dict(request.properties)))
+        if request.schema is not None:
+            nbytes += 2 * request.schema.serialize().size  # in base64
+        for version in self._store.list_versions()[-1:] if request.append else ():
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                nbytes += (self.path / format_manifest_name(version)).stat().st_size
+        return nbytes
 
     def list_jobs(self) -> dict[str, int]:
         """Return the jobs that committed a version, with the number of the version."""
@@ -365,6 +408,9 @@ class PublishedFolder:
             return decode_manifest(path.read_bytes(), str(path))
         except (FileNotFoundError, DatasetError):
             return None
+
+    def _make_staged_path(self, key: ShardKey, entry: ShardEntry) -> Path:
+        return self.path / STAGING / key.job / entry.path.rpartition("/")[2]
 
     def _make_record_path(self, key: ShardKey) -> Path:
         return self.path / STAGING / key.job / f"{key.ordinal:08d}{_RECORD_SUFFIX}"

@@ -22,13 +22,18 @@ class Quota:
         self._used: dict[Hashable, int] = {}
         self._measures: dict[Hashable, Callable[[], int]] = {}
 
-    def reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
-        """Count an upload with its bytes so far, in place of its earlier reservation."""
+    def reserve(
+        self, owner: Hashable, nbytes: int, dataset: str, *, is_upload: bool = True
+    ) -> None:
+        """Count an upload with its bytes so far, in place of its earlier reservation.
+
+        `upload_bytes` does not limit what is not an upload: the manifest of a publication.
+        """
         try:
-            self._reserve(owner, nbytes, dataset)
+            self._reserve(owner, nbytes, dataset, is_upload)
         except ExhaustedError:
             self._measure_again()
-            self._reserve(owner, nbytes, dataset)
+            self._reserve(owner, nbytes, dataset, is_upload)
 
     def record(self, owner: Hashable, nbytes: int) -> None:
         """Count an owner with its size in bytes, even if that exceeds a limit."""
@@ -58,13 +63,15 @@ class Quota:
             self._used.pop(owner, None)
             self._measures.pop(owner, None)
 
-    def _reserve(self, owner: Hashable, nbytes: int, dataset: str) -> None:
+    def _reserve(self, owner: Hashable, nbytes: int, dataset: str, is_upload: bool) -> None:
         with self._lock:
             others = sum(used for other, used in self._used.items() if other != owner)
-            for limit, used in ((self._upload_bytes, 0), (self._total_bytes, others)):
+            upload_limit = self._upload_bytes if is_upload else None
+            for limit, used in ((upload_limit, 0), (self._total_bytes, others)):
                 if limit is not None and used + nbytes > limit:
                     raise ExhaustedError(
-                        f"the upload has at least {nbytes} bytes; "
+                        f"the {'upload' if is_upload else 'publication'} has at least {nbytes} "
+                        "bytes; "
                         f"{max(0, limit - used)} of {limit} bytes are available",
                         stream=dataset,
                     )

@@ -10,6 +10,7 @@ import pytest
 from splitarrow.filters.binding import bind
 from splitarrow.filters.evaluation import Cost, compute, evaluate
 from splitarrow.filters.sql import parse_sql
+from splitarrow.filters.tree import Call, Column, Literal
 
 WORDS = ["a", None, "b", "a", "", "B"]
 
@@ -118,3 +119,22 @@ def test_the_cost_counts_results_and_values() -> None:
     texts = pa.array(["x" * 1000])
     assert copying.copying_calls == 1
     assert copying.nbytes(1, {1: texts}) > 1000
+
+
+@pytest.mark.parametrize(
+    ("symbol", "data", "expected"),
+    [
+        ("=", b"bb", [False, None, True]),
+        ("=", b"b", [False, None, False]),
+        ("<>", b"b", [True, None, True]),
+        ("<", b"b", [True, None, False]),
+        (">=", b"bb", [False, None, True]),
+        (">", b"aaa", [False, None, True]),
+    ],
+)
+def test_bytes_of_a_fixed_length_are_compared_with_others(
+    symbol: str, data: bytes, expected: list[bool | None]
+) -> None:
+    array = pa.array([b"aa", None, b"bb"], pa.binary(2))
+    bound = bind(Call(symbol, (Column("b"), Literal(data))), pa.schema([("b", array.type)]))
+    assert compute(bound, {0: array}).to_pylist() == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from datetime import UTC, date, datetime
+from functools import reduce
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +18,7 @@ import pytest
 import splitarrow
 from splitarrow.errors import MissingExtraError, UsageError
 from splitarrow.filters import encode_filter, parse_filter
+from splitarrow.filters.expressions import convert_polars
 
 TABLE = pa.table(
     {
@@ -249,3 +252,9 @@ async def test_a_filter_without_a_control_plane_in_the_async_api() -> None:
         uri = server.uri("flights")
         async with splitarrow.aio.open(uri, columns="id", filter=("delay", ">", 60)) as stream:
             assert (await stream.read_all())["id"].to_pylist() == [1, 3]
+
+
+@pytest.mark.parametrize("combined", [operator.and_, operator.or_])
+def test_a_long_condition_of_polars_is_not_deep(combined: Any) -> None:
+    chain = reduce(combined, [pl.col("n") == number for number in range(150)])
+    assert len(convert_polars(chain).arguments) == 150

@@ -14,6 +14,7 @@ from splitarrow.errors import InvalidDataError, UsageError
 from splitarrow.filters.binding import bind
 from splitarrow.filters.evaluation import evaluate
 from splitarrow.filters.substrait import decode_substrait
+from splitarrow.filters.tree import Call, Cast, Column, Instant, Literal
 from splitarrow.proto.SubstraitFilter_pb2 import ExtendedExpression
 
 F: Any = pc.field
@@ -82,6 +83,72 @@ def test_the_same_rows_as_pyarrow(expression: Any) -> None:
     mask = evaluate(bound, columns, 4)
     expected = TABLE.append_column("row", pa.array(range(4))).filter(expression)["row"]
     assert TABLE.append_column("row", pa.array(range(4))).filter(mask)["row"].equals(expected)
+
+
+def decode(expression: Any, data_type: Any) -> Any:
+    return decode_substrait(bytes(expression.to_substrait(pa.schema([("x", data_type)]))))
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        *(pa.int8(), pa.uint16(), pa.uint64(), pa.float32(), pa.bool_(), pa.string()),
+        *(pa.decimal128(9, 2), pa.decimal128(38, 0), pa.binary(), pa.binary(3), pa.date32()),
+        *(pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")),
+    ],
+    ids=str,
+)
+def test_a_cast_keeps_its_type(data_type: Any) -> None:
+    decoded = decode(F("x").cast(data_type, safe=False).is_null(), pa.large_string())
+    assert decoded == Call("is null", (Cast(Column("x"), data_type, safe=False),))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_number"),
+    [
+        (pa.scalar(-7, pa.int8()), -7, True),
+        (pa.scalar(2**64 - 1, pa.uint64()), 2**64 - 1, True),
+        (pa.scalar(1.5, pa.float32()), 1.5, True),
+        (pa.scalar(True), True, False),
+        (pa.scalar(None, pa.string()), None, False),
+        (pa.scalar(b"abc", pa.binary(3)), b"abc", False),
+        (pa.scalar(Decimal("-1.25"), pa.decimal128(9, 2)), Decimal("-1.25"), False),
+        (pa.scalar(1, pa.date32()), Instant("date", 86_400 * 10**9), False),
+        (pa.scalar(5, pa.time64("us")), Instant("time", 5000), False),
+        (pa.scalar(5, pa.timestamp("ms")), Instant("timestamp", 5_000_000), False),
+        (pa.scalar(5, pa.timestamp("us", "UTC")), Instant("timestamptz", 5000), False),
+    ],
+    ids=str,
+)
+def test_a_literal_keeps_its_value(value: Any, expected: Any, is_number: bool) -> None:
+    """A number in a column is of the type that the client knows, whatever the server has."""
+    column = Cast(Column("x"), value.type) if is_number else Column("x")
+    assert decode(F("x") == pc.scalar(value), value.type) == Call("=", (column, Literal(expected)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("precision_timestamp", {"precision": 0, "value": 7}, Instant("timestamp", 7 * 10**9)),
+        ("precision_timestamp_tz", {"precision": 9, "value": 7}, Instant("timestamptz", 7)),
+        ("precision_time", {"precision": 10, "value": 7}, "has the precision 10"),
+        ("precision_time", {"precision": -1, "value": 7}, "has the precision -1"),
+        ("uuid", bytes(15) + b"\x01", "00000000-0000-0000-0000-000000000001"),
+        ("uuid", bytes(17), "literal of the type uuid"),
+        ("var_char", {"value": "ab"}, "ab"),
+    ],
+)
+def test_literals_of_other_clients_are_read(name: str, value: Any, expected: Any) -> None:
+    message = ExtendedExpression.FromString(bytes((F("n") > 1).to_substrait(TABLE.schema)))
+    function = message.referred_expr[0].expression.scalar_function
+    literal: Any = type(function.arguments[1].value.literal)(**{name: value})
+    function.arguments[1].value.literal.CopyFrom(literal)
+    if isinstance(expected, str) and " " in expected:
+        with pytest.raises(InvalidDataError, match=expected):
+            decode_substrait(message.SerializeToString())
+    else:
+        decoded = decode_substrait(message.SerializeToString())
+        assert decoded == Call(">", (Cast(Column("n"), pa.int32()), Literal(expected)))
 
 
 def flatten(table: pa.Table) -> pa.Table:

@@ -121,6 +121,7 @@ write = ["scores"]
 name = "berta"
 token = "secret-token-of-berta"
 datasets = ["trips"]
+write = ["?", "[!a-z]*"]
 
 [[tokens]]
 name = "root"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,28 @@ from helpers.vortex_messages import (
 )
 from splitarrow.errors import InvalidDataError, LimitError, MissingExtraError
 from splitarrow.formats.vortex import decoder as decoding
-from splitarrow.formats.vortex.message import Message, MessageKind, VortexLimits, build_message
+from splitarrow.formats.vortex.message import (
+    Message,
+    MessageKind,
+    VortexLimits,
+    build_message,
+    encode_message,
+)
+from splitarrow.isolation import array_decoder
 from splitarrow.isolation.array_decoder import (
     DecoderProcess,
     IsolatedDecoder,
     ProcessLimits,
     ProcessPool,
+)
+from splitarrow.isolation.child import (
+    RESULT_COLUMN,
+    Packet,
+    PacketKind,
+    map_memory,
+    receive_packet,
+    send_packet,
+    store,
 )
 
 LIMITS = VortexLimits(decoded_bytes=64 << 20)
@@ -112,17 +131,21 @@ def test_a_bomb_costs_its_stream_only(pool: ProcessPool) -> None:
 
 def test_a_result_above_the_limit_is_refused(pool: ProcessPool) -> None:
     dtype, message = make_bomb(7, 1000, 100)
-    limits = ProcessLimits(result_bytes=800_000)
+    expected = decode(pool, (dtype, message))
+    size = pa.ipc.get_record_batch_size(pa.record_batch({RESULT_COLUMN: expected}))
+    limits = ProcessLimits(1 << 28, size)
     decoder = IsolatedDecoder(dtype, process_limits=limits, pool=pool)
-    with pytest.raises(LimitError, match=r"has 80\d+ bytes once decoded; the limit is 800000"):
-        decoder.decode_arrow(message)
+    assert decoder.decode_arrow(message).equals(expected)
+    limit = rf"has \d+ bytes once decoded; the limit is {size}$"
+    with pytest.raises(LimitError, match=limit):
+        decoder.decode_arrow(make_bomb(7, 1000, 101)[1])
     assert decoder.decode_arrow(make_bomb(7, 10, 10)[1]).to_pylist() == [[7] * 10] * 10
     decoder.close()
 
 
 @pytest.mark.slow
 def test_a_hang_ends_with_its_stream() -> None:
-    limits = ProcessLimits(seconds=0, bytes_per_second=1 << 40)
+    limits = ProcessLimits(1 << 28, 1 << 28, seconds=0, bytes_per_second=1 << 40)
     decoder = IsolatedDecoder(make_bomb("x", 1, 1)[0], process_limits=limits)
     with pytest.raises(LimitError, match=r"not decoded within the time"):
         decoder.decode_arrow(make_bomb("x", 1000, 100_000)[1])
@@ -130,13 +153,96 @@ def test_a_hang_ends_with_its_stream() -> None:
 
 
 def test_a_child_that_does_not_answer_is_killed() -> None:
-    process = DecoderProcess(ProcessLimits(wall_seconds=0.5))
+    process = DecoderProcess(ProcessLimits(1 << 28, 1 << 28, wall_seconds=0.5))
     dtype = decoding.read_dtype_message(NUMBERS[0], LIMITS)[1]
     assert process.decode(dtype, NUMBERS[1], 24).to_pylist() == [60, 75, None]
+    assert process._connection.gettimeout() == 0.5
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(LimitError, match=r"did not answer within 0\.5 seconds"):
         process.decode(dtype, NUMBERS[1], 24)
     assert not process.is_alive
+
+
+def test_a_child_that_does_not_start_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_decoder, "_START_SECONDS", 0.001)
+    process = DecoderProcess(ProcessLimits(1 << 28, 1 << 28))
+    with pytest.raises(LimitError, match=r"did not answer"):
+        process.decode([], NUMBERS[1], 24)
+    assert not process.is_alive
+
+
+def test_the_kernel_limits_a_child() -> None:
+    """It has a session of its own, no core dump, and little more than what the array may take."""
+    process = DecoderProcess(ProcessLimits(1 << 30, 1 << 28, 7, bytes_per_second=1 << 10))
+    dtype = decoding.read_dtype_message(NUMBERS[0], LIMITS)[1]
+    process.decode(dtype, NUMBERS[1], 20 << 10)
+    used = resource.prlimit(process.pid, resource.RLIMIT_AS)[0] - (1 << 30) - (256 << 20)
+    mapped = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    assert mapped / 2 < used <= mapped
+    nbytes = sum(map(len, dtype)) + sum(map(len, encode_message(NUMBERS[1])))
+    allowed = 7 + (4 * nbytes + (20 << 10)) / (1 << 10)
+    until = resource.prlimit(process.pid, resource.RLIMIT_CPU)[0]
+    assert allowed < until < allowed + 10  # the start of the child counts
+    assert resource.prlimit(process.pid, resource.RLIMIT_CORE) == (0, 0)
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (64, 64)
+    assert os.getsid(process.pid) == process.pid
+    process.close()
+
+
+def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_decoder, "_END_SECONDS", 0.01)
+    process = DecoderProcess(ProcessLimits(1 << 28, 1 << 28))
+    os.kill(process.pid, signal.SIGSTOP)
+    process.close()
+    assert process._process.returncode == -signal.SIGKILL
+
+
+def test_a_pool_keeps_the_two_processes_that_it_got_last() -> None:
+    pool = ProcessPool()
+    limits = ProcessLimits(1 << 28, 1 << 28)
+    processes = [DecoderProcess(limits) for _ in range(3)]
+    for process in processes:
+        pool.put(limits, process)
+    assert idle_pids(pool) == [process.pid for process in processes[1:]]
+    pool.close()
+
+
+def test_the_default_limits_of_a_process_follow_those_of_the_stream(pool: ProcessPool) -> None:
+    size = LIMITS.decoded_bytes
+    expected = ProcessLimits(2 * size, size, 1, 64 << 20, 120.0)
+    assert open_decoder(pool, NUMBERS[0])._process_limits == expected
+
+
+def test_memory_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel writes up to 2 GiB at a time."""
+    monkeypatch.setattr(os, "writev", lambda file, views: os.write(file, views[0][:2]))
+    descriptor = store([b"abcde", b"f", b"ghi"])
+    assert map_memory(descriptor)[:] == b"abcdefghi"
+    os.close(descriptor)
+
+
+def test_a_packet_carries_its_numbers_its_descriptor_and_the_begin_of_its_text() -> None:
+    ours, theirs = socket.socketpair()
+    descriptor = store([b"abc", b"", memoryview(b"de"), *[b"f"] * 600])
+    with ours, theirs:
+        for packet in (
+            Packet(PacketKind.READY),
+            Packet(PacketKind.DECODE, (1, 2, 3, 4, 5), descriptor=descriptor),
+            Packet(PacketKind.REFUSED, text="é" * (64 << 10)),
+        ):
+            send_packet(ours, packet)
+            received = receive_packet(theirs)
+            assert received is not None
+            assert received[:2] == packet[:2]
+            assert received.text == packet.text[: 32 << 10]
+            assert (received.descriptor >= 0) == (packet.descriptor >= 0)
+            if received.descriptor >= 0:
+                assert map_memory(received.descriptor)[:] == b"abcde" + b"f" * 600
+                os.close(received.descriptor)
+        os.close(descriptor)
+        ours.sendall(b"short")
+        ours.shutdown(socket.SHUT_WR)
+        assert receive_packet(theirs) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -165,7 +165,7 @@ def test_changing_links(battery: Battery, server, readers: ReaderPool, tmp_path:
     current = tmp_path / "current"
     kept = [write_version()]
     point(current, kept[0])
-    running = server({"current": current})
+    running = server({"current": current}, follow_symlinks=True)
     until = tmp_path / "until"
     loops = [
         readers.start(

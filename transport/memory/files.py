@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,6 +59,35 @@ def describe_refusal(error: OSError) -> str:
     return f"its file system does not support file leases ({error.strerror})"
 
 
+def open_beneath(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> int:
+    """Return a new descriptor of a file or folder that is in a folder, whatever links lead to it.
+
+    The folder itself may be a symbolic link. The caller closes the descriptor. Raises
+    `DatasetError` if a link leads out of the folder, and `OSError` if there is no such file.
+    """
+    flags = os.O_PATH | os.O_CLOEXEC
+    with ExitStack() as descriptors:
+        root = os.open(folder, flags | os.O_DIRECTORY)
+        descriptors.callback(os.close, root)
+        # This opens nothing yet: it neither waits for a pipe nor reaches a device.
+        found = os.open(os.path.relpath(path, folder), flags, dir_fd=root)
+        descriptors.callback(os.close, found)
+        base, target = (os.readlink(f"/proc/self/fd/{each}") for each in (root, found))
+        check_beneath(target, base, path)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def check_beneath(
+    target: str | os.PathLike[str], folder: str | os.PathLike[str], path: str | os.PathLike[str]
+) -> None:
+    """Raise `DatasetError` if a path leads to a target out of a folder. Both have no links."""
+    if not Path(target).is_relative_to(folder):
+        raise DatasetError(
+            f"{path} leads out of the folder {folder} by a symbolic link: copy the data into the "
+            "folder, or accept all links with follow_symlinks=True (--follow-symlinks)"
+        )
+
+
 class SourceFile:
     """A file that is open for reading. It stays open while a span of it exists.
 
@@ -85,6 +114,8 @@ class SourceFile:
     A writer may pause for longer than `_SETTLE_SECONDS` between two writes. Readers then get the
     state between them.
 
+    With a `folder`, the file must be in it, whatever symbolic links lead to it.
+
     With `refuse_writers=False`, the file is read without a lease. With `waits=False`, opening a
     file that is open for writing raises `BlockingIOError`; otherwise it may take a moment. Raises
     `DatasetError` if the file cannot be opened, or a writer could change it unnoticed, and
@@ -108,7 +139,12 @@ class SourceFile:
     )
 
     def __init__(
-        self, path: str | os.PathLike[str], *, refuse_writers: bool = True, waits: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        refuse_writers: bool = True,
+        waits: bool = True,
+        folder: Path | None = None,
     ) -> None:
         self.path: Path | str = Path(path)
         """The path that was opened; the URL of an object in an object store."""
@@ -120,7 +156,8 @@ class SourceFile:
         self.writers: tuple[Writer, ...] = ()
         """The processes that had the watched file open for writing; empty if it is not watched."""
         try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            source = path if folder is None else open_beneath(path, folder)
+            self._file = open(source, "rb", buffering=0)  # noqa: SIM115
             if refuse_writers:
                 self._take_lease(waits=waits)
             status = os.fstat(self._file.fileno())

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -26,6 +27,7 @@ from ....formats.parquet.variant.arrow_fields import drop_description
 from ....protocol.request import Request
 from ....publication.patterns import compile_pattern, split_pattern
 from ....publication.storage import ObjectStorage
+from ....transport.memory.files import open_beneath
 from ..dataset import (
     Encoding,
     GeneratorSource,
@@ -74,39 +76,47 @@ class Listing(ABC):
 
 
 class FolderListing(Listing):
-    """The files in a local folder and its subfolders."""
+    """The files in a local folder and its subfolders. By default, no link may lead out of it."""
 
     noun = "directory"
     absence = "is a directory without files"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
         self._path = Path(path)
+        self._confines = not follow_symlinks
         self.location = str(self._path)
 
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
-        return [_relate(path, self._path) for path in _walk(self._path, ())]
+        root = self._path
+        files = _walk(root, root if self._confines else None, ())
+        return [_relate(path, root, confines=self._confines) for path in files]
 
 
 class PatternListing(Listing):
-    """The local files that match a pattern, and those in folders that match it."""
+    """The local files that match a pattern, and those in folders that match it.
+
+    By default, no link may lead out of the folder before the first wildcard.
+    """
 
     noun = "files"
     absence = "matches no file"
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, follow_symlinks: bool = False) -> None:
         self.location = pattern
+        self._confines = not follow_symlinks
         root, self._pattern = split_pattern(pattern)
         self._root = Path(root)
 
     def list_files(self) -> Sequence[FileOrigin]:
         """Return the files; see `Listing.list_files`."""
         found: dict[Path, FileOrigin] = {}
+        folder = self._root if self._confines else None
         for name in sorted(glob(self._pattern, root_dir=self._root, recursive=True), key=_key):
             path = self._root / name
             if not is_hidden(name):
-                for file in _walk(path, ()) if path.is_dir() else [path]:
-                    found.setdefault(file, _relate(file, self._root))
+                for file in _walk(path, folder, ()) if path.is_dir() else [path]:
+                    found.setdefault(file, _relate(file, self._root, confines=self._confines))
         return list(found.values())
 
 
@@ -180,26 +190,35 @@ def _key(name: str) -> list[str]:
     return name.split("/")
 
 
-def _relate(path: Path, root: Path) -> FileOrigin:
-    return LocalOrigin(path, path.relative_to(root).as_posix())
+def _relate(path: Path, root: Path, *, confines: bool) -> FileOrigin:
+    return LocalOrigin(path, path.relative_to(root).as_posix(), root if confines else None)
 
 
-def _walk(folder: Path, ancestors: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders, sorted by name."""
-    try:
-        status = folder.stat()
+def _walk(
+    folder: Path, root: Path | None, ancestors: tuple[tuple[int, int], ...]
+) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, sorted by name.
+
+    With a `root`, raise `DatasetError` if a folder is not in it.
+    """
+    with ExitStack() as resources:
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            found = os.open(folder, flags) if root is None else open_beneath(folder, root)
+            resources.callback(os.close, found)
+            status = os.fstat(found)
+            entries = resources.enter_context(os.scandir(found))
+            names = sorted((entry.name, entry.is_dir()) for entry in entries)
+        except OSError as error:
+            raise make_read_error(folder, error) from None
         inode = (status.st_dev, status.st_ino)
         if inode in ancestors:
             raise DatasetError(f"{folder} links to a folder that contains it; remove the link")
-        with os.scandir(folder) as entries:
-            names = sorted((entry.name, entry.is_dir()) for entry in entries)
-    except OSError as error:
-        raise make_read_error(folder, error) from None
     for name, is_folder in names:
         if is_hidden(f"{name}/x" if is_folder else name):
             continue
         if is_folder:
-            yield from _walk(folder / name, (*ancestors, inode))
+            yield from _walk(folder / name, root, (*ancestors, inode))
         else:
             yield folder / name
 
@@ -275,6 +294,10 @@ class DirectoryDataset(ServedDataset):
             return self._hash_version(self._refresh())
         except DatasetError:
             return self._hash_version(self._files)
+
+    def update_description(self) -> None:
+        """List the files again; see `ServedDataset.update_description`."""
+        self._refresh()
 
     @property
     def shards(self) -> tuple[Shard, ...]:

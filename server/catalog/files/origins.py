@@ -138,12 +138,6 @@ def make_read_error(path: Path | str, error: OSError) -> SplitArrowError:
     return exhausted_error(error) or DatasetError(f"cannot read {path}: {error.strerror}")
 
 
-def read_identity(path: Path) -> Identity:
-    """Return the identity of a file's current state; raise `OSError` if it does not exist."""
-    status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
 @contextmanager
 def open_with_arrow(file: SourceFile, file_type: str) -> Generator[Any]:
     """Yield a handle of pyarrow, and turn the errors of libraries into a `DatasetError`."""
@@ -179,24 +173,36 @@ def map_read_errors(path: Path | str, file_type: str) -> Generator[None]:
 
 
 class LocalOrigin:
-    """A file of a file system that may belong to a dataset. It is named after itself by default."""
+    """A file of a file system that may belong to a dataset. It is named after itself by default.
+
+    With a `folder`, no symbolic link may lead out of it.
+    """
 
     is_remote = False
     """Whether it is an object in an object store."""
 
-    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.path = Path(path)
         """The path."""
+        self._folder = folder
         self.name = name or self.path.name
         """The path below the folder of the dataset. ``/`` separates its components."""
 
     def read_identity(self) -> Identity:
         """Return the identity of the current state; raise `OSError` if the file is missing."""
-        return read_identity(self.path)
+        status = self.path.stat()
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def open(self, *, refuse_writers: bool, waits: bool = True) -> SourceFile:
         """Open the file for reading; see `SourceFile` for the arguments and errors."""
-        return SourceFile(self.path, refuse_writers=refuse_writers, waits=waits)
+        return SourceFile(
+            self.path, refuse_writers=refuse_writers, waits=waits, folder=self._folder
+        )
 
 
 class ObjectOrigin:

@@ -172,6 +172,23 @@ def test_grants_are_globs(glob: str, dataset: str, covered: bool) -> None:
     assert Principal("x", Grants(write=(glob,))).may(WRITE, dataset) == covered
 
 
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (("*",), True),
+        (("a", "*"), True),
+        (("?",), False),
+        (("[*]",), False),
+        (("[!a-z]*",), False),
+        (("**",), False),
+        ((), False),
+    ],
+)
+def test_only_the_glob_of_a_star_makes_an_operator(write: tuple[str, ...], expected: bool) -> None:
+    assert Principal("x", Grants(write=write)).is_operator == expected
+    assert not Principal("x", Grants(read=("*",))).is_operator
+
+
 def test_a_missing_grant_is_denied_by_name() -> None:
     principal = Principal("training", Grants(("flights",), ("scores",)))
     principal.require(READ, "flights")

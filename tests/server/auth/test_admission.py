@@ -154,20 +154,23 @@ def test_an_unprotected_listener_on_the_network_is_refused() -> None:
 
 
 @pytest.mark.parametrize("style", ["console", "json"])
-def test_a_logged_traceback_has_no_variables(style: str) -> None:
+def test_a_logged_traceback_has_no_variables_and_no_escape_sequences(style: str) -> None:
     script = f"""if True:
         from splitarrow.server.logs import configure_logs, get_logger
         configure_logs("debug", "{style}")
         def stream(ticket):
-            raise ValueError("it failed")
+            raise ValueError("it failed \\x1b[31m")
         try:
             stream("".join(reversed("{CANARY[::-1]}")))
         except ValueError:
-            get_logger("session").exception("stream failed")
+            controls = "a\\x1b]0;x\\x07\\x9b\\x7f\\u202e\\u2066b"
+            get_logger("session").exception("stream failed " + controls, dataset=controls)
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "it failed" in done.stderr
     assert CANARY not in done.stderr
+    assert "\\x9b" in done.stderr or "\\u009b" in done.stderr
+    assert all(line.isprintable() for line in done.stderr.split("\n"))
 
 
 @pytest.mark.slow

@@ -7,15 +7,16 @@ import pickle
 import runpy
 from itertools import groupby
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from helpers.package import ROOT
 from splitarrow.cli.serve import serve
 from splitarrow.errors import ConfigError
-from splitarrow.protocol.tags import WANT_DATA
+from splitarrow.protocol.tags import FREE_DATA, TRACE, WANT_DATA
 from splitarrow.protocol.uri import TCP_PORT
 from splitarrow.server.addresses import control_uri
 from splitarrow.server.config import (
@@ -33,7 +34,50 @@ def test_the_defaults_serve_this_host_only() -> None:
     settings = load_settings()
     assert settings.listen == (f"tcp://127.0.0.1:{TCP_PORT}", "shm://")
     assert settings.control is None
-    assert settings.workers == 1
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.control = "grpc://h"
+
+
+def test_the_default_limits() -> None:
+    shown = {
+        one.name: one.default_text
+        for one in declarations(Settings)
+        if isinstance(one.default, (int, float)) and not one.is_flag
+    }
+    assert shown == {
+        "workers": "1",
+        "drain_seconds": "30",
+        "poll_seconds": "10",
+        "object_cache_bytes": "10GiB",
+        "max_connections": "4096",
+        "handshake_seconds": "10",
+        "idle_seconds": "600",
+        "stall_seconds": "600",
+        "max_calls_per_address": "2048",
+        "filter_seconds": "10",
+        "filter_threads": "8",
+        "parquet_bytes": "4GiB",
+        "vortex_cache": "1GiB",
+        "lease_seconds": "10",
+        "jwt_leeway_seconds": "0",
+        "ticket_seconds": "300",
+    }
+
+
+def test_limits_per_address_and_principal_are_half_of_all_rounded_up() -> None:
+    settings = load_settings(max_connections=7)
+    assert (settings.address_limit, settings.principal_limit) == (4, 4)
+    given: dict[str, Any] = {"max_connections_per_address": 2, "max_streams_per_principal": 3}
+    settings = load_settings(max_connections=7, **given)
+    assert (settings.address_limit, settings.principal_limit) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "requires"),
+    [({}, False), ({"token_file": "t"}, True), ({"jwks": "k"}, True)],
+)
+def test_a_token_is_required_by_tokens(arguments: dict[str, Any], requires: bool) -> None:
+    assert load_settings(**arguments).requires_token is requires
 
 
 def test_arguments_win_over_variables_and_variables_win_over_the_file(
@@ -81,6 +125,31 @@ def test_a_size_may_have_a_unit_in_every_source(
     assert (settings.shm_cache, settings.max_leased) == (0, 2_000_000)
 
 
+def test_the_smallest_values_are_accepted() -> None:
+    smallest: dict[str, Any] = {"workers": 1, "drain_seconds": 0, "poll_seconds": 1e-9}
+    smallest |= {"parquet_bytes": 1, "vortex_cache": 0, "shm_users": (0,)}
+    settings = load_settings(**smallest)
+    assert {name: getattr(settings, name) for name in smallest} == smallest
+
+
+@pytest.mark.parametrize(
+    ("listen", "control", "setting"),
+    [
+        ("ucx://h", None, "max_leased"),
+        ("shm://", None, "shm_users"),
+        ("tcp+tls://h", None, "tls_cert"),
+        ("tcp://h", "grpc+tls://h", "tls_cert"),
+    ],
+)
+def test_a_setting_of_a_listener_has_an_effect(
+    listen: str, control: str | None, setting: str
+) -> None:
+    values: dict[str, Any] = {"max_leased": 7, "shm_users": (7,), "tls_cert": Path("c")}
+    given = {setting: values[setting]}
+    settings = load_settings(listen=[listen], control=control, **given)
+    assert getattr(settings, setting) == values[setting]
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -98,6 +167,15 @@ def test_a_size_may_have_a_unit_in_every_source(
         ("compression = 'gzip'\n", "compression:"),
         ("max_leased = 'a lot'\n", "max_leased: 'a lot' is not a size"),
         ("upload_bytes = '0'\n", "upload_bytes:"),
+        ("drain_seconds = -1\n", "drain_seconds:"),
+        ("poll_seconds = 0\n", "poll_seconds:"),
+        ("vortex_cache = -1\n", "vortex_cache:"),
+        ("tls = 'x'\n", "line 1: tls: no such setting; pass the files as 'tls_cert' and"),
+        ("qwertz = 1\n", "qwertz: no such setting$"),
+        ("listen = ['tcp://h:1']\nvortex_cache = 7\n", "line 2: vortex_cache: has no effect"),
+        ("listen = ['ucx://h:1']\nshm_users = [7]\n", "shm_users: has no effect"),
+        ("control = 'grpc'\n", "control: 'grpc' is not a URI; expected grpc://host:port"),
+        ('datasets = { "a\\u0000b" = "x" }\n', "is not a dataset name"),
         ("listen = []\n", "listen: give at least one URI"),
         ("listen = ['tcp//x']\n", "listen"),
         ("listen = ['quic://x:1']\n", "quic"),
@@ -138,6 +216,24 @@ def test_an_error_names_every_problem_and_its_source(
     monkeypatch.setenv("SPLITARROW_MAX_CONNECTIONS", "9")
     with pytest.raises(ConfigError, match=r"^--writable: has no effect without control$"):
         Configuration(config, {"writable": Path("w")}, uses_options=True).load()
+
+
+def test_the_source_of_a_dataset_is_the_one_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "splitarrow.toml"
+    config.write_text("[datasets]\na = 'a'\nb = 'b'\nc = 'c'\n")
+    monkeypatch.setenv("SPLITARROW_DATASETS", '{"b": "b"}')
+    configuration = Configuration(config, {"datasets": {"c": "c"}}, uses_options=True)
+    located = {name: configuration.locate("datasets", name) for name in "abcd"}
+    in_file = f"{config}, line 2: datasets.a"
+    assert located == {
+        "a": in_file,
+        "b": "SPLITARROW_DATASETS",
+        "c": "datasets.c",
+        "d": "datasets.d",
+    }
+    assert configuration.locate("datasets") == "--datasets"
 
 
 def test_a_misspelled_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +290,30 @@ def test_every_setting_has_a_help_text_and_a_value_name() -> None:
         assert named, declaration.name
 
 
+@pytest.mark.parametrize(
+    ("name", "metavar", "default", "is_repeatable", "choices"),
+    [
+        ("workers", "N", "1", False, ()),
+        ("drain_seconds", "SECONDS", "30", False, ()),
+        ("ready_file", "FILE", None, False, ()),
+        ("batch_rows", "ROWS", "unchanged", False, ()),
+        ("shm_cache", "SIZE", "a quarter of this host's memory", False, ()),
+        ("vortex_cache", "SIZE", "1GiB", False, ()),
+        ("http_hosts", "NAME", "none", True, ()),
+        ("shm_copy", "", None, False, ()),
+        ("parquet_keys", "", "last", False, ("last", "keep")),
+    ],
+)
+def test_help_follows_from_the_type_unless_it_is_declared(
+    name: str, metavar: str, default: str | None, is_repeatable: bool, choices: tuple[str, ...]
+) -> None:
+    (found,) = (one for one in declarations(Settings) if one.name == name)
+    assert (found.metavar, found.default_text) == (metavar, default)
+    assert (found.is_repeatable, found.choices) == (is_repeatable, choices)
+    assert found.flag == f"--{name.replace('_', '-')}"
+    assert found.is_flag == (name == "shm_copy")
+
+
 def test_every_setting_is_an_option_of_the_command_line() -> None:
     names = [one.name for one in declarations(Settings)]
     assert names == list(Settings.model_fields)
@@ -228,6 +348,9 @@ def test_a_listener_gets_its_tags() -> None:
     assert uri.free_data is None
     chosen = listener_uri("tcp://h:1?want_data=0xff00000000000")
     assert chosen.want_data == 0xFF00000000000
+    assert chosen.trace is None
+    assert listener_uri("tcp://h:1", traced=True).trace == TRACE
+    assert listener_uri("shm://").free_data == FREE_DATA
 
 
 def test_the_control_plane_has_a_default_port() -> None:

@@ -218,6 +218,9 @@ def test_only_datasets_that_the_token_may_read_are_shown(tokens: Path) -> None:
         assert names == ["big"]
         assert "private" not in request(uri, "/", token=TOKEN).text
         assert "private" in request(uri, "/", token=OPERATOR).text
+        for part in ("Leased memory", "Refused", "Configuration", "connected", "pyarrow"):
+            assert part not in request(uri, "/", token=TOKEN).text
+            assert part in request(uri, "/", token=OPERATOR).text
         (own,) = request_json(uri, "/v1/streams", TOKEN)["streams"]
         (every,) = request_json(uri, "/v1/streams", OPERATOR)["streams"]
         assert "peer" not in own
@@ -363,6 +366,79 @@ def _is_answered(uri: str) -> bool:
         return request(uri, "/healthz").status == 200
     except (ConnectionError, http.client.HTTPException):
         return False
+
+
+def exchange(uri: str, data: bytes) -> bytes:
+    """Send bytes, and return what the server sends until it closes the connection."""
+    address = urlsplit(uri)
+    with socket.create_connection((address.hostname, address.port), 30) as client:
+        client.sendall(data)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def test_a_request_with_two_lengths_is_refused_and_ends_the_connection(
+    server: splitarrow.Server,
+) -> None:
+    smuggled = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    answer = exchange(
+        uri_of(server),
+        b"POST /streams/main/1/cancel HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
+    )
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"send only one" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_no_redirect_before_authentication_uses_the_host_of_the_client(tokens: Path) -> None:
+    with serve(token_file=tokens) as server:
+        for path in ("/metrics/", "/v1/datasets/", "/healthz/", "//evil.example"):
+            answer = request(uri_of(server), path, Host="evil.example")
+            assert (answer.status, answer.headers.get("location")) == (404, None)
+
+
+def test_the_number_of_a_stream_is_parsed_after_authentication(tokens: Path) -> None:
+    path = f"/streams/main/{'9' * 31_500}/cancel"
+    with serve(token_file=tokens) as server:
+        for method in ("GET", "POST"):
+            assert request(uri_of(server), path, method=method).status == 401
+        assert request(uri_of(server), path, token=OPERATOR).status == 404
+
+
+def test_a_form_with_many_fields_is_refused(server: splitarrow.Server, stream: Any) -> None:
+    path, token = cancel_form(server)
+    body = f"token={token}" + "&a=1" * 8
+    answer = request(uri_of(server), path, method="POST", body=body)
+    assert (answer.status, answer.text) == (400, "the form has more than 8 fields\n")
+
+
+def test_a_client_that_leaves_during_its_form_is_not_an_error(
+    server: splitarrow.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = b"POST /streams/main/1/cancel HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+    address = urlsplit(uri_of(server))
+    assert server._http is not None
+    tasks = server._http._server.server_state.tasks
+    client = socket.create_connection((address.hostname, address.port), 30)
+    client.sendall(form)
+    wait_until(lambda: tasks)
+    client.close()
+    wait_until(lambda: not tasks)
+    assert not caplog.records
+
+
+def test_a_malformed_body_of_a_request_is_refused_once(
+    server: splitarrow.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"GET /v1/datasets HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert server._http is not None
+    tasks = server._http._server.server_state.tasks
+    for _ in range(10):
+        answer = exchange(uri_of(server), head + b"XYZ\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1 ") == 1
+    wait_until(lambda: not tasks)
+    assert not caplog.records
 
 
 def test_a_malformed_request_does_no_harm(server: splitarrow.Server) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import splitarrow
 from helpers.http_requests import request
 from splitarrow.server import addresses
+from splitarrow.server.config import Settings, declarations
 from splitarrow.server.http import page
 from splitarrow.server.http.page import POINTS, History
 from splitarrow.server.metrics import Metrics
@@ -146,6 +148,57 @@ def test_rates_are_kept_for_a_time() -> None:
     assert line.line.startswith("M0,")
     assert line.line.endswith("L120,2")
     assert line.peak == history.rates("data")[-1]
+
+
+def test_no_time_between_two_calls_has_no_rate() -> None:
+    history = History(lambda: 7.0)
+    for sent in (1, 2, 3):
+        history.record(lambda sent=sent: report(sent))
+    assert history.rates("data") == []
+    assert history.total() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("listen", ("tcp://h:1?stream=body", "shm:///canary"), "tcp://h:1, shm://"),
+        ("control", "grpc://h:2/canary", "grpc://h:2"),
+        ("http", None, "none"),
+        ("max_connections", 4096, "4,096"),
+        ("drain_seconds", 2.5, "2.5"),
+        ("shm_copy", True, "yes"),
+        ("shm_trust", False, "no"),
+        ("vortex_cache", 1 << 30, "1GiB"),
+        ("shm_cache", None, "a quarter of this host's memory"),
+        ("log_format", "auto", "auto"),
+        ("parquet_keys", "keep", "keep"),
+        ("otlp", None, "that of OTEL_EXPORTER_OTLP_ENDPOINT; without it, no traces"),
+        ("ready_file", None, "not set"),
+        ("token_file", Path("canary"), "set"),
+        ("jwks", "https://canary", "set"),
+        ("http_hosts", ("canary", "b"), "2 set"),
+        ("http_hosts", (), "none"),
+    ],
+)
+def test_a_setting_is_shown_without_secrets(name: str, value: Any, text: str) -> None:
+    (declaration,) = (one for one in declarations(Settings) if one.name == name)
+    assert page.describe_setting(declaration, value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "just now"), (1.9, "just now"), (2, "2.0 s ago"), (9.96, "10.0 s ago")],
+)
+def test_a_moment_ago_is_now(seconds: float, text: str) -> None:
+    assert page._format_ago(seconds) == text.replace("0 s", "0\u00a0s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(9.94, "9.9 s"), (10, "10 s"), (60, "1 min"), (3600, "1 h"), (86400 + 61, "1 d")],
+)
+def test_a_duration_has_up_to_two_units(seconds: float, text: str) -> None:
+    assert page.format_duration(seconds) == text.replace(" ", "\u00a0")
 
 
 @pytest.mark.parametrize("module", [addresses, page])

@@ -307,6 +307,43 @@ def test_staged_and_committed_shards_count_towards_the_quota(writable: Path) -> 
         client.put_shard("d", big, job="one", ordinal=0)
 
 
+def test_large_properties_are_refused(client: Client, writable: Path) -> None:
+    client.put_shard("d", part(0), job="one", ordinal=0)
+    big = {"ä": "x" * (1 << 16)}
+    with pytest.raises(errors.InvalidRequestError, match="has 65538 bytes; at most 65536 are"):
+        client.publish("d", job="one", ordinals=[0], properties=big)
+    with pytest.raises(errors.InvalidDataError, match="has 65538 bytes; at most 65536 are"):
+        VersionStore(writable / "local").commit(
+            "one", part(0).schema, [], append=False, properties=big
+        )
+    client.publish("d", job="one", ordinals=[0], properties={"ä": "x" * ((1 << 16) - 2)})
+
+
+def publish_nothing(client: Client, number: int) -> None:
+    schema, properties = part(0).schema, {"note": "x" * 60_000}
+    client.publish("d", job=f"{number}", ordinals=[], schema=schema, properties=properties)
+
+
+def stage_wide(client: Client, number: int) -> None:
+    wide = pa.table({f"column {n}": ["ä" * 64] for n in range(60)})
+    client.put_shard("d", wide, job="one", ordinal=number)
+
+
+@pytest.mark.parametrize("add", [publish_nothing, stage_wide])
+def test_manifests_and_records_count_towards_the_quota(writable: Path, add: Any) -> None:
+    limit = 300_000
+    for first in (0, 100):
+        with (
+            running({}, writable=writable, writable_bytes=limit) as served,
+            connect(served.uri) as client,
+        ):
+            numbers = range(first, first + 20)
+            with pytest.raises(errors.ExhaustedError, match=f"of {limit} bytes are available"):
+                all(add(client, number) is None for number in numbers)
+            files = [path for path in writable.rglob("*") if path.is_file()]
+            assert 100_000 < sum(path.stat().st_size for path in files) <= limit
+
+
 def test_pruned_versions_do_not_count_towards_the_quota(writable: Path) -> None:
     big = pa.table({"n": range(10_000)})
     with (

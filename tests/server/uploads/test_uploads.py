@@ -277,12 +277,41 @@ def test_uploads_over_the_limit_are_refused(writable: Path, table: pa.Table) -> 
         writer, answers = client.do_put(PATH("first"), table.schema)
         writer.write_table(table)
         wait_for_a_file(writable)
-        with pytest.raises(pa.ArrowException, match="uploads are running"):
+        with pytest.raises(pa.ArrowException, match="'anyone' has 1 running upload, which is its"):
             put(client, "second", table)
         writer.done_writing()
         assert answers.read() is not None
         writer.close()
         put(client, "second", table)
+
+
+@pytest.mark.parametrize(("rate", "amount"), [(0, "nothing"), (1 << 20, "less than 1048576 bytes")])
+def test_an_upload_that_sends_too_little_is_ended(
+    writable: Path, table: pa.Table, rate: int, amount: str
+) -> None:
+    gate = threading.Event()
+
+    def trickle() -> Iterator[bytes]:
+        yield from flight_messages("slow", table)
+        while rate and not gate.wait(0.02):
+            yield pb.FlightData(app_metadata=b"x").SerializeToString()
+        gate.wait()
+
+    settings: dict[str, Any] = {"writable": writable, "idle_seconds": 0.4, "upload_rate": rate}
+    one, quota = Limits(uploads=1), 150_000
+    with (
+        running({}, limits=one, writable_bytes=quota, **settings) as server,
+        server.client() as client,
+    ):
+        try:
+            with pytest.raises(grpc.RpcError) as raised:
+                raw_put(server, trickle())
+        finally:
+            gate.set()
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert f"the client sent {amount}" in str(raised.value.details())
+        assert files(writable) == []
+        put(client, "other", table)  # the slot and the quota are free
 
 
 def wait_for_a_file(folder: Path) -> None:
