@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import UriError, UsageError
 from ..protocol.uri import DataUri
+from ..transport.tls_options import TlsOptions
 from .arguments import AUTO, Read, ReadArguments, find_allocator
 from .stream.device_stream import wrap_for_device
 from .stream.stream import AsyncStream, Stream, plan_opening
-from .uris import is_control_uri, resolve_uris, split_dataset
+from .uris import is_control_uri, parse_control_uris, resolve_uris, split_dataset
 
 if TYPE_CHECKING:
     from .dataset.aio import AsyncDatasetStream
@@ -150,8 +152,10 @@ def _read_stream(arguments: ReadArguments, token: str | None) -> Read:
 def _open_dataset(
     target: str | DataUri, ticket: bytes | str | None, token: str | None, arguments: ReadArguments
 ) -> DatasetStream:
-    """Connect to a control plane and open a dataset. Closing the stream closes the connection."""
+    """Connect to a control plane, and open a dataset with a client of its own or a kept one."""
     from .connect import connect
+    from .dataset.client import BaseClient, Client
+    from .kept_clients import KEPT_CLIENTS
 
     name: str | None
     if arguments.get("sql") is not None and ticket is None:
@@ -159,14 +163,27 @@ def _open_dataset(
     else:
         address, name = locate_dataset(target, ticket)
     options = Read.of({**arguments, "memory": None}, name).options
-    client = connect(address, token, tls=options.tls, connect_timeout=options.connect_timeout)
-    try:
-        stream = client.read(name, **arguments)
-    except BaseException:
-        client.close()
-        raise
+    tls, timeout = options.tls, options.connect_timeout
+    uris = parse_control_uris(address)
+
+    def open_stream(client: BaseClient) -> DatasetStream:
+        return client.read(name, **arguments)
+
+    if len(uris) > 1:
+        client = connect(address, token, tls=tls, connect_timeout=timeout)
+        try:
+            stream, release = open_stream(client), client.close
+        except BaseException:
+            client.close()
+            raise
+    else:
+        key = uris[0], token, tls or TlsOptions.from_environment(), timeout
+        connect_one = partial(Client, uris[0], token, tls=tls, connect_timeout=timeout, check=False)
+        stream, release = KEPT_CLIENTS.open(key, connect_one, timeout, open_stream)
     source: DatasetStream = getattr(stream, "source", stream)  # the stream in a `DeviceStream`
-    source.on_close = client.close
+    finalizer = weakref.finalize(source, release)  # for a stream that nobody closes
+    finalizer.atexit = False
+    source.on_close = finalizer
     return stream
 
 

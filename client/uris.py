@@ -7,6 +7,7 @@ A data stream has a ``want_data`` URI with a ticket. A control plane has the add
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from urllib.parse import unquote
@@ -171,6 +172,11 @@ def is_control_uri(uri: str | DataUri) -> bool:
 
 def _is_bare(text: str) -> bool:
     return _BARE_ADDRESS.fullmatch(text.partition(",")[0]) is not None
+
+
+def is_this_host(host: str) -> bool:
+    """Return whether a host name denotes this host, without a DNS query."""
+    return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")
 
 
 def split_dataset(uri: str | DataUri) -> tuple[str, str | None]:

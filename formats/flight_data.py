@@ -21,6 +21,12 @@ KEEP_ALIVE_HEADER = "splitarrow-keep-alive"
 KEEP_ALIVE_METADATA = b"splitarrow:keep-alive"
 """The application metadata of a keep-alive, which is a message without header and body. Other
 clients take such a message for the end of the stream, so only the header requests it."""
+PLAN_HEADER = "splitarrow-plan"
+"""The header of DoGet that requests a plan: the ticket is then the command of a descriptor. Its
+value is ``flight`` to read over DoGet, and ``auto`` for the data only if it is small.
+
+The application metadata of the first message is a FlightInfo, after a byte that is 1 if the data
+follows. A server that knows the header has it in the trailing metadata."""
 
 
 class FlightData(NamedTuple):

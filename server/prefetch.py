@@ -66,7 +66,8 @@ class Prefetch(Generic[_T]):
         self._sent_bytes = self._ready_bytes = self._last_bytes = 0
         slot = nullcontext() if slot is None else slot
         sender, self._receiver = anyio.create_memory_object_stream[_T | Exception | None](0)
-        self._idle_seconds = idle_seconds
+        self.idle_seconds = idle_seconds
+        """The wait after which `on_idle` is called, in seconds; None for no limit."""
         self._on_idle = on_idle
         self._scope = anyio.CancelScope()
         self.is_ahead = True
@@ -107,7 +108,7 @@ class Prefetch(Generic[_T]):
             self._memory.hold(sent + ready)
 
     async def _receive(self) -> _T | Exception | None:
-        if self._idle_seconds is None or self._on_idle is None:
+        if self.idle_seconds is None or self._on_idle is None:
             return await self._receiver.receive()
         await checkpoint()
         try:
@@ -115,7 +116,7 @@ class Prefetch(Generic[_T]):
         except anyio.WouldBlock:
             pass
         while True:
-            with anyio.move_on_after(self._idle_seconds):
+            with anyio.move_on_after(self.idle_seconds):
                 return await self._receiver.receive()
             await self._on_idle()
 

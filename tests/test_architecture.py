@@ -68,7 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"rpc"},
         {"dataset"},
         {"cluster"},
-        {"connect"},
+        {"connect", "kept_clients"},
         {"open"},
     ],
     "client.cluster": [
@@ -85,8 +85,8 @@ LAYERS: dict[str, list[set[str]]] = {
     "client.rpc": [
         {"errors"},
         {"channel"},
-        {"download", "forked_channel", "info"},
-        {"upload"},
+        {"forked_channel", "info"},
+        {"download", "upload"},
     ],
     "client.stream": [
         {"batch_stream", "remote_bodies"},
@@ -188,7 +188,8 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "server.control": [
         {"call"},
-        {"actions", "do_get", "do_put", "health", "info", "interceptor"},
+        {"actions", "do_put", "health", "info", "interceptor"},
+        {"do_get"},
         {"service"},
         {"plane"},
     ],

@@ -326,6 +326,10 @@ class Study:
                 connect_flight,
                 "peer.do_get(flight.Ticket('small')).read_all().num_rows",
             ),
+            "connect().read": (
+                f"client = splitarrow.connect('{control}')",
+                "client.read('small').read_all().num_rows",
+            ),
             "connect().read, tcp": (
                 f"client = splitarrow.connect('{control}')",
                 "client.read('small', transport='tcp').read_all().num_rows",
@@ -334,7 +338,8 @@ class Study:
                 f"client = splitarrow.connect('{control}')",
                 "client.read('small', transport='flight').read_all().num_rows",
             ),
-            "open('grpc://…')": (
+            "open('grpc://…')": ("0", f"splitarrow.open('{control}/small').read_all().num_rows"),
+            "open('grpc://…'), tcp": (
                 "0",
                 f"splitarrow.open('{control}/small', transport='tcp').read_all().num_rows",
             ),

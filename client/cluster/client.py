@@ -5,7 +5,6 @@ It connects to a daemon when it first needs it, and calls all daemons at once.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +47,7 @@ from ..dataset.requests import (
 from ..failures import FailureMemory
 from ..rpc.errors import restate_error
 from ..rpc.info import DatasetInfo, count_rows
+from ..uris import is_this_host
 from .info import DaemonInfo, MergedDataset, ReplicaInfo, merge, merge_for_listing
 
 _MAX_THREADS = 32
@@ -71,7 +71,7 @@ class DaemonConnection:
     ) -> None:
         self.address = uri.address
         """The control plane, as scheme, host and port."""
-        self.is_local = _is_local(uri.host)
+        self.is_local = is_this_host(uri.host)
         """Whether the daemon runs on this host."""
         self._uri = uri
         self._token = token
@@ -195,11 +195,6 @@ def _select_failures(errors: Mapping[str, SplitArrowError]) -> dict[str, SplitAr
     return {
         address: error for address, error in errors.items() if not isinstance(error, NotFoundError)
     }
-
-
-def _is_local(host: str) -> bool:
-    """Return whether a host name denotes this host, without a DNS query."""
-    return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")
 
 
 def count_merged_rows(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from abc import abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -12,21 +14,22 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from ...errors import NotFoundError, SplitArrowError, UsageError
+from ...errors import NotFoundError, RemoteError, SplitArrowError, UsageError
 from ...formats.text import describe_lines, html_lines
 from ...proto import Flight_pb2 as flight
 from ...protocol.request import Request
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
 from ...transport.tls_options import TlsOptions
-from ..arguments import Read, ReadArguments, ReadPlan, build_request, column_names
-from ..rpc.channel import FlightChannel
+from ..arguments import AUTO, Read, ReadArguments, ReadPlan, build_request, column_names
+from ..rpc.channel import FlightChannel, limit_calls
 from ..rpc.info import (
     DatasetInfo,
     PublishResult,
     ShardUploadResult,
     UploadResult,
     count_rows,
+    encode_command,
     parse_info,
     parse_result,
     parse_schema,
@@ -42,13 +45,12 @@ from ..rpc.upload import (
 from ..stream.device_stream import wrap_for_device
 from ..stream.format_choice import FormatChoice, choose_for_dataset
 from ..stream.tracing import trace_plan, trace_read
-from ..uris import parse_control_uri
+from ..uris import is_this_host, parse_control_uri
 from .requests import (
     Descriptions,
     KeptPlans,
     check_complete,
     check_name,
-    encode_command,
     list_ordinals,
     pin_version,
     select_endpoints,
@@ -58,6 +60,9 @@ from .requests import (
 if TYPE_CHECKING:
     from .dataset import Dataset, DatasetStream
     from .endpoints import ResumableEndpoint
+
+
+_MAX_SCHEMAS = 64
 
 
 class ConnectArguments(TypedDict, total=False):
@@ -160,6 +165,11 @@ class BaseClient(Mapping[str, "Dataset"]):
     @cached_property
     def _plans(self) -> KeptPlans:
         return KeptPlans()
+
+    @cached_property
+    def _schemas(self) -> dict[str, tuple[pa.Schema, str]]:
+        """The schemas of datasets that were filtered, and the versions that they are of."""
+        return {}
 
     def count_rows(
         self,
@@ -279,16 +289,13 @@ class BaseClient(Mapping[str, "Dataset"]):
         with trace_read(name) as trace:
             if read.chooses_format:
                 read = read.selecting(format=self._choose_format(read).format)
-            if read.filter is not None:
-                read = read.selecting(filter=self._encode_filter(name, read.filter))
             request, shards, plan = read.request, read.shards, read.plan
             if request.selects_span and shards is not None and len(shards) != 1:
                 span = "rows" if request.batches is None else "batches"
                 raise UsageError(
                     f"{span} are selected from one shard; shards names {len(shards)} of {name!r}"
                 )
-            with trace_plan(name):
-                schema, endpoints = self._plan_endpoints(request, shards, plan)
+            request, schema, endpoints = self._plan(read)
             while endpoints and endpoints[0].is_kept:
                 endpoints[0].trace_context = None if trace is None else trace.context
                 try:
@@ -296,8 +303,7 @@ class BaseClient(Mapping[str, "Dataset"]):
                     break
                 except SplitArrowError as error:
                     self._plans.drop(request, error)
-                    with trace_plan(name):
-                        schema, endpoints = self._plan_endpoints(request, shards, plan)
+                    request, schema, endpoints = self._plan(read)
             several = len(endpoints) > 1
             channels = dict.fromkeys(endpoint.channel for endpoint in endpoints) if several else ()
             window = min(plan.window_bytes, plan.options.max_decoded_bytes)
@@ -313,6 +319,39 @@ class BaseClient(Mapping[str, "Dataset"]):
                 holds=[channel.hold_dataset(name) for channel in channels],
                 trace=trace,
             )
+
+    def _plan(self, read: Read) -> tuple[Request, pa.Schema, list[ResumableEndpoint]]:
+        """Bind the filter to the schema of the dataset; return the request and its endpoints.
+
+        A schema is kept. It serves as long as the version to read is the one that it is of.
+        """
+        name = read.request.dataset
+        if read.filter is None:
+            return self._plan_request(read, read.request)
+        known, version = self._schemas.get(name, (None, ""))
+        if known is not None:
+            with suppress(UsageError, RemoteError):  # the dataset may have changed
+                planned = self._plan_request(read, _bind_filter(read, known))
+                if planned[2] and {endpoint.version for endpoint in planned[2]} == {version}:
+                    return planned
+                for endpoint in planned[2]:
+                    endpoint.close()
+        schema, version = self._read_schema(name)
+        if version:
+            if len(self._schemas) >= _MAX_SCHEMAS:
+                self._schemas.clear()
+            self._schemas[name] = schema, version
+        return self._plan_request(read, _bind_filter(read, schema))
+
+    def _plan_request(
+        self, read: Read, request: Request
+    ) -> tuple[Request, pa.Schema, list[ResumableEndpoint]]:
+        with trace_plan(request.dataset):
+            return request, *self._plan_endpoints(request, read.shards, read.plan)
+
+    def _read_schema(self, name: str) -> tuple[pa.Schema, str]:
+        """Return the schema of a dataset, and the version that it is of; empty if unknown."""
+        return self.schema(name), ""
 
     def choose_format(self, name: str) -> FormatChoice:
         """Return what ``format="auto"`` chooses for a dataset, and why; raises as `read` does."""
@@ -376,6 +415,12 @@ class BaseClient(Mapping[str, "Dataset"]):
         self.close()
 
 
+def _bind_filter(read: Read, schema: pa.Schema) -> Request:
+    from ...filters import encode_filter
+
+    return replace(read.request, filter=encode_filter(read.filter, schema))
+
+
 _USAGE = "list(client) lists the names of the datasets; client[NAME] is one dataset"
 
 
@@ -392,6 +437,8 @@ class Client(BaseClient):
         The control plane: ``grpc://host:port`` or ``grpc+tls://host:port``.
     token, tls, connect_timeout, timeout
         See `splitarrow.connect`.
+    check : bool
+        Whether to wait until the server has accepted the token.
 
     Examples
     --------
@@ -416,6 +463,7 @@ class Client(BaseClient):
         tls: TlsOptions | None = None,
         connect_timeout: float = 10.0,
         timeout: float = 30.0,
+        check: bool = True,
     ) -> None:
         for name, seconds in (("connect_timeout", connect_timeout), ("timeout", timeout)):
             if seconds <= 0:
@@ -427,7 +475,8 @@ class Client(BaseClient):
         self.channel = _open_channel(parse_control_uri(uri), token, tls, timeout, connect_timeout)
         """The gRPC channel to the control plane."""
         try:
-            self.channel.check_connection(connect_timeout)
+            if check:
+                self.channel.check_connection(connect_timeout)
         except BaseException:
             self.channel.close()
             raise
@@ -481,6 +530,10 @@ class Client(BaseClient):
         response = self.channel.call_unary("GetSchema", message, dataset=name)
         return parse_schema(flight.SchemaResult.FromString(response).schema, name)
 
+    def _read_schema(self, name: str) -> tuple[pa.Schema, str]:
+        info = self.describe(Request(name, limit=0))
+        return info.schema, info.version
+
     def _count_rows(self, request: Request, timeout: float) -> dict[int, list[int]]:
         info = self.describe(request)
         check_complete(info, self.uri)
@@ -500,17 +553,23 @@ class Client(BaseClient):
         if shards is not None:
             # The server would apply the limit to all shards. The stream applies it to these.
             request = replace(request, limit=None)
-        kept = self._plans.get(request)
-        info = kept or self.describe(request)
-        if kept is None:
-            self._plans.add(request, info)
-        if shards is None and request.shard is None:
-            check_complete(info, self.uri)
+        kept, call = self._plans.get(request), None
+        info = kept
+        if info is None:
+            info, call = self._request_plan(request, plan)
+            if call is None:
+                self._plans.add(request, info)
+        try:
+            if shards is None and request.shard is None:
+                check_complete(info, self.uri)
+            indices = select_endpoints(info, shards)
+        except BaseException:
+            if call is not None:
+                call.cancel()
+            raise
         from .endpoints import Replica, ResumableEndpoint  # needed by reads alone
 
         several = len(info.endpoints) > 1
-
-        indices = select_endpoints(info, shards)
 
         def plan_endpoint(index: int) -> ResumableEndpoint:
             endpoint = info.endpoints[index]
@@ -521,10 +580,31 @@ class Client(BaseClient):
             shard = index if several else None
             replica = Replica(self.channel, self.describe, request, info.version, shard, endpoint)
             return ResumableEndpoint(
-                [replica], request.dataset, plan, limit=request.limit, is_kept=confirms
+                [replica],
+                request.dataset,
+                plan,
+                limit=request.limit,
+                is_kept=confirms,
+                call=call,
             )
 
         return info.schema, [plan_endpoint(index) for index in indices]
+
+    def _request_plan(self, request: Request, plan: ReadPlan) -> tuple[DatasetInfo, Any]:
+        """Describe a read; return the call too if the server sends the data along."""
+        from ..rpc.download import TRANSPORT as DO_GET
+        from ..rpc.download import plan_read
+
+        channel, transport = self.channel, plan.transport
+        if not channel.plans_by_do_get or plan.options.require_transport not in (None, DO_GET):
+            return self.describe(request), None
+        is_near = is_this_host(channel.uri.host) or request.format == "vortex"
+        if transport != DO_GET and (transport != AUTO or is_near):
+            return self.describe(request), None
+        end = time.monotonic() + channel.call_limit()
+        found = plan_read(channel, request, transport, plan.options)
+        with limit_calls(max(end - time.monotonic(), 0)):
+            return found or (self.describe(request), None)
 
     def _plan_span(
         self, request: Request, shards: frozenset[int], plan: ReadPlan

@@ -304,7 +304,7 @@ class ResumableEndpoint:
     Every row is returned once. After a failure, the read continues after the last row that it
     returned, at the same server or at another replica. The replicas are in order of preference;
     those in `unreachable` are tried last. With an ordinal, errors name it and all servers that were
-    tried.
+    tried. A `call` is DoGet at the first replica, which the server has begun.
     """
 
     def __init__(
@@ -317,6 +317,7 @@ class ResumableEndpoint:
         ordinal: int | None = None,
         unreachable: set[str] | FailureMemory | None = None,
         is_kept: bool = False,
+        call: Any = None,
     ) -> None:
         shared = FailureMemory() if unreachable is None else unreachable
         self._replicas = ReplicaSet(replicas, plan.resume_attempts, shared)
@@ -324,6 +325,7 @@ class ResumableEndpoint:
         self._plan = plan
         self._limit = limit
         self._ordinal = ordinal
+        self._call = call
         self._reader: EndpointReader | None = None
         self._earlier_bytes = 0
         self._footer_metadata: CustomMetadata | None = None
@@ -345,6 +347,11 @@ class ResumableEndpoint:
     def channel(self) -> FlightChannel:
         """The channel to the server in use."""
         return self._replicas.current.channel
+
+    @property
+    def version(self) -> str:
+        """The version of the dataset at the server in use; empty if unknown."""
+        return self._replicas.current.version
 
     @property
     def schema(self) -> pa.Schema:
@@ -399,7 +406,7 @@ class ResumableEndpoint:
         self._waits_since = time.monotonic()
         self._replicas.prefer_reachable()
         replica, single = self._replicas.current, self._replicas.is_single
-        if self._open_known(replica):
+        if self._open_call(replica) or self._open_known(replica):
             return
         if self.is_kept:
             # A server may need long for the first message, but not to accept a connection.
@@ -427,6 +434,21 @@ class ResumableEndpoint:
                 self._reconnect(error)
             else:
                 raise self._add_context(error) from None
+
+    def _open_call(self, replica: Replica) -> bool:
+        """Read from the call that came with the plan, and return whether the endpoint is open."""
+        call, self._call = self._call, None
+        if call is None:
+            return False
+        try:
+            with activate(self.trace_context):
+                reader = FlightStream(replica.channel, b"", self._name, self._plan.options, call)
+        except (ClosedError, StallError):
+            raise
+        except SplitArrowError:
+            return False  # another read of the endpoint shows whether the error remains
+        self._use(reader)
+        return True
 
     def _open_known(self, replica: Replica) -> bool:
         """Open the endpoint that is known without a request, and return whether it is open."""
@@ -557,6 +579,9 @@ class ResumableEndpoint:
         if schema is not None and not reader.schema.equals(schema):
             reader.close()
             raise InvalidDataError("the schema changed during the read", stream=self._name)
+        self._use(reader)
+
+    def _use(self, reader: EndpointReader) -> None:
         self._footer_metadata = reader.footer_metadata
         if self._keeps_messages:
             reader.keep_messages()
@@ -625,5 +650,7 @@ class ResumableEndpoint:
     def close(self) -> None:
         """Close the connection. No other thread may be reading. Idempotent."""
         self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
         if self._reader is not None:
             self._reader.close()

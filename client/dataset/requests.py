@@ -5,12 +5,11 @@ A client keeps the last descriptions of fixed versions, so that random access ne
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ...errors import DatasetError, InvalidRequestError, SplitArrowError, StallError, UsageError
@@ -22,18 +21,6 @@ from ..rpc.info import DatasetInfo, Endpoint
 def check_name(name: str) -> str:
     """Return `name` if a dataset can have it; otherwise raise `UsageError`."""
     return build_request(name).dataset
-
-
-def encode_command(request: Request) -> bytes:
-    """Return the command of a flight descriptor for a request: a JSON object.
-
-    Examples
-    --------
-    >>> encode_command(Request("flights", limit=3))
-    b'{"dataset": "flights", "limit": 3}'
-    """
-    fields = {name: value for name, value in asdict(request).items() if value is not None}
-    return json.dumps(fields, ensure_ascii=False).encode()
 
 
 def pin_version(endpoint: Endpoint, version: str, *, current: bool = False) -> Endpoint:

@@ -19,7 +19,7 @@ from ...errors import (
     StallError,
     UsageError,
 )
-from ...formats.flight_data import KEEP_ALIVE_HEADER
+from ...formats.flight_data import KEEP_ALIVE_HEADER, PLAN_HEADER
 from ...proto import Flight_pb2 as flight
 from ...protocol.uri import DataUri
 from ...transport.grpc_usage import GRPC_USAGE
@@ -126,6 +126,8 @@ class FlightChannel:
         """Certificates for this channel and for the data connections that its server offers."""
         self.failed_locations = FailureMemory()
         """The locations that could not be reached."""
+        self.plans_by_do_get = True
+        """Whether the server may send data with its plan. False once it has not."""
         self._token = token
         self._timeout = timeout
         self._connect_timeout = connect_timeout
@@ -153,7 +155,7 @@ class FlightChannel:
         If the connection is lost, the call is repeated over a new one, within its time limit.
         """
         call = self._channel.unary_unary(_SERVICE + method)
-        limit, started = self._limit(timeout), time.monotonic()
+        limit, started = self.call_limit(timeout), time.monotonic()
         try:
             return cast(bytes, call(message, timeout=limit, **self._call_options()))
         except grpc.RpcError as error:
@@ -179,7 +181,7 @@ class FlightChannel:
         connection while attempts fail.
         """
         call = self._channel.unary_stream(_SERVICE + method)
-        limit, started = self._limit(timeout), time.monotonic()
+        limit, started = self.call_limit(timeout), time.monotonic()
         repeats = 0 if method == "DoAction" else repeats
         options = self._call_options() | ({"wait_for_ready": True} if wait else {})
         try:
@@ -196,12 +198,17 @@ class FlightChannel:
             method, message, dataset=dataset, timeout=left, repeats=repeats, wait=wait
         )
 
-    def do_get(self, message: bytes, keep_alive_seconds: float | None = None) -> Any:
+    def do_get(
+        self, message: bytes, keep_alive_seconds: float | None = None, plan: str | None = None
+    ) -> Any:
         """Start DoGet and return the gRPC call, an iterator of serialized FlightData.
 
-        A server that has nothing to send for `keep_alive_seconds` sends a keep-alive.
+        A server that has nothing to send for `keep_alive_seconds` sends a keep-alive. `plan`: the
+        value of `PLAN_HEADER`.
         """
         options = self._call_options()
+        if plan is not None:
+            options["metadata"] = [*options["metadata"], (PLAN_HEADER, plan)]
         if keep_alive_seconds is not None:
             interval = str(max(round(keep_alive_seconds * 1000), 1))
             options["metadata"] = [*options["metadata"], (KEEP_ALIVE_HEADER, interval)]
@@ -268,7 +275,8 @@ class FlightChannel:
             seconds=seconds,
         )
 
-    def _limit(self, timeout: float | None) -> float:
+    def call_limit(self, timeout: float | None = None) -> float:
+        """Return the time limit of a call that starts now, in seconds."""
         deadline, limit = _deadline.get(), timeout or self._timeout
         return limit if deadline is None else max(min(limit, deadline - time.monotonic()), 0.001)
 

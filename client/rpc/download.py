@@ -11,34 +11,98 @@ from typing import Any
 import grpc
 import pyarrow as pa
 
-from ...errors import ClosedError, ProtocolError, SplitArrowError, StallError
+from ...errors import (
+    ClosedError,
+    ConnectError,
+    ProtocolError,
+    RemoteError,
+    SplitArrowError,
+    StallError,
+    UnavailableError,
+)
 from ...formats.arrow.custom_metadata import find_footer_metadata
 from ...formats.arrow.message import encapsulate
 from ...formats.arrow.tensors.tensor import AnyTensor
-from ...formats.flight_data import KEEP_ALIVE_METADATA, parse_flight_data
+from ...formats.flight_data import KEEP_ALIVE_METADATA, PLAN_HEADER, parse_flight_data
 from ...proto import Flight_pb2 as flight
 from ...protocol.frames import ReceivedBody
 from ...protocol.messages import Message
 from ...protocol.payloads import KEEP_ALIVES_PER_TIMEOUT
 from ...protocol.reassembler import DuplicateCounter
+from ...protocol.request import Request
 from ...protocol.tags import BodyType
 from ..arguments import StreamOptions
 from ..stream.batch_stream import refuse_arrays, refuse_tensors
 from ..stream.decoders import ARROW, Decoder, KeepingDecoder, open_decoder
 from ..stream.tracing import TRACING_API, StreamTrace, activate
 from .channel import FlightChannel
+from .errors import no_response_error
+from .info import DatasetInfo, encode_command, parse_info
 
 TRANSPORT = "flight"
 """The name of this transport."""
 
 
+def _start_call(
+    channel: FlightChannel, ticket: bytes, options: StreamOptions, plan: str | None = None
+) -> Any:
+    timeout = options.stall_timeout
+    return channel.do_get(
+        flight.Ticket(ticket=ticket).SerializeToString(),
+        None if timeout is None else timeout / KEEP_ALIVES_PER_TIMEOUT,
+        plan,
+    )
+
+
+def plan_read(
+    channel: FlightChannel, request: Request, transport: str, options: StreamOptions
+) -> tuple[DatasetInfo, Any] | None:
+    """Plan a read; return its description, and the call if the server sends the data with it.
+
+    Return None if the server does not plan by DoGet, or the connection was lost.
+    """
+    name, limit, started = request.dataset, channel.call_limit(), time.monotonic()
+    call = _start_call(channel, encode_command(request), options, transport)
+    timer = _StallTimer(limit, call.cancel)
+    timer.start()
+    try:
+        plan = parse_flight_data(next(call, b"")).app_metadata
+    except grpc.RpcError as error:
+        seconds = time.monotonic() - started
+        if seconds >= limit:
+            spent = f" (planning, {seconds:.1f} s)"
+            raise no_response_error(channel.address, spent, name) from None
+        failure = channel.convert_error(error, name, method="GetFlightInfo", seconds=seconds)
+        trailers: Any = call.trailing_metadata() or ()
+        if isinstance(failure, ConnectError) or any(key == PLAN_HEADER for key, _ in trailers):
+            raise failure from None
+        if isinstance(failure, RemoteError) and not isinstance(failure, UnavailableError):
+            channel.plans_by_do_get = False
+        return None
+    finally:
+        timer.stop()
+    if not plan or plan[0] > 1:
+        channel.plans_by_do_get = False
+        call.cancel()
+        return None
+    return parse_info(bytes(plan[1:]), name), call if plan[0] else None
+
+
 class FlightStream:
-    """A data stream by DoGet: an iterator of record batches. Closing it leaves the channel open."""
+    """A data stream by DoGet: an iterator of record batches. Closing it leaves the channel open.
+
+    `call`: the call, if it has been started already.
+    """
 
     transport = TRANSPORT
 
     def __init__(
-        self, channel: FlightChannel, ticket: bytes, name: str, options: StreamOptions
+        self,
+        channel: FlightChannel,
+        ticket: bytes,
+        name: str,
+        options: StreamOptions,
+        call: Any = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -52,13 +116,9 @@ class FlightStream:
         self._rows = 0
         traced = TRACING_API in sys.modules
         self._trace = StreamTrace(name, TRANSPORT, channel.uri) if traced else None
-        timeout = options.stall_timeout
         self._keep_alives = DuplicateCounter(options.limits.duplicates, "keep-alives")
         with activate(None if self._trace is None else self._trace.scope.context):
-            self._call: Any = channel.do_get(
-                flight.Ticket(ticket=ticket).SerializeToString(),
-                None if timeout is None else timeout / KEEP_ALIVES_PER_TIMEOUT,
-            )
+            self._call: Any = call or _start_call(channel, ticket, options)
         self._stall_timer = _StallTimer(options.stall_timeout, self._stall)
         try:
             first = self._receive_message()

@@ -233,8 +233,7 @@ def convert_grpc_error(
     if closed:
         return ClosedError("the stream was cancelled", stream=dataset)
     if status == "DEADLINE_EXCEEDED":
-        hint = "it may be overloaded or unreachable; allow more time with timeout"
-        return StallError(f"{address} did not respond in time{spent}: {hint}", stream=dataset)
+        return no_response_error(address, spent, dataset)
     if _contains(details, _NOT_FLIGHT):
         hint = "check that the port is that of a control plane"
         return NotAPeerError(
@@ -254,6 +253,12 @@ def convert_grpc_error(
         hint = "pass a token" if secret is None else "check the token"
         details = f"{details}; {hint}: token=, or for commands SPLITARROW_TOKEN"
     return remote_error(status, details or f"{address} failed with {status}", stream=dataset)
+
+
+def no_response_error(address: str, spent: str, dataset: str | None) -> StallError:
+    """Return the error of a call that has reached its time limit."""
+    hint = "it may be overloaded or unreachable; allow more time with timeout"
+    return StallError(f"{address} did not respond in time{spent}: {hint}", stream=dataset)
 
 
 def _contains(details: str, phrases: tuple[str, ...]) -> bool:

@@ -99,6 +99,7 @@ class ForkedChannel(FlightChannel):
     """A `FlightChannel` whose calls are made by another process. It has no DoGet and no DoPut."""
 
     def _open(self) -> None:
+        self.plans_by_do_get = False
         calls = _find_calls()
         options = self._token, self.tls, self._timeout, self._connect_timeout
         self._calls = self._run(calls.open_channel, self.uri, *options)
@@ -122,7 +123,7 @@ class ForkedChannel(FlightChannel):
     ) -> bytes:
         """Call a method that has one response; see `FlightChannel.call_unary`."""
         self._check_open()
-        options = {"dataset": dataset, "timeout": self._limit(timeout), "repeats": repeats}
+        options = {"dataset": dataset, "timeout": self.call_limit(timeout), "repeats": repeats}
         return self._run(self._calls.call_unary, method, message, **options)
 
     def call_stream(
@@ -137,7 +138,7 @@ class ForkedChannel(FlightChannel):
     ) -> Iterator[bytes]:
         """Call a method that streams its responses; see `FlightChannel.call_stream`."""
         self._check_open()
-        options = {"dataset": dataset, "timeout": self._limit(timeout), "repeats": repeats}
+        options = {"dataset": dataset, "timeout": self.call_limit(timeout), "repeats": repeats}
         yield from self._run(self._calls.collect, method, message, wait=wait, **options)
 
     def hold_dataset(self, name: str) -> Any:

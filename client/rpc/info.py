@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -131,6 +131,18 @@ class DatasetInfo:
         if self.bytes is not None:
             facts.append(format_bytes(self.bytes))
         return [*facts, *([self.kind] if self.kind else [])]
+
+
+def encode_command(request: Request) -> bytes:
+    """Return the command of a flight descriptor for a request: a JSON object.
+
+    Examples
+    --------
+    >>> encode_command(Request("flights", limit=3))
+    b'{"dataset": "flights", "limit": 3}'
+    """
+    fields = {name: value for name, value in asdict(request).items() if value is not None}
+    return json.dumps(fields, ensure_ascii=False).encode()
 
 
 def parse_info(message: bytes, requested: str | None = None) -> DatasetInfo:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,15 @@ from anyio import to_thread
 
 from ...errors import ExhaustedError, LimitError, remote_error
 from ...formats.arrow.tensors.labels import is_tensor_content
-from ...formats.flight_data import KEEP_ALIVE_HEADER, KEEP_ALIVE_METADATA, pack_flight_data
+from ...formats.flight_data import (
+    KEEP_ALIVE_HEADER,
+    KEEP_ALIVE_METADATA,
+    PLAN_HEADER,
+    pack_flight_data,
+)
 from ...proto import Flight_pb2 as flight
 from ...protocol.payloads import MIN_INTERVAL
+from ...protocol.request import Request
 from ...protocol.splitter import SourceMessage
 from ...transport.memory.files import FileSpan
 from ..auth.tickets import TicketClaims
@@ -28,6 +33,7 @@ from ..catalog.tensors import refuse_do_get
 from ..prefetch import Prefetch
 from ..streams import Outcome, ReadSlot, RunningStream
 from .call import Call, parse_message
+from .info import build_plan, prefers_do_get
 
 if TYPE_CHECKING:
     from ..spans import StreamSpan
@@ -90,6 +96,9 @@ _FIELD_BYTES = 64
 """An upper bound for the tags and lengths of a message's fields, in bytes."""
 
 
+_KEEP_ALIVE = pack_flight_data(app_metadata=KEEP_ALIVE_METADATA)
+_PLAN_SECONDS = 0.1
+"""How long a plan waits for the first chunk, to arrive with it."""
 _SLOW_SECONDS = 0.5
 """The time after which a reader that has not taken a chunk is slow."""
 
@@ -127,16 +136,46 @@ class DoGetHandler:
         max_bytes = call.server.limits.ticket_bytes
         if len(ticket) > max_bytes:
             raise LimitError(f"the ticket has {len(ticket)} bytes; the limit is {max_bytes}")
+        plan = b""
+        if PLAN_HEADER in call.headers:
+            plan, planned = await self._plan(call, ticket)
+            if planned is None:
+                await call.write(plan)
+                return
+            ticket = planned
         claims = await call.redeem_ticket(ticket)
         call.check_draining(claims.request)
         if call.span is None:
-            await self._send_dataset(call, claims, ticket)
+            await self._send_dataset(call, claims, ticket, plan)
             return
         with call.span.stream(TRANSPORT) as span:
-            await self._send_dataset(call, claims, ticket, span)
+            await self._send_dataset(call, claims, ticket, plan, span)
+
+    async def _plan(self, call: Call, command: bytes) -> tuple[bytes, bytes | None]:
+        """Return the message that describes a read, and the ticket if the data has to follow."""
+        transport = call.headers[PLAN_HEADER]
+        call.context.set_trailing_metadata(((PLAN_HEADER, "1"),))
+        request = Request.parse(command)
+        call.check_draining(request)
+        descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=command)
+        plan = await to_thread.run_sync(build_plan, call, request, descriptor)
+        endpoints = plan.info.endpoint
+        follows = (
+            len(endpoints) == 1
+            and not is_tensor_content(call.find_dataset(request.dataset).schema)
+            and (transport == TRANSPORT or prefers_do_get(call, plan))
+        )
+        message = bytes([follows]) + plan.info.SerializeToString()
+        ticket = endpoints[0].ticket.ticket if follows else None
+        return pack_flight_data(app_metadata=message), ticket
 
     async def _send_dataset(
-        self, call: Call, claims: TicketClaims, ticket: bytes, span: StreamSpan | None = None
+        self,
+        call: Call,
+        claims: TicketClaims,
+        ticket: bytes,
+        plan: bytes,
+        span: StreamSpan | None = None,
     ) -> None:
         request, server = claims.request, call.server
         dataset = call.find_dataset(request.dataset)
@@ -165,7 +204,7 @@ class DoGetHandler:
                     span.opened()
                 slot = server.read_slots.slot_for(request, claims.principal)
                 pace = _Pace(self._read_ahead)
-                await _send_chunks(call, pace, source, stream, slot)
+                await _send_chunks(call, pace, source, stream, slot, plan)
             if scope.cancelled_caught:
                 stream.outcome = Outcome.CANCELLED
                 # Not CANCELLED, which pyarrow raises as a KeyboardInterrupt.
@@ -189,12 +228,19 @@ async def _send_chunks(
     source: Source,
     stream: RunningStream,
     slot: ReadSlot,
+    plan: bytes,
 ) -> None:
+    """Send a source. A plan, unless it is empty, goes with the first chunk or before a slow one."""
     await call.confirm_client()
     interval = call.headers.get(KEEP_ALIVE_HEADER, "")
     idle_seconds = max(int(interval) / 1000, MIN_INTERVAL) if interval.isdecimal() else None
-    keep_alive = partial(call.context.write, pack_flight_data(app_metadata=KEEP_ALIVE_METADATA))
+    signs = [plan] if plan else []
     metrics, write, threads = call.server.metrics, call.context.write, call.server.threads
+
+    async def send_sign() -> None:
+        prefetched.idle_seconds = idle_seconds
+        await write(signs.pop() if signs else _KEEP_ALIVE)
+
     async with anyio.create_task_group() as tasks:
         with Prefetch(
             _build_chunks(source, pace),
@@ -204,11 +250,13 @@ async def _send_chunks(
             slot,
             memory=call.server.memory.share(stream.principal),
             measure=lambda chunk: chunk.nbytes,
-            idle_seconds=idle_seconds,
-            on_idle=keep_alive,
+            idle_seconds=_PLAN_SECONDS if plan else idle_seconds,
+            on_idle=send_sign,
         ) as prefetched:
             prefetched.is_ahead = False
             async for chunk in prefetched:
+                if signs:
+                    await send_sign()
                 began, messages = time.monotonic(), chunk.messages
                 stream.messages += len(messages)
                 while messages:

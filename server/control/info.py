@@ -37,6 +37,9 @@ HOST_HEADER = "splitarrow-host"
 PLAN_SECONDS = 300
 """The time for which a client may keep a description and read with its tickets, in seconds."""
 _DISCARD_PORT = 9
+_SMALL_BYTES = 64 << 10
+"""The largest stored size of data that is sent with its plan, in bytes. It arrives within the first
+window of a stream of HTTP/2."""
 
 
 def list_locations(listeners: Iterable[DataUri], host: HostResolver) -> list[str]:
@@ -132,6 +135,16 @@ class _Part:
     """The fields for the part in the endpoint's ``app_metadata``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The description of a read, and how much it reads."""
+
+    info: flight.FlightInfo
+    """The description, with endpoints to read from."""
+    nbytes: int
+    """The stored size of the data before columns and rows are selected, in bytes; -1 if unknown."""
+
+
 def build_schema(call: Call, request: Request) -> bytes:
     """Return the schema of a request's result, as an encapsulated message."""
     dataset = call.find_dataset(request.dataset)
@@ -145,6 +158,11 @@ def build_info(
     call: Call, request: Request, descriptor: flight.FlightDescriptor
 ) -> flight.FlightInfo:
     """Return the description of a request's result, with endpoints to read it from."""
+    return build_plan(call, request, descriptor).info
+
+
+def build_plan(call: Call, request: Request, descriptor: flight.FlightDescriptor) -> Plan:
+    """Return the description of a request's result, and how much it reads."""
     return _build(call, request, call.find_dataset(request.dataset), descriptor)
 
 
@@ -160,9 +178,9 @@ def build_listing(call: Call, name: str) -> flight.FlightInfo | None:
     except NotFoundError:
         return None
     try:
-        return _build(call, Request(name), dataset, descriptor)
+        return _build(call, Request(name), dataset, descriptor).info
     except DatasetError:
-        return _build(call, Request(name), dataset, descriptor, counted=False)
+        return _build(call, Request(name), dataset, descriptor, counted=False).info
 
 
 def _build(
@@ -172,7 +190,7 @@ def _build(
     descriptor: flight.FlightDescriptor,
     *,
     counted: bool = True,
-) -> flight.FlightInfo:
+) -> Plan:
     access = call.server.access
     published: PublishedVersion | None = None
     if isinstance(dataset, PublishedDataset):
@@ -192,6 +210,8 @@ def _build(
     parts = [_Part(request, None, None)]
     if counted:
         parts = _split_parts(request, dataset, published)
+    # Counting the rows notices a file that was replaced. The schema is not older than the version.
+    schema = _result_schema(call, request, dataset)
     host = HostResolver(call.server.settings.advertise, call.headers, call.peer)
     locations = [flight.Location(uri=uri) for uri in list_locations(call.server.uris, host)]
     pair = list_stream_pair(call.server.uris, host)
@@ -207,7 +227,7 @@ def _build(
         # A signed ticket is good for one use.
         **({} if access.signs_tickets else {"plan_seconds": PLAN_SECONDS}),
     }
-    return flight.FlightInfo(
+    info = flight.FlightInfo(
         schema=schema.serialize().to_pybytes(),
         flight_descriptor=descriptor,
         endpoint=[
@@ -223,6 +243,24 @@ def _build(
         ordered=True,
         app_metadata=json.dumps(app_metadata).encode(),
     )
+    return Plan(info, _sum_known([part.nbytes for part in parts]))
+
+
+def prefers_do_get(call: Call, plan: Plan) -> bool:
+    """Return whether the caller gets data sooner with its plan than from a data listener.
+
+    The data is small, and a connection to a listener takes a round trip to another host. Data that
+    listeners encrypt does not follow on a connection that is not encrypted.
+    """
+    if not 0 <= plan.nbytes <= _SMALL_BYTES:
+        return False
+    peer = parse_peer(call.peer)
+    if peer is None or peer.is_loopback:
+        return False
+    if _find_facing_host(peer, "::" if peer.version == 6 else "0.0.0.0") == str(peer):
+        return False
+    encrypts = any(find_transport(uri).traits.encrypted for uri in call.server.uris)
+    return not encrypts or (call.server.settings.control or "").startswith("grpc+tls")
 
 
 def _result_schema(call: Call, request: Request, dataset: ServedDataset) -> pa.Schema:

@@ -45,9 +45,9 @@ _HOLES: tuple[Hole, ...] = ("none", "to server", "to client", "both")
 _SOURCE = Path(__file__).with_name("emulator.c")
 _CLONE_NEWNET = 0x40000000
 _SYN = 0x02
-_LEAST_MESSAGE = 40
+_LEAST_RESPONSE, _LEAST_REQUEST = 40, 50
 """The size of a payload from which it is a message, in bytes. Nobody waits for shorter ones: the
-pings, windows and acknowledged settings of HTTP/2."""
+pings, windows and acknowledged settings of HTTP/2. A client sends several of these together."""
 _SETTINGS = {
     "tcp_rmem": "4096 131072 67108864",
     "tcp_wmem": "4096 16384 67108864",
@@ -109,7 +109,8 @@ class Packet(NamedTuple):
     @property
     def is_message(self) -> bool:
         """Whether its receiver may wait for it."""
-        return self.payload >= _LEAST_MESSAGE or bool(self.flags & _SYN)
+        least = _LEAST_RESPONSE if self.to_client else _LEAST_REQUEST
+        return self.payload >= least or bool(self.flags & _SYN)
 
 
 class Capture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -60,6 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(link: Link, folder: Path, *schemes: str) -> Generator[Daemon]:
+    certificate: dict[str, Any] = (
+        {"tls_cert": folder / "here-cert.pem", "tls_key": folder / "here-key.pem"}
+        if "tcp+tls" in schemes
+        else {}
+    )
     with ExitStack() as stack:
         with link.inside("server"):
             daemon = stack.enter_context(
@@ -67,9 +73,8 @@ def serving(link: Link, folder: Path, *schemes: str) -> Generator[Daemon]:
                     {"small": folder / "small.arrow"},
                     listen=[f"{scheme}://{SERVER}:0" for scheme in schemes],
                     control=f"grpc://{SERVER}:0",
-                    tls_cert=folder / "here-cert.pem",
-                    tls_key=folder / "here-key.pem",
                     insecure=True,
+                    **certificate,
                 )
             )
         yield daemon
@@ -83,7 +88,7 @@ def link(make_link: MakeLink) -> Link:
 @pytest.fixture(scope="module")
 def server(link: Link, folder: Path) -> Iterator[Daemon]:
     link.set(delay_ms=0)
-    with serving(link, folder, "tcp", "tcp+tls") as daemon:
+    with serving(link, folder, "tcp") as daemon:
         yield daemon
 
 
@@ -94,7 +99,7 @@ def test_pyarrow_flight_takes_four_and_two(link: Link, server: Daemon) -> None:
     assert count_round_trips(link, FLIGHT.format(uri=uri)) == [4, 2, 2]
 
 
-@pytest.mark.parametrize(("transport", "cold"), [("tcp", 6), ("flight", 5)])
+@pytest.mark.parametrize(("transport", "cold"), [("auto", 4), ("flight", 4), ("tcp", 6)])
 def test_a_planned_read_takes_one_round_trip_after_the_first(
     link: Link, server: Daemon, transport: str, cold: int
 ) -> None:
@@ -103,19 +108,27 @@ def test_a_planned_read_takes_one_round_trip_after_the_first(
     assert count_round_trips(link, code) == [cold, 1, 1]
 
 
-def test_opening_the_uri_of_a_control_plane_connects_each_time(link: Link, server: Daemon) -> None:
-    code = OPEN.format(uri=f"{server.control_uri}/small", transport="tcp")
-    cold, *warm = count_round_trips(link, code)
-    assert cold == 6
-    assert max(warm) == 5  # The data connection is kept.
+def test_a_filter_adds_one_for_the_schema_at_first(link: Link, server: Daemon) -> None:
+    code = CONNECT.format(uri=server.control_uri, transport="auto")
+    code = code.replace("transport=", "filter='n >= 0', transport=")
+    assert count_round_trips(link, code) == [5, 1, 1]
+
+
+@pytest.mark.parametrize(("transport", "cold"), [("auto", 3), ("tcp", 5)])
+def test_opening_the_uri_of_a_control_plane_keeps_the_client(
+    link: Link, server: Daemon, transport: str, cold: int
+) -> None:
+    """The token is checked while the read is planned."""
+    code = OPEN.format(uri=f"{server.control_uri}/small", transport=transport)
+    assert count_round_trips(link, code) == [cold, 1, 1]
 
 
 @pytest.mark.parametrize(("scheme", "cold"), [("tcp", 2), ("tcp+tls", 3)])
-def test_opening_a_data_uri_connects_once(
-    link: Link, server: Daemon, folder: Path, scheme: str, cold: int
-) -> None:
-    code = OPEN.format(uri=server.uri("small", scheme), transport="auto")
-    trips = count_round_trips(link, code, SPLITARROW_TLS_CA=str(folder / "ca.pem"))
+def test_opening_a_data_uri_connects_once(link: Link, folder: Path, scheme: str, cold: int) -> None:
+    link.set(delay_ms=0)
+    with serving(link, folder, scheme) as server:
+        code = OPEN.format(uri=server.uri("small", scheme), transport="auto")
+        trips = count_round_trips(link, code, SPLITARROW_TLS_CA=str(folder / "ca.pem"))
     assert trips == [cold, 1, 1]
 
 

@@ -44,6 +44,7 @@ class Channel:
 
     made: ClassVar[list[Channel]] = []
     failure: ClassVar[Exception | None] = None
+    plans_by_do_get = False
 
     def __init__(self, uri: DataUri, *arguments: Any) -> None:
         self.address = uri.address

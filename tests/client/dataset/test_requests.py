@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pytest
 from splitarrow.client.arguments import build_request
 from splitarrow.client.dataset.requests import (
     check_name,
-    encode_command,
     format_ranges,
     pin_version,
     select_endpoints,
@@ -21,14 +19,6 @@ from splitarrow.errors import UsageError
 from splitarrow.protocol.request import Request
 
 SCHEMA = pa.schema([("n", pa.int64())])
-
-
-@pytest.mark.parametrize("name", ["flights", '{"dataset": "x"}', "ü / ?"])
-def test_a_command_is_a_json_object_that_parses_as_its_request(name: str) -> None:
-    request = Request(name, columns=("a", "b"), limit=3, version="7")
-    for each in (Request(name), request):
-        assert Request.parse(encode_command(each)) == each
-    assert json.loads(encode_command(Request(name))) == {"dataset": name}
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
@@ -68,10 +58,6 @@ def test_endpoints_are_selected_by_ordinal_or_by_index() -> None:
     assert select_endpoints(info(4, 5), None) == [0, 1]
     with pytest.raises(UsageError, match="'d' has no shard 6-7, 10"):
         select_endpoints(info(4, 5, 9), frozenset({4, 6, 7, 10}))
-
-
-def test_a_command_is_written_in_utf_8() -> None:
-    assert encode_command(Request("ü")) == '{"dataset": "ü"}'.encode()
 
 
 def test_long_lists_of_shards_are_shortened() -> None:

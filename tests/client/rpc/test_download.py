@@ -67,7 +67,7 @@ class Channel:
         self.call = Call(items)
         self.requests: list[tuple[bytes, float | None]] = []
 
-    def do_get(self, message: bytes, keep_alive_seconds: float | None) -> Call:
+    def do_get(self, message: bytes, keep_alive_seconds: float | None, plan: None) -> Call:
         self.requests.append((flight.Ticket.FromString(message).ticket, keep_alive_seconds))
         return self.call
 

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from splitarrow.client.rpc.info import Endpoint, parse_info, parse_schema
+from splitarrow.client.rpc.info import Endpoint, encode_command, parse_info, parse_schema
 from splitarrow.errors import InvalidDataError, ProtocolError
 from splitarrow.proto import Flight_pb2 as flight
+from splitarrow.protocol.request import Request
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -135,3 +136,12 @@ def test_locations_are_shown_without_secrets() -> None:
         "tcp://m:1",
         "tcp://b:2",
     ]
+
+
+@pytest.mark.parametrize("name", ["flights", '{"dataset": "x"}', "ü / ?"])
+def test_a_command_is_a_json_object_that_parses_as_its_request(name: str) -> None:
+    request = Request(name, columns=("a", "b"), limit=3, version="7")
+    for each in (Request(name), request):
+        assert Request.parse(encode_command(each)) == each
+    assert json.loads(encode_command(Request(name))) == {"dataset": name}
+    assert encode_command(Request("ü")) == '{"dataset": "ü"}'.encode()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,11 +14,14 @@ from pyarrow import flight
 
 from helpers.control_plane import running
 from splitarrow.protocol.uri import DataUri
+from splitarrow.server.control import info as info_module
 from splitarrow.server.control.info import (
     HOST_HEADER,
     HostResolver,
+    Plan,
     list_locations,
     list_stream_pair,
+    prefers_do_get,
 )
 
 PATH = flight.FlightDescriptor.for_path
@@ -122,3 +127,34 @@ def test_a_ticket_can_be_redeemed_at_its_location(table: pa.Table) -> None:
         uri = endpoint.locations[0].uri.decode()
         with splitarrow.open(uri, ticket=endpoint.ticket.ticket) as stream:
             assert stream.read_all() == table
+
+
+@pytest.mark.parametrize(
+    ("peer", "nbytes", "listener", "control", "expected"),
+    [
+        ("ipv4:192.0.2.7:1", 1 << 16, "tcp", "grpc", True),
+        ("ipv6:[2001:db8::7]:1", 0, "tcp", "grpc", True),
+        ("ipv4:192.0.2.7:1", (1 << 16) + 1, "tcp", "grpc", False),
+        ("ipv4:192.0.2.7:1", -1, "tcp", "grpc", False),
+        (LOOPBACK, 100, "tcp", "grpc", False),
+        ("unix:/run/a", 100, "tcp", "grpc", False),
+        ("ipv4:192.0.2.7:1", 100, "tcp+tls", "grpc", False),
+        ("ipv4:192.0.2.7:1", 100, "tcp+tls", "grpc+tls", True),
+    ],
+)
+def test_small_data_goes_with_its_plan_to_other_hosts_and_never_less_encrypted(
+    peer: str, nbytes: int, listener: str, control: str, expected: bool
+) -> None:
+    uris, settings = [DataUri(listener, "h", 1)], SimpleNamespace(control=f"{control}://h")
+    call: Any = SimpleNamespace(peer=peer, server=SimpleNamespace(uris=uris, settings=settings))
+    info: Any = None
+    assert prefers_do_get(call, Plan(info, nbytes)) is expected
+
+
+def test_this_host_is_near_under_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info_module, "_find_facing_host", lambda peer, bound: "192.0.2.1")
+    server = SimpleNamespace(uris=[], settings=SimpleNamespace(control="grpc://h"))
+    plan: Any = SimpleNamespace(nbytes=1)
+    for host, expected in (("192.0.2.1", False), ("192.0.2.2", True)):
+        call: Any = SimpleNamespace(peer=f"ipv4:{host}:1", server=server)
+        assert prefers_do_get(call, plan) is expected
