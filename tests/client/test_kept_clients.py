@@ -68,7 +68,7 @@ def test_a_client_is_used_again_until_it_was_idle_for_long(uri: str) -> None:
     assert is_closed(opener.made[0])
     brief = Opener(0.05)
     brief.read(uri)
-    wait_until(lambda: is_closed(brief.made[0]), 5)
+    wait_until(lambda: is_closed(brief.made[0]))
     assert brief.read(uri) == TABLE
     assert len(brief.made) == 2
     brief.kept.close_idle()
@@ -122,7 +122,7 @@ def test_a_stream_that_nobody_closes_releases_its_client(uri: str) -> None:
     stream = splitarrow.open(f"{uri}/d", transport="flight")
     (kept,) = [each for each in KEPT_CLIENTS._clients.values() if each.users]
     del stream
-    wait_until(lambda: not kept.users, 5)
+    wait_until(lambda: not kept.users)
     KEPT_CLIENTS.close_idle()
 
 

@@ -195,8 +195,8 @@ def test_the_filters_of_one_principal_do_not_wait_for_those_of_the_other(serve: 
             return sum(rows)
 
     with serve(filter_threads=1) as server, connect(server.uri, BERTA) as berta:
-        slots = server.daemon.context.filter_slots
-        slot: Any = slots.slot_for(Request("shared", filter="AAAA"), "anna")
+        slots = server.daemon.context.read_slots
+        slot: Any = slots.slot_for(Request("shared", filter="AAAA"), "anna")._limiter
         server.portal.call(slot.acquire_on_behalf_of, slot)
         waiting = threading.Thread(target=count, args=(ANNA,))
         waiting.start()
