@@ -61,6 +61,8 @@ $(UV): $(BIN)/python
 .PHONY: lock
 lock: $(UV) ## update uv.lock to the newest versions that pyproject.toml allows
 	@$(UV) lock --upgrade
+	@$(UV) export --quiet --locked --only-group image-uv --no-header --no-annotate \
+	    --output-file deploy/docker/uv.txt
 
 # --- running -----------------------------------------------------------------------------------
 
@@ -177,10 +179,14 @@ test-torch: $(VENV)/torch ## run the tests that need PyTorch, which it installs;
 test-frameworks: $(VENV)/frameworks ## run the pages of Lightning, Ray Train and others, which it installs
 	@$(BIN)/pytest -m torch tests/docs -k 'arrays or trainers' $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/installed-test ## run the tests of CUDA, on the checking driver if there is no device
+	@$(BIN)/pytest $(PARALLEL) -m "gpu and not long" tests/gpu $(ARGS)
+
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu --check
-	@$(BIN)/pytest -m gpu tests/memory $(ARGS)
+	@$(BIN)/pytest -m "gpu and not long" tests/gpu $(ARGS)
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
 
 # Those that measure run one at a time, beside those that wait. NETWORK=network_short selects those
@@ -193,6 +199,16 @@ test-network: $(VENV)/installed-test ## test over an emulated link, which needs 
 .PHONY: long
 long: $(VENV)/installed-test ## run the long batteries: minutes to hours
 	@$(BIN)/pytest -m long tests $(ARGS)
+
+$(VENV)/fuzz: $(VENV)/installed-test $(UV)
+	@$(UV) pip install --quiet --python $(BIN)/python 'atheris>=3'
+	@touch $@
+
+TARGET  ?= tickets
+SECONDS ?= 600
+.PHONY: fuzz
+fuzz: $(VENV)/fuzz ## attack tickets, actions or http with a fuzzer; TARGET=tickets SECONDS=600
+	@cd tests && nice $(abspath $(BIN)/python) -m fuzz $(TARGET) $(SECONDS) $(ARGS)
 
 .PHONY: doctest
 doctest: $(VENV)/installed-test ## run the examples of docstrings, README.md and docs

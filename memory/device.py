@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import mmap
+import os
 import weakref
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -17,6 +18,10 @@ from ..errors import MissingExtraError, SplitArrowError, UsageError, install_hin
 
 CUDA, CUDA_MANAGED = 2, 13
 """The types of CUDA's memory, as in DLPack."""
+_FORK = (
+    "CUDA cannot be used in this process, because it was forked from one that had used CUDA; start "
+    "it with the method spawn, as multiprocessing.get_context('spawn') does"
+)
 
 
 class Event(Protocol):
@@ -74,7 +79,7 @@ class Device(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Free memory that `allocate` returned, once the device does not use it any more."""
+        """Free memory that `allocate` returned, after all copies that were queued so far."""
         ...
 
     @property
@@ -155,90 +160,156 @@ class Device(Protocol):
 
 
 @functools.cache
-def load_runtime() -> Any:
-    """Return the module ``cuda.bindings.runtime``.
-
-    Raises `MissingExtraError` if cuda-bindings is not installed. Raises `UsageError` if there is no
-    CUDA device, or its driver is too old.
-    """
+def _initialize() -> tuple[Any, int]:
+    """Return the module ``cuda.bindings.driver``, and the process that has initialized CUDA."""
     try:
-        runtime: Any = import_module("cuda.bindings.runtime")
+        driver: Any = import_module("cuda.bindings.driver")
     except ImportError:
         raise MissingExtraError(f"CUDA memory needs cuda-bindings: {install_hint('gpu')}") from None
-    error, count = runtime.cudaGetDeviceCount()
-    if error or not count:
-        reason = "there is no device" if not error else _explain(runtime, error)
-        raise UsageError(
-            f"CUDA memory cannot be used on this host: {reason}; it needs an NVIDIA GPU and a "
-            "driver of CUDA 12 or newer"
-        )
-    return runtime
+    reason = "there is no device"
+    try:
+        (error,) = driver.cuInit(0)
+        if not error:
+            error, count = driver.cuDeviceGetCount()
+            if count:
+                return driver, os.getpid()
+        if error:
+            reason = _explain(driver, error)
+    except RuntimeError as failure:  # there is no driver
+        error, reason = None, str(failure)
+    if error == driver.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+        raise UsageError(_FORK)
+    raise UsageError(
+        f"CUDA memory cannot be used on this host: {reason}; it needs an NVIDIA GPU and a driver "
+        "of CUDA 12 or newer"
+    )
+
+
+def load_driver() -> Any:
+    """Return the module ``cuda.bindings.driver``, once CUDA is initialized.
+
+    Raises `MissingExtraError` if cuda-bindings is not installed. Raises `UsageError` if there is no
+    CUDA device, or its driver is too old, or this process was forked from one that had initialized
+    CUDA.
+    """
+    driver, process = _initialize()
+    if process != os.getpid():
+        raise UsageError(_FORK)
+    return driver
 
 
 def call(function: str, *args: Any) -> Any:
-    """Call a function of the CUDA runtime, and return its result, if it has one.
+    """Call a function of the CUDA driver, and return its result, or a tuple of several.
 
     Raises `MemoryError` if there is not enough memory. Raises `SplitArrowError` if the call fails
     in another way.
     """
-    runtime = load_runtime()
-    error, *results = getattr(runtime, function)(*args)
-    if not error:
-        return results[0] if results else None
-    if error == runtime.cudaError_t.cudaErrorMemoryAllocation:
-        raise MemoryError(_explain(runtime, error))
-    raise SplitArrowError(f"CUDA failed in {function}: {_explain(runtime, error)}")
-
-
-def call_driver(function: str, *args: Any) -> Any:
-    """Call a function of the CUDA driver, and return its result, or a tuple of several.
-
-    Raises `SplitArrowError` if the call fails.
-    """
-    load_runtime()  # which initializes the driver
-    driver: Any = import_module("cuda.bindings.driver")
+    driver = load_driver()
     error, *results = getattr(driver, function)(*args)
     if not error:
         return tuple(results) if len(results) > 1 else next(iter(results), None)
+    if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise MemoryError(_explain(driver, error))
+    raise SplitArrowError(f"CUDA failed in {function}: {_explain(driver, error)}")
+
+
+def _explain(driver: Any, error: Any) -> str:
     text: bytes = driver.cuGetErrorString(error)[1] or b"unknown error"
-    raise SplitArrowError(f"CUDA failed in {function}: {text.decode(errors='replace')}")
-
-
-def _explain(runtime: Any, error: Any) -> str:
-    text: bytes = runtime.cudaGetErrorString(error)[1]
     return text.decode(errors="replace")
 
 
-def allocate_pinned(nbytes: int) -> int:
-    """Return the address of new page-locked memory, which all devices can read."""
-    flags = load_runtime().cudaHostAllocPortable
-    return int(call("cudaHostAlloc", nbytes, flags))
+@contextmanager
+def _use_context(context: Any) -> Generator[None]:
+    call("cuCtxPushCurrent", context)
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
 
 
-def free_pinned(address: int) -> None:
-    """Free page-locked memory."""
-    call("cudaFreeHost", address)
+def _release(context: Any, function: str, handle: Any) -> None:
+    """Destroy an object. A forked child leaves it to its parent."""
+    with suppress(SplitArrowError), _use_context(context):
+        call(function, handle)
 
 
 def find_pointer_device(address: int) -> tuple[int, int]:
     """Return the type of the memory at an address, as in DLPack, and the number of its device."""
-    runtime = load_runtime()
-    attributes = call("cudaPointerGetAttributes", address)
-    is_managed = attributes.type == runtime.cudaMemoryType.cudaMemoryTypeManaged
-    return CUDA_MANAGED if is_managed else CUDA, int(attributes.device)
+    attributes = load_driver().CUpointer_attribute
+    is_managed = call("cuPointerGetAttribute", attributes.CU_POINTER_ATTRIBUTE_IS_MANAGED, address)
+    device = call("cuPointerGetAttribute", attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    return CUDA_MANAGED if is_managed else CUDA, int(device)
+
+
+def _find_active_device() -> int:
+    """Return the number of a device that this process uses already; 0 if there is none.
+
+    A context on another device would take some hundred megabytes of it.
+    """
+    if int(call("cuCtxGetCurrent")):
+        return int(call("cuCtxGetDevice"))
+    return next(filter(_is_active, range(call("cuDeviceGetCount"))), 0)
+
+
+def _is_active(index: int) -> bool:
+    """Return whether this process has the primary context of a device."""
+    _, is_active = call("cuDevicePrimaryCtxGetState", index)
+    return bool(is_active)
+
+
+class PinnedHeap:
+    """Page-locked memory, which all devices can read.
+
+    It belongs to the context of a device that the process uses when the first block is allocated.
+    """
+
+    def __init__(self) -> None:
+        self.check()
+        self._device: CudaDevice | None = None
+
+    def check(self) -> None:
+        """Raise `UsageError` if this process cannot use CUDA."""
+        load_driver()
+
+    def synchronize(self) -> None:
+        """Wait for all work of all devices that this process uses."""
+        for index in range(call("cuDeviceGetCount")):
+            if _is_active(index):
+                context = call("cuDevicePrimaryCtxRetain", index)
+                try:
+                    with _use_context(context):
+                        call("cuCtxSynchronize")
+                finally:
+                    call("cuDevicePrimaryCtxRelease", index)
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory; raise `MemoryError` if there is not enough."""
+        if self._device is None:
+            self._device = CudaDevice(_find_active_device())
+        flags = load_driver().CU_MEMHOSTALLOC_PORTABLE
+        with self._device.current():
+            return int(call("cuMemHostAlloc", nbytes, flags))
+
+    def free(self, address: int) -> None:
+        """Free memory that `allocate` returned."""
+        assert self._device is not None
+        with self._device.current():
+            call("cuMemFreeHost", address)
 
 
 class CudaEvent:
     """An event of a CUDA device; see `Event`."""
 
-    def __init__(self, device: CudaDevice, stream: int) -> None:
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
         self._device = device
-        runtime = load_runtime()
         with device.current():
-            flags = runtime.cudaEventDisableTiming
-            self._event = call("cudaEventCreateWithFlags", flags)
-            weakref.finalize(self, call, "cudaEventDestroy", self._event).atexit = False
-            call("cudaEventRecord", self._event, stream)
+            flags = load_driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._event = call("cuEventCreate", flags)
+            release = weakref.finalize(
+                self, _release, device.context, "cuEventDestroy", self._event
+            )
+            release.atexit = False
+            call("cuEventRecord", self._event, stream)
 
     @property
     def handle(self) -> int:
@@ -247,20 +318,22 @@ class CudaEvent:
 
     def is_done(self) -> bool:
         """Return whether the device has reached it."""
-        runtime = load_runtime()
-        (error,) = runtime.cudaEventQuery(self._event)
-        if error and error != runtime.cudaError_t.cudaErrorNotReady:
-            raise SplitArrowError(f"CUDA failed in cudaEventQuery: {_explain(runtime, error)}")
+        driver = load_driver()
+        with self._device.current():
+            (error,) = driver.cuEventQuery(self._event)
+        if error and error != driver.CUresult.CUDA_ERROR_NOT_READY:
+            raise SplitArrowError(f"CUDA failed in cuEventQuery: {_explain(driver, error)}")
         return not error
 
     def wait(self) -> None:
         """Wait until the device has reached it."""
-        call("cudaEventSynchronize", self._event)
+        with self._device.current():
+            call("cuEventSynchronize", self._event)
 
-    def delay(self, stream: int) -> None:
+    def delay(self, stream: Any) -> None:
         """Make a stream wait for it."""
         with self._device.current():
-            call("cudaStreamWaitEvent", stream, self._event, 0)
+            call("cuStreamWaitEvent", stream, self._event, 0)
 
 
 class CudaDevice:
@@ -273,67 +346,66 @@ class CudaDevice:
     opens_own_exports = False
 
     def __init__(self, index: int) -> None:
-        runtime = load_runtime()
-        count = call("cudaGetDeviceCount")
+        driver = load_driver()
+        count = call("cuDeviceGetCount")
         if not 0 <= index < count:
             raise UsageError(f"there is no device cuda:{index}; this host has {count}")
         self.index = index
         self.name = f"cuda:{index}"
-        handle = call_driver("cuDeviceGet", index)
-        self._context = call_driver("cuDevicePrimaryCtxRetain", handle)
-        weakref.finalize(self, call_driver, "cuDevicePrimaryCtxRelease", handle).atexit = False
+        self._device = call("cuDeviceGet", index)
+        self.context = call("cuDevicePrimaryCtxRetain", self._device)
+        """The primary context, which the CUDA runtime uses too."""
         with self.current():
-            self._stream = call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
-        weakref.finalize(self, call, "cudaStreamDestroy", self._stream).atexit = False
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self._stream = call("cuStreamCreate", flags)
+        weakref.finalize(
+            self, _release_device, self._device, self.context, self._stream
+        ).atexit = False
 
     def activate(self) -> None:
         """Make it the current device of this thread."""
-        call("cudaSetDevice", self.index)
+        call("cuCtxSetCurrent", self.context)
 
-    @contextmanager
-    def current(self) -> Generator[None]:
-        """Make its primary context, which the runtime uses too, the current one for a while."""
-        call_driver("cuCtxPushCurrent", self._context)
-        try:
-            yield
-        finally:
-            call_driver("cuCtxPopCurrent")
+    def current(self) -> AbstractContextManager[None]:
+        """Make its context the current one for a while."""
+        return _use_context(self.context)
 
     def _call(self, function: str, *args: Any) -> Any:
-        """Call a function of the runtime for this device; see `call`."""
+        """Call a function of the driver for this device; see `call`."""
         with self.current():
             return call(function, *args)
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory of the device."""
-        return int(self._call("cudaMalloc", nbytes))
+        return int(self._call("cuMemAlloc", nbytes))
 
     def free(self, address: int) -> None:
-        """Free memory of the device, after all work that may use it."""
-        self._call("cudaFree", address)
+        """Free memory of the device, after the copies that were queued."""
+        with self.current():
+            call("cuStreamSynchronize", self._stream)
+            call("cuMemFree", address)
 
     @property
     def uuid(self) -> bytes:
-        """The UUID of the device."""
-        return bytes(call("cudaGetDeviceProperties", self.index).uuid.bytes)
+        """The UUID of the device, or of the MIG instance."""
+        return bytes(call("cuDeviceGetUuid_v2", self._device).bytes)
 
     def find_allocation(self, address: int) -> tuple[int, int]:
         """Return the beginning and the size of the allocation that contains an address."""
-        with self.current():
-            begin, nbytes = call_driver("cuMemGetAddressRange", address)
+        begin, nbytes = self._call("cuMemGetAddressRange", address)
         return int(begin), int(nbytes)
 
     def export_allocation(self, address: int) -> bytes:
         """Return the handle of an allocation of ``cudaMalloc``, which begins at the address."""
-        return bytes(self._call("cudaIpcGetMemHandle", address).reserved)
+        return bytes(self._call("cuIpcGetMemHandle", address).reserved)
 
     def open_allocation(self, handle: bytes, nbytes: int) -> int:
         """Return the address of an allocation of another process."""
-        runtime = load_runtime()
-        opened = runtime.cudaIpcMemHandle_t()
+        driver = load_driver()
+        opened = driver.CUipcMemHandle()
         opened.reserved = handle
-        flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        address = int(self._call("cudaIpcOpenMemHandle", opened, flags))
+        flags = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        address = int(self._call("cuIpcOpenMemHandle", opened, flags))
         try:
             begin, size = self.find_allocation(address)
             if not begin <= address <= address + nbytes <= begin + size:
@@ -345,54 +417,61 @@ class CudaDevice:
 
     def close_allocation(self, address: int) -> None:
         """Undo `open_allocation`."""
-        self._call("cudaIpcCloseMemHandle", address)
+        self._call("cuIpcCloseMemHandle", address)
 
     def is_page_locked(self, address: int) -> bool:
         """Return whether the driver knows an address of the host."""
-        unknown = load_runtime().cudaMemoryType.cudaMemoryTypeUnregistered
-        return bool(self._call("cudaPointerGetAttributes", address).type != unknown)
+        driver = load_driver()
+        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        with self.current():
+            error, _ = driver.cuPointerGetAttribute(attribute, address)
+        return not error
 
     def register_host(self, address: int, nbytes: int) -> None:
         """Page-lock memory of the host that is mapped for reading."""
-        runtime = load_runtime()
-        attribute = runtime.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
-        if not call("cudaDeviceGetAttribute", attribute, self.index):
+        driver = load_driver()
+        attributes = driver.CUdevice_attribute
+        attribute = attributes.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        if not call("cuDeviceGetAttribute", attribute, self._device):
             raise SplitArrowError(f"{self.name} cannot page-lock memory that is mapped read-only")
         flags = (
-            runtime.cudaHostRegisterReadOnly
-            | runtime.cudaHostRegisterMapped
-            | runtime.cudaHostRegisterPortable
+            driver.CU_MEMHOSTREGISTER_READ_ONLY
+            | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+            | driver.CU_MEMHOSTREGISTER_PORTABLE
         )
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._call("cudaHostRegister", address, size, flags)
+        self._call("cuMemHostRegister", address, size, flags)
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`."""
-        self._call("cudaHostUnregister", address)
+        self._call("cuMemHostUnregister", address)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy to the device. It is asynchronous if the source is page-locked."""
-        kind = load_runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cuMemcpyHtoDAsync", target, source, nbytes, self._stream)
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy within the memory of the device."""
-        kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        self._call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
+        self._call("cuMemcpyDtoDAsync", target, source, nbytes, self._stream)
 
     def copy_out(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device, and wait."""
-        kind = load_runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
         with self.current():
-            call("cudaMemcpyAsync", target, source, nbytes, kind, self._stream)
-            call("cudaStreamSynchronize", self._stream)
+            call("cuMemcpyDtoHAsync", target, source, nbytes, self._stream)
+            call("cuStreamSynchronize", self._stream)
 
     def record(self) -> CudaEvent:
         """Return an event after all copies queued so far."""
         return CudaEvent(self, self._stream)
 
     def record_stream(self, stream: int) -> CudaEvent:
-        """Return an event after the present work of a consumer's stream."""
+        """Return an event after the present work of a consumer's stream.
+
+        Raises `SplitArrowError` if a graph of the stream's work is captured: the event would be
+        part of it.
+        """
+        if self._call("cuStreamIsCapturing", stream):
+            raise SplitArrowError(f"the work of a stream of {self.name} is captured as a graph")
         return CudaEvent(self, stream)
 
     def wait_for(self, event: Any) -> None:
@@ -401,4 +480,10 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
-        self._call("cudaDeviceSynchronize")
+        self._call("cuCtxSynchronize")
+
+
+def _release_device(device: Any, context: Any, stream: Any) -> None:
+    _release(context, "cuStreamDestroy", stream)
+    with suppress(SplitArrowError):
+        call("cuDevicePrimaryCtxRelease", device)

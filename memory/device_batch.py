@@ -15,6 +15,7 @@ from .device import Device, Event
 from .imports import with_null_count
 from .interfaces import (
     LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
     DeviceCapsules,
     array_interface,
     device_capsules,
@@ -53,7 +54,8 @@ class Residence:
         if stream != _NO_SYNCHRONIZATION:
             self.ready.delay(stream)
             self._streams.add(stream)
-        else:
+        # Another thread, which may drop the memory, has another per-thread stream.
+        if stream in (_NO_SYNCHRONIZATION, PER_THREAD_DEFAULT_STREAM):
             self._is_unknown = True
 
     def export(self) -> None:
@@ -78,7 +80,7 @@ class Residence:
             return device.synchronize
         try:
             ends = [device.record_stream(stream) for stream in self._streams]
-        except SplitArrowError:  # a consumer has destroyed its stream
+        except SplitArrowError:  # a consumer captures a graph
             return device.synchronize
         if not ends:
             return None

@@ -266,9 +266,9 @@ class DeviceBodies:
         requested, self._shares, self._has_requested = self._has_requested, False, False
         return requested
 
-    def open_region(self, handles: DeviceHandles) -> DeviceRegion:
+    def open_region(self, handles: DeviceHandles, connection: int) -> DeviceRegion:
         """Return the memory of the device that a server on this host has announced."""
-        return DeviceRegion(self.device, handles)
+        return DeviceRegion(self.device, handles, connection)
 
     def current(self) -> AbstractContextManager[None]:
         """Return a context in which libraries that this thread calls use the device."""

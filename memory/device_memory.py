@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
+import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
 
-from ..errors import LimitError, UsageError
+from ..errors import LimitError, SplitArrowError, UsageError
 from ..formats.text import format_size
 from ..protocol.devices import StagingAllocator
 from ..protocol.memory import Allocator
@@ -19,7 +22,13 @@ from .array_layout import ArrayLayout, without_offsets
 from .device import CudaDevice, Device, Event
 from .device_batch import DeviceBatch, Residence
 from .device_bodies import DeviceBodies
-from .pinned import HostRegistrations, PinnedMemory, check_budget, default_pinned_memory
+from .pinned import (
+    HostRegistrations,
+    PinnedMemory,
+    check_budget,
+    default_pinned_memory,
+    find_staging,
+)
 from .pool import BlockPool, PoolBlock
 
 DEFAULT_BUDGET = 4 << 30
@@ -52,7 +61,7 @@ class DeviceCopier:
         self._device = device
         self._pool = pool
         self._max_pending = max_pending
-        self._staging = staging
+        self._staging = find_staging(staging)
         self._pending: deque[tuple[Event, object, int]] = deque()
         self._pending_bytes = 0
 
@@ -128,9 +137,11 @@ class DeviceCopier:
             self._pending.popleft()
         self._pending_bytes = 0
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # The device may still read host memory that somebody else would get otherwise.
-        self.close()
+        if not is_finalizing():
+            with contextlib.suppress(SplitArrowError):  # a forked child has made no copies
+                self.close()
 
 
 def _find_areas(buffers: list[pa.Buffer]) -> list[_Area]:
@@ -201,7 +212,7 @@ class DeviceMemory:
     def open_allocator(self) -> StagingAllocator:
         """Return what supplies the memory of received bodies: of the host, or of the device."""
         bodies = DeviceBodies(self.device, self._pool, self._registrations)
-        return StagingAllocator(self.staging, bodies)
+        return StagingAllocator(find_staging(self.staging), bodies)
 
     def __repr__(self) -> str:
         title = f"{type(self).__name__} {self.device.name}"

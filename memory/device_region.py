@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import queue
+import sys
 import threading
+import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -17,9 +21,14 @@ from ..errors import ConnectError, ProtocolError, SplitArrowError, UsageError
 from ..protocol.regions import DeviceHandles
 from .device import Device
 
+_ATTEMPTS, _RETRY_SECONDS = 50, 0.1
+_log = logging.getLogger("splitarrow.memory")
+
 
 class DeviceExport:
     """The allocations that hold some buffers, one after another in one region.
+
+    It keeps the buffers alive.
 
     Raises `SplitArrowError` if other processes cannot open one of the allocations. So it is with
     managed memory, and with memory of pools of the driver. Raises `UsageError` if a buffer is not
@@ -29,8 +38,9 @@ class DeviceExport:
     def __init__(self, device: Device, type_code: int, buffers: Iterable[pa.Buffer]) -> None:
         if type_code != device.type_code:
             raise SplitArrowError(f"memory of the type {type_code} is not that of one device")
+        self._buffers = list(buffers)
         sizes: dict[int, int] = {}
-        for buffer in buffers:
+        for buffer in self._buffers:
             begin, nbytes = device.find_allocation(buffer.address)
             if buffer.address + buffer.size > begin + nbytes:
                 raise UsageError(f"a buffer on {device.name} is not within one allocation")
@@ -58,9 +68,9 @@ class _Allocation:
         self._device = device
         self.address = device.open_allocation(handle, nbytes)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         address = getattr(self, "address", 0)
-        if address:
+        if address and not is_finalizing():
             with contextlib.suppress(SplitArrowError):  # CUDA is shutting down
                 self._device.close_allocation(address)
 
@@ -75,10 +85,15 @@ _lock = threading.Lock()
 class DeviceRegion:
     """The allocations that a server has announced, one after another; a `Region`.
 
+    The region owns `connection`, a descriptor of the connection to the server, or -1. It closes the
+    descriptor after the allocations, because the server keeps its memory until then.
+
     Raises `ConnectError` if the memory is on another device, or cannot be opened.
     """
 
-    def __init__(self, device: Device, handles: DeviceHandles) -> None:
+    def __init__(self, device: Device, handles: DeviceHandles, connection: int = -1) -> None:
+        self._connection = connection
+        self._allocations: list[_Allocation] = []
         if (handles.type_code, handles.device) != (device.type_code, device.uuid):
             raise ConnectError(
                 f"the server's data is on another device than {device.name}, which cannot open it"
@@ -103,6 +118,17 @@ class DeviceRegion:
             if found is None:
                 found = _allocations[key] = _Allocation(self._device, handle, nbytes)
         return found
+
+    def __del__(
+        self,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        close: Callable[[int], None] = os.close,
+    ) -> None:
+        if is_finalizing():
+            return
+        self._allocations.clear()
+        if self._connection >= 0:
+            close(self._connection)
 
     def locate(self, offset: int, nbytes: int) -> int:
         """Return the address of a span; raise `ProtocolError` if not within one allocation."""
@@ -142,7 +168,9 @@ class LeasedBlock:
         self._owners: tuple[Any, ...] = (lease, region)
         self.on_return: Callable[[], Callable[[], None] | None] | None = None
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
         wait = None if self.on_return is None else self.on_return()
         if wait is not None:
             _RETURNS.put(self._device, wait, self._owners)
@@ -177,9 +205,20 @@ class _Returns:
 
 def _drop_next(pending: queue.SimpleQueue[Any]) -> None:
     device, wait, owners = pending.get()
-    wait()
-    device.record().wait()
-    del owners
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            wait()
+            device.record().wait()
+        except (SplitArrowError, MemoryError) as error:  # for example during a graph capture
+            reason = str(error)
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
+    _log.error("a lease on memory of %s lasts until the process ends: %s", device.name, reason)
+    _KEPT.append(owners)
 
 
 _RETURNS = _Returns()
+_KEPT: list[object] = []
+"""The owners of memory that a device may still use."""

@@ -225,7 +225,7 @@ def import_device_data(source: Any) -> list[DeviceData] | None:
 def find_staging(data: DeviceData) -> Allocator:
     """Return the host memory to copy data to: page-locked memory, for a CUDA device."""
     is_cuda = data.type_code in (CUDA, CUDA_MANAGED)
-    return default_pinned_memory() if is_cuda else DEFAULT_ALLOCATOR
+    return default_pinned_memory().staging if is_cuda else DEFAULT_ALLOCATOR
 
 
 def _import_batch(source: Any) -> DeviceData | None:

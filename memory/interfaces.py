@@ -21,6 +21,8 @@ DeviceCapsules = tuple[object, object]
 """The capsules ``arrow_schema`` and ``arrow_device_array``."""
 LEGACY_DEFAULT_STREAM = 1
 """The stream of CUDA that a consumer uses if it names none."""
+PER_THREAD_DEFAULT_STREAM = 2
+"""The stream of CUDA that is another one on each thread."""
 _DLPACK_READ_ONLY = 1
 _SCRATCH = pa.py_buffer(bytes(64))
 """What the buffers of an array without rows need to hold: an offset of 0."""

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import sys
 import threading
+from collections.abc import Callable
 
 import pyarrow as pa
 
 from ..errors import SplitArrowError, UsageError
 from ..formats.text import format_size, parse_size
-from .device import Device, allocate_pinned, free_pinned, load_runtime
+from ..protocol.memory import Allocator
+from .device import Device, PinnedHeap
 from .pool import BlockPool, wrap_block
 
 DEFAULT_BUDGET = 1 << 30
+_REST_BYTES = 64 << 20
+"""The size of the blocks of one size for which a program waits at once, in bytes."""
 _log = logging.getLogger("splitarrow.memory")
 
 
@@ -25,6 +31,9 @@ class PinnedMemory:
     """Allocates the bodies of streams in page-locked memory, and keeps that memory for reuse.
 
     Several streams may share it. It needs the extra ``gpu``, and a CUDA driver.
+
+    A program may drop a batch while a device still copies from it. The memory is used again once
+    all work is done that devices had at that time.
 
     Parameters
     ----------
@@ -43,9 +52,13 @@ class PinnedMemory:
     is_host = True
 
     def __init__(self, budget: int | str = DEFAULT_BUDGET) -> None:
-        load_runtime()
+        heap = self._heap = PinnedHeap()
         size = check_budget(budget)
-        self._pool = BlockPool(allocate_pinned, free_pinned, size, "page-locked memory")
+        rest = min(size // 4, _REST_BYTES)
+        self._pool = BlockPool(heap.allocate, heap.free, size, "page-locked memory", rest)
+        self._drops = itertools.count(1)
+        self._idle_since = 0
+        """The number of the last block that came back before all devices were idle."""
 
     @property
     def budget(self) -> int:
@@ -59,7 +72,47 @@ class PinnedMemory:
 
     def allocate(self, nbytes: int) -> pa.Buffer:
         """Return a buffer; see `Allocator.allocate`."""
+        self._heap.check()
+        block = self._pool.acquire(nbytes)
+        block.on_return = self._end_use
+        return wrap_block(block, nbytes)
+
+    @property
+    def staging(self) -> Allocator:
+        """The same memory for owners that drop a buffer only after all copies from it."""
+        return _Staging(self._heap, self._pool)
+
+    def _end_use(self) -> Callable[[], None]:
+        """Return how to wait until no device reads a block that comes back now."""
+        number = next(self._drops)
+
+        def wait() -> None:
+            if number > self._idle_since:
+                last = next(self._drops)
+                self._heap.synchronize()
+                self._idle_since = last
+
+        return wait
+
+
+class _Staging:
+    """Memory that is used again as soon as it comes back."""
+
+    is_host = True
+
+    def __init__(self, heap: PinnedHeap, pool: BlockPool) -> None:
+        self._heap = heap
+        self._pool = pool
+
+    def allocate(self, nbytes: int) -> pa.Buffer:
+        """Return a buffer; see `Allocator.allocate`."""
+        self._heap.check()
         return wrap_block(self._pool.acquire(nbytes), nbytes)
+
+
+def find_staging(memory: Allocator) -> Allocator:
+    """Return host memory for copies, whose owner waits for each of them."""
+    return memory.staging if isinstance(memory, PinnedMemory) else memory
 
 
 def check_budget(budget: int | str) -> int:
@@ -90,9 +143,10 @@ class HostRegistration:
         if nbytes:
             self._owner.remove(self._address, nbytes)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(SplitArrowError):  # CUDA is shutting down
-            self.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            with contextlib.suppress(SplitArrowError):  # a forked child leaves it to its parent
+                self.close()
 
 
 class HostRegistrations:

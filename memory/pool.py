@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ..errors import SplitArrowError
 from ..formats.text import format_bytes, format_size
 
 _SMALLEST = 64 << 10
@@ -35,7 +38,10 @@ class PoolBlock:
         self.on_return: Callable[[], Callable[[], None] | None] | None = None
         """Called when the block is collected. It may return what to do before the next use."""
 
-    def __del__(self) -> None:
+    # At the end of the interpreter, the names of a module may be gone already.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
         before_use = None if self.on_return is None else self.on_return()
         self._pool.give_back(self.address, self.nbytes, before_use)
 
@@ -46,7 +52,9 @@ class BlockPool:
     Any thread may use it, and blocks may be collected in any thread at any time.
 
     `allocate` returns the address of new memory of a size in bytes, or raises `MemoryError`. The
-    budget limits all memory, whether in use or kept, in bytes.
+    budget limits all memory, whether in use or kept, in bytes. Blocks that have to be waited for
+    are used again after `rest_bytes` of them have come back, the oldest first, or if the budget is
+    spent.
     """
 
     def __init__(
@@ -55,7 +63,9 @@ class BlockPool:
         free: Callable[[int], None],
         budget: int,
         name: str,
+        rest_bytes: int = 0,
     ) -> None:
+        self._rest_bytes = rest_bytes
         self._allocate = allocate
         self._free = free
         self.budget = budget
@@ -63,8 +73,8 @@ class BlockPool:
         self._lock = threading.Lock()
         self._returned: deque[tuple[int, int, Callable[[], None] | None]] = deque()
         """Blocks that came back. A collector may add one while this thread holds the lock."""
-        self._idle: dict[int, list[tuple[int, Callable[[], None] | None]]] = defaultdict(list)
-        """Addresses of blocks to use again, by their sizes."""
+        self._idle: dict[int, deque[tuple[int, Callable[[], None] | None]]] = defaultdict(deque)
+        """Addresses of blocks to use again, by their sizes, the oldest first."""
         self.allocated_bytes = 0
         """The size of all memory, whether in use or kept, in bytes."""
 
@@ -73,16 +83,23 @@ class BlockPool:
         size = _round_up(nbytes)
         with self._lock:
             self._collect()
-            if not self._idle[size]:
+            if self._must_allocate(size):
                 self._make_room(size)
                 address, before_use = self._allocate(size), None
                 self.allocated_bytes += size
             else:
-                address, before_use = self._idle[size].pop()
+                address, before_use = self._idle[size].popleft()
         block = PoolBlock(self, address, size)
         if before_use is not None:
             before_use()
         return block
+
+    def _must_allocate(self, size: int) -> bool:
+        blocks = self._idle[size]
+        if not blocks:
+            return True
+        is_resting = blocks[0][1] is not None and len(blocks) * size < self._rest_bytes
+        return is_resting and self.allocated_bytes + size <= self.budget
 
     def give_back(self, address: int, nbytes: int, before_use: Callable[[], None] | None) -> None:
         """Take a block back: what `PoolBlock` calls when it is collected."""
@@ -118,16 +135,19 @@ class BlockPool:
         for nbytes in sorted(self._idle, reverse=True):
             blocks = self._idle[nbytes]
             while blocks and self.allocated_bytes > target:
-                address, before_use = blocks.pop()
+                address, before_use = blocks.popleft()
                 if before_use is not None:
                     before_use()
                 self._free(address)
                 self.allocated_bytes -= nbytes
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
         # No block is in use any more: each one refers to the pool.
         self._collect()
-        self._free_idle(0)
+        with contextlib.suppress(SplitArrowError):  # a forked child leaves memory to its parent
+            self._free_idle(0)
 
 
 def wrap_block(block: PoolBlock, nbytes: int) -> pa.Buffer:

@@ -63,8 +63,11 @@ class DeviceAllocator(Protocol):
         """Request no such memory any more; return whether it was requested before."""
         ...
 
-    def open_region(self, handles: DeviceHandles) -> Region:
+    def open_region(self, handles: DeviceHandles, connection: int) -> Region:
         """Return the memory of the device that a server on this host has announced.
+
+        The region owns `connection`, a descriptor of the connection to the server, and closes it
+        once the memory is closed: the server keeps the memory as long.
 
         Raises `ConnectError` if it is on another device, or cannot be opened.
         """

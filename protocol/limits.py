@@ -42,7 +42,7 @@ class Limits:
     calls: int = 4096
     """The largest number of concurrent calls of the control plane."""
     uploads: int = 8
-    """The largest number of concurrent uploads."""
+    """The number of concurrent uploads, which the principals share. Each may run one."""
     upload_message_bytes: int = 256 << 20
     """The largest message of an upload, which holds one record batch, in bytes."""
 

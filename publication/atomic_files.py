@@ -99,6 +99,23 @@ def sync_folder(folder: Path) -> None:
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
+def create_folder(folder: Path) -> None:
+    """Create a folder and those that it is in, so that they survive a crash of the machine.
+
+    Nothing happens if it exists.
+    """
+    try:
+        folder.mkdir()
+    except FileNotFoundError:
+        create_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return
+    sync_folder(folder.parent)
+
+
 def new_temporary_name() -> str:
     """Return a new name for an incomplete file, which begins with `TEMPORARY_PREFIX`."""
     return f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"

@@ -62,7 +62,7 @@ class VersionLocks:
         lock = VersionLock(lambda: self._unlock_object(key))
         try:
             # The lock comes first: whoever prunes from now on sees it.
-            if not check or self._storage.get_size(name) is not None:
+            if not check or self._storage.find(name) is not None:
                 return lock
         except BaseException:
             lock.release()

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import DatasetError, MissingExtraError, UsageError, install_hint
 from ..transport.memory.files import check_beneath, open_beneath
-from .atomic_files import TEMPORARY_PREFIX, AtomicFile, sync_folder
+from .atomic_files import TEMPORARY_PREFIX, AtomicFile, create_folder, sync_folder
 
 
 class StoredObject(NamedTuple):
@@ -33,7 +33,7 @@ class StoredObject(NamedTuple):
     nbytes: int
     """The length in bytes."""
     etag: str | None = None
-    """The entity tag that an object store gave to this state of the object."""
+    """What identifies this state of the file: in an object store, its entity tag."""
 
 
 class Storage(Protocol):
@@ -64,8 +64,8 @@ class Storage(Protocol):
         """Return the contents of a file; None if it does not exist."""
         ...
 
-    def get_size(self, name: str) -> int | None:
-        """Return the length of a file in bytes; None if it does not exist."""
+    def find(self, name: str) -> StoredObject | None:
+        """Return the current state of a file; None if it does not exist."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
@@ -203,11 +203,11 @@ class LocalStorage:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def get_size(self, name: str) -> int | None:
-        """Return the length of a file in bytes; None if it does not exist."""
+    def find(self, name: str) -> StoredObject | None:
+        """Return the current state of a file; None if it does not exist."""
         with self._map_errors(name):
             try:
-                return self._locate(name).stat().st_size
+                return _describe_file(name, self._locate(name).stat())
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -218,7 +218,7 @@ class LocalStorage:
         """
         target = self._locate(name)
         with self._map_errors(name):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(target.parent)
             try:
                 with AtomicFile(target, overwrite=False) as file:
                     file.temporary.write_bytes(data)
@@ -233,7 +233,7 @@ class LocalStorage:
         target = self._locate(name)
         with self._map_errors(name):
             source.stat()  # create no folder for a file that does not exist
-            target.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(target.parent)
             with AtomicFile(target) as file:
                 shutil.move(source, file.temporary)
                 file.sync()
@@ -242,7 +242,7 @@ class LocalStorage:
         """Rename a file; see `Storage.move`."""
         with self._map_errors(name):
             path = self._locate(target)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(path.parent)
             self._locate(name).replace(path)
 
     def flush(self, folders: Iterable[str]) -> None:
@@ -292,7 +292,7 @@ class LocalStorage:
                     yield from self._walk(path / entry.name, name)
                 elif not entry.name.startswith(TEMPORARY_PREFIX):
                     try:
-                        yield StoredObject(name, entry.stat().st_size)
+                        yield _describe_file(name, entry.stat())
                     except FileNotFoundError:
                         continue  # deleted since the folder was listed
 
@@ -304,6 +304,10 @@ class LocalStorage:
         except OSError as error:
             reason = error.strerror or error
             raise DatasetError(f"{self.folder / name}: {reason}") from None
+
+
+def _describe_file(name: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(name, status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
 
 
 _CHUNK = 8 << 20
@@ -342,11 +346,6 @@ class ObjectStorage:
     def read(self, name: str) -> bytes | None:
         """Return the contents of an object; None if it does not exist."""
         return self._get(name, lambda: bytes(self._api.get(self._store, name).bytes()))
-
-    def get_size(self, name: str) -> int | None:
-        """Return the length of an object in bytes; None if it does not exist."""
-        entry = self.find(name)
-        return None if entry is None else entry.nbytes
 
     def find(self, name: str) -> StoredObject | None:
         """Return the current state of an object; None if it does not exist."""

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ..errors import DatasetError, UsageError
 from ..formats.arrow.schema import describe_difference
-from .atomic_files import new_temporary_name
+from .atomic_files import create_folder, new_temporary_name
 from .layout import (
     PRUNED,
     VERSIONS,
@@ -51,7 +51,7 @@ from .manifest import (
     encode_manifest,
 )
 from .shard_files import check_shard_length, inspect_shard_file, write_shard_file
-from .storage import Storage, open_storage
+from .storage import Storage, StoredObject, open_storage
 
 _PROMOTION_THREADS = 16
 
@@ -102,10 +102,16 @@ class VersionStore:
 
     def list_versions(self) -> list[int]:
         """Return the numbers of the existing versions in ascending order."""
-        versions = (
-            parse_manifest_name(entry.name) for entry in self.storage.list_objects(VERSIONS)
-        )
-        return sorted(version for version in versions if version is not None)
+        return sorted(self.list_manifests())
+
+    def list_manifests(self) -> dict[int, StoredObject]:
+        """Return the manifest file of each existing version, by its number.
+
+        The file differs if the dataset was removed and published anew.
+        """
+        entries = self.storage.list_objects(VERSIONS)
+        found = {parse_manifest_name(entry.name): entry for entry in entries}
+        return {version: entry for version, entry in found.items() if version is not None}
 
     def load(self, version: int | None = None) -> Manifest | None:
         """Return the manifest of a version.
@@ -162,7 +168,7 @@ class VersionStore:
         if folder is not None:
             path = folder / format_staging_folder(job)
             try:
-                path.mkdir(parents=True, exist_ok=True)
+                create_folder(path)
             except OSError as error:
                 raise DatasetError(f"{path}: {error.strerror}") from None
 
@@ -260,7 +266,8 @@ class VersionStore:
         if self._is_promoted(shard):
             return
         try:
-            if self.storage.get_size(staged) == shard.nbytes:
+            found = self.storage.find(staged)
+            if found is not None and found.nbytes == shard.nbytes:
                 self.storage.move(staged, shard.path)
                 return
         except DatasetError:
@@ -410,7 +417,7 @@ class VersionStore:
                 continue
             name = format_manifest_name(version)
             with self._locks.try_lock_exclusively(name) as locked:
-                if locked and self.storage.get_size(name) is not None:
+                if locked and self.storage.find(name) is not None:
                     self.storage.move(name, f"{PRUNED}/{version:08d}.json")
                     removed.append(version)
         self._delete_unreferenced_shards()
@@ -462,7 +469,8 @@ class VersionStore:
 
     def _is_promoted(self, shard: ShardEntry) -> bool:
         # The name contains the hash of the contents, so the length proves a complete file.
-        return self.storage.get_size(shard.path) == shard.nbytes
+        found = self.storage.find(shard.path)
+        return found is not None and found.nbytes == shard.nbytes
 
     @contextmanager
     def _temporary_file(self, job: str) -> Generator[Path]:
@@ -502,6 +510,8 @@ class VersionStore:
         pruned = self.storage.list_objects(PRUNED)
         if not pruned:
             return
+        # A power failure must not bring a manifest back without its shards.
+        self.storage.flush([VERSIONS, PRUNED])
         referenced: set[str] = set()
         for version in self.list_versions():
             manifest = self._load(version)

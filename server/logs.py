@@ -7,7 +7,6 @@ to standard error, as text or JSON. Events name datasets and peers but never con
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -73,8 +72,7 @@ def configure_logs(level: str, style: str) -> None:
         )
         after += [_escape_values, render]
     else:
-        render = structlog.processors.JSONRenderer(serializer=_encode_json)
-        after += [structlog.processors.format_exc_info, render]
+        after += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(EventFilter())
     handler.setFormatter(
@@ -104,10 +102,6 @@ def _write_traceback(file: TextIO, exc_info: ExcInfo) -> None:
     text = StringIO()
     structlog.dev.plain_traceback(text, exc_info)
     file.write("\n".join(map(escape_controls, text.getvalue().split("\n"))))
-
-
-def _encode_json(event: Any, **options: Any) -> str:
-    return json.dumps(event, **options).replace("\x7f", r"\u007f")  # json escapes all but this
 
 
 class EventFilter(logging.Filter):

@@ -12,7 +12,26 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectSendStream
 
+from ..errors import SplitArrowError
+
 _T = TypeVar("_T")
+
+
+def start_task(tasks: TaskGroup, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+    """Start a task that keeps nothing alive once it was cancelled or has failed as expected.
+
+    anyio keeps the error that ended a task in a cycle of references. The frames behind it would
+    keep shared memory until the garbage collector runs.
+    """
+
+    async def run() -> None:
+        try:
+            await function(*args)
+        except (anyio.get_cancelled_exc_class(), SplitArrowError) as error:
+            error.__traceback__ = error.__context__ = None
+            raise
+
+    tasks.start_soon(run)
 
 
 class Prefetch(Generic[_T]):
@@ -46,7 +65,7 @@ class Prefetch(Generic[_T]):
         """Whether the next item is prepared before it is requested."""
         self._requested = self._prepared = 0
         self._request = anyio.Event()
-        tasks.start_soon(self._produce, items, close, sender, threads, slot)
+        start_task(tasks, self._produce, items, close, sender, threads, slot)
 
     def __enter__(self) -> Prefetch[_T]:
         return self

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +122,8 @@ class Reloader:
         self.listeners: list[Callable[[], None]] = []
         """Called after each reload, on its thread."""
         self.followers: list[Callable[[Settings], None]] = []
-        """Called with the checked settings before they apply here. They apply them elsewhere."""
+        """Called with the checked settings before they apply here. They apply them elsewhere, or
+        raise `SplitArrowError`."""
 
     def reload(self) -> ReloadReport:
         """Read the configuration again and apply it. Call this on a worker thread.
@@ -135,7 +136,8 @@ class Reloader:
                 settings = (
                     self._context.settings if self._configuration is None else configuration.load()
                 )
-                report = self._apply(settings)
+                with self.prepare(settings) as apply:
+                    report = apply()
             except SplitArrowError as error:
                 text = describe_error(error, configuration)
                 self._log.error("cannot reload; keeping the old configuration", reason=text)
@@ -153,37 +155,42 @@ class Reloader:
         if succeeded:
             metrics.last_reload_success_timestamp_seconds = time.time()
 
-    def apply(self, settings: Settings) -> ReloadReport:
-        """Apply other settings. Raises `SplitArrowError` if something is wrong; see `reload`."""
-        with self._lock:
-            return self._apply(settings)
+    @contextmanager
+    def prepare(self, settings: Settings) -> Generator[Callable[[], ReloadReport]]:
+        """Check changed settings, and yield a function that applies them.
 
-    def _apply(self, settings: Settings) -> ReloadReport:
+        Raises `SplitArrowError` if something is wrong; see `reload`.
+        """
         before, context = self._context.settings, self._context
         restart, applied = _split_changes(before, settings)
         after = before.model_copy(update={name: getattr(settings, name) for name in applied})
         check_services(settings)
         apply_access = context.access.load(after)
         removed = [name for name in before.datasets if name not in after.datasets]
-        serve_datasets = context.catalog.prepare_update(after.datasets, removed)
-        for follow in self.followers:
-            follow(after)
-        serve_datasets()
-        apply_access()
-        check_files_now()
-        if "log_level" in applied:
-            set_log_level(after.log_level)
-        context.settings = after
-        report = ReloadReport(
-            added=[name for name in after.datasets if name not in before.datasets],
-            removed=removed,
-            changed=[name for name in applied if name != "datasets"],
-            restart=restart,
-        )
-        self._log.info("reloaded", datasets=context.catalog.names(), changed=report.changed)
-        if restart:
-            self._log.warning("some settings have changed but need a restart", settings=restart)
-        return report
+
+        def apply() -> ReloadReport:
+            serve_datasets()
+            apply_access()
+            check_files_now()
+            if "log_level" in applied:
+                set_log_level(after.log_level)
+            context.settings = after
+            report = ReloadReport(
+                added=[name for name in after.datasets if name not in before.datasets],
+                removed=removed,
+                changed=[name for name in applied if name != "datasets"],
+                restart=restart,
+            )
+            self._log.info("reloaded", datasets=context.catalog.names(), changed=report.changed)
+            if restart:
+                event = "some settings have changed but need a restart"
+                self._log.warning(event, settings=restart)
+            return report
+
+        with context.catalog.prepare_update(after.datasets, removed) as serve_datasets:
+            for follow in self.followers:
+                follow(after)
+            yield apply
 
 
 def _split_changes(before: Settings, after: Settings) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -39,7 +39,9 @@ from .bodies import Connection, ConnectionLeases, FrameWriter
 from .context import ServerContext
 from .data_stream import DataStream
 from .logs import bind_trace, get_logger
+from .prefetch import start_task
 from .refusals import flatten_errors
+from .shm.exports import KEEPER
 
 _ACTIVE = (ServerState.STREAMING, ServerState.LEASED)
 """The states in which a silent reader keeps its connection."""
@@ -215,7 +217,7 @@ class Session:
                 raise LimitError(f"a ticket has {len(ticket)} bytes; the limit is {limit}")
             trace, self._trace = self._trace, None
             bind_trace(None if trace is None else trace.trace_id)
-            tasks.start_soon(self._serve_request, ticket, body_type, tasks, trace)
+            start_task(tasks, self._serve_request, ticket, body_type, tasks, trace)
         elif frame.tag == self._uri.keep_alive:
             self._machine.on(ServerEvent.KEEP_ALIVE)
             self._keep_alive_seconds = parse_interval(bytes(frame.body))
@@ -311,6 +313,9 @@ class Session:
         metrics.bytes_sent += self._channel.bytes_sent
         metrics.bad_frees += self.lease_table.bad_frees
         self._leases.close()
+        if self._leases.exports:
+            channel: Any = self._channel
+            KEEPER.keep(channel.duplicate(), self._leases.exports, self._channel.peer)
         if self._machine.state is ServerState.IDLE and not self._is_reset:
             self._channel.close()
         else:

@@ -79,6 +79,10 @@ class FilterSlots:
         return limiter
 
 
+def _do_nothing() -> None:
+    """Cancel a stream that has ended."""
+
+
 MAX_DATASETS = 100
 """The number of datasets whose names are labels of metrics. The others share one."""
 TOTALS = ("sent_bytes", "mapped_bytes", "sent_rows", "reader_wait_seconds")
@@ -214,6 +218,7 @@ class StreamRegistry:
         with self._metrics.moving():
             self._count(stream)
             stream.source = None  # its connection may carry another stream
+            stream.cancel = _do_nothing  # so that the two do not keep each other alive
             del self._streams[stream.number]
         if stream.ticket_digest:
             self._usage.streams.release(stream.principal)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -59,18 +59,27 @@ class CancelTicketRequest(NamedTuple):
 
 
 class ReloadRequest(NamedTuple):
-    """Requests to apply changed settings; the response is the reason why not, or empty."""
+    """Requests to prepare for changed settings; the response is the reason why not, or empty.
+
+    The worker changes nothing before a `FinishRequest`.
+    """
 
     settings: Settings
 
 
 class DatasetsRequest(NamedTuple):
-    """Requests to change the datasets; the response is the reason why not, or empty."""
+    """Requests to prepare a change of the datasets, as `ReloadRequest` does one of settings."""
 
     sources: dict[str, str]
     """The names to add or replace, and the paths of their data."""
     removed: tuple[str, ...]
     """The names to remove. Those that do not exist are ignored."""
+
+
+class FinishRequest(NamedTuple):
+    """Requests to make the prepared change, or to forget it. The response is True."""
+
+    applies: bool
 
 
 class ReadsRequest(NamedTuple):
@@ -92,6 +101,7 @@ Request = (
     | CancelTicketRequest
     | ReloadRequest
     | DatasetsRequest
+    | FinishRequest
     | ReadsRequest
     | CutRequest
 )
@@ -193,10 +203,11 @@ def run_worker(start: WorkerStart, parent: Connection) -> None:
     configure_logs(settings.log_level, settings.log_format)
 
     async def obey_parent() -> None:
+        change = _PreparedChange()
         try:
             while True:
                 await anyio.wait_readable(parent.fileno())
-                response = await _respond(daemon, parent.recv())
+                response = await _respond(daemon, change, parent.recv())
                 await to_thread.run_sync(parent.send, response)
         except (EOFError, OSError):
             # The ports are free for the next parent at once. Running streams may finish.
@@ -227,7 +238,33 @@ def _add_datasets(catalog: Catalog, sources: Mapping[str, str]) -> None:
             get_logger("daemon").error("cannot serve upload", dataset=name, reason=str(error))
 
 
-async def _respond(daemon: Daemon, request: Request) -> Any:
+class _PreparedChange:
+    """A change that a worker can make, while its parent asks the other workers."""
+
+    def __init__(self) -> None:
+        self._resources = ExitStack()
+        self._apply: Callable[[], object] = lambda: None
+
+    def prepare(self, change: AbstractContextManager[Callable[[], object]]) -> str:
+        """Check a change. Log and return the reason why it cannot be made, or empty."""
+        self.finish(applies=False)
+        try:
+            self._apply = self._resources.enter_context(change)
+        except (SplitArrowError, OSError) as error:
+            get_logger("daemon").error("worker refuses a change", reason=str(error))
+            return str(error)
+        return ""
+
+    def finish(self, *, applies: bool) -> bool:
+        """Make the change, if there is one, or forget it."""
+        apply, self._apply = self._apply, lambda: None
+        with self._resources.pop_all():
+            if applies:
+                apply()
+        return True
+
+
+async def _respond(daemon: Daemon, change: _PreparedChange, request: Request) -> Any:
     """Return the response of a worker to a request."""
     match request:
         case CancelRequest(number, owner):
@@ -244,19 +281,11 @@ async def _respond(daemon: Daemon, request: Request) -> Any:
             daemon.cut()
             return True
         case ReloadRequest(settings):
-            return await _try(partial(daemon.reloader.apply, settings), "worker cannot reload")
+            return await to_thread.run_sync(change.prepare, daemon.reloader.prepare(settings))
         case DatasetsRequest(sources, removed):
-            change = partial(daemon.catalog.update, sources, removed)
-            return await _try(change, "worker cannot serve dataset")
+            update = daemon.catalog.prepare_update(sources, removed)
+            return await to_thread.run_sync(change.prepare, update)
+        case FinishRequest(applies):
+            return await to_thread.run_sync(partial(change.finish, applies=applies))
         case _:
             return await to_thread.run_sync(lambda: daemon.report(streams=request.streams))
-
-
-async def _try(change: partial[Any], event: str) -> str:
-    """Make a change on a worker thread. Log and return the reason why it failed, or empty."""
-    try:
-        await to_thread.run_sync(change)
-    except SplitArrowError as error:
-        get_logger("daemon").error(event, reason=str(error))
-        return error.message
-    return ""

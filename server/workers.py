@@ -36,6 +36,7 @@ from .worker_process import (
     CancelTicketRequest,
     CutRequest,
     DatasetsRequest,
+    FinishRequest,
     ReadsRequest,
     ReloadRequest,
     ReportRequest,
@@ -90,7 +91,7 @@ class WorkerPool:
         self._settings = settings_of_worker(daemon.settings, tuple(sockets))
         self._workers: dict[SpawnProcess, WorkerLink] = {}
         self._changes = threading.Lock()
-        """Held while the settings or datasets for later workers change, and while one starts."""
+        """Held while the settings or datasets of the workers change, and while one starts."""
         self._new_datasets: dict[str, str] = {}
         self._draining = False
         self.has_ended = False
@@ -112,45 +113,52 @@ class WorkerPool:
     # Changes
 
     def reload(self, settings: Settings) -> None:
-        """Let every worker apply changed settings, also those that start later."""
+        """Let every worker apply changed settings, also those that start later.
+
+        A worker that does not respond in time is replaced.
+
+        Raises `RemoteError` with the code UNAVAILABLE if a worker refuses. None applies them then.
+        """
         with self._changes:
-            self._settings = settings_of_worker(settings, self._settings.listen)
-            links = list(self._workers.values())
-        responses = _ask_all(links, ReloadRequest(self._settings), _RELOAD_SECONDS)
-        for link, response in zip(links, responses, strict=True):
-            if response is None and link in self._workers.values():
-                self._log.error("worker does not reload in time", worker=link.name)
+            changed = settings_of_worker(settings, self._settings.listen)
+            reason = self._change_all(ReloadRequest(changed), _RELOAD_SECONDS)
+            if reason:
+                raise remote_error("UNAVAILABLE", f"a worker cannot reload: {reason}")
+            self._settings = changed
 
     def replicate(self, sources: Mapping[str, Any], removed: Sequence[str]) -> None:
         """Change the datasets of every worker, also of those that start later.
 
         A worker that does not respond in time is replaced.
 
-        Raises `RemoteError` with the code UNAVAILABLE if a worker cannot serve a dataset. The
-        others then do not serve it either.
+        Raises `RemoteError` with the code UNAVAILABLE if a worker cannot serve a dataset. All then
+        serve what they served before.
         """
         paths = {name: os.fspath(source) for name, source in sources.items()}
         with self._changes:
+            reason = self._change_all(DatasetsRequest(paths, tuple(removed)), _DATASET_SECONDS)
+            if reason:
+                reason = f"a worker cannot serve the dataset: {reason}"
+                raise remote_error("UNAVAILABLE", reason, stream=next(iter(paths), None))
             self._new_datasets = paths
-            links = list(self._workers.values())
-        reasons = self._change_datasets(links, DatasetsRequest(paths, tuple(removed)))
-        if reasons and sources:
-            with self._changes:
-                self._new_datasets = {}
-                links = list(self._workers.values())
-            self._change_datasets(links, DatasetsRequest({}, tuple(paths)))
-            reason = f"a worker cannot serve the dataset: {reasons[0]}"
-            raise remote_error("UNAVAILABLE", reason, stream=next(iter(paths)))
 
-    def _change_datasets(self, links: list[WorkerLink], request: DatasetsRequest) -> list[str]:
-        """Let workers change their datasets, and return the reasons of those that cannot."""
-        responses: list[str | None] = _ask_all(links, request, _DATASET_SECONDS)
-        silent = [link for link, response in zip(links, responses, strict=True) if response is None]
+    def _change_all(self, request: ReloadRequest | DatasetsRequest, seconds: float) -> str:
+        """Let all workers make a change, or none; return the reason of one that refuses.
+
+        No worker starts meanwhile, because the caller holds the lock. One that does not respond in
+        time is killed, and its successor starts with what is in force then.
+        """
+        links = list(self._workers.values())
+        responses: list[str | None] = _ask_all(links, request, seconds)
+        reason = next(filter(None, responses), "")
+        asked = [link for link, found in zip(links, responses, strict=True) if found is not None]
+        finished = _ask_all(asked, FinishRequest(applies=not reason), seconds)
+        done = [link for link, found in zip(asked, finished, strict=True) if found is not None]
         for worker, link in list(self._workers.items()):
-            if link in silent and worker.is_alive():
+            if link not in done and worker.is_alive():
                 self._log.error("worker does not respond; killing it", pid=worker.pid)
                 self._kill(worker, signal.SIGKILL)
-        return [response for response in responses if response]
+        return reason
 
     def _list_uploads(self) -> dict[str, str]:
         """Return the datasets that workers serve beside those of the settings, with their paths."""

@@ -215,6 +215,13 @@ class ShmChannel(SocketChannel):
         """
         return RegionAnnouncement(pack_announcement(self._handle or b"", size), descriptors)
 
+    def duplicate(self) -> socket.socket:
+        """Return another object for the socket, after the end of what this end sends."""
+        duplicate = self._socket.dup()
+        with contextlib.suppress(OSError):  # the other end is closed
+            duplicate.shutdown(socket.SHUT_WR)
+        return duplicate
+
     def announce_device(self, handles: DeviceHandles) -> RegionAnnouncement:
         """Return the message that announces memory of a device to the reader."""
         return RegionAnnouncement(pack_device_announcement(self._handle or b"", handles), ())
@@ -339,7 +346,7 @@ class ShmChannel(SocketChannel):
             handles = parse_device_announcement(announcement, self._handle)
             if self._device is None or not self._opens_devices:
                 raise ProtocolError("the server announced memory of a device without a request")
-            self._region = self._device.open_region(handles)
+            self._region = self._device.open_region(handles, os.dup(self._socket.fileno()))
             return
         size = parse_announcement(announcement, self._handle)
         if not self._descriptors:

@@ -36,6 +36,11 @@ from ..arguments import Validation
 from .batch_stream import attach_metadata
 from .remote_bodies import EncapsulatedBody, RemoteBodies, RunBuffer
 
+_MESSAGE_BYTES = 1024
+"""What a dictionary that waits for a record batch takes besides its message, in bytes."""
+_ENCODING_BYTES = 1 << 20
+"""How much the dictionaries that wait may exceed the limit on their decoded size, in bytes."""
+
 
 class StatefulDecoder:
     """Decodes messages with one pyarrow stream reader, which lives as long as the stream.
@@ -82,11 +87,12 @@ class StatefulDecoder:
 
     def _add_dictionary(self, metadata: bytes, body: ReceivedBody, decoded_bytes: int) -> None:
         """Keep a dictionary, which the reader reads before the next record batch."""
-        self._pending_bytes += len(metadata) + body.nbytes
-        if self._pending_bytes > self._limits.body_bytes:
+        self._pending_bytes += _MESSAGE_BYTES + len(metadata) + body.nbytes
+        limit = min(self._limits.body_bytes, self._limits.decoded_bytes + _ENCODING_BYTES)
+        if self._pending_bytes > limit:
             raise LimitError(
                 f"{self._pending_bytes} bytes of dictionaries arrived without a record batch; "
-                f"the limit is {self._limits.body_bytes}"
+                f"the limit is {limit}"
             )
         layout, sizes = read_batch_layout(metadata), self._decoded_sizes
         dictionary_id = layout.dictionary_id or 0

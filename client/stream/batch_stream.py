@@ -199,7 +199,8 @@ class BatchStream(StreamFacts, PolarsTabular):
             If the stream was read to its end before.
         """
         check_unread(self.is_exhausted)
-        return pa.Table.from_batches(list(self), self.schema)
+        batches = [batch for batch in self if batch.num_rows]
+        return pa.Table.from_batches(batches, self.schema)
 
     def to_arrow(self) -> pa.Table:
         """Read the rest of the stream into one table, as `read_all` does."""
@@ -436,7 +437,8 @@ class AsyncBatchStream(StreamFacts):
     async def read_all(self) -> pa.Table:
         """Read the rest of the stream into one table; see `BatchStream.read_all`."""
         check_unread(self.is_exhausted)
-        return pa.Table.from_batches([batch async for batch in self], self.schema)
+        batches = [batch async for batch in self if batch.num_rows]
+        return pa.Table.from_batches(batches, self.schema)
 
     async def to_arrow(self) -> pa.Table:
         """Read the rest of the stream into one table, as `read_all` does."""

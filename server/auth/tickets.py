@@ -266,6 +266,7 @@ _VERSION = re.compile(rb"sa([0-9]{1,4})\.")
 _FORMAT = re.compile(rb"(sa1\.[A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 _NONCE_HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}")
 _PRINCIPAL, _EXPIRES, _NONCE = "p", "e", "n"
+_MAX_EXPIRES = (1 << 63) - 1
 _GET_ANOTHER = "get a new one from the control plane"
 
 
@@ -366,6 +367,7 @@ class TicketSigner:
         if (
             not is_principal_name(principal)
             or type(expires) is not int
+            or not 0 <= expires <= _MAX_EXPIRES
             or not isinstance(nonce, str)
             or _NONCE_HEX.fullmatch(nonce) is None
         ):

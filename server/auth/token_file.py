@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, UsageError
-from ...publication.atomic_files import AtomicFile
+from ...publication.atomic_files import AtomicFile, sync_folder
 from ...transport.credential_files import Reloadable, is_world_readable
 from ..config.declaration import nearest
 from ..logs import get_logger
@@ -251,3 +251,4 @@ def _replace(path: Path, data: bytes) -> None:
             opened.write(data)
             opened.flush()
             os.fsync(opened.fileno())
+    sync_folder(path.parent)

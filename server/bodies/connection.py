@@ -43,6 +43,8 @@ class ConnectionLeases:
         self._leased_by_user = leased_by_user
         self._protections: dict[int, object] = {}
         self._sources: list[RegionSource] = []
+        self.exports: list[object] = []
+        """The memory of devices that the reader may have open until it closes the connection."""
         self.limit = regions.max_leased
         """The bytes that a user may lease at a time; None disables the limit."""
 

@@ -160,7 +160,8 @@ class SharedBodies:
     """The bodies of one stream of a device table."""
 
     def __init__(self, export: DeviceExport, announcement: RegionAnnouncement) -> None:
-        self._export = export
+        self.export = export
+        """The memory, which must not be freed while the reader has it open."""
         self.announcement = announcement
         """The message that lets the reader open the memory. It precedes all others."""
         self._locator = BufferLocator()
@@ -175,7 +176,7 @@ class SharedBodies:
             end += part.nbytes
         buffers = self._locator.locate(message.metadata, message.body_length, 0)
         return [
-            (self._export.locate(places[offset]), length) if length else (0, 0)
+            (self.export.locate(places[offset]), length) if length else (0, 0)
             for offset, length in buffers
         ]
 
@@ -248,6 +249,7 @@ class RemoteBodySender(BodySender):
             )
             if sharing is not None:
                 self._shared, source = sharing
+                self._leases.exports.append(self._shared.export)
                 return source
         open_source = partial(
             connection.regions.open, dataset, request, copy=self._access.requires_copy

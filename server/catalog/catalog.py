@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -171,7 +172,7 @@ class Catalog:
         self._follow_symlinks = follow_symlinks
         self.replicate: Callable[[Mapping[str, Any], Sequence[str]], None] = lambda *_: None
         """Called with the sources that are about to be added or replaced, and the names that were
-        removed, but not by `update`. If it raises, nothing is added or replaced."""
+        removed, but not by `prepare_update`. If it raises, nothing is added or replaced."""
         # The mapping is replaced and never changed, so readers need no lock.
         self._datasets: dict[str, ServedDataset] = {}
         self._lock = threading.Lock()
@@ -219,38 +220,34 @@ class Catalog:
         if previous is not None:
             previous.close()
 
-    def update(self, sources: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
-        """Use new sources for names, and remove other names if they exist, all at once.
-
-        Running streams are not affected. Raises `DatasetError`, `UsageError` as for `add`; the
-        attribute `stream` names the dataset. Nothing has changed then.
-        """
-        self.prepare_update(sources, removed)()
-
+    @contextmanager
     def prepare_update(
         self, sources: Mapping[str, Any], removed: Iterable[str] = ()
-    ) -> Callable[[], None]:
-        """Open new sources, and return a function that serves them; see `update`."""
-        opened: dict[str, ServedDataset] = {}
-        try:
+    ) -> Generator[Callable[[], None]]:
+        """Open new sources, and yield a function that changes the catalog, all at once.
+
+        It uses the sources for their names, and removes other names if they exist. Running streams
+        are not affected. Raises `DatasetError`, `UsageError` as for `add`; the attribute `stream`
+        names the dataset. Nothing has changed then.
+        """
+        with ExitStack() as unused:
+            opened: dict[str, ServedDataset] = {}
             for name, source in sources.items():
                 opened[name] = self._open(name, source)
-        except BaseException:
-            for dataset in opened.values():
-                dataset.close()
-            raise
-        absent = set(removed) - opened.keys()
+                unused.callback(opened[name].close)
+            absent = set(removed) - opened.keys()
 
-        def serve() -> None:
-            with self._lock:
-                before = self._datasets
-                kept = {name: each for name, each in before.items() if name not in absent}
-                self._datasets = {**kept, **opened}
-            for name, dataset in before.items():
-                if name in absent or name in opened:
-                    dataset.close()
+            def serve() -> None:
+                unused.pop_all()
+                with self._lock:
+                    before = self._datasets
+                    kept = {name: each for name, each in before.items() if name not in absent}
+                    self._datasets = {**kept, **opened}
+                for name, dataset in before.items():
+                    if name in absent or name in opened:
+                        dataset.close()
 
-        return serve
+            yield serve
 
     def remove(self, name: str) -> None:
         """Remove a dataset. Running streams are not affected.

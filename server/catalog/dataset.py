@@ -222,6 +222,12 @@ class ServedDataset(ABC):
         The last known version, if the data is no longer readable.
         """
 
+    def update_description(self) -> None:  # noqa: B027
+        """Look at the data again, so that schema and rows are those of its current version.
+
+        Raises `DatasetError` if the data is no longer readable.
+        """
+
     @property
     def kind(self) -> str:
         """The type of the data: ``arrow file``, ``parquet directory``, ``table``."""

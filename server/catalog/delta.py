@@ -35,6 +35,7 @@ from ...publication.storage import (
     LocalStorage,
     ObjectStorage,
     Storage,
+    StoredObject,
     check_credentials,
     is_object_url,
 )
@@ -95,6 +96,11 @@ class DeltaSnapshot:
     files: tuple[DeltaFile, ...]
     """The data files, in the order of their names."""
 
+    @property
+    def table(self) -> str:
+        """A hash that differs for a table created elsewhere or anew."""
+        return self.version.partition("-")[2]
+
 
 class DeltaLog:
     """The log of a table. Safe to use from several threads. Errors are those of `DeltaDataset`."""
@@ -106,8 +112,10 @@ class DeltaLog:
         check_credentials(location, os.environ)
         self._api = _import_deltalake(location)
         self._vectors = VectorLog(storage)
+        self._storage = storage
         self._lock = threading.Lock()
         self._table: Any = self._open(None)
+        self._commit = self._find_commit()
 
     def load_newest(self, known: DeltaSnapshot | None = None) -> DeltaSnapshot:
         """Return the newest version; `known` if that is still the newest.
@@ -117,14 +125,21 @@ class DeltaLog:
         """
         with self._lock:
             self._check_links()
-            try:
-                self._table.update_incremental()
-            except self._errors as error:
-                raise self._read_error(error) from None
-            number: int = self._table.version()
-            if known is not None and known.number == number:
-                return known
+            if self._find_commit() == self._commit:
+                try:
+                    self._table.update_incremental()
+                except self._errors as error:
+                    raise self._read_error(error) from None
+                if known is not None and known.number == self._table.version():
+                    return known
+            else:  # the table was removed and created anew
+                self._table, self._vectors = self._open(None), VectorLog(self._storage)
+            self._commit = self._find_commit()
             return self._load(self._table)
+
+    def _find_commit(self) -> StoredObject | None:
+        """Return the file of the newest commit that is known; None if it was removed."""
+        return self._storage.find(f"{LOG_FOLDER}/{self._table.version():020}.json")
 
     def load(self, number: int) -> DeltaSnapshot | None:
         """Return a version; None if the log does not have it any more.
@@ -499,9 +514,13 @@ class DeltaDataset(VersionedDataset[DeltaVersion]):
                 return self._current
             try:
                 snapshot = self._log.load_newest(self._current.snapshot)
-                if snapshot is not self._current.snapshot:
-                    self._keep_old(self._current.snapshot.number, self._current)
-                    self._current = self._make_version(snapshot, self._current.files)
+                before = self._current
+                if snapshot.table != before.snapshot.table:
+                    self._old.clear()
+                    self._current = self._make_version(snapshot, ())
+                elif snapshot is not before.snapshot:
+                    self._keep_old(before.snapshot.number, before)
+                    self._current = self._make_version(snapshot, before.files)
             except DatasetError as error:
                 if strict:
                     raise

@@ -23,6 +23,7 @@ from ...errors import DatasetError, SplitArrowError, remote_error
 from ...protocol.request import Request
 from ...publication.layout import VERSIONS
 from ...publication.manifest import Manifest, ShardEntry, encode_manifest, encode_ranges
+from ...publication.storage import StoredObject
 from ...publication.version_store import VersionStore
 from ..logs import get_logger
 from .dataset import (
@@ -171,7 +172,8 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
             self._store.storage, cache or open_object_cache(), follow_symlinks=follow_symlinks
         )
         self._advertised: dict[int, float] = {}
-        self._malformed_version = 0
+        self._newest: StoredObject | None = None
+        """The newest manifest when it was last loaded, or found to be malformed."""
         self._log = get_logger("published")
         manifest = self._store.load()
         if manifest is None:
@@ -243,16 +245,16 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
 
         Raises `DatasetError` if the storage cannot be read.
         """
-        versions = self._store.list_versions()
-        newest = versions[-1] if versions else 0
+        manifests = self._store.list_manifests()
+        newest = max(manifests, default=0)
         with self._lock:
             current = self._current
-        if newest in (current.manifest.version, self._malformed_version):
+        if not newest or manifests[newest] == self._newest:
             return False
         try:
-            manifest = self._store.load(newest) if newest else None
+            manifest = self._store.load(newest)
         except SplitArrowError as error:
-            self._malformed_version = newest
+            self._newest = manifests[newest]
             self._log.error("version not served", location=self.location, reason=str(error))
             return False
         if manifest is None:
@@ -261,6 +263,9 @@ class PublishedDataset(VersionedDataset[PublishedVersion]):
         with self._lock:
             if self._current is not current:
                 return True  # another thread was faster
+            self._newest = manifests[newest]
+            if version.version == current.version:
+                return False
             self._keep_old(current.manifest.version, current)
             self._current = version
         self._log.info("version served", location=self.location, version=newest, rows=version.rows)

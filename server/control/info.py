@@ -137,6 +137,7 @@ def build_schema(call: Call, request: Request) -> bytes:
     dataset = call.find_dataset(request.dataset)
     if isinstance(dataset, (DeltaDataset, PublishedDataset)):
         dataset = dataset.resolve_version(request)
+    dataset.update_description()
     return _result_schema(call, request, dataset).serialize().to_pybytes()
 
 
@@ -179,9 +180,12 @@ def _build(
     elif isinstance(dataset, DeltaDataset):
         dataset = dataset.resolve_version(request)
         request = replace(request, version=dataset.version)
-    schema = _result_schema(call, request, dataset)
     version = dataset.version
     check_version(request, version)
+    # After the version: nobody then reads newer data than the description states.
+    if counted:
+        dataset.update_description()
+    schema = _result_schema(call, request, dataset)
     if published is not None or access.signs_tickets:
         # A reader gets the state that is described here. Elsewhere, tickets stay plain names.
         request = replace(request, version=version)

@@ -113,6 +113,16 @@ class BoundedConnection(H11Protocol):
         self._deadline = self.loop.time() + KEEP_ALIVE_SECONDS
         super().on_response_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse malformed data. A response of the application can no longer be sent."""
+        if not self._is_idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        super().send_400_response(msg)
+
     def abort_if_idle(self) -> None:
         """Close the connection at once, unless a response is on its way."""
         if self._is_idle:

@@ -116,7 +116,7 @@ class SharedStream:
 
     def __init__(self, store: RegionStore, open_source: Callable[[], Source], label: str) -> None:
         self._store = store
-        self._open_source = open_source
+        self._open_source: Callable[[], Source] | None = open_source
         self._label = label
         self._lock = threading.Lock()
         self._writer: ChunkWriter | None = None
@@ -169,6 +169,8 @@ class SharedStream:
             if chunk is None:
                 self._ended = True
                 self._close_writer()
+                if len(self._chunks) == self._written:
+                    self._open_source = None  # it would keep a removed dataset, and so this stream
                 return None
             self._written += 1
             self._chunks.append(chunk)
@@ -185,6 +187,7 @@ class SharedStream:
         return self._open_writer(start)
 
     def _open_writer(self, start: int = 0) -> ChunkWriter:
+        assert self._open_source is not None
         return ChunkWriter(self._open_source(), self._label, start, self._store.chunk_sizes)
 
     def _close_writer(self) -> None:

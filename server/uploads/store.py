@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,6 +22,7 @@ from ...errors import (
     remote_error,
 )
 from ...protocol.limits import Limits
+from ...publication.atomic_files import sync_folder
 from ...publication.manifest import Manifest
 from ...publication.shard_files import hash_file
 from ..catalog.catalog import Catalog, open_dataset
@@ -186,6 +188,8 @@ class PublicationStore:
                 self._quota.release(key)
             removed = make_incomplete_path(self._directory)
             folder.path.rename(removed)
+            # A power failure must not bring the dataset back without its shards.
+            sync_folder(self._directory)
             shutil.rmtree(removed, ignore_errors=True)
         self._log.info("dataset dropped", dataset=dataset)
         return True
@@ -292,7 +296,6 @@ class UploadStore:
         """Remove an uploaded or published dataset. Running streams continue."""
         with self._lock:
             if self.publications.drop(dataset):
-                os.fsync(self._descriptor)
                 return
             if dataset not in self._uploaded:
                 if dataset in self._catalog.names():
@@ -322,20 +325,34 @@ class UploadStore:
         open_dataset(upload.path).close()  # raises if the catalog could not serve it
         with self._lock:
             self._check_name(dataset)
-            upload.path.replace(path)
-            os.fsync(self._descriptor)
-            try:
+            with self._replacing(path):
+                upload.path.replace(path)
+                os.fsync(self._descriptor)
                 if dataset in self._uploaded:
                     self._catalog.replace(dataset, path)
                 else:
                     self._catalog.add(dataset, path)
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
             self._uploaded.add(dataset)
             nbytes = self._quota.transfer(upload, dataset)
         self._log.info("dataset uploaded", dataset=dataset, bytes=nbytes)
         return {}
+
+    @contextmanager
+    def _replacing(self, path: Path) -> Generator[None]:
+        """Bring the file back that has a path now, or none, if the block raises."""
+        previous = make_incomplete_path(self._directory)
+        with suppress(FileNotFoundError):
+            os.link(path, previous, follow_symlinks=False)
+        try:
+            yield
+        except BaseException:
+            try:
+                previous.rename(path)
+            except FileNotFoundError:
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            previous.unlink(missing_ok=True)
 
     def _restore(self) -> None:
         """Serve the files of earlier uploads, and remove incomplete ones."""
@@ -368,7 +385,9 @@ class UploadStore:
 def _lock_directory(directory: Path) -> int:
     """Create a directory if it is missing, and return a descriptor that keeps it locked."""
     try:
-        directory.mkdir(exist_ok=True)
+        if not directory.is_dir():
+            directory.mkdir()
+            sync_folder(directory.parent)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"writable: cannot use {directory}: {error.strerror}") from None

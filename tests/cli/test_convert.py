@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,6 +52,16 @@ def test_text_is_written_and_read(run: Run, tmp_path: Path, suffix: str) -> None
     assert run("convert", "t.parquet", f"t.{suffix}").returncode == 0
     assert run("convert", f"t.{suffix}", "back.arrow").returncode == 0
     assert read(tmp_path / "back.arrow")["n"].to_pylist() == [3, 1, None, 2]
+
+
+def test_a_dictionary_that_returns_after_a_delta_is_written_again(run: Run, tmp_path: Path) -> None:
+    words = [pa.array(text.split()) for text in ("a", "a b", "a", "a c")]
+    batches = [encoded(each, *range(len(each))) for each in words]
+    write_stream(tmp_path / "t.arrows", batches, emit_dictionary_deltas=True)
+    assert run("convert", "t.arrows", "out.arrows").returncode == 0
+    with pa.ipc.open_stream((tmp_path / "out.arrows").read_bytes()) as reader:
+        columns: list[Any] = [batch["word"] for batch in reader]
+    assert [each.dictionary for each in columns] == words
 
 
 def test_messages_are_copied_unchanged(run: Run, tmp_path: Path, file: Path) -> None:

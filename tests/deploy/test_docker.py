@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from typing import Any
@@ -55,22 +56,67 @@ def check(uri: str) -> int:
 
 
 def test_the_image_is_small_and_its_user_is_nobody_special() -> None:
-    known = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE"}
+    known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE"}
     known |= {"LABEL", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
     assert {name for name, _ in instructions()} == known
-    assert [rest.split()[0] for name, rest in instructions() if name == "FROM"] == [
-        "python:3.12-slim"
-    ] * 2
+    bases = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
+    assert bases == ["${PYTHON_IMAGE}"] * 2
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last("USER"))
     ports = set(re.findall(r":(\d+)", " ".join(variables().values())))
     assert set(last("EXPOSE").split()) == ports == {"8815", "8816"}
+
+
+TAG = "python:3.12-slim"
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("image", "allows_tag", "status"),
+    [(f"{TAG}@{DIGEST}", "false", 0), (TAG, "true", 0), (TAG, "false", 1), ("", "false", 1)],
+)
+def test_the_build_fails_without_a_digest(image: str, allows_tag: str, status: int) -> None:
+    """The first command of the build checks the name of the base image."""
+    arguments = dict(
+        rest.split("=") for name, rest in instructions() if name == "ARG" and "=" in rest
+    )
+    assert arguments == {"PYTHON_IMAGE": TAG, "ALLOW_TAG": "false"}
+    names = [name for name, _ in instructions()]
+    assert names[:5] == ["ARG", "FROM", "ARG", "ARG", "RUN"]
+    command = instructions()[4][1]
+    environment = {"PYTHON_IMAGE": image, "ALLOW_TAG": allows_tag}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True)
+    assert done.returncode == status
+    assert ("has no digest" in done.stderr) == bool(status)
+
+
+def test_every_package_of_the_image_has_a_hash() -> None:
+    """uv.lock has all of them but uv, whose entry is copied to a file for pip."""
+    commands = " ".join(rest for name, rest in instructions() if name == "RUN")
+    installs = re.findall(r"(?:pip install|uv sync|uv pip install|uv build) [^&]*", commands)
+    assert [
+        re.findall("--(?:require-hashes|locked|offline|no-build-isolation)", each)
+        for each in installs
+    ] == [
+        ["--require-hashes"],
+        ["--locked"],
+        ["--locked"],
+        ["--no-build-isolation"],
+        ["--offline"],
+    ]
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    (uv,) = [package for package in lock["package"] if package["name"] == "uv"]
+    hashes = {each["hash"] for each in (uv["sdist"], *uv["wheels"])}
+    requirement, *found = (DOCKERFILE.parent / "uv.txt").read_text().replace("\\\n", "").split()
+    assert requirement == f"uv=={uv['version']}"
+    assert {each.removeprefix("--hash=") for each in found} == hashes
 
 
 def test_what_the_image_copies_is_there_and_not_ignored() -> None:
     copied = [rest.split()[0] for name, rest in instructions() if name == "COPY"]
     here = [name for name in copied if not name.startswith("--")]
     assert here == [".", str(HEALTHY.relative_to(ROOT))]
-    assert f"!{here[1]}" in (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
+    ignored = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
+    assert {f"!{here[1]}", "!deploy/docker/uv.txt"} <= set(ignored)
 
 
 @pytest.mark.long
@@ -84,12 +130,16 @@ def test_the_commands_of_the_build_work(tmp_path: Path) -> None:
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PATH": f"{tmp_path / 'base' / 'bin'}:{os.environ['PATH']}",
     }
-    stage = instructions()[: [name for name, _ in instructions()].index("FROM", 1)]
+    parts = instructions()
+    first, second = (number for number, (name, _) in enumerate(parts) if name == "FROM")
+    stage = parts[first:second]
+    for settings in (rest for name, rest in stage if name == "ENV"):
+        environment |= dict(pair.split("=") for pair in settings.split())
+    environment |= {"PYTHON_IMAGE": f"{TAG}@{DIGEST}", "ALLOW_TAG": "false"}
     commands = [rest for name, rest in stage if name == "RUN"]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
-        here = re.sub(r"(?<![\w.])/(opt|wheels)/", rf"{tmp_path}/\1/", command)
-        here = here.replace("--wheel-dir /wheels ", f"--wheel-dir {tmp_path}/wheels ")
+        here = re.sub(r"(?<![\w.])/(opt|wheels)\b", rf"{tmp_path}/\1", command)
         subprocess.run(
             ["bash", "-c", here], cwd=source, env=environment, check=True, timeout=10 * PATIENCE
         )

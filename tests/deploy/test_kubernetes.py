@@ -32,7 +32,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "sharedMemory": {"users": [1000, 1001]},
         "advertise": "nodeName",
         "hostNetwork": True,
-        "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "t"}, "serverName": "n"},
+        "serviceMonitor": {
+            "enabled": True,
+            "tokenSecret": {"name": "t"},
+            "serverName": "n",
+            "certSecretName": "c",
+        },
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"operator": "Exists"}],
@@ -48,8 +53,14 @@ VALUES: dict[str, dict[str, Any]] = {
         "podDisruptionBudget": {"enabled": False},
         "serviceAccount": {"create": False},
         "serviceMonitor": {"enabled": True},
+        "networkPolicy": {
+            "readers": [{"podSelector": {"matchLabels": {"role": "trainer"}}}],
+            "monitoring": [],
+            "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}],
+        },
     },
 }
+MONITORED = {"serviceMonitor": {"enabled": True, "serverName": "n", "tokenSecret": {"name": "t"}}}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +119,17 @@ def test_helm_lint(helm: Any) -> None:
         ({"datasets": {"a": 1}}, "got number, want string"),
         ({"podDisruptionBudget": {"minAvailable": "50%"}}, "got string, want integer"),
         ({"tokens": {"secretName": ""}}, "set tokens.secretName, or insecure: true"),
-        ({"serviceMonitor": {"enabled": True}}, "set serviceMonitor.tokenSecret.name"),
+        (
+            {"serviceMonitor": {"enabled": True, "serverName": "n"}},
+            "set serviceMonitor.tokenSecret.name",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True, "tokenSecret": {"name": "t"}}},
+            "set serviceMonitor.serverName",
+        ),
+        ({**MONITORED, "tls": {"clientCa": True}}, "set serviceMonitor.certSecretName"),
+        ({**MONITORED, "tls": {"secretName": ""}}, "send its token unencrypted"),
+        ({"networkPolicy": {"from": []}}, "additional properties 'from'"),
     ],
 )
 def test_wrong_values_are_refused(helm: Any, values: dict[str, Any], problem: str) -> None:
@@ -160,6 +181,47 @@ def test_the_rules_of_the_chart_are_those_of_prometheus(helm: Any) -> None:
     assert (CHART / "files" / "rules.yaml").read_text() == rules.read_text()
     rendered = select(render(helm, {"prometheusRule": {"enabled": True}}), "PrometheusRule")
     assert rendered["spec"] == yaml.safe_load(rules.read_text())
+
+
+def test_prometheus_verifies_the_server_that_gets_its_token(helm: Any) -> None:
+    (plain,) = select(render(helm, MONITORED), "ServiceMonitor")["spec"]["endpoints"]
+    assert plain["scheme"] == "https"
+    assert plain["authorization"]["credentials"] == {"name": "t", "key": "token"}
+    secret = {"secret": {"name": "splitarrow-tls", "key": "ca.crt"}}
+    assert plain["tlsConfig"] == {"serverName": "n", "ca": secret}
+    (full,) = select(render(helm, VALUES["everything"]), "ServiceMonitor")["spec"]["endpoints"]
+    assert full["tlsConfig"] == {
+        **plain["tlsConfig"],
+        "cert": {"secret": {"name": "c", "key": "tls.crt"}},
+        "keySecret": {"name": "c", "key": "tls.key"},
+    }
+    (open_mode,) = select(render(helm, VALUES["nothing"]), "ServiceMonitor")["spec"]["endpoints"]
+    assert not {"authorization", "tlsConfig"} & open_mode.keys()
+
+
+def test_the_network_policy_admits_peers_to_the_ports_of_the_daemon(helm: Any) -> None:
+    objects = render(helm, {})
+    policy = select(objects, "NetworkPolicy")["spec"]
+    labels = select(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    assert policy["podSelector"]["matchLabels"].items() <= labels
+    assert policy["policyTypes"] == ["Ingress"]
+    readers, monitoring = policy["ingress"]
+    assert "from" not in readers  # an upgrade of the chart cuts no reader off
+    assert monitoring["from"] == [{"namespaceSelector": {}}]
+    ports = [each["port"] for rule in policy["ingress"] for each in rule["ports"]]
+    assert ports == [port["name"] for port in container(objects)["ports"]]
+    values = VALUES["nothing"]["networkPolicy"]
+    narrow = select(render(helm, VALUES["nothing"]), "NetworkPolicy")["spec"]
+    assert narrow["policyTypes"] == ["Ingress", "Egress"]
+    assert narrow["ingress"][0]["from"] == values["readers"]
+    assert narrow["egress"] == values["egress"]
+
+
+@pytest.mark.parametrize(
+    "values", [{"hostNetwork": True}, {"networkPolicy": {"enabled": False}}], ids=str
+)
+def test_there_is_no_policy_without_effect(helm: Any, values: dict[str, Any]) -> None:
+    assert "NetworkPolicy" not in {each["kind"] for each in render(helm, values)}
 
 
 @pytest.mark.parametrize("name", VALUES)

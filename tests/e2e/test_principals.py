@@ -117,7 +117,9 @@ def upload(server: Running, token: str) -> Generator[None]:
     name = {ANNA: "annas", BERTA: "bertas"}[token]
     gate = threading.Event()
     schema = pb.FlightData(data_header=SMALL.schema.serialize()[8:].to_pybytes())
-    schema.flight_descriptor.CopyFrom(pb.FlightDescriptor(type=1, path=[name]))
+    schema.flight_descriptor.CopyFrom(
+        pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[name])
+    )
 
     def messages() -> Iterator[bytes]:
         yield schema.SerializeToString()
@@ -127,7 +129,7 @@ def upload(server: Running, token: str) -> Generator[None]:
     before = len(list(store.iterdir()))
     with closing(server.channel()) as channel:
         method = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
-        call = method(messages(), metadata=[("authorization", f"Bearer {token}")])
+        call: Any = method(messages(), metadata=(("authorization", f"Bearer {token}"),))
         try:
             wait_until(lambda: len(list(store.iterdir())) > before or call.done())
             if call.done():

@@ -241,21 +241,6 @@ def has_others(server: Daemon, workers: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_replaced_so_that_an_upload_returns(
-    daemon: StartDaemon, big: Path, tmp_path: Path
-) -> None:
-    server = daemon({"big": big}, control=CONTROL, workers=WORKERS, writable=tmp_path / "up")
-    table = pa.table({"value": [1]})
-    stopped = find_workers(server)[0]
-    stopped.suspend()
-    with splitarrow.connect(server.control_uri) as client:
-        client.put("new", table)
-        wait_until(lambda: not stopped.is_running(), "the end of the worker")
-        assert read_from_all_workers(server, "new") == [table] * 2 * WORKERS
-    assert "worker does not respond; killing it" in server.log()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["action", "signal"])
 def test_a_reload_reaches_all_processes(
     daemon: StartDaemon, big: Path, tmp_path: Path, by: str

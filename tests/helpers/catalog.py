@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -59,8 +60,11 @@ class StreamContents(NamedTuple):
         return pa.Table.from_batches(self.batches, self.schema)
 
 
-def read_source(source: Source) -> StreamContents:
-    """Read a source to its end, close it, and check the rules for all sources."""
+def read_source(source: Source, pause: Callable[[], object] = lambda: None) -> StreamContents:
+    """Read a source to its end, close it, and check the rules for all sources.
+
+    `pause` is called after each group.
+    """
     groups: list[list[SourceMessage]] = []
     regions = 0
     with closing(source):
@@ -78,6 +82,7 @@ def read_source(source: Source) -> StreamContents:
                 assert rows == 0 or facts.header_type is HeaderType.RECORD_BATCH
                 read.append(SourceMessage(bytes(metadata), parts, body_length, rows))
             groups.append(read)
+            pause()
     assert read_message_info(groups[0][0].metadata).header_type is HeaderType.SCHEMA
     return StreamContents(groups, regions, source.blocking)
 

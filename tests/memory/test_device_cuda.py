@@ -18,14 +18,14 @@ from splitarrow.memory import CudaMemory, PinnedMemory, device
 
 @pytest.fixture(autouse=True)
 def load_again() -> Iterator[None]:
-    device.load_runtime.cache_clear()
+    device._initialize.cache_clear()
     yield
-    device.load_runtime.cache_clear()
+    device._initialize.cache_clear()
 
 
 @pytest.mark.parametrize("memory", ["pinned", "cuda", "cuda:0"])
 def test_a_missing_extra_is_named(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'splitarrow\[gpu\]'"):
         splitarrow.open("tcp://127.0.0.1:1/data", memory=memory)
 
@@ -36,21 +36,19 @@ def list_calls() -> list[tuple[str, int]]:
     for node in ast.walk(ast.parse(inspect.getsource(device))):
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name in ("call", "call_driver") and isinstance(node.args[0], ast.Constant):
+            if name in ("call", "_call") and isinstance(node.args[0], ast.Constant):
                 found.append((str(node.args[0].value), len(node.args) - 1))
-            elif re.fullmatch(r"cu(da)?[A-Z]\w+(?<!_t)", name):
+            elif re.fullmatch(r"cu[A-Z]\w+", name):
                 found.append((name, len(node.args)))
     return found
 
 
 def test_the_calls_have_the_parameters_of_the_library() -> None:
-    runtime: Any = pytest.importorskip("cuda.bindings.runtime")
     driver: Any = pytest.importorskip("cuda.bindings.driver")
     calls = list_calls()
     assert len(calls) > 15
     for name, count in calls:
-        library = runtime if name.startswith("cuda") else driver
-        signature = str(getattr(library, name).__doc__).splitlines()[0]
+        signature = str(getattr(driver, name).__doc__).splitlines()[0]
         parameters = signature.partition("(")[2].rpartition(")")[0]
         assert signature.startswith(f"{name}("), signature
         assert len([each for each in parameters.split(",") if each]) == count, signature
@@ -58,7 +56,7 @@ def test_the_calls_have_the_parameters_of_the_library() -> None:
 
 def has_cuda() -> bool:
     try:
-        device.load_runtime()
+        device.load_driver()
     except UsageError:
         return False
     return True

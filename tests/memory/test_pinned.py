@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -26,9 +27,10 @@ def allocate(nbytes: int) -> int:
 
 @pytest.fixture(autouse=True)
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "load_runtime", lambda: None)
-    monkeypatch.setattr(pinned, "allocate_pinned", allocate)
-    monkeypatch.setattr(pinned, "free_pinned", _libc.free)
+    heap = SimpleNamespace(
+        allocate=allocate, free=_libc.free, check=lambda: None, synchronize=lambda: None
+    )
+    monkeypatch.setattr(pinned, "PinnedHeap", lambda: heap)
 
 
 @pytest.mark.parametrize("listener", LISTENERS)

@@ -127,6 +127,7 @@ def send(address: tuple[str, int], data: bytes) -> bytes:
             return b""
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(METHODS, PATHS, VERSIONS, HEADERS, st.booleans(), BODIES)
 @example(b"GET", b"/streams/x/" + b"9" * 31_500 + b"/cancel", b"HTTP/1.1", [], False, b"")

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from splitarrow.publication.atomic_files import AtomicFile, sync_folder, write_atomic
+from splitarrow.publication.atomic_files import (
+    AtomicFile,
+    create_folder,
+    sync_folder,
+    write_atomic,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -70,3 +75,13 @@ def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", b"data")
     assert (tmp_path / "file").read_bytes() == b"data"
     assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_is_created_with_those_that_it_is_in(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b" / "c"
+    for _ in range(2):
+        create_folder(folder)
+        assert folder.is_dir()
+    (folder / "file").touch()
+    with pytest.raises(FileExistsError):
+        create_folder(folder / "file")

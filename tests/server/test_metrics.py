@@ -7,14 +7,12 @@ import runpy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 import splitarrow
 from helpers.package import ROOT
 from helpers.waiting import wait_until
-from splitarrow.errors import NotFoundError
 from splitarrow.server import metrics as metrics_module
 from splitarrow.server.metrics import (
     DaemonMetrics,
@@ -178,50 +176,6 @@ def test_no_number_of_datasets_makes_more_labels() -> None:
     labels = {labels[0] for labels in metrics.started_streams}
     assert len(labels) == 101
     assert metrics.started_streams["other", "tcp"] == 2
-
-
-def test_streams_are_counted_by_dataset_transport_and_outcome() -> None:
-    table = pa.table({"n": pa.array(range(100_000))})
-    with splitarrow.serve({"data": table}, control="grpc://127.0.0.1:0") as server:
-        with splitarrow.open(server.uri("data")) as stream:
-            assert stream.read_all().num_rows == 100_000
-        with splitarrow.connect(str(server.control_uri)) as client:
-            client.read("data", transport="flight").read_all()
-        with pytest.raises(NotFoundError):
-            splitarrow.open(server.uri("data").replace("=data", "=date")).read_all()
-        metrics = server._daemon.metrics
-        wait_until(lambda: metrics.streams == 0)
-        samples = {(one.metric.name, *one.labels): one.value for one in metrics.samples()}
-    for transport in ("tcp", "flight"):
-        assert samples["ended_streams", "data", transport, "complete"] == 1
-        assert samples["sent_rows", "data", transport] == 100_000
-        sent = samples["sent_bytes", "data", transport]
-        assert isinstance(sent, (int, float))
-        assert table.nbytes < sent < 1.1 * table.nbytes
-        assert samples["running_streams", "data", transport] == 0
-        assert sum(metrics.first_batch_seconds[transport,].counts) == 1
-    assert samples["refused_requests", "data", "not_found"] == 1
-
-
-def test_a_running_stream_counts_and_so_does_the_wait_for_its_reader() -> None:
-    table = pa.table({"n": pa.array(np.arange(8_000_000))})
-    with splitarrow.serve({"data": table}, batch_rows=100_000) as server:
-        metrics = server._daemon.metrics
-
-        def sample(name: str) -> float:
-            found = {(one.metric.name, *one.labels): one.value for one in metrics.samples()}
-            value = found.get((name, "data", "tcp"), 0)
-            assert isinstance(value, (int, float))
-            return value
-
-        with splitarrow.open(server.uri("data")) as stream:
-            next(iter(stream))
-            wait_until(lambda: sample("reader_wait_seconds") > 0.01)
-            assert sample("running_streams") == 1
-            before = sample("reader_wait_seconds")
-            wait_until(lambda: sample("reader_wait_seconds") > before)
-        wait_until(lambda: sample("running_streams") == 0)
-        assert metrics.ended_streams["data", "tcp", "disconnected"] == 1
 
 
 def test_examples() -> None:

@@ -114,23 +114,6 @@ def test_a_reload_drops_no_stream(daemon: StartDaemon, tmp_path: Path) -> None:
         assert rows + stream.read_all().num_rows == 2_000_000
 
 
-@pytest.mark.slow
-def test_workers_reload(daemon: StartDaemon, tmp_path: Path) -> None:
-    config = tmp_path / "splitarrow.toml"
-    path = write_file(tmp_path / "a.arrow", table(5))
-    config.write_text(f'workers = 2\n[datasets]\na = "{path}"\n')
-    server = daemon(arguments=["--config", str(config)])
-    before = server.uri("a")
-    config.write_text(f'workers = 2\n[datasets]\nb = "{path}"\n')
-    server.send_signal(signal.SIGHUP)
-    # The parent and two workers report it.
-    wait_until(lambda: server.log().count('"reloaded"') == 3, "every process to reload")
-    uri = before.replace("ticket=a", "ticket=b")
-    for _ in range(6):
-        with splitarrow.open(uri) as stream:
-            assert stream.read_all().num_rows == 5
-
-
 def test_a_new_certificate_is_shown_at_once(daemon: StartDaemon, tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     path = write_file(tmp_path / "a.arrow", table(5))
@@ -198,15 +181,20 @@ def test_reload_finds_new_shards_and_keeps_what_works(tmp_path: Path) -> None:
 
 def test_an_update_of_the_catalog_changes_all_or_nothing(tmp_path: Path) -> None:
     with Catalog({"a": table(1), "b": table(2), "kept": table(3)}) as catalog:
-        with pytest.raises(splitarrow.errors.DatasetError) as raised:
-            catalog.update({"a": table(4), "c": str(tmp_path / "lost.arrow")}, removed=["b"])
+        lost = catalog.prepare_update({"a": table(4), "c": str(tmp_path / "lost")}, removed=["b"])
+        with pytest.raises(splitarrow.errors.DatasetError) as raised, lost:
+            pytest.fail("a dataset that does not exist was opened")
         assert raised.value.stream == "c"
+        with catalog.prepare_update({"a": table(4)}, removed=["b"]):
+            pass  # another process refuses
         assert {name: catalog.lookup(name).rows for name in catalog.names()} == {
             "a": 1,
             "b": 2,
             "kept": 3,
         }
-        catalog.update({"a": table(4), "c": table(5)}, removed=["b", "absent"])
+        changes = {"a": table(4), "c": table(5)}
+        with catalog.prepare_update(changes, removed=["b", "absent"]) as serve:
+            serve()
         assert {name: catalog.lookup(name).rows for name in catalog.names()} == {
             "a": 4,
             "kept": 3,

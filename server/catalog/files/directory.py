@@ -295,6 +295,10 @@ class DirectoryDataset(ServedDataset):
         except DatasetError:
             return self._hash_version(self._files)
 
+    def update_description(self) -> None:
+        """List the files again; see `ServedDataset.update_description`."""
+        self._refresh()
+
     @property
     def shards(self) -> tuple[Shard, ...]:
         """One shard for each file; raise `DatasetError` if a file is no longer readable."""

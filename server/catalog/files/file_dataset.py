@@ -6,7 +6,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,14 @@ class FileDataset(ServedDataset):
             return hash_version(self.origin.read_identity())
         except OSError:
             return hash_version(self.identity)
+
+    def update_description(self) -> None:
+        """Inspect the file if it has changed; see `ServedDataset.update_description`."""
+        with suppress(OSError):  # opening it states why
+            if self.origin.read_identity() == self.identity:
+                return
+        with closing(self.open_file()) as file:
+            self.load_contents(file)
 
     @property
     def rows(self) -> int | None:

@@ -113,10 +113,11 @@ def test_an_error_is_final() -> None:
     assert endpoint.calls == ["open True", "cancel", "close"]
 
 
-def test_endpoints_have_one_schema() -> None:
-    other = pa.record_batch({"m": [1]})
+@pytest.mark.parametrize("other", [{"m": [1]}, {"n": [1.0]}])
+def test_endpoints_have_one_schema(other: dict[str, Any]) -> None:
+    endpoint = Endpoint(pa.record_batch(other))
     with pytest.raises(InvalidDataError, match="the endpoints of the dataset have different sch"):
-        list(stream_of(Endpoint(batch(1)), Endpoint(other)))
+        list(stream_of(Endpoint(batch(1)), endpoint))
 
 
 def test_a_cancelled_or_closed_stream_raises_a_closed_error() -> None:

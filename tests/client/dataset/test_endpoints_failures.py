@@ -198,8 +198,11 @@ def test_a_server_without_the_version_says_that_the_dataset_changed(
     assert servers.tried == ["a", "b", "a"]
 
 
-def test_a_schema_that_changes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Part(1, schema=pa.schema([("m", pa.int64())]))
+@pytest.mark.parametrize("field", [("m", pa.int64()), ("n", pa.float64())])
+def test_a_schema_that_changes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, field: tuple[str, Any]
+) -> None:
+    other = Part(1, schema=pa.schema([field]))
     servers = Servers(monkeypatch, Part(1, LOST), other)
     endpoint = servers.endpoint()
     endpoint.next()

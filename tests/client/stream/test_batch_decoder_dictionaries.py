@@ -48,8 +48,9 @@ def test_dictionaries_arrive_before_their_batches(deltas: bool) -> None:
 
 
 def size(message: Message) -> int:
+    """Return what a dictionary counts while it waits for a batch, in bytes."""
     assert message.body is not None
-    return len(message.metadata) + message.body.nbytes
+    return 1024 + len(message.metadata) + message.body.nbytes
 
 
 def test_dictionaries_without_a_batch_are_bounded() -> None:
@@ -62,6 +63,22 @@ def test_dictionaries_without_a_batch_are_bounded() -> None:
     decoder.decode(dictionary)
     with pytest.raises(LimitError, match=f"{limit} bytes of dictionaries arrived without a record"):
         decoder.decode(delta)
+
+
+def test_dictionaries_that_wait_may_exceed_their_decoded_size_by_1_mib() -> None:
+    """Each replaces the one before, so that the decoded size stays the same."""
+    schema, dictionary, batch, *_ = messages(deltas=False)
+    decoded_bytes = 10_000
+    count = (decoded_bytes + (1 << 20)) // size(dictionary)
+    decoder = open_stream(schema, decoded_bytes=decoded_bytes)
+    for _ in range(2):
+        for _ in range(count):
+            decoder.decode(dictionary)
+        decoder.decode(batch)
+    for _ in range(count):
+        decoder.decode(dictionary)
+    with pytest.raises(LimitError, match="arrived without a record batch; the limit is 1058576"):
+        decoder.decode(dictionary)
 
 
 def decoded_size(message: Message) -> int:

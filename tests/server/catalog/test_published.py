@@ -292,6 +292,19 @@ def test_shards_that_contradict_their_manifest_are_refused(store: VersionStore, 
         read_dataset(dataset, shard=2)
 
 
+def test_a_downloaded_shard_has_the_sha256_of_its_manifest(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "d")
+    (shard,) = publish(store, "job", numbers(0)).shards
+    path, cache = tmp_path / "d" / shard.path, ObjectCache(tmp_path / "cache", 1 << 20)
+    path.write_bytes(path.read_bytes().replace(b"row 7", b"row 8"))
+    with (
+        pytest.raises(DatasetError, match="does not have the SHA-256 in its manifest"),
+        cache.open_shard(store.storage, shard),
+    ):
+        pytest.fail("the cache returned a shard with other contents")
+    assert list(cache.folder.iterdir()) == []
+
+
 def test_opening_a_published_dataset_reads_no_shard(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     publish(store, "job", numbers(0))

@@ -427,6 +427,20 @@ def test_a_client_that_leaves_during_its_form_is_not_an_error(
     assert not caplog.records
 
 
+def test_a_malformed_body_of_a_request_is_refused_once(
+    server: splitarrow.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"GET /v1/datasets HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert server._http is not None
+    tasks = server._http._server.server_state.tasks
+    for _ in range(10):
+        answer = exchange(uri_of(server), head + b"XYZ\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1 ") == 1
+    wait_until(lambda: not tasks)
+    assert not caplog.records
+
+
 def test_a_malformed_request_does_no_harm(server: splitarrow.Server) -> None:
     address = urlsplit(uri_of(server))
     with socket.create_connection((address.hostname, address.port), 30) as client:

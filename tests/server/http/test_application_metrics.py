@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import splitarrow
 from helpers.http_requests import request, scrape
 from helpers.waiting import wait_until
-from splitarrow.errors import NotFoundError
 from splitarrow.server.metrics import DaemonMetrics, Metrics
 
 TABLE = pa.table({"n": list(range(1000))})
@@ -37,25 +35,6 @@ def read(server: splitarrow.Server, name: str = "data") -> None:
     with splitarrow.open(server.uri(name)) as stream:
         stream.read_all()
     wait_until(lambda: sum(server._daemon.metrics.ended_streams.values()) > before)
-
-
-def test_streams_and_refusals_are_counted(server: splitarrow.Server) -> None:
-    read(server)
-    with pytest.raises(NotFoundError):
-        splitarrow.open(server.uri("data").replace("=data", "=date")).read_all()
-    samples = scrape(http_uri(server))
-    assert samples["streams_ended_total", "data", "complete", "tcp"] == 1
-    assert samples["sent_rows_total", "data", "tcp"] == 1000
-    assert samples["sent_bytes_total", "data", "tcp"] > TABLE.nbytes
-    assert samples["streams", "data", "tcp"] == 0
-    assert samples["first_batch_seconds_count", "tcp"] == 1
-    assert samples["stream_seconds_bucket", "+Inf", "tcp"] == 1
-    assert samples["refused_requests_total", "data", "not_found"] == 1
-    assert samples["ready",] == 1
-    assert samples["workers",] == 1
-    assert samples["datasets",] == 1
-    assert samples["process_open_fds", "main"] > 3
-    assert ("build_info", splitarrow.__version__) in samples
 
 
 def test_both_formats_are_valid_and_only_declared_names_appear(server: splitarrow.Server) -> None:
@@ -88,14 +67,6 @@ def test_buckets_are_cumulative(server: splitarrow.Server) -> None:
     ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 3
-
-
-def test_a_reload_is_counted_with_its_result(server: splitarrow.Server) -> None:
-    server._daemon.reloader.reload()
-    samples = scrape(http_uri(server))
-    assert samples["reloads_total", "success"] == 1
-    assert samples["last_reload_successful",] == 1
-    assert math.isfinite(samples["last_reload_success_timestamp_seconds",])
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,8 +30,9 @@ from helpers.shm import (
 from helpers.shm_servers import Serve
 from helpers.waiting import wait_until
 from splitarrow.errors import NotFoundError, SplitArrowError
+from splitarrow.protocol.request import Request
 from splitarrow.protocol.splitter import SourceMessage
-from splitarrow.server.catalog.dataset import GeneratorSource, MessageGroups
+from splitarrow.server.catalog.dataset import Encoding, GeneratorSource, MessageGroups
 from splitarrow.server.catalog.decoding_shares import DecodingCancelledError, DecodingShares
 from splitarrow.server.catalog.tables import TableDataset
 from splitarrow.server.shm.region_store import Chunk, ChunkSizes, ChunkWriter, RegionStore
@@ -232,6 +234,25 @@ def test_simultaneous_readers_get_their_own_data(serve: Serve) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_removed_dataset_leaves_the_store_and_no_stream_for_another() -> None:
+    store = RegionStore(1 << 20, 100)
+    for number in range(100):  # the next dataset often has the address of the last one
+        dataset = TableDataset(pa.table({"n": [number]}))
+        stream = store.acquire(dataset, "key", partial(dataset.open, Request("d"), Encoding()), "d")
+        chunk = stream.chunk(0, 0)
+        assert isinstance(chunk, Chunk)
+        assert stream.chunk(1, chunk.memory.size) is None
+        body, found = chunk.messages[1].body, bytearray(8)
+        assert body is not None
+        body[0].read_into(memoryview(found))
+        assert int.from_bytes(found, "little") == number
+        store.release(stream)
+        del dataset, stream, chunk, body
+    gc.collect()
+    assert store.nbytes == 0
+    store.close()
 
 
 def test_a_reader_that_leaves_while_it_waits_does_not_fail_the_others() -> None:

@@ -35,9 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toJson $listen -}}
 {{- end }}
 
-{{/* Probes present no certificate: where clients need one, the HTTP listener has no TLS. */}}
+{{/* Probes present no certificate. Health checks need none, even where other requests do. */}}
 {{- define "splitarrow.httpScheme" -}}
-{{- ternary "https" "http" (and (ne .Values.tls.secretName "") (not .Values.tls.clientCa)) -}}
+{{- ternary "https" "http" (ne .Values.tls.secretName "") -}}
 {{- end }}
 
 {{- define "splitarrow.probe" -}}

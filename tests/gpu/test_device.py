@@ -1,4 +1,4 @@
-"""The memory of a real CUDA device. ``make gpu`` runs these tests."""
+"""Record batches in the memory of a CUDA device."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def test_another_process_shares_its_memory(memory: CudaMemory) -> None:
 
 
 def test_mapped_memory_is_page_locked(memory: CudaMemory) -> None:
-    runtime: Any = importlib.import_module("cuda.bindings.runtime")
-    attribute = runtime.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
-    if not call("cudaDeviceGetAttribute", attribute, 0):
+    driver: Any = importlib.import_module("cuda.bindings.driver")
+    attributes = driver.CUdevice_attribute
+    attribute = attributes.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+    if not call("cuDeviceGetAttribute", attribute, 0):
         pytest.skip("this device cannot page-lock memory that is mapped read-only")
     allocator = memory.open_allocator()
     with (
@@ -170,7 +171,7 @@ def test_ucx_knows_the_memory_of_the_device() -> None:
     context = importlib.import_module("splitarrow.transport.ucx.context")
     device_memory = importlib.import_module("splitarrow.transport.ucx.memory")
     CudaMemory()
-    assert {1, 2} <= device_memory.list_device_types(context.get_context(loopback=True))
+    assert {1, 2} <= device_memory.list_device_types(context.get_context())
 
 
 def test_tensors_of_pytorch_are_served() -> None:

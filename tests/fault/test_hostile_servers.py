@@ -1,0 +1,106 @@
+"""Hostile servers in processes of their own: a reader ends with an error, within bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TESTS = Path(__file__).resolve().parents[1]
+MEBIBYTE = 1 << 20
+READER = """
+import json, sys
+import splitarrow
+uri, mode, limit = sys.argv[1:]
+options = {"max_decoded_bytes": int(limit), "stall_timeout": 10}
+outcome, rows = "complete", 0
+try:
+    with splitarrow.open(uri, **options) as stream:
+        if mode == "table":
+            rows = stream.read_all().num_rows
+        else:
+            rows = sum(batch.num_rows for batch in stream)
+except splitarrow.errors.SplitArrowError as error:
+    outcome = f"{type(error).__name__}: {error}"
+print(json.dumps([outcome, rows]))
+"""
+
+
+class Outcome(NamedTuple):
+    """How a reader ended."""
+
+    text: str
+    rows: int
+    mebibytes: float
+    """Its largest resident memory."""
+    seconds: float
+    """The processor time that it used."""
+
+
+@contextmanager
+def serving(attack: str) -> Generator[str]:
+    """Run a hostile server; return its URI."""
+    command = [sys.executable, "-m", "helpers.hostile_server", attack]
+    with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def read(uri: str, mode: str, limit: int) -> Outcome:
+    """Read in a process of its own, whose memory the kernel measures."""
+    command = [sys.executable, "-c", READER, uri, mode, str(limit)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        text = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    outcome, rows = json.loads(text)
+    return Outcome(outcome, rows, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime)
+
+
+LIMIT = 16 * MEBIBYTE
+DICTIONARIES = "bytes of dictionaries arrived without a record batch"
+
+
+@pytest.mark.parametrize(
+    ("attack", "mode", "outcome", "mebibytes"),
+    [
+        ("deltas", "batches", "LimitError: the dictionaries of the stream decode to", 300),
+        ("small_deltas", "batches", DICTIONARIES, 200),
+        ("dictionaries", "batches", DICTIONARIES, 200),
+        ("deep_schema", "batches", "LimitError: a column nests more than 64 levels", 200),
+        ("shared_schema", "batches", "LimitError: 2768 bytes of metadata take more than", 200),
+        ("wide_schema", "table", "InvalidDataError: the message has 1 field nodes", 300),
+        ("schemas", "table", "ProtocolError: received a second schema", 200),
+    ],
+)
+def test_a_reader_ends_with_an_error_within_bounds(
+    attack: str, mode: str, outcome: str, mebibytes: float
+) -> None:
+    with serving(attack) as uri:
+        ended = read(uri, mode, LIMIT)
+    assert outcome in ended.text
+    assert ended.mebibytes < mebibytes
+    assert ended.seconds < 20
+
+
+@pytest.mark.long
+def test_a_million_empty_batches_take_no_memory() -> None:
+    with serving("empty_batches") as uri:
+        ended = read(uri, "table", LIMIT)
+    assert ended.text == "complete"
+    assert ended.mebibytes < 200

@@ -1,0 +1,80 @@
+"""Memory that a program or a device still reads is not used again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import splitarrow
+from helpers import cuda
+from splitarrow.memory import CudaMemory, PinnedMemory
+from splitarrow.memory.interfaces import DLTensor, find_pointer
+
+pytestmark = pytest.mark.gpu
+
+ROWS, BATCH_ROWS = 400_000, 20_000
+
+
+def make_batch(value: int, rows: int = 100_000) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(np.full(rows, value, "int64"))})
+
+
+def find_address(capsule: object) -> int:
+    tensor = DLTensor.from_address(find_pointer(capsule, b"dltensor"))
+    assert tensor.data is not None
+    return tensor.data
+
+
+@pytest.mark.parametrize("budget", ["8MiB", "256MiB"])
+@pytest.mark.parametrize("scheme", ["tcp", "ucx"])
+def test_page_locked_batches_may_be_dropped_while_they_are_copied(scheme: str, budget: str) -> None:
+    table = pa.table({"n": pa.array(np.arange(ROWS))})
+    program = cuda.Program()
+    stream, target, copied = program.open_stream(), program.allocate(ROWS * 8), 0
+    with (
+        splitarrow.serve({"data": table}, listen=f"{scheme}://127.0.0.1:0") as server,
+        splitarrow.open(
+            server.uri("data"), batch_rows=BATCH_ROWS, memory=PinnedMemory(budget)
+        ) as batches,
+    ):
+        for batch in batches:
+            buffer: Any = batch.column(0).buffers()[1]
+            # As tensor.to("cuda", non_blocking=True) does.
+            program.copy_in(target + copied, buffer.address, buffer.size, stream)
+            copied += buffer.size
+            del batch, buffer
+    program.synchronize(stream)
+    assert (program.read(target, "int64", ROWS) == np.arange(ROWS)).all()
+    program.free(target)
+
+
+@pytest.mark.parametrize("stream", [1, cuda.Program.PER_THREAD])
+def test_another_thread_may_drop_what_a_default_stream_reads(stream: int) -> None:
+    program = cuda.Program()
+    copier = CudaMemory(budget="16MiB").open_copier()
+    target = program.allocate(800_000)
+    batch = copier.copy(make_batch(1))
+    held: list[object] = [batch["n"].__dlpack__(stream=stream)]
+    program.occupy(stream)
+    program.copy_within(target, find_address(held[0]), 800_000, stream)
+    del batch
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    copier.copy(make_batch(2)).wait()
+    program.synchronize(stream)
+    assert (program.read(target, "int64", 100_000) == 1).all()
+    program.free(target)
+
+
+def test_a_block_is_freed_after_its_copy() -> None:
+    copier = CudaMemory(budget="1MiB", staging=PinnedMemory("64MiB")).open_copier()
+    batch = copier.copy(make_batch(1))
+    for rows in (80_000, 60_000, 100_000):  # each needs the memory of the one before
+        del batch
+        batch = copier.copy(make_batch(rows, rows))
+    assert (np.asarray(batch.to_arrow()["n"]) == 100_000).all()
