@@ -50,7 +50,9 @@ def test_a_sample_shows_how_far_the_largest_body_shrinks(
 def test_bodies_of_4_kib_and_more_are_compressed() -> None:
     channel: Any = None  # It is used once something has been sent.
     adaptive = AdaptiveCompression(channel)
+    assert adaptive.codec is None
     adaptive._choice.codec = "zstd"
+    assert adaptive.codec == "zstd"
     source = adaptive.prepare(open_table(*(np.zeros(n, np.int64) for n in (511, 512, 9000))))
     messages = [message for group in source for message in group if message.body is not None]
     source.close()
