@@ -58,10 +58,12 @@ PRELOADED = [
 RECORDED_MODULES = 8
 """The number of test modules that a job records at a time."""
 RECORD_SECONDS = 3600
-EQUIVALENT = ROOT / "tests" / "equivalent_mutants.toml"
+EQUIVALENT = Path("tests", "equivalent_mutants.toml")
+SNAPSHOT = "snapshot"
+"""The folder with the repository as it was at the start, which the jobs copy."""
 
 
-def read_equivalent(path: Path = EQUIVALENT) -> set[tuple[str, str, str]]:
+def read_equivalent(path: Path = ROOT / EQUIVALENT) -> set[tuple[str, str, str]]:
     """Return the changes that change nothing: their files, lines of code and descriptions."""
     listed = tomllib.loads(path.read_text())["equivalent"]
     return {(each["file"], each["code"], each["change"]) for each in listed if each["reason"]}
@@ -90,7 +92,7 @@ class Job:
         self._workplace = folder / str(os.getpid())
         self._judge = Judge(self._workplace, recorded, patience)
         self._deadline = deadline
-        copy_repository(self._workplace)
+        shutil.copytree(folder / SNAPSHOT, self._workplace)
 
     def record(self, modules: list[str]) -> dict[str, Any]:
         """Record what the tests of some modules execute."""
@@ -183,6 +185,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mut-", ignore_cleanup_errors=True) as folder:
+        copy_repository(Path(folder, SNAPSHOT))
         recorded = find_lines(arguments, Path(folder))
         print(f"{len(recorded['seconds'])} tests, {len(recorded['failed'])} failed", flush=True)
         report(arguments, Path(folder), recorded)
@@ -192,9 +195,10 @@ def find_lines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return which test executes which line: from a file, as far as tests have not changed."""
     recorded: dict[str, Any] = {"lines": {}, "seconds": {}, "failed": []}
     recorded |= {"modules": {}, "sources": {}}
+    root = folder / SNAPSHOT / "splitarrow"
     if arguments.lines is not None and arguments.lines.exists():
-        recorded = update_lines(json.loads(arguments.lines.read_text()), ROOT)
-    current = hash_tests(ROOT, arguments.tests)
+        recorded = update_lines(json.loads(arguments.lines.read_text()), root)
+    current = hash_tests(root, arguments.tests)
     changed = sorted(m for m, digest in current.items() if recorded["modules"].get(m) != digest)
     if changed:
         print(f"recording which line {len(changed)} test modules execute", flush=True)
@@ -211,7 +215,8 @@ def find_lines(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]) -> None:
     """Plant changes and print those that are not caught, and how many are in each package."""
-    mutants, packages, equivalent = select_mutants(arguments)
+    root = folder / SNAPSHOT / "splitarrow"
+    mutants, packages, equivalent = select_mutants(arguments, root)
     deadline = time.monotonic() + arguments.seconds
     planted: Counter[str] = Counter()
     caught: Counter[str] = Counter()
@@ -235,15 +240,15 @@ def report(arguments: argparse.Namespace, folder: Path, recorded: dict[str, Any]
 
 
 def select_mutants(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, root: Path
 ) -> tuple[list[tuple[int, Mutant]], dict[int, str], Counter[str]]:
     """Return the changes to plant, their packages, and how many others change nothing."""
-    known = read_equivalent()
+    known = read_equivalent(root / EQUIVALENT)
     mutants: list[tuple[int, Mutant]] = []
     packages: dict[int, str] = {}
     equivalent: Counter[str] = Counter()
     samples, seed = arguments.samples, arguments.seed
-    chosen = ((p, m) for p in arguments.packages for m in choose_mutants(ROOT, p, samples, seed))
+    chosen = ((p, m) for p in arguments.packages for m in choose_mutants(root, p, samples, seed))
     for number, (package, mutant) in enumerate(chosen, 1):
         if arguments.only is None or number in arguments.only:
             packages[number] = package

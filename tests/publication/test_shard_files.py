@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from splitarrow.errors import DatasetError
+from splitarrow.errors import DatasetError, InvalidDataError
 from splitarrow.filters.ranges import UNKNOWN, Range
 from splitarrow.formats.parquet.geo.boxes import Box
 from splitarrow.publication.column_ranges import find_range
@@ -75,3 +76,25 @@ def test_a_manifest_knows_the_range_of_a_column(
     columns = {} if column is None else {"n": column}
     shard = ShardEntry("a.arrow", 3, 100, "0" * 64, columns)
     assert find_range(shard, pa.field("n", pa.int32())) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": "../a"},
+        {"path": "a\\b"},
+        *({name: value} for name in ("rows", "nbytes") for value in (-1, 1 << 63, True, "1", 1.5)),
+        {"sha256": "0" * 63},
+        {"sha256": "G" * 64},
+        {"ordinal": -7},
+    ],
+    ids=str,
+)
+def test_an_impossible_entry_is_refused_by_the_name_of_its_field(wrong: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"path": "a b", "rows": 0, "nbytes": (1 << 63) - 1, "sha256": "0" * 64}
+    ShardEntry(**right)
+    with pytest.raises(InvalidDataError, match=next(iter(wrong)).lstrip("n")):
+        ShardEntry(**{**right, **wrong})
+    if "rows" in wrong:
+        with pytest.raises(InvalidDataError, match="nulls"):
+            ColumnRange(None, None, wrong["rows"])

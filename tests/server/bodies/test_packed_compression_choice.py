@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from splitarrow.protocol.splitter import SourceMessage
 from splitarrow.server.bodies.packed import (
     WINDOW_BYTES,
+    AdaptiveCompression,
     CodecSample,
     CompressionChoice,
     LinkCounters,
     choose_codec,
 )
+from splitarrow.server.catalog.dataset import GeneratorSource
 
 LZ4 = CodecSample("lz4", ratio=0.4, bytes_per_second=600e6)
 ZSTD = CodecSample("zstd", ratio=0.25, bytes_per_second=300e6)
@@ -156,3 +161,63 @@ def test_the_codec_for_a_link_and_data(
 ) -> None:
     best = choose_codec(mbit * 1e6 / 8, samples)
     assert (best and best.codec) == codec
+
+
+def test_a_source_that_is_prepared_ends_with_the_original() -> None:
+    """Even before its first message, when its generator has not begun."""
+    closed: list[str] = []
+    source = GeneratorSource((messages for messages in list[list[SourceMessage]]()), blocking=True)
+    source.call_on_close(lambda: closed.append("original"))
+    channel: Any = None  # It is used once something has been sent.
+    AdaptiveCompression(channel).prepare(source).close()
+    assert closed == ["original"]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "kept"),
+    [
+        ([1, 0.5, 0.5, 0.5], [True, True, True, False]),
+        ([1, 0.5, 0.5, 1.04], [True, True, True, False]),
+        ([1, 0.5, 1.06, 0.5, 0.5, 0.5], [True] * 6),
+        ([9, 0.5, 0.5, 0.5], [True, True, True, False]),
+    ],
+)
+def test_a_trial_has_four_windows_to_be_faster(speeds: list[float], kept: list[bool]) -> None:
+    """The first does not count: it has what was sent before the trial."""
+    choice, link = CompressionChoice(), LinkCounters(0, 0)
+
+    def send(speed: float, ratio: float) -> bool:
+        nonlocal link
+        raw, seconds = int(20e6 * speed), 0.2
+        link = LinkCounters(link.acked_bytes + raw * ratio, link.busy_seconds + seconds)
+        choice.record(raw, int(raw * ratio), seconds, seconds, link)
+        return choice.codec is not None
+
+    send(1, 1)
+    choice.choose([LZ4])
+    assert choice.codec == "lz4"
+    assert [send(speed, 0.4) for speed in speeds] == kept
+    if not kept[-1]:  # The next trial is not at once.
+        send(1, 1)
+        assert not choice.wants_samples
+        send(1, 1)
+        assert choice.wants_samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "pauses"),
+    [([], [1, 2, 4, 8, 16, 32, 64, 128, 256, 256]), ([LZ4], [1, 3, 2, 4, 8, 16, 16, 16, 16, 16])],
+)
+def test_the_pauses_between_choices_grow(samples: list[CodecSample], pauses: list[int]) -> None:
+    choice, link, found = CompressionChoice(), LinkCounters(0, 0), list[int]()
+    for _ in pauses:
+        windows = 0
+        while not choice.wants_samples:
+            windows += 1
+            raw = int(20e6 if choice.codec is None else 50e6)
+            sent = int(raw * (1 if choice.codec is None else 0.4))
+            link = LinkCounters(link.acked_bytes + sent, link.busy_seconds + 0.2)
+            choice.record(raw, sent, 0.2, 0.2, link)
+        found.append(windows)
+        choice.choose(samples)
+    assert found == pauses
