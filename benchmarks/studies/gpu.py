@@ -73,20 +73,17 @@ def measure(run: Callable[[], int]) -> float:
     return max(rates)
 
 
-def copy_plainly(memory: DeviceMemory, batch: pa.RecordBatch, count: int) -> int:
-    """Copy a batch several times to two areas of the device in turn, and wait for all."""
+def copy_plainly(
+    memory: DeviceMemory, batch: pa.RecordBatch, count: int, targets: list[int]
+) -> int:
+    """Copy a batch several times to areas of the device in turn, and wait for all."""
     device, nbytes = memory.device, batch.nbytes
     data = batch.column(0).buffers()[1]
     assert data is not None
-    targets = [device.allocate(nbytes) for _ in range(2)]
-    try:
-        for index in range(count):
-            device.copy_in(targets[index % 2], data.address, nbytes)
-            device.record()
-        device.synchronize()
-    finally:
-        for target in targets:
-            device.free(target)
+    for index in range(count):
+        device.copy_in(targets[index % len(targets)], data.address, nbytes)
+        device.record()
+    device.synchronize()
     return count * nbytes
 
 
@@ -115,7 +112,12 @@ def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
     """Return the rates for batches of a size in bytes."""
     batch = make_batch(nbytes, memory)
     count = max(2, total // batch.nbytes)
-    plain = measure(lambda: copy_plainly(memory, batch, count))
+    targets = [memory.device.allocate(batch.nbytes) for _ in range(2)]
+    try:
+        plain = measure(lambda: copy_plainly(memory, batch, count, targets))
+    finally:
+        for target in targets:
+            memory.device.free(target)
     copier = measure(lambda: copy_batches(memory, batch, count))
     table = pa.Table.from_batches([batch] * count)
     streams: dict[str, float] = {}
