@@ -186,8 +186,8 @@ test-gpu: $(VENV)/installed-test ## run the tests of CUDA, on the checking drive
 .PHONY: gpu
 gpu: $(VENV)/torch $(VENV)/installed-bench ## test and measure on a CUDA device, which it needs
 	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu --check
-	@$(BIN)/pytest -m "gpu and not long" tests/gpu $(ARGS)
-	@$(BIN)/python -m splitarrow.benchmarks.studies.gpu
+	@$(BIN)/pytest -m "gpu and not long" tests/gpu $(ARGS); tests=$$?; \
+	    $(BIN)/python -m splitarrow.benchmarks.studies.gpu --json .benchmarks/gpu.json && exit $$tests
 
 # Those that measure run one at a time, beside those that wait. NETWORK=network_short selects those
 # of continuous integration.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,9 +22,11 @@ from .interfaces import (
     device_capsules,
     dlpack_capsule,
 )
-from .pool import Returnable
+from .pool import PoolBlock, Returnable
 
 _NO_SYNCHRONIZATION = -1
+_GAP_BYTES = 4096
+"""The unused memory between buffers that is copied with them, rather than in several copies."""
 
 
 class Residence:
@@ -46,8 +49,12 @@ class Residence:
         self.ready = ready
         self._streams: set[int] = set()
         self._is_unknown = False
+        self._blocks: list[tuple[int, int]] = []
+        """The beginning and the end of each block, without references to the blocks."""
         for block in blocks:
             block.on_return = self._end_use
+            if isinstance(block, PoolBlock):
+                self._blocks.append((block.address, block.address + block.nbytes))
 
     def hand_over(self, stream: int) -> None:
         """Make a consumer's stream wait for the copies, and remember that it uses the memory."""
@@ -62,16 +69,37 @@ class Residence:
         """Remember that streams use the memory that only the consumer knows."""
         self._is_unknown = True
 
-    def fetch(self, array: ArrayLayout) -> Any:
-        """Return a copy of an array in host memory, once the copies to the device have ended."""
+    def fetch(self, arrays: Sequence[ArrayLayout]) -> list[Any]:
+        """Return copies of arrays in host memory, once the copies to the device have ended.
+
+        Buffers that are close to each other in a block are copied at once.
+        """
         self.ready.wait()
+        copies: list[tuple[int, pa.Buffer]] = []
+        for begin, end in self._join(buffer for array in arrays for buffer in array.list_buffers()):
+            target = pa.allocate_buffer(end - begin)
+            self.device.copy_out(target.address, begin, end - begin)
+            copies.append((begin, target))
+        begins = [begin for begin, _ in copies]
 
-        def copy(buffer: pa.Buffer) -> pa.Buffer:
-            target = pa.allocate_buffer(buffer.size)
-            self.device.copy_out(target.address, buffer.address, buffer.size)
-            return target
+        def place(buffer: pa.Buffer) -> pa.Buffer:
+            begin, target = copies[bisect_right(begins, buffer.address) - 1]
+            return target.slice(buffer.address - begin, buffer.size)
 
-        return array.move(copy).to_array()
+        return [array.move(place).to_array() for array in arrays]
+
+    def _join(self, buffers: Iterable[pa.Buffer]) -> list[tuple[int, int]]:
+        """Return the areas to copy, in the order of their addresses."""
+        areas: list[tuple[int, int]] = []
+        limit = 0
+        for begin, end in sorted({(each.address, each.address + each.size) for each in buffers}):
+            if areas and begin <= max(areas[-1][1], min(areas[-1][1] + _GAP_BYTES, limit)):
+                areas[-1] = (areas[-1][0], max(areas[-1][1], end))
+                continue
+            areas.append((begin, end))
+            ends = (last for first, last in self._blocks if first <= begin < last)
+            limit = next(ends, 0)
+        return areas
 
     def _end_use(self) -> Callable[[], None] | None:
         """Return how to wait, before the memory is used again, until nothing uses it any more."""
@@ -163,7 +191,8 @@ class DeviceColumn:
     def to_numpy(self) -> Any:
         """Return a copy in host memory as a NumPy array; see `DeviceBatch.to_numpy`."""
         require_numpy()
-        return column_to_numpy(self._residence.fetch(self._array))
+        (array,) = self._residence.fetch([self._array])
+        return column_to_numpy(array)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -297,7 +326,7 @@ class DeviceBatch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a copy in host memory."""
-        columns = [self._residence.fetch(column) for column in self._columns]
+        columns = self._residence.fetch(self._columns)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def to_numpy(self) -> dict[str, Any]:

@@ -29,11 +29,13 @@ from .pinned import (
     default_pinned_memory,
     find_staging,
 )
-from .pool import BlockPool, PoolBlock
+from .pool import BlockPool
 
 DEFAULT_BUDGET = 4 << 30
 _PENDING_BYTES = 256 << 20
 _CUDA = re.compile(r"cuda(?::(\d+))?")
+_ALIGNMENT = 256
+"""The alignment of areas on the device, as that of CUDA."""
 _SLACK_BYTES = 64 << 10
 """Unused memory in an allocation that is copied with the rest, rather than in several copies."""
 
@@ -45,7 +47,8 @@ class _Area:
     begin: int
     end: int
     used: int = 0
-    block: PoolBlock | None = None
+    target: int = 0
+    """Where it begins on the device."""
 
 
 class DeviceCopier:
@@ -75,29 +78,29 @@ class DeviceCopier:
         batch = without_offsets(batch)
         columns = [ArrayLayout.of(column) for column in batch.columns]
         areas = _find_areas([buffer for column in columns for buffer in column.list_buffers()])
+        size = 0
+        for area in areas:
+            area.target, size = size, size + -(-(area.end - area.begin) // _ALIGNMENT) * _ALIGNMENT
         try:
-            for area in areas:
-                area.block = self._pool.acquire(area.end - area.begin)
+            blocks = [self._pool.acquire(size)] if size else []
         except MemoryError as error:
             raise LimitError(f"a batch of {batch.nbytes} bytes does not fit: {error}") from None
         sources: list[object] = [batch]
         for area in areas:
-            assert area.block is not None
+            area.target += blocks[0].address
             source, owner = self._find_source(area)
             sources.append(owner)
-            self._device.copy_in(area.block.address, source, area.end - area.begin)
+            self._device.copy_in(area.target, source, area.end - area.begin)
         ready = self._device.record()
-        size = sum(area.end - area.begin for area in areas)
         self._pending.append((ready, sources, size))
         self._pending_bytes += size
-        residence = Residence(self._device, [area.block for area in areas if area.block], ready)
+        residence = Residence(self._device, blocks, ready)
+        owners = (*blocks, ready)
 
         def place(buffer: pa.Buffer) -> pa.Buffer:
             begin, end = buffer.address, buffer.address + buffer.size
             area = next(each for each in areas if each.begin <= begin and end <= each.end)
-            assert area.block is not None
-            address = area.block.address + begin - area.begin
-            return pa.foreign_buffer(address, buffer.size, (area.block, ready))
+            return pa.foreign_buffer(area.target + begin - area.begin, buffer.size, owners)
 
         moved = [column.move(place) for column in columns]
         return DeviceBatch(batch.schema, moved, batch.num_rows, residence)

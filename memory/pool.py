@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import SplitArrowError
 from ..formats.text import format_bytes, format_size
 
-_SMALLEST = 64 << 10
+_SMALLEST = 4 << 10
 _CLASSES_PER_DOUBLING = 4
 
 
@@ -161,7 +161,7 @@ def wrap_block(block: PoolBlock, nbytes: int) -> pa.Buffer:
 
 
 def _round_up(nbytes: int) -> int:
-    """Return the size of the block for `nbytes` bytes: at most a quarter more, from 64 KiB."""
+    """Return the size of the block for `nbytes` bytes: at most a quarter more, from 4 KiB."""
     if nbytes <= _SMALLEST:
         return _SMALLEST
     step = (1 << ((nbytes - 1).bit_length() - 1)) // _CLASSES_PER_DOUBLING

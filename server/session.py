@@ -325,9 +325,11 @@ class Session:
         metrics.bytes_sent += self._channel.bytes_sent
         metrics.bad_frees += self.lease_table.bad_frees
         self._leases.close()
-        if self._leases.exports:
+        # Whatever still refers to this session must not keep the memory.
+        exports, self._leases.exports = self._leases.exports, []
+        if exports:
             channel: Any = self._channel
-            KEEPER.keep(channel.duplicate(), self._leases.exports, self._channel.peer)
+            KEEPER.keep(channel.duplicate(), exports, channel.peer)
         if self._machine.state is ServerState.IDLE and not self._is_reset:
             self._channel.close()
         else:

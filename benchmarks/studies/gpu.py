@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +39,16 @@ SHARED_BYTES = 1 << 30
 SHARED_ROUNDS = 4
 STEP_SECONDS = 0.020
 STEPS = 200
+_QUICK: dict[str, Any] = {
+    "ROUNDS": 1,
+    "BATCH_BYTES": (1 << 20,),
+    "TOTAL_BYTES": 4 << 20,
+    "SERVED_BYTES": 2 << 20,
+    "SHARED_BYTES": 4 << 20,
+    "SHARED_ROUNDS": 1,
+    "STEPS": 3,
+}
+"""The sizes with ``--quick``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +85,17 @@ def measure(run: Callable[[], int]) -> float:
     return max(rates)
 
 
-def copy_plainly(memory: DeviceMemory, batch: pa.RecordBatch, count: int) -> int:
-    """Copy a batch several times to two areas of the device in turn, and wait for all."""
+def copy_plainly(
+    memory: DeviceMemory, batch: pa.RecordBatch, count: int, targets: list[int]
+) -> int:
+    """Copy a batch several times to areas of the device in turn, and wait for all."""
     device, nbytes = memory.device, batch.nbytes
     data = batch.column(0).buffers()[1]
     assert data is not None
-    targets = [device.allocate(nbytes) for _ in range(2)]
-    try:
-        for index in range(count):
-            device.copy_in(targets[index % 2], data.address, nbytes)
-            device.record()
-        device.synchronize()
-    finally:
-        for target in targets:
-            device.free(target)
+    for index in range(count):
+        device.copy_in(targets[index % len(targets)], data.address, nbytes)
+        device.record()
+    device.synchronize()
     return count * nbytes
 
 
@@ -115,7 +124,12 @@ def measure_size(memory: DeviceMemory, nbytes: int, total: int) -> Figure:
     """Return the rates for batches of a size in bytes."""
     batch = make_batch(nbytes, memory)
     count = max(2, total // batch.nbytes)
-    plain = measure(lambda: copy_plainly(memory, batch, count))
+    targets = [memory.device.allocate(batch.nbytes) for _ in range(2)]
+    try:
+        plain = measure(lambda: copy_plainly(memory, batch, count, targets))
+    finally:
+        for target in targets:
+            memory.device.free(target)
     copier = measure(lambda: copy_batches(memory, batch, count))
     table = pa.Table.from_batches([batch] * count)
     streams: dict[str, float] = {}
@@ -249,47 +263,48 @@ def check_pytorch() -> None:
         )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print a table, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks.studies.gpu")
-    parser.add_argument("--check", action="store_true", help="only check that CUDA can be used")
-    options = parser.parse_args(arguments)
-    try:
-        memory = CudaMemory(budget="4GiB")
-        if options.check:
-            check_pytorch()
-        else:
-            report(memory, Console())
-    except SplitArrowError as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
-    return 0
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the report."""
+
+    case: str
+    value: float | None
+    """A rate in bytes per second, or a share of the time; None if the section has failed."""
+    plain: float | None = None
+    """The rate of plain copies."""
+    note: str = ""
+    """How the value compares with its goal, or why there is none."""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The row as text."""
+        values = ["" if each is None else _format(each) for each in (self.value, self.plain)]
+        return self.case, *values, self.note
 
 
-def report(
-    memory: DeviceMemory,
-    console: Console,
-    open_memory: Callable[[], DeviceMemory] = CudaMemory,
-) -> None:
-    """Measure everything, and print the figures."""
-    table = Table("batch", "plain copies", "copier", "share", "tcp", "shm")
-    share = 0.0
+def _format(value: float) -> str:
+    return f"{value:.1%}" if value <= 1 else f"{value / 1e9:.2f} GB/s"
+
+
+def measure_host_to_device(memory: DeviceMemory) -> Iterator[Row]:
+    """Yield the rates of copies from the host, and of streams, beside plain copies."""
     for nbytes in BATCH_BYTES:
         figure = measure_size(memory, nbytes, TOTAL_BYTES)
-        rates = (figure.plain, figure.copier, *figure.streams.values())
-        plain, copier, *streams = [f"{rate / 1e9:.1f} GB/s" for rate in rates]
-        share = figure.copier / figure.plain
-        table.add_row(f"{figure.batch_bytes >> 20} MiB", plain, copier, f"{share:.0%}", *streams)
-    console.print(table)
-    console.print(f"host to device, beside plain copies: {describe_goal(share, 0.9)}")
-    served = serve_from_device(memory, SERVED_BYTES, TOTAL_BYTES)
-    rates = ", ".join(f"{scheme} {rate / 1e9:.1f} GB/s" for scheme, rate in served.items())
-    console.print(f"a dataset on the device, read into host memory: {rates}")
-    plain, shared = measure_sharing(open_memory, memory, SHARED_BYTES)
-    console.print(
-        f"device to device, from another process: {shared / 1e9:.1f} GB/s, of plain copies "
-        f"{plain / 1e9:.1f} GB/s: {describe_goal(shared / plain, 0.9)}"
-    )
+        size = f"batches of {figure.batch_bytes >> 20} MiB"
+        goal = describe_goal(figure.copier / figure.plain, 0.9)
+        yield Row(f"host to device, {size}", figure.copier, figure.plain, goal)
+        for scheme, rate in figure.streams.items():
+            yield Row(f"{scheme} to device, {size}", rate, figure.plain)
+
+
+def measure_device_to_host(memory: DeviceMemory) -> Iterator[Row]:
+    """Yield the rates at which a dataset on the device reaches the host."""
+    for scheme, rate in serve_from_device(memory, SERVED_BYTES, TOTAL_BYTES).items():
+        yield Row(f"device to host over {scheme}", rate)
+
+
+def measure_steps(memory: DeviceMemory) -> Iterator[Row]:
+    """Yield the share of the time that training steps wait for the next batch."""
     batch = make_batch(8 << 20, memory)
     data = pa.Table.from_batches([batch] * STEPS)
     with (
@@ -298,9 +313,65 @@ def report(
     ):
         batches: Iterator[DeviceBatch] = iter(stream)  # pyright: ignore[reportAssignmentType]
         share = measure_waiting(batches, lambda _: time.sleep(STEP_SECONDS))
-    step = f"{STEP_SECONDS * 1e3:.0f} ms"
-    goal = describe_goal(share, 0.02, at_most=True)
-    console.print(f"of the time, {STEPS} steps of {step} waited for {goal}")
+    step = f"{STEPS} steps of {STEP_SECONDS * 1e3:.0f} ms"
+    yield Row(f"wait of {step}", share, None, describe_goal(share, 0.02, at_most=True))
+
+
+def measure_all(
+    memory: DeviceMemory, open_memory: Callable[[], DeviceMemory] = CudaMemory
+) -> Iterator[Row]:
+    """Yield all rows. A section that fails yields the reason, and the next one runs."""
+
+    def share() -> Iterator[Row]:
+        plain, shared = measure_sharing(open_memory, memory, SHARED_BYTES)
+        goal = describe_goal(shared / plain, 0.9)
+        yield Row("device to device, from another process", shared, plain, goal)
+
+    sections: dict[str, Callable[[], Iterator[Row]]] = {
+        "host to device": lambda: measure_host_to_device(memory),
+        "device to host": lambda: measure_device_to_host(memory),
+        "device to device": share,
+        "training steps": lambda: measure_steps(memory),
+    }
+    for name, measure_section in sections.items():
+        try:
+            yield from measure_section()
+        except Exception as error:
+            yield Row(name, None, None, f"failed: {type(error).__name__}: {error}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m splitarrow.benchmarks.studies.gpu")
+    parser.add_argument("--check", action="store_true", help="only check that CUDA can be used")
+    parser.add_argument("--quick", action="store_true", help="measure little, to try it")
+    parser.add_argument("--json", type=Path, help="also write the rows to a JSON file")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        globals().update(_QUICK)
+    try:
+        memory = CudaMemory(budget="4GiB")
+        if options.check:
+            check_pytorch()
+            return 0
+    except SplitArrowError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    rows = report(measure_all(memory), Console(), options.json)
+    return int(any(row.value is None for row in rows))
+
+
+def report(rows: Iterable[Row], console: Console, path: Path | None) -> list[Row]:
+    """Print rows as a table, write them to a JSON file, and return them."""
+    found = list(rows)
+    table = Table("case", "value", "plain copies", "result")
+    for row in found:
+        table.add_row(*row.cells)
+    console.print(table)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+    return found
 
 
 if __name__ == "__main__":

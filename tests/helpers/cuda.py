@@ -93,6 +93,11 @@ def load_checking_driver() -> None:
     os.environ["LD_LIBRARY_PATH"] = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
 
 
+def is_checking() -> bool:
+    """Return whether this process uses the checking driver."""
+    return hasattr(ctypes.CDLL("libcuda.so.1"), "checking_driver_count")
+
+
 def count_live() -> dict[str, int]:
     """Return how much of each kind of memory this process has, by the checking driver."""
     library = ctypes.CDLL("libcuda.so.1")

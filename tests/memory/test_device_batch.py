@@ -206,10 +206,10 @@ def test_a_copier_ends_with_its_copies() -> None:
 
 
 def test_the_error_beyond_the_budget_names_it() -> None:
-    memory = TrapMemory(budget="128KiB")
+    memory = TrapMemory(budget="8KiB")
     copier = memory.open_copier()
     held = [copier.copy(NUMBERS), copier.copy(NUMBERS)]
-    with pytest.raises(LimitError, match="the budget of 128KiB of the memory of trap:0 is spent"):
+    with pytest.raises(LimitError, match="the budget of 8KiB of the memory of trap:0 is spent"):
         copier.copy(NUMBERS)
     held.clear()
     assert copier.copy(NUMBERS).to_arrow().equals(NUMBERS)

@@ -33,8 +33,9 @@ class Heap:
 @pytest.mark.parametrize(
     ("nbytes", "size"),
     [
-        (0, 64 * KIB),
-        (1, 64 * KIB),
+        (0, 4 * KIB),
+        (1, 4 * KIB),
+        (4 * KIB + 1, 5 * KIB),
         (64 * KIB, 64 * KIB),
         (64 * KIB + 1, 80 * KIB),
         (80 * KIB, 80 * KIB),

@@ -26,7 +26,7 @@ from .endpoint import list_lanes
 from .ffi import ERR_CONNECTION_RESET, OK, StatusError, describe
 from .lanes import lanes_pin_memory
 from .links import IDLE_LINKS, Link, ServerKey, linger, retain
-from .memory import list_device_types, register
+from .memory import list_direct_types, register
 from .receiving import Receiver
 from .sending import NETWORK_WINDOW_BYTES, WINDOW_BYTES, Sender
 from .uri import RemoteTags
@@ -412,7 +412,7 @@ class UcxServerChannel(UcxChannel):
         self.capabilities = Capabilities(
             offset_bodies=offers_remote_bodies,
             remote_reads=offers_remote_bodies,
-            devices=list_device_types(link.worker.context),
+            devices=list_direct_types(link.worker.context),
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import ProtocolError, TransportError
 from ..memory.mapped_region import MappedRegion
 from .ffi import OK, describe, ffi, ucp
+from .lanes import list_rdma_adapters
 
 MEMORY_TYPES = {1: 0, 2: 1, 13: 2}
 """The memory types of UCX by those of DLPack: the processor's, CUDA's, and CUDA's managed."""
@@ -32,6 +33,15 @@ def list_device_types(context: Any) -> frozenset[int]:
         return frozenset()
     known = int(attributes.memory_types)
     return frozenset(code for code, number in MEMORY_TYPES.items() if known >> number & 1)
+
+
+def list_direct_types(context: Any) -> frozenset[int]:
+    """Return the types of memory that a context moves without copies in small pieces.
+
+    Without an RDMA adapter, the library copies memory of a device through the host in pieces of
+    8 KiB. Copies of whole bodies are faster, and are made elsewhere.
+    """
+    return list_device_types(context) if list_rdma_adapters() else frozenset({1})
 
 
 class Registration:

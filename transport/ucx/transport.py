@@ -32,7 +32,7 @@ from .endpoint import (
 from .ffi import IN_PROGRESS, OK, describe, ffi, get_status, ucp, version
 from .lanes import lanes_read_remotely, list_performance_hints
 from .links import IDLE_LINKS, Link, ServerKey
-from .memory import list_device_types
+from .memory import list_direct_types
 from .uri import (
     RemoteTags,
     UcxOptions,
@@ -374,7 +374,7 @@ def _find_device(worker: Worker, allocator: Allocator) -> DeviceAllocator | None
     if not isinstance(allocator, StagingAllocator):
         return None
     device = allocator.device
-    return device if device.type_code in list_device_types(worker.context) else None
+    return device if device.type_code in list_direct_types(worker.context) else None
 
 
 def _remote_tags(uri: DataUri, body: str | None, lanes: list[str]) -> RemoteTags | None:

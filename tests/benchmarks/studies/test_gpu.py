@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +30,9 @@ def test_every_way_delivers_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(figure.streams) == ["tcp", "shm"]
     assert min(figure.plain, figure.copier, *figure.streams.values()) > 0
     batch = gpu.make_batch(1 << 20, memory)
-    assert gpu.copy_plainly(memory, batch, 3) == gpu.copy_batches(memory, batch, 3) == 3 << 20
+    targets = [memory.device.allocate(1 << 20)]
+    assert gpu.copy_plainly(memory, batch, 3, targets) == 3 << 20
+    assert gpu.copy_batches(memory, batch, 3) == 3 << 20
     assert memory.used_bytes == 0
 
 
@@ -72,7 +76,7 @@ def test_pytorch_without_cuda_gets_one_line(
     assert has_device or output.err.startswith("PyTorch 9.9+cpu finds no CUDA device; ")
 
 
-def test_the_report_names_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_names_every_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {
         "ROUNDS": 1,
         "BATCH_BYTES": (1 << 20,),
@@ -93,14 +97,38 @@ def test_the_report_names_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(imports.DEVICES, Readable.type_code, devices.__getitem__)
     console = Console(record=True, width=200, file=io.StringIO())
     monkeypatch.setattr(gpu, "shared_data", serve_in_thread)
-    gpu.report(memory, console, lambda: other)
+    rows = gpu.report(gpu.measure_all(memory, lambda: other), console, tmp_path / "a" / "gpu.json")
     text = console.export_text()
-    assert "1 MiB" in text
-    assert "a dataset on the device, read into host memory: tcp " in text
-    assert "of the time, 2 steps of 1 ms waited for " in text
-    assert "device to device, from another process: " in text
+    cases = [
+        "host to device, batches of 1 MiB",
+        "tcp to device, batches of 1 MiB",
+        "shm to device, batches of 1 MiB",
+        "device to host over tcp",
+        "device to host over ucx",
+        "device to device, from another process",
+        "wait of 2 steps of 1 ms",
+    ]
+    assert [row.case for row in rows] == cases
+    assert all(case in text for case in cases)
     assert text.count("the goal is at least 90%: ") == 2
     assert text.count("the goal is at most 2%: ") == 1
+    written = json.loads((tmp_path / "a" / "gpu.json").read_text())
+    assert [row["case"] for row in written] == cases
+
+
+def test_a_section_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Iterator[gpu.Row]:
+        raise RuntimeError("out of order")
+
+    def succeed(_: object) -> Iterator[gpu.Row]:
+        yield gpu.Row("done", 0.5)
+
+    for name in ("measure_host_to_device", "measure_device_to_host", "measure_sharing"):
+        monkeypatch.setattr(gpu, name, fail)
+    monkeypatch.setattr(gpu, "measure_steps", succeed)
+    rows = list(gpu.measure_all(TrapMemory()))
+    assert [row.value for row in rows] == [None, None, None, 0.5]
+    assert rows[0].cells == ("host to device", "", "", "failed: RuntimeError: out of order")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def library(memory: TrapMemory, monkeypatch: pytest.MonkeyPatch) -> TrapLibrary:
     code = TrapDevice.type_code
     library = TrapLibrary(memory.device, ucp)
     monkeypatch.setitem(device_memory.MEMORY_TYPES, code, library.memory_type)
-    monkeypatch.setattr(transport, "list_device_types", lambda _: frozenset({code}))
+    monkeypatch.setattr(transport, "list_direct_types", lambda _: frozenset({code}))
     monkeypatch.setattr(receiving, "ucp", library)
     monkeypatch.setattr(device_bodies, "PROTECTION", 0)
     return library

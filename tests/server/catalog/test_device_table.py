@@ -164,7 +164,7 @@ def sending_memory(
     if request.param == "trap":
         monkeypatch.setitem(device_memory.MEMORY_TYPES, TRAP, TrapLibrary.memory_type)
         types = frozenset({TRAP})
-        monkeypatch.setattr(channel, "list_device_types", lambda _: types)
+        monkeypatch.setattr(channel, "list_direct_types", lambda _: types)
         monkeypatch.setattr(sending, "ucp", TrapLibrary(memory.device, ucp))
         yield memory
         return
@@ -175,6 +175,7 @@ def sending_memory(
     readable = TrapMemory(device=Readable())
     monkeypatch.setitem(imports.DEVICES, TRAP, lambda _: readable.device)
     monkeypatch.setitem(device_memory.MEMORY_TYPES, TRAP, 0)
+    monkeypatch.setattr(channel, "list_direct_types", lambda _: frozenset({TRAP}))
     yield readable
 
 

@@ -493,7 +493,7 @@ def test_freed_offsets_travel_in_messages_of_16384(
 def test_a_reader_expects_a_farewell_and_a_server_does_not(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "list_device_types", lambda context: frozenset())
+    monkeypatch.setattr(channels, "list_direct_types", lambda context: frozenset())
     worker: Any = Worker(descriptor)
     link = Link(worker, "endpoint", "the peer", reach=Reach.HOST)
     reader, server = UcxReaderChannel(link, Limits(), TAGS), UcxServerChannel(link, Limits())
@@ -510,7 +510,7 @@ def test_a_reader_expects_a_farewell_and_a_server_does_not(
 
 
 def server_parts(descriptor: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Parts:
-    monkeypatch.setattr(channels, "list_device_types", lambda context: frozenset({1, 2}))
+    monkeypatch.setattr(channels, "list_direct_types", lambda context: frozenset({1, 2}))
     made = Parts(
         descriptor, [], lambda link, sender, receiver: UcxServerChannel(link, Limits(), **options)
     )
