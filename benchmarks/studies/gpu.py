@@ -278,11 +278,12 @@ class Row:
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """The row as text."""
-        values = ["" if each is None else _format(each) for each in (self.value, self.plain)]
-        return self.case, *values, self.note
+        return self.case, _format(self.value), _format(self.plain), self.note
 
 
-def _format(value: float) -> str:
+def _format(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.1%}" if value <= 1 else f"{value / 1e9:.2f} GB/s"
 
 
