@@ -71,8 +71,8 @@ def build_driver() -> Path:
 
 
 def _find_header() -> Path:
-    """Return the folder of ``cuda.h``."""
-    folders = [Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))]
+    """Return the folder of ``cuda.h`` of CUDA 12, whose names the driver defines."""
+    folders = [Path(os.environ["CUDA_INCLUDE"])] if "CUDA_INCLUDE" in os.environ else []
     if (spec := importlib.util.find_spec("nvidia")) is not None:
         roots = spec.submodule_search_locations or ()
         folders += [Path(root) / "cuda_runtime" / "include" for root in roots]
