@@ -77,6 +77,7 @@ class BlockPool:
         """Addresses of blocks to use again, by their sizes, the oldest first."""
         self.allocated_bytes = 0
         """The size of all memory, whether in use or kept, in bytes."""
+        self._has_ended = False
 
     def acquire(self, nbytes: int) -> PoolBlock:
         """Return a block of at least `nbytes` bytes; raise `MemoryError` if there is no memory."""
@@ -104,6 +105,8 @@ class BlockPool:
     def give_back(self, address: int, nbytes: int, before_use: Callable[[], None] | None) -> None:
         """Take a block back: what `PoolBlock` calls when it is collected."""
         self._returned.append((address, nbytes, before_use))
+        if self._has_ended:
+            self._end()
 
     @property
     def used_bytes(self) -> int:
@@ -144,7 +147,11 @@ class BlockPool:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():
             return
-        # No block is in use any more: each one refers to the pool.
+        # Each block refers to the pool, but those that are garbage together end in any order.
+        self._has_ended = True
+        self._end()
+
+    def _end(self) -> None:
         self._collect()
         with contextlib.suppress(SplitArrowError):  # a forked child leaves memory to its parent
             self._free_idle(0)

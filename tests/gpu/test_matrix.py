@@ -16,7 +16,7 @@ from helpers.cuda_cases import ENDS, Zygote
 from helpers.files import write_file
 from splitarrow.testing import Daemon
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.timeout(6 * 3600)]
+pytestmark = pytest.mark.gpu
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "memory": ("pinned", "device"),
@@ -123,6 +123,8 @@ def test_pairs(zygote: Zygote, case: dict[str, str], daemon: Daemon, files: File
     run(zygote, case, daemon, files, each=False)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case.values()))
 def test_every_combination(
     zygote: Zygote, case: dict[str, str], daemon: Daemon, files: Files

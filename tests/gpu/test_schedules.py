@@ -17,11 +17,11 @@ import pytest
 
 from helpers import cuda
 from helpers.cuda_cases import Zygote
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.timeout(6 * 3600)]
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "10000"))
-_SLACK = 8
 OWNER = """
     import gc, json, sys
     import numpy as np
@@ -109,26 +109,22 @@ def run(owner: Owner, zygote: Zygote, seeds: range) -> dict[str, int]:
 
 
 def check(owner: Owner, log: Path, seeds: range) -> None:
-    delay = {"CHECKING_DRIVER_DELAY": "300"}
-    zygote = Zygote(log, **delay)
+    live = owner.request("begin")["live"]
+    zygote = Zygote(log, CHECKING_DRIVER_DELAY="300")
+
+    def is_over() -> bool:
+        now = owner.request("count")
+        return now["live"] == live and not now["leases"]
+
     try:
         run(owner, zygote, range(seeds.start, seeds.start + 3))  # what is opened once is open now
-        state = owner.request("count")
+        wait_until(is_over, "the release of the first arrays")
         descriptors = owner.count_descriptors()
         ends = run(owner, zygote, seeds)
         print(len(seeds), "schedules:", ends)
-        deadline = time.monotonic() + 20
-        while True:
-            now = owner.request("count")
-            # Sessions that have ended may keep a few tables, however many schedules ran.
-            if now["live"] <= state["live"] + _SLACK and not now["leases"]:
-                break
-            assert time.monotonic() < deadline, f"{now}, and {state} before"
-            time.sleep(0.1)
-        while owner.count_descriptors() > descriptors + 5:
-            assert time.monotonic() < deadline, "descriptors are left open"
-            owner.request("count")
-            time.sleep(0.1)
+        wait_until(is_over, "the release of all arrays but the last")
+        # A few are opened once, whenever the first reader needs them.
+        wait_until(lambda: owner.count_descriptors() <= descriptors + 5, "the end of descriptors")
     finally:
         zygote.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+from typing import Any
 
 import pytest
 
@@ -102,4 +104,13 @@ def test_all_memory_is_freed_with_the_last_block_of_a_pool() -> None:
     del heap.pool
     assert len(heap.sizes) == 1
     del held
+    assert heap.sizes == {}
+
+
+def test_memory_is_freed_if_the_pool_ends_before_its_blocks() -> None:
+    heap = Heap(1 << 20)
+    cycle: list[Any] = [heap.pool, heap.pool.acquire(1)]
+    cycle.append(cycle)
+    del heap.pool, cycle
+    gc.collect()
     assert heap.sizes == {}

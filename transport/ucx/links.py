@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from ...errors import TransportError
@@ -37,7 +38,8 @@ class ClosingConnection(Protocol):
 _lock = threading.Lock()
 _closing: list[tuple[ClosingConnection, float]] = []
 _thread: threading.Thread | None = None
-_retained: deque[tuple[float, list[object]]] = deque()
+_retained: SimpleQueue[tuple[float, list[object]]] = SimpleQueue()
+_releaser: threading.Thread | None = None
 
 
 def linger(connection: ClosingConnection) -> None:
@@ -74,12 +76,22 @@ def retain(memory: list[object]) -> None:
     Closing an endpoint at once does not wait for a copy that the peer has begun. The memory must
     not be reused until the copy ends.
     """
-    now = time.monotonic()
-    with _lock:
-        if memory:
-            _retained.append((now + _RETENTION_SECONDS, memory))
-        while _retained and _retained[0][0] <= now:
-            _retained.popleft()
+    global _releaser
+    if not memory:
+        return
+    _retained.put((time.monotonic() + _RETENTION_SECONDS, memory))
+    # The garbage collector may close a channel here too. Two threads that release do no harm.
+    if _releaser is None or not _releaser.is_alive():  # it ends with a fork
+        _releaser = threading.Thread(target=_release, name="splitarrow-ucx-retained", daemon=True)
+        with suppress(RuntimeError):  # the interpreter ends, and the memory with it
+            _releaser.start()
+
+
+def _release() -> None:
+    while True:
+        due, memory = _retained.get()
+        time.sleep(max(0.0, due - time.monotonic()))
+        memory.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import deque
+import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -55,21 +57,48 @@ def test_connections_finish_on_one_thread_and_are_forced_in_time(
     assert last.forced == [False, False]
 
 
-def test_memory_is_retained_for_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(0.0)
-    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(links, "_retained", deque())
-    links.retain(["a"])
-    links.retain([])
-    assert len(links._retained) == 1
-    clock.now += 1
-    links.retain(["b"])
-    clock.now = 1.999
-    links.retain([])
-    assert [memory for _, memory in links._retained] == [["a"], ["b"]]
-    clock.now = 2.0
-    links.retain([])
-    assert [memory for _, memory in links._retained] == [["b"]]
-    clock.now += 1
-    links.retain([])
-    assert not links._retained
+class Memory:
+    """Memory that can be watched, and whose end closes another channel."""
+
+    def __init__(self) -> None:
+        self.also: list[object] = []
+
+    def __del__(self) -> None:
+        links.retain(self.also)
+
+
+def test_memory_is_retained_for_a_while_and_released_without_another_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert links._RETENTION_SECONDS == 2.0
+    monkeypatch.setattr(links, "_RETENTION_SECONDS", 0.2)
+    first, last = Memory(), Memory()
+    released = weakref.WeakSet([first, last])
+    first.also.append(last)
+    start = time.monotonic()
+    links.retain([first])
+    del first, last
+    assert len(released) == 2
+    wait_until(lambda: len(released) == 1)
+    assert time.monotonic() - start >= 0.2
+    wait_until(lambda: not released)
+    assert time.monotonic() - start >= 0.4
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_releases_what_it_retains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_RETENTION_SECONDS", 0.1)
+    links.retain([Memory()])  # the thread runs, in this process only
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            memory = Memory()
+            released = weakref.WeakSet([memory])
+            links.retain([memory])
+            del memory
+            wait_until(lambda: not released)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
