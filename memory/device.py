@@ -305,10 +305,10 @@ class CudaEvent:
         with device.current():
             flags = load_driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._event = call("cuEventCreate", flags)
-            release = weakref.finalize(
+            self._release = weakref.finalize(
                 self, _release, device.context, "cuEventDestroy", self._event
             )
-            release.atexit = False
+            self._release.atexit = False
             call("cuEventRecord", self._event, stream)
 
     @property
@@ -318,6 +318,9 @@ class CudaEvent:
 
     def is_done(self) -> bool:
         """Return whether the device has reached it."""
+        if not self._release.alive:
+            self.wait()
+            return True
         driver = load_driver()
         with self._device.current():
             (error,) = driver.cuEventQuery(self._event)
@@ -327,8 +330,11 @@ class CudaEvent:
 
     def wait(self) -> None:
         """Wait until the device has reached it."""
-        with self._device.current():
-            call("cuEventSynchronize", self._event)
+        if self._release.alive:
+            with self._device.current():
+                call("cuEventSynchronize", self._event)
+        else:  # the event is garbage, and so is its user, whose finalizer waits
+            self._device.synchronize()
 
     def delay(self, stream: Any) -> None:
         """Make a stream wait for it."""

@@ -40,6 +40,11 @@ START = """
             "call('cuEventDestroy', event)",
             "there is no such event",
         ),
+        (
+            "event = call('cuEventCreate', 2); call('cuEventDestroy', event); "
+            "call('cuEventSynchronize', event)",
+            "was destroyed before",
+        ),
     ],
 )
 def test_misuse_ends_the_process(code: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -78,3 +79,13 @@ def test_a_block_is_freed_after_its_copy() -> None:
         del batch
         batch = copier.copy(make_batch(rows, rows))
     assert (np.asarray(batch.to_arrow()["n"]) == 100_000).all()
+
+
+def test_a_copier_that_is_garbage_waits_for_its_copies() -> None:
+    memory = CudaMemory(budget="16MiB")
+    garbage: list[Any] = [memory.open_copier()]
+    garbage[0].copy(make_batch(1))
+    garbage.append(garbage)
+    del garbage
+    gc.collect()  # destroys the events before it asks the copier to end
+    assert memory.used_bytes == 0

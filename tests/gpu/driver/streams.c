@@ -381,14 +381,14 @@ CUresult cuEventRecord(CUevent handle, CUstream target) {
 CUresult cuEventQuery(CUevent handle) {
   TRY(enter());
   struct event *event = find_event(handle);
-  if (!event) return leave(CUDA_ERROR_INVALID_HANDLE);
+  if (!event) misuse("the event %p was destroyed before", (void *)handle);
   return leave(is_reached(event->point) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
   TRY(enter());
   struct event *event = find_event(handle);
-  if (!event) return leave(CUDA_ERROR_INVALID_HANDLE);
+  if (!event) misuse("the event %p was destroyed before", (void *)handle);
   wait_until(event->point);
   return leave(CUDA_SUCCESS);
 }
