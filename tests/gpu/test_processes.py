@@ -76,19 +76,24 @@ def test_a_forked_child_is_told_to_be_spawned(memory: str) -> None:
 
 
 @pytest.mark.parametrize("memory", ["pinned", "cuda:0"])
-@pytest.mark.parametrize("owner", ["module", "sys"])
+@pytest.mark.parametrize("owner", ["program", "pyarrow"])
 def test_the_end_of_the_interpreter_is_silent(memory: str, owner: str) -> None:
+    """What a module owns that was imported early ends after the globals of splitarrow."""
     code = (
         START
         + """
     kept = read(sys.argv[1])
     own = [PinnedMemory("8MiB"), CudaMemory(budget="8MiB")]
-    held = own[1].open_copier().copy(table.to_batches()[0])
+    idle = [PinnedMemory("8MiB"), CudaMemory(budget="8MiB")]
+    idle[0].allocate(1)
+    idle[1].open_copier().copy(table.to_batches()[0])
+    copier = own[1].open_copier()
+    held = copier.copy(table.to_batches()[0])
     capsule = held["n"].__dlpack__(stream=1)
     block = own[0].allocate(1)
-    if sys.argv[2] == "sys":
-        sys.kept = [kept, own, held, capsule, block]
-        del kept, own, held, capsule, block
+    if sys.argv[2] == "pyarrow":
+        pa.kept = [kept, own, idle, copier, held, capsule, block]
+        del kept, own, idle, copier, held, capsule, block
     """
     )
     assert cuda.check_program(code, memory, owner) == ""
