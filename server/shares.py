@@ -227,5 +227,6 @@ class MemoryShare:
         """Release everything. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            self._wake = lambda: None  # it refers to the stream, and that to this share
             self._memory.close(self)
             self.nbytes = 0

@@ -34,8 +34,11 @@ def open_socket(uri: DataUri, timeout: float) -> socket.socket:
     if not uri.host:
         raise UriError(f"{uri.redacted()}: a {uri.scheme} address needs a host")
     address = _address_of(uri)
-    if address in _early:
-        return _early.pop(address)
+    early = _early.pop(address, None)
+    if early is not None:
+        if _is_open(early):
+            return early
+        early.close()
     try:
         return _connect_first(_resolve(*address), timeout)
     except TimeoutError:
@@ -57,6 +60,13 @@ def connected_early(uri: DataUri, timeout: float) -> Generator[None]:
         unused = _early.pop(address, None)
         if unused is not None:
             unused.close()
+
+
+def _is_open(sock: socket.socket) -> bool:
+    """Return whether the server, which waits for a preface, still keeps a connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0)
 
 
 def _address_of(uri: DataUri) -> tuple[str, int]:

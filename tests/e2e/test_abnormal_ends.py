@@ -519,13 +519,8 @@ def cases_of(cases: Iterable[Case], way: Way) -> list[Case]:
 COVERING = cover_pairs(POSSIBLE)
 
 
-SLOW = (Way.TRUNCATE, Way.STALL)
-"""The daemon grants readers seconds before it ends them."""
-
-
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in Way]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", Way)
 def test_everything_comes_back(site: Site, way: Way) -> None:
     Group(site, cases_of(COVERING, way)).run()
 

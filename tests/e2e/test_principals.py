@@ -222,8 +222,10 @@ def test_the_leases_of_one_principal_outlive_those_of_the_other(serve: Serve) ->
         held = server.daemon.stats()["leases"]
         assert held
         with read(BERTA) as other:
-            assert other.read_all() == BIG
+            theirs = other.read_all()
+            assert theirs == BIG
             assert server.daemon.stats()["leases"] == 2 * held
+            del theirs
         wait_until(lambda: server.daemon.stats()["leases"] == held)
         assert table == BIG
         del table

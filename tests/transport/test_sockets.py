@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import struct
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -26,6 +27,19 @@ def test_the_transport_takes_an_early_connection_over_once() -> None:
                 assert first.getsockname() == address
             with closing(tcp.connect_socket(uri, 10)) as second:
                 assert second.getsockname() != address
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_an_early_connection_that_the_server_has_closed_is_replaced(resets: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uri = DataUri("tcp", "127.0.0.1", listener.getsockname()[1])
+        with connected_early(uri, 10):
+            early, address = listener.accept()
+            if resets:
+                early.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            early.close()
+            with closing(tcp.connect_socket(uri, 10)) as later:
+                assert later.getsockname() != address
 
 
 def test_an_early_connection_that_nobody_needs_is_closed() -> None:
