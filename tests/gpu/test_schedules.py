@@ -126,6 +126,7 @@ def check(owner: Owner, log: Path, seeds: range) -> None:
         # A few are opened once, whenever the first reader needs them.
         wait_until(lambda: owner.count_descriptors() <= descriptors + 5, "the end of descriptors")
     finally:
+        print("at the end:", owner.request("count"), "and before:", live)
         zygote.close()
 
 
