@@ -59,6 +59,7 @@ def test_the_default_limits() -> None:
         "parquet_bytes": "4GiB",
         "vortex_cache": "1GiB",
         "lease_seconds": "10",
+        "stream_memory": "256MiB",
         "upload_rate": "1KiB",
         "jwt_leeway_seconds": "0",
         "ticket_seconds": "300",

@@ -166,7 +166,7 @@ def test_copies_take_a_part_of_the_descriptors_and_of_the_memory(
     regions = SharedRegions(load_settings(vortex_cache=100), 2)
     assert (regions.store._capacity, regions.vortex_store._capacity) == (1000, 50)
     assert (regions.store._max_chunks, regions.vortex_store._max_chunks) == (chunks, chunks)
-    assert regions.vortex_store.chunk_sizes == (1 << 20, 32 << 20)
+    assert regions.vortex_store.chunk_sizes == (1 << 20, 8 << 20)
     assert SharedRegions(load_settings(shm_cache=7)).store._capacity == 7
 
 
