@@ -190,7 +190,8 @@ class LocalStorage:
     def list_objects(self, folder: str) -> list[StoredObject]:
         """Return the files in a folder and its subfolders; see `Storage.list_objects`."""
         with self._map_errors(folder):
-            return sorted(self._walk(self._locate(f"{folder}/"), folder))
+            path = self._locate(f"{folder}/") if folder else self.folder
+            return sorted(self._walk(path, folder))
 
     def read(self, name: str) -> bytes | None:
         """Return the contents of a file; None if it does not exist."""

@@ -82,3 +82,12 @@ def test_a_file_of_the_command_of_the_store_gives_access(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID"):
         check_credentials("s3://lake/a", home)
     check_credentials("data/a", {})
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_files_of_a_folder_and_of_all_folders_are_listed(tmp_path: Path, follows: bool) -> None:
+    storage = LocalStorage(tmp_path, follow_symlinks=follows)
+    assert storage.create("one.txt", b"1")
+    assert storage.create("a/two.txt", b"2")
+    for folder, names in (("", ["/a/two.txt", "/one.txt"]), ("a", ["a/two.txt"]), ("b", [])):
+        assert [entry.name for entry in storage.list_objects(folder)] == names
