@@ -31,7 +31,7 @@ def test_an_unknown_commit_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
     assert "git has no commit 'no-such-commit'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("benchmark")
 def test_a_checkout_is_as_fast_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "_BATCHES", 2000)

@@ -82,7 +82,7 @@ def test_a_page_gets_all_tables_or_a_summary(figures: list[Figure], tmp_path: Pa
     assert "| t | 2.0 | 2.0 | 2.0 | 2.00 | 2.00 | 2.00 | 4.00 |" in page.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("benchmark")
 def test_a_table_is_measured_in_every_format(tmp_path: Path) -> None:
     name, batches = next(make_tables(1 << 20))
