@@ -520,6 +520,7 @@ COVERING = cover_pairs(POSSIBLE)
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("abnormal_ends")
 @pytest.mark.parametrize("way", Way)
 def test_everything_comes_back(site: Site, way: Way) -> None:
     Group(site, cases_of(COVERING, way)).run()

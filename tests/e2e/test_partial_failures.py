@@ -20,7 +20,7 @@ from helpers.waiting import PATIENCE, wait_until
 from splitarrow.errors import ExhaustedError, NotFoundError, RemoteError, SplitArrowError
 from splitarrow.testing import Daemon
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("partial_failures")]
 
 WORKERS = 2
 OLD, NEW = (pa.table({"n": values}) for values in ([1, 2], [3, 4, 5]))
@@ -131,8 +131,8 @@ def reload(server: Server, **tables: pa.Table) -> None:
     server.client.act("reload")
 
 
-def upload(server: Server, table: pa.Table) -> None:
-    server.client.put("put", table)
+def upload(server: Server, name: str, table: pa.Table) -> None:
+    server.client.put(name, table)
 
 
 def publish(server: Server, table: pa.Table) -> None:
@@ -158,9 +158,20 @@ CHANGES = {
         lambda server: reload(server, a=NEW, c=NEW),
         lambda server: reload(server, a=OLD, b=OLD),
     ),
-    "upload": Change({}, {"put": OLD}, lambda server: upload(server, OLD)),
-    "replacement": Change({"put": OLD}, {"put": NEW}, lambda server: upload(server, NEW)),
-    "drop": Change({"put": NEW}, {}, lambda server: server.client.drop("put"), is_refused=False),
+    "upload": Change({}, {"put": OLD}, lambda server: upload(server, "put", OLD)),
+    "replacement": Change(
+        {"replaced": OLD},
+        {"replaced": NEW},
+        lambda server: upload(server, "replaced", NEW),
+        lambda server: upload(server, "replaced", OLD),
+    ),
+    "drop": Change(
+        {"dropped": NEW},
+        {},
+        lambda server: server.client.drop("dropped"),
+        lambda server: upload(server, "dropped", NEW),
+        is_refused=False,
+    ),
     "publication": Change({}, {"published": NEW}, lambda server: publish(server, NEW)),
 }
 
