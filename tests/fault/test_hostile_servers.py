@@ -31,7 +31,9 @@ try:
             rows = sum(batch.num_rows for batch in stream)
 except splitarrow.errors.SplitArrowError as error:
     outcome = f"{type(error).__name__}: {error}"
-print(json.dumps([outcome, rows]))
+with open("/proc/self/status") as status:
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+print(json.dumps([outcome, rows, peak]))
 """
 
 
@@ -59,7 +61,7 @@ def serving(attack: str) -> Generator[str]:
 
 
 def read(uri: str, mode: str, limit: int) -> Outcome:
-    """Read in a process of its own, whose memory the kernel measures."""
+    """Read in a process of its own, whose memory and time the kernel measures."""
     command = [sys.executable, "-c", READER, uri, mode, str(limit)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -68,8 +70,8 @@ def read(uri: str, mode: str, limit: int) -> Outcome:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
-    outcome, rows = json.loads(text)
-    return Outcome(outcome, rows, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime)
+    outcome, rows, peak = json.loads(text)
+    return Outcome(outcome, rows, peak / 1024, usage.ru_utime + usage.ru_stime)
 
 
 LIMIT = 16 * MEBIBYTE
