@@ -37,8 +37,8 @@ def server() -> Iterator[splitarrow.Server]:
         yield server
 
 
-def list_datasets(uri: str) -> None:
-    with splitarrow.connect(uri, connect_timeout=1) as client:
+def list_datasets(uri: str, connect_timeout: float = 10) -> None:
+    with splitarrow.connect(uri, connect_timeout=connect_timeout) as client:
         client.datasets()
 
 
@@ -49,7 +49,7 @@ def test_nothing_listens_or_responds() -> None:
     assert_listed(lambda: splitarrow.open(f"tcp://127.0.0.1:{port}/flights"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert_listed(lambda: list_datasets(f"grpc://127.0.0.1:{port}"))
+        assert_listed(lambda: list_datasets(f"grpc://127.0.0.1:{port}", connect_timeout=1))
         assert_listed(lambda: splitarrow.open(f"tcp://127.0.0.1:{port}/flights", stall_timeout=1))
 
 
